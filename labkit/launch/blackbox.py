@@ -1,0 +1,216 @@
+"""The black box: what every rank is doing, readable without asking it.
+
+One page of shared memory for each rank. The rank writes what it is about to wait for; the kernel (and the
+other ranks) read it even when the rank is stuck in C, stopped or dead. Three uses:
+
+    hang autopsy      which verb, which sequence number, which line of the learner's code
+    sign of life      `done` counts finished verbs, so silence and slowness can be told apart
+    mismatch          a rank about to enter a collective compares its shape, dtype and verb with what the
+                      others posted under the same number, and refuses *before* the wire is touched
+                      (gloo would abort the process; torch's own check costs ten times the collective)
+
+    page:  [ head | the call being waited for, marshalled | ring of posted collectives ]
+"""
+
+from __future__ import annotations
+
+import marshal
+import mmap
+import os
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from labkit.comm.ledger import Call
+
+PAGE = 8192
+_HEAD = struct.Struct("<QQQdddd")  # call id, verbs done, depth, entered at, progress, total, alive at
+_CALL_AT, _POSTS_AT = 64, 4096
+_POST = struct.Struct("<IIQH110s")  # key, seq, call id, length, text
+_N_POSTS = (PAGE - _POSTS_AT) // _POST.size
+_OURS = tuple(os.sep + name + os.sep for name in ("labkit", "torch"))
+_LABKIT = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+class Entry(NamedTuple):
+    """The call a rank waits in."""
+
+    verb: str
+    axis: str
+    ranks: tuple[int, ...]
+    peer: int | None  # global rank
+    shape: tuple[int, ...]
+    dtype: str
+    seq: int
+    tag: int
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        if self.peer is None:
+            return f"{self.verb} #{self.seq} on {self.axis}"
+        return f"{self.verb} {'from' if self.verb == 'recv' else 'to'} rank {self.peer}"
+
+
+class State(NamedTuple):
+    """One reading of a rank's page. Times are `time.monotonic` seconds, one clock for the whole machine."""
+
+    call_id: int
+    done: int
+    entered: float
+    progress: float
+    total: float
+    entry: Entry | None  # None: the rank is not waiting in a verb of a Group
+
+
+class Position(NamedTuple):
+    """Where the main thread of a rank stands, in the learner's own code."""
+
+    file: str
+    line: int
+    function: str
+    source: str
+    torch_call: str  # the torch.distributed function it waits in, or ""
+    torch_peer: int | None
+    flight: tuple[dict[str, Any], ...]  # collectives in flight by torch's own recorder
+
+
+class BlackBox:
+    """All pages of a cluster. The kernel creates the file, ranks open it; `page(rank)` writes, `read(rank)` reads."""
+
+    def __init__(self, path: str, n_ranks: int, create: bool = False):
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        fd = os.open(path, flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(fd, n_ranks * PAGE)
+            self.memory = mmap.mmap(fd, n_ranks * PAGE)
+        finally:
+            os.close(fd)
+        self.n_ranks = n_ranks
+
+    def read(self, rank: int) -> State:
+        """What `rank` last wrote. A torn read (the rank writes at this moment) shows as "not waiting"."""
+        at = rank * PAGE
+        call_id, done, depth, entered, progress, total, _ = _HEAD.unpack_from(self.memory, at)
+        entry = None
+        if depth:
+            try:
+                entry = Entry(*marshal.loads(self.memory[at + _CALL_AT : at + _POSTS_AT]))
+            except (ValueError, EOFError, TypeError):
+                entry = None
+        return State(call_id, done, entered, progress, total, entry)
+
+    def posted(self, rank: int, call_id: int, axis: str, ranks: Sequence[int], seq: int) -> str | None:
+        """What `rank` brought to collective `seq` of this group in this call, or None if it has not come."""
+        key = _key(axis, ranks)
+        found = _POST.unpack_from(self.memory, rank * PAGE + _POSTS_AT + (key + seq) % _N_POSTS * _POST.size)
+        if found[:3] == (key, seq, call_id):
+            return found[4][: found[3]].decode(errors="replace")
+        return None
+
+    def wipe(self, rank: int) -> None:
+        """Forget everything about `rank` (a fresh process takes its place)."""
+        self.memory[rank * PAGE : (rank + 1) * PAGE] = bytes(PAGE)
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+class Page:
+    """One rank's own page, as the `Witness` of its ledger."""
+
+    def __init__(self, box: BlackBox, rank: int):
+        self.box, self.rank, self.at = box, rank, rank * PAGE
+        self.call_id = self.done = 0
+        self.progress = self.total = 0.0
+        self.stack: list[tuple] = []
+
+    def begin(self, call_id: int) -> None:
+        """A new call starts: nothing is waited for, no progress is known."""
+        self.call_id, self.done, self.progress, self.total = call_id, 0, 0.0, 0.0
+        self.stack.clear()
+        self._write()
+
+    def track(self, done: float, total: float) -> None:
+        """Say how far a loop has come; the kernel draws the bar."""
+        self.progress, self.total = done, total
+        self._write()
+
+    def enter(self, call: Call) -> None:
+        """Write what is about to be waited for. Raises ValueError if another rank brought something else to it."""
+        file, line = _learners_line()
+        peer = None if call.peer is None else call.ranks[call.peer]
+        fields = (call.verb, call.axis, call.ranks, peer, call.shape, call.dtype, call.seq, call.tag, file, line)
+        self.stack.append(fields)
+        self._write()
+        if peer is None and len(call.ranks) > 1:
+            self._compare(call)
+
+    def leave(self, call: Call) -> None:
+        """The wait is over."""
+        if self.stack:
+            self.stack.pop()
+        self.done += 1
+        self._write()
+
+    def _write(self) -> None:
+        memory, at = self.box.memory, self.at
+        depth = len(self.stack)
+        if depth:
+            packed = marshal.dumps(self.stack[-1])
+            if len(packed) > _POSTS_AT - _CALL_AT:  # a group of very many ranks: keep the rest readable
+                packed = marshal.dumps((*self.stack[-1][:2], (), *self.stack[-1][3:]))
+            memory[at + _CALL_AT : at + _CALL_AT + len(packed)] = packed
+        now = time.monotonic()
+        _HEAD.pack_into(memory, at, self.call_id, self.done, depth, now, self.progress, self.total, now)
+
+    def _compare(self, call: Call) -> None:
+        mine = f"{call.verb}|{call.op}|{call.shape}|{call.dtype}" if call.shape is not None else call.verb
+        text = mine.encode()[:110]
+        key = _key(call.axis, call.ranks)
+        where = self.at + _POSTS_AT + (key + call.seq) % _N_POSTS * _POST.size
+        _POST.pack_into(self.box.memory, where, key, call.seq, self.call_id, len(text), text)
+        for rank in call.ranks:
+            theirs = None if rank == self.rank else self.box.posted(rank, self.call_id, call.axis, call.ranks, call.seq)
+            if theirs is not None and theirs != text.decode(errors="replace"):
+                self.stack.pop()
+                self._write()
+                raise ValueError(_mismatch(call, self.rank, mine, rank, theirs))
+
+
+def _key(axis: str, ranks: Sequence[int]) -> int:
+    return zlib.crc32(f"{axis}{tuple(ranks)}".encode())
+
+
+def _mismatch(call: Call, me: int, mine: str, other: int, theirs: str) -> str:
+    def said(text: str) -> str:
+        verb, _, rest = text.partition("|")
+        op, _, rest = rest.partition("|")
+        shape, _, dtype = rest.partition("|")
+        return f"{verb}({'shape ' + shape + ', ' + dtype if shape else ''}{', op=' + op if op not in ('', 'sum') else ''})"
+
+    return (
+        f"collective #{call.seq} on {call.axis} does not match: rank {me} brings {said(mine)}, "
+        f"rank {other} brings {said(theirs)}. Every rank of a group must call the same verb in the same order, "
+        "with the same shape and dtype. Nothing was sent."
+    )
+
+
+def _learners_line() -> tuple[str, int]:
+    """File and line of the nearest frame that is neither labkit's nor torch's."""
+    frame = sys._getframe(2)
+    first = frame
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_LABKIT) and _OURS[1] not in name:
+            return name, frame.f_lineno
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return first.f_code.co_filename, first.f_lineno

@@ -1,0 +1,65 @@
+"""Which device and which backend a cluster gets, and the sentence that says why."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+
+class Choice(NamedTuple):
+    """`device` of rank r is `devices[r]`."""
+
+    backend: str
+    devices: tuple[str, ...]
+    sentence: str
+
+
+def choose(n_ranks: int, device: str = "auto", gpus: tuple[str, ...] | None = None) -> Choice:
+    """Device and backend for `n_ranks` ranks.
+
+    "auto"    a GPU for each rank and NCCL if there are enough, else CPU and gloo
+    "cpu"     CPU and gloo
+    "cuda"    a GPU for each rank and NCCL, or ValueError
+    "cuda:0"  every rank on this one GPU, over gloo (NCCL wants a GPU to itself); numbers are right, speed is not
+    """
+    if not isinstance(n_ranks, int) or isinstance(n_ranks, bool) or n_ranks < 1:
+        raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
+    if gpus is None:
+        from labkit.launch.zygote import zygote
+
+        gpus = zygote().ready().gpus
+    cores = os.cpu_count() or 1
+    shared = re.fullmatch(r"cuda:(\d+)", device)
+    if device == "auto":
+        device = "cuda" if len(gpus) >= n_ranks else "cpu"
+        why = f"of {len(gpus)} GPUs" if device == "cuda" else _no_gpu(len(gpus), n_ranks)
+    else:
+        why = "as asked"
+    if device == "cpu":
+        return Choice("gloo", ("cpu",) * n_ranks, f"{n_ranks} ranks on {cores} CPU cores over gloo ({why})")
+    if device == "cuda":
+        if len(gpus) < n_ranks:
+            raise ValueError(
+                f"{n_ranks} ranks want a GPU each, this machine has {len(gpus)}: use n_ranks={max(1, len(gpus))}, "
+                f'device="cpu", or device="cuda:0" to put all ranks on one GPU'
+            )
+        devices = tuple(f"cuda:{i}" for i in range(n_ranks))
+        return Choice("nccl", devices, f"{n_ranks} ranks on {n_ranks} GPUs ({gpus[0]}) over NCCL ({why})")
+    if shared:
+        index = int(shared[1])
+        if index >= len(gpus):
+            raise ValueError(f'device="{device}" names GPU {index}, this machine has {len(gpus)} GPUs: use device="cpu"')
+        return Choice(
+            "gloo",
+            (device,) * n_ranks,
+            f"{n_ranks} ranks share {device} ({gpus[index]}) over gloo, through host memory: "
+            "right numbers, not the speed of a GPU each",
+        )
+    raise ValueError(f'unknown device {device!r}: use "auto", "cpu", "cuda" (a GPU for each rank) or "cuda:0" (all on one)')
+
+
+def _no_gpu(n_gpus: int, n_ranks: int) -> str:
+    if n_gpus == 0:
+        return "no GPU here"
+    return f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} cannot give {n_ranks} ranks one each"

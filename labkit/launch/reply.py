@@ -1,0 +1,109 @@
+"""What comes back from a call: a `Reply` from each rank, or one `WorkerError` that begins with the root cause."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+
+if TYPE_CHECKING:
+    from labkit.comm.ledger import Ledger
+    from labkit.launch.blackbox import Page
+    from labkit.launch.watch import Autopsy
+
+_LAUNCH = str(Path(__file__).resolve().parent)
+_CONNECTION = re.compile(r"connection (closed|reset|refused)|broken pipe|socket|gloo/transport|timed? ?out|nccl", re.IGNORECASE)
+
+
+class Failure(NamedTuple):
+    """Why a rank's call did not end well, as text that needs none of the learner's classes to read."""
+
+    kind: str
+    message: str
+    traceback: str
+    collateral: bool  # the wire failed under it: somebody else is the cause
+    pickled: bytes | None
+    waiting_in: str = ""
+
+    def exception(self) -> BaseException | None:
+        """The exception itself, if it survives the journey."""
+        try:
+            found = pickle.loads(self.pickled) if self.pickled else None
+        except Exception:  # its class cannot be rebuilt from what pickle kept (required constructor arguments)
+            return None
+        return found if isinstance(found, BaseException) else None
+
+
+class Answer(NamedTuple):
+    """What a rank sends back besides its value."""
+
+    rank: int
+    seconds: float
+    transfers: list[Any]
+    failure: Failure | None
+
+
+def failure_of(error: BaseException, page: Page) -> Failure:
+    """Describe `error` where it happened. The traceback begins at the learner's first line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_LAUNCH):
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    waiting = str(page.box.read(page.rank).entry or "")
+    wire = type(error).__name__ in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(_CONNECTION.search(str(error)))
+    try:
+        pickled = cloudpickle.dumps(error.with_traceback(None))
+    except Exception:
+        pickled = None
+    return Failure(type(error).__name__, str(error), text, wire, pickled, waiting)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One rank's answer: the value its function returned, what it printed, every transfer, and the seconds it took."""
+
+    rank: int
+    value: Any
+    output: str
+    ledger: Ledger = field(repr=False)
+    seconds: float
+
+
+class WorkerError(RuntimeError):
+    """A call failed on some rank. Its text is the root cause first, then one line for each other rank.
+
+    rank               the rank that is the cause
+    errors             rank -> `Failure` of every rank that raised
+    autopsy            where every rank stood, as words and as a picture
+    remote_traceback   the traceback of the root cause, with the lines of the learner's cell
+    """
+
+    def __init__(
+        self, rank: int, reason: str, errors: dict[int, Failure], autopsy: Autopsy, notes: Sequence[str] = ()
+    ):
+        self.rank, self.errors, self.autopsy = rank, errors, autopsy
+        self.reason, self.notes = reason, tuple(notes)
+        self.remote_traceback = errors[rank].traceback if rank in errors else ""
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        parts = [self.reason]
+        if self.remote_traceback:
+            parts.append(self.remote_traceback.rstrip())
+        others = [str(each) for each in self.autopsy.ranks if each.rank != self.rank]
+        if others:
+            parts.append("Meanwhile:\n" + "\n".join(f"  {line}" for line in others))
+        return "\n\n".join([*parts, *self.notes])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.rank, self.reason, self.errors, self.autopsy, self.notes)
+
+    def _render_traceback_(self) -> list[str]:
+        # Jupyter shows this in place of the frames inside labkit, which are not where the mistake is
+        return ["WorkerError: " + line if i == 0 else line for i, line in enumerate(self._text().splitlines())]

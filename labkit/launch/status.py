@@ -1,0 +1,84 @@
+"""A table of a cluster's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+import psutil
+
+from labkit.launch.crew import Crew
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank: `signal` names what killed it, `doing` is the verb it waits in; `private_bytes` is its own memory."""
+
+    rank: int
+    pid: int
+    alive: bool
+    doing: str
+    device: str
+    private_bytes: int
+    signal: str | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """All ranks; a sequence of `RankStatus` that shows itself as a table."""
+
+    sentence: str
+    generation: int
+    ranks: tuple[RankStatus, ...]
+
+    def __getitem__(self, rank: int) -> RankStatus:
+        return self.ranks[rank]
+
+    def __iter__(self) -> Iterator[RankStatus]:
+        return iter(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def alive(self) -> bool:
+        """Whether every rank is."""
+        return all(each.alive for each in self.ranks)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (str(r.rank), str(r.pid or "-"), r.device, f"{r.private_bytes / 1e6:.1f} MB" if r.alive else "-", r.doing)
+            for r in self.ranks
+        ]
+
+    def __repr__(self) -> str:
+        rows = [("rank", "process", "device", "private", "doing"), *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"{self.sentence}; generation {self.generation}", *lines])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("rank", "process", "device", "private", "doing"))
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
+        return f"<p>{escape(self.sentence)}; generation {self.generation}</p><table><tr>{head}</tr>{body}</table>"
+
+
+def status_of(crew: Crew, sentence: str) -> Status:
+    """Read every rank's black box and memory; asks no rank anything."""
+    rows = []
+    for rank in range(crew.n_ranks):
+        pid = crew.pids.get(rank, 0)
+        ended = crew.ended.get(rank)
+        entry = crew.box.read(rank).entry
+        doing = str(ended) if ended and not pid else f"waiting in {entry}" if entry else "ready"
+        signal = ended.signal if ended and not pid else None
+        rows.append(RankStatus(rank, pid, bool(pid), doing, crew.devices[rank], _private(pid), signal))
+    return Status(sentence, crew.generation, tuple(rows))
+
+
+def _private(pid: int) -> int:
+    try:
+        return psutil.Process(pid).memory_full_info().uss if pid else 0
+    except psutil.Error:
+        return 0

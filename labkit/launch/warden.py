@@ -1,0 +1,230 @@
+"""The warden of one cluster: forks its ranks, reaps them, says how each ended, and leaves nothing behind.
+
+It is a fork of the zygote with a session of its own and a single thread. It obeys the kernel over one socket and
+knows that the kernel is gone by end of file or by having another grandparent; then it ends every rank with all
+that rank started. A rank also dies with the warden (the kernel's parent-death signal, on Linux), which is why only
+this thread forks ranks: that signal follows the thread, not the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+LOOK_S = 0.5
+
+
+class Ended(NamedTuple):
+    """How a rank's process ended."""
+
+    rank: int
+    pid: int
+    code: int | None
+    signal: str | None
+    out_of_memory: str | None
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"ended by itself with exit code {self.code} (os._exit?)"
+        if self.out_of_memory:
+            return f"was killed by {self.signal}: out of memory ({self.out_of_memory})"
+        if self.signal == "SIGKILL":
+            return "was killed by SIGKILL (by whom is not known; if you did not do it, look for the out-of-memory killer in dmesg)"
+        return f"was killed by {self.signal}"
+
+
+def main(fd: int, kernel_pid: int) -> None:
+    """Run until the kernel closes the socket or is gone; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        Warden(Connection(fd), kernel_pid).serve()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+class Warden:
+    def __init__(self, kernel: Connection, kernel_pid: int):
+        self.kernel, self.kernel_pid = kernel, kernel_pid
+        self.zygote_pid = os.getppid()
+        self.ranks: dict[int, int] = {}  # pid -> rank
+        self.oom_kills = _oom_kills()
+        self.folder = ""
+        self.wake, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.end())
+
+    def serve(self) -> None:
+        while self._kernel_lives():
+            ready = wait([self.kernel, self.wake], LOOK_S)
+            if self.wake in ready:
+                os.read(self.wake, 4096)
+            self.reap()
+            if self.kernel in ready:
+                try:
+                    verb, *args = self.kernel.recv()
+                except (EOFError, OSError):
+                    break
+                getattr(self, verb)(*args)
+        self.end()
+
+    def _kernel_lives(self) -> bool:
+        # the zygote leaves when the kernel does; end of file says the same, unless a fork of the kernel holds the socket
+        return os.getppid() == self.zygote_pid and psutil.pid_exists(self.kernel_pid)
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Fork one rank (or execute it afresh where forking is not to be had)."""
+        if spec["fresh"]:
+            pid = _execute(spec)
+        else:
+            gc.freeze()
+            pid = os.fork()
+            if pid == 0:
+                self._become(spec)
+        self.ranks[pid] = spec["rank"]
+        self.tell("started", spec["rank"], pid)
+
+    def _become(self, spec: dict[str, Any]) -> None:
+        try:
+            signal.set_wakeup_fd(-1)
+            for sig in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(sig, signal.SIG_DFL)
+            os.close(self.wake)
+            self.kernel.close()
+            from labkit.launch import worker
+
+            enter_rank(os.getppid())
+            worker.main(spec)
+        finally:
+            os._exit(1)
+
+    def signal(self, pids: list[int], number: int) -> None:
+        """Send a signal to ranks. Only we reap them, so a process id here cannot have been given to another."""
+        for pid in pids:
+            if pid in self.ranks:
+                os.kill(pid, number)
+        self.tell("signalled")
+
+    def kill(self, pids: list[int]) -> None:
+        """End ranks with everything that they started."""
+        for pid in pids:
+            if pid in self.ranks:
+                _end_tree(pid)
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            rank = self.ranks.pop(pid, None)
+            if rank is None:  # an orphan of a rank that fell to us
+                continue
+            _kill_group(pid)
+            code = os.waitstatus_to_exitcode(status)
+            name = signal.Signals(-code).name if code < 0 else None
+            self.tell("ended", Ended(rank, pid, code if code >= 0 else None, name, self._out_of_memory(name)))
+
+    def _out_of_memory(self, name: str | None) -> str | None:
+        before, self.oom_kills = self.oom_kills, _oom_kills()
+        if name == "SIGKILL" and before is not None and self.oom_kills is not None and self.oom_kills > before:
+            return f"the memory control group counts oom_kill {before} -> {self.oom_kills}"
+        return None
+
+    def keep(self, folder: str) -> None:
+        """The private folder of the cluster, to be removed at the end even if the kernel cannot."""
+        self.folder = folder
+
+    def tell(self, *message: Any) -> None:
+        try:
+            self.kernel.send(message)
+        except OSError:  # the kernel has gone; the loop will see it
+            return
+
+    def end(self) -> None:
+        """End all ranks, their process groups, and whatever else descends from them; then leave."""
+        me = psutil.Process()
+        for _ in range(3):  # a process may be born while we look
+            children = me.children(recursive=True)
+            if not children:
+                break
+            for pid in self.ranks:
+                _kill_group(pid)
+            for child in children:
+                _kill(child.pid)
+            psutil.wait_procs(children, timeout=1)
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(0)
+
+
+def enter_rank(warden_pid: int) -> None:
+    """First thing in a rank: a session of its own, and death with the warden."""
+    os.setsid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != warden_pid:  # it died before we asked
+        os._exit(1)
+
+
+def _execute(spec: dict[str, Any]) -> int:
+    code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.launch import warden, worker; warden.enter_rank({os.getpid()}); worker.main({spec!r})"
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL).pid
+
+
+def _end_tree(pid: int) -> None:
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        below = []
+    _kill_group(pid)
+    for process in below:
+        _kill(process.pid)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _oom_kills() -> int | None:
+    """How many processes of our memory control group the kernel has killed for want of memory; None if unknown."""
+    try:
+        line = next(x for x in Path("/proc/self/cgroup").read_text().splitlines() if x.startswith("0::"))
+        events = Path("/sys/fs/cgroup" + line[3:]) / "memory.events"
+        return int(dict(row.split() for row in events.read_text().splitlines())["oom_kill"])
+    except (OSError, StopIteration, KeyError, ValueError):
+        return None
+
+

@@ -1,0 +1,224 @@
+"""Hang autopsy: from what every rank is doing to one paragraph that says who waits for whom, and why for ever.
+
+The reasoning is pure: `diagnose` takes the whereabouts of all ranks and finds those that can never go on.
+
+    a rank that runs Python can go on
+    a rank that waits can go on if everybody it waits for can
+    a rank that has finished, raised or died will not come any more
+    whoever is left waits for ever
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.launch.blackbox import BlackBox, Position, State
+
+STATES = ("waiting", "running", "finished", "raised", "dead", "idle")
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where one rank stands. `state` is one of STATES; `waits_for` are the ranks that have not come yet."""
+
+    rank: int
+    state: str
+    call: str = ""
+    shape: str = ""
+    file: str = ""
+    line: int = 0
+    source: str = ""
+    seconds: float = 0.0
+    waits_for: tuple[int, ...] = ()
+    verb: str = ""
+    axis: str = ""
+    seq: int = 0
+    detail: str = ""
+
+    @property
+    def place(self) -> str:
+        """`cell 12, line 3` for a notebook cell, `train.py:3` for a file."""
+        if not self.file:
+            return ""
+        name = os.path.basename(self.file)
+        return f"line {self.line} of the cell" if is_cell(self.file) else f"{name}:{self.line}"
+
+    def __str__(self) -> str:
+        where = f", {self.place}" + (f": {self.source}" if self.source else "") if self.file else ""
+        if self.state == "waiting":
+            whom = f", waiting for {name_ranks(self.waits_for)}" if self.waits_for else ", everybody has come"
+            return f"rank {self.rank} has been in {self.call}{self.shape and ' ' + self.shape} for {self.seconds:.1f} s{whom}{where}"
+        words = {
+            "running": "is running Python",
+            "finished": "has finished",
+            "raised": "raised " + self.detail,
+            "dead": self.detail,
+            "idle": "is not part of this call",
+        }
+        return f"rank {self.rank} {words[self.state]}{where}"
+
+
+@dataclass(frozen=True)
+class Autopsy:
+    """Where every rank stood when a call was given up.
+
+    headline   one sentence
+    ranks      `Whereabouts`, by rank
+    stuck      ranks that could never have gone on
+    waits      (a, b): rank a waits for rank b
+    """
+
+    headline: str
+    ranks: tuple[Whereabouts, ...]
+    stuck: tuple[int, ...] = ()
+
+    @property
+    def waits(self) -> tuple[tuple[int, int], ...]:
+        return tuple((each.rank, other) for each in self.ranks for other in each.waits_for)
+
+    def words(self) -> str:
+        """The paragraph: headline, then a line for each rank."""
+        return "\n".join([self.headline, *(f"  {each}" for each in self.ranks)])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(self.words())}</pre>"
+
+
+def is_cell(file: str) -> bool:
+    """Whether a file name stands for a notebook cell."""
+    return file.startswith("<") or "ipykernel_" in file or file.startswith("cell ")
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0, 1 and 3`, `ranks 0 to 62`."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 4 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def observe(box: BlackBox, rank: int, state: str, position: Position | None, now: float, detail: str = "") -> Whereabouts:
+    """One rank's whereabouts from its black box (a verb of a Group) or from its stack (a call of torch itself)."""
+    if state != "running":
+        return Whereabouts(rank, state, detail=detail)
+    read = box.read(rank)
+    if read.entry is not None:
+        return _in_verb(box, rank, read, position, now)
+    if position is None:
+        return Whereabouts(rank, "running")
+    at: dict[str, Any] = {"file": position.file, "line": position.line, "source": position.source}
+    if position.torch_call:
+        return _in_torch(rank, position, max(0.0, now - read.entered), at)
+    return Whereabouts(rank, "running", seconds=max(0.0, now - read.entered), **at)
+
+
+def _in_verb(box: BlackBox, rank: int, read: State, position: Position | None, now: float) -> Whereabouts:
+    entry = read.entry
+    assert entry is not None
+    if entry.peer is not None:
+        missing: tuple[int, ...] = (entry.peer,)
+    else:
+        come = (r for r in entry.ranks if box.posted(r, read.call_id, entry.axis, entry.ranks, entry.seq) is not None)
+        missing = tuple(sorted(set(entry.ranks) - set(come) - {rank}))
+    source = linecache.getline(entry.file, entry.line).strip()
+    if not source and position is not None and position.line == entry.line:
+        source = position.source
+    shape = f"{tuple(entry.shape)} {entry.dtype}" if entry.dtype else ""
+    return Whereabouts(
+        rank, "waiting", str(entry), shape, entry.file, entry.line, source, max(0.0, now - read.entered),
+        missing, entry.verb, entry.axis, entry.seq,
+    )  # fmt: skip
+
+
+def _in_torch(rank: int, position: Position, seconds: float, at: dict[str, Any]) -> Whereabouts:
+    if position.torch_peer is not None:
+        call = f"torch.distributed.{position.torch_call} with rank {position.torch_peer}"
+        return Whereabouts(
+            rank, "waiting", call, "", seconds=seconds, waits_for=(position.torch_peer,), verb=position.torch_call, **at
+        )
+    flight = position.flight[-1] if position.flight else {}
+    name, seq = flight.get("verb", position.torch_call), int(flight.get("seq", 0))
+    shape = f"{flight['shapes']} {flight.get('dtypes', '')}" if flight.get("shapes") else ""
+    call = f"torch.distributed {name}" + (f" #{seq}" if seq else "")
+    axis = str(flight.get("group", "world"))
+    members = tuple(flight.get("ranks", ()))
+    return Whereabouts(
+        rank, "waiting", call, shape, seconds=seconds, verb=name, axis="torch " + axis, seq=seq, waits_for=members, **at
+    )
+
+
+def join_torch(seen: Sequence[Whereabouts]) -> list[Whereabouts]:
+    """Cut down whom a collective of torch itself waits for to the members that are not in the same collective."""
+    taking_part = {each.rank for each in seen if each.state != "idle"}
+    out = []
+    for each in seen:
+        if each.state == "waiting" and each.axis.startswith("torch "):
+            members = set(each.waits_for or taking_part)
+            here = {o.rank for o in seen if o.state == "waiting" and (o.axis, o.seq, o.verb) == (each.axis, each.seq, each.verb)}
+            each = replace(each, waits_for=tuple(sorted(members - here - {each.rank})))
+        out.append(each)
+    return out
+
+
+def diagnose(seen: Sequence[Whereabouts]) -> Autopsy | None:
+    """The ranks that wait for ever, or None if everybody may still go on."""
+    by_rank = {each.rank: each for each in seen}
+    free = {each.rank for each in seen if each.state == "running"}
+    free |= {each.rank for each in seen if each.state == "waiting" and (not each.waits_for or _meet(each, by_rank))}
+    while True:
+        more = {
+            each.rank
+            for each in seen
+            if each.state == "waiting" and each.rank not in free and all(other in free for other in each.waits_for)
+        }
+        if not more:
+            break
+        free |= more
+    stuck = tuple(each.rank for each in seen if each.state == "waiting" and each.rank not in free)
+    return Autopsy(_headline(stuck, by_rank), tuple(seen), stuck) if stuck else None
+
+
+def _meet(each: Whereabouts, by_rank: Mapping[int, Whereabouts]) -> bool:
+    """Whether a send and the matching receive face each other: the message is on its way."""
+    if len(each.waits_for) != 1 or each.verb not in ("send", "recv"):
+        return False
+    other = by_rank.get(each.waits_for[0])
+    return (
+        other is not None
+        and other.waits_for == (each.rank,)
+        and {each.verb, other.verb} == {"send", "recv"}
+        and each.axis == other.axis
+        and each.seq == other.seq
+    )
+
+
+def _headline(stuck: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
+    if not stuck:
+        return "No rank is stuck."
+    first = by_rank[stuck[0]]
+    gone = sorted({o for r in stuck for o in by_rank[r].waits_for if o in by_rank and by_rank[o].state not in ("waiting", "running")})
+    together = [r for r in stuck if (by_rank[r].axis, by_rank[r].call) == (first.axis, first.call)]
+    if gone:
+        other = by_rank[gone[0]]
+        how = {"finished": "finished without it", "idle": "not part of this call", "raised": "raised " + other.detail}
+        verb = "is" if len(gone) == 1 else "are"
+        why = how.get(other.state, other.detail)
+        did = f"{verb} {why}" if other.state == "idle" else (f"have {why}" if len(gone) > 1 and other.state == "finished" else f"has {why}" if other.state == "finished" else why)
+        return f"Hang: {name_ranks(together)} wait{'s' if len(together) == 1 else ''} in {first.call} for {name_ranks(gone)}, which {did}."
+    calls = {by_rank[r].call for r in stuck}
+    sequence = {(by_rank[r].axis, by_rank[r].seq) for r in stuck}
+    if len(calls) > 1 and len(sequence) == 1 and all(by_rank[r].verb not in ("send", "recv") for r in stuck):
+        return f"Hang: the ranks are in different collectives: {'; '.join(f'rank {r} in {by_rank[r].call}' for r in stuck)}."
+    ring = "; ".join(f"rank {r} in {by_rank[r].call} waits for {name_ranks(by_rank[r].waits_for)}" for r in stuck)
+    return f"Deadlock: {ring}: each waits for another that waits."
+
+

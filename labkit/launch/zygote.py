@@ -1,0 +1,170 @@
+"""The zygote: a process that has imported torch once and forks a warden for every cluster.
+
+It is started (executed, never forked) from the kernel, stays single-threaded, creates no ZeroMQ context and never
+touches CUDA, so everything forked from it is as good as fresh, a hundred times sooner:
+
+    kernel ──exec──> zygote ──fork──> warden of cluster A ──fork──> ranks 0..n-1
+                            ──fork──> warden of cluster B ──fork──> ranks 0..n-1
+
+It lives as long as the kernel: when the kernel's end of the socket closes, or its parent is another process than
+the kernel, the kernel is gone and so is the zygote; each warden watches the kernel in the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+PINNED = (("OMP_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"))
+"""Thread pools must not exist when ranks are forked; each rank sets its own number of threads afterwards."""
+
+FIRST = ("torch", "torch.distributed", "cloudpickle", "zmq", "psutil", "labkit.launch.warden", "labkit.launch.worker")
+LATER = ("numpy", "sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch.distributed.optim")
+"""What ranks want sooner or later (the first optimizer pulls in torch._dynamo): imported when there is time."""
+
+
+class Hello(NamedTuple):
+    """What the zygote knows once it is warm."""
+
+    pid: int
+    torch: str
+    gpus: tuple[str, ...]
+    can_fork: bool
+
+
+class Zygote:
+    """The kernel's handle. `ready()` waits for the imports; `warden()` gives a socket to a new warden."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.launch.zygote import main; main({theirs.fileno()}, {os.getpid()})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # the kernel's signals go to its whole process group; not to us
+            env={**os.environ, **dict(PINNED)},
+        )
+        theirs.close()
+        self.socket = ours
+        self.hello: Hello | None = None
+
+    def ready(self, timeout_s: float = 60.0) -> Hello:
+        """Wait until torch is imported. RuntimeError if that fails, with the reason on the kernel's stderr."""
+        if self.hello is None:
+            self.socket.settimeout(timeout_s)
+            try:
+                data = self.socket.recv(65536)
+            except TimeoutError:
+                raise RuntimeError(f"the process that imports torch for all ranks is not ready after {timeout_s:g} s") from None
+            if not data:
+                raise RuntimeError(f"the process that imports torch for all ranks ended with {self.process.wait(5)}: is torch installed?")
+            self.hello = pickle.loads(data)
+        return self.hello
+
+    def warden(self) -> socket.socket:
+        """Fork a warden; its end of this socket carries the commands, and its end of file ends the cluster."""
+        self.ready()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.socket, [b"w"], [theirs.fileno()])
+        return ours
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        """End the zygote (its wardens watch the kernel, not the zygote)."""
+        self.socket.close()
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def zygote() -> Zygote:
+    """This kernel's zygote: started at the first call, warm from then on."""
+    found = _zygote_of(os.getpid())
+    if not found.alive():
+        _zygote_of.cache_clear()
+        found = _zygote_of(os.getpid())
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _zygote_of(pid: int) -> Zygote:  # by process id: a fork of the kernel must not use its parent's
+    return Zygote()
+
+
+def main(fd: int, kernel_pid: int) -> None:
+    """The zygote's own life."""
+    for sig in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(sig, signal.SIG_IGN)
+    connection = socket.socket(fileno=fd)
+    for name in FIRST:
+        importlib.import_module(name)
+    hello = Hello(os.getpid(), sys.modules["torch"].__version__, _gpus(), sys.platform == "linux")
+    connection.send(pickle.dumps(hello))
+    later = list(LATER)
+    while os.getppid() == kernel_pid:
+        readable, _, _ = select.select([connection], [], [], 0 if later else 0.5)
+        _reap()
+        if not readable:
+            if later:
+                _warm(later.pop(0))
+            continue
+        data, fds, _, _ = socket.recv_fds(connection, 16, 4)
+        if not data:
+            return
+        gc.collect()
+        gc.freeze()  # pages of imported code stay shared: the collector will not write into them
+        if os.fork() == 0:
+            connection.close()
+            from labkit.launch import warden
+
+            warden.main(fds[0], kernel_pid)
+        for each in fds:
+            os.close(each)
+
+
+def _warm(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError:  # an optional part of torch; ranks will meet the same error if they need it
+        return
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _gpus() -> tuple[str, ...]:
+    """Names of the GPUs that torch can use, asked in a child, so that no CUDA context is inherited by ranks."""
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        return ()
+    read, write = os.pipe()
+    if os.fork() == 0:
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        os.write(write, "\n".join(names).encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, encoding="utf-8") as pipe:
+        names = pipe.read().splitlines()
+    _reap()
+    return tuple(names)
