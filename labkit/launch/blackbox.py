@@ -130,11 +130,13 @@ class Page:
         self.call_id = self.done = 0
         self.progress = self.total = 0.0
         self.stack: list[tuple] = []
+        self.last = ""
 
     def begin(self, call_id: int) -> None:
         """A new call starts: nothing is waited for, no progress is known."""
         self.call_id, self.done, self.progress, self.total = call_id, 0, 0.0, 0.0
         self.stack.clear()
+        self.last = ""
         self._write()
 
     def track(self, done: float, total: float) -> None:
@@ -148,6 +150,7 @@ class Page:
         peer = None if call.peer is None else call.ranks[call.peer]
         fields = (call.verb, call.axis, call.ranks, peer, call.shape, call.dtype, call.seq, call.tag, file, line)
         self.stack.append(fields)
+        self.last = str(Entry(*fields))
         self._write()
         if peer is None and len(call.ranks) > 1:
             self._compare(call)
@@ -175,7 +178,11 @@ class Page:
         text = mine.encode()[:110]
         key = _key(call.axis, call.ranks)
         where = self.at + _POSTS_AT + (key + call.seq) % _N_POSTS * _POST.size
-        _POST.pack_into(self.box.memory, where, key, call.seq, self.call_id, len(text), text)
+        packed = _POST.pack(key, call.seq, self.call_id, len(text), text)
+        memory = self.box.memory
+        memory[where : where + 4] = bytes(4)
+        memory[where + 4 : where + len(packed)] = packed[4:]
+        memory[where : where + 4] = packed[:4]  # the key last: whoever finds it finds the rest complete
         for rank in call.ranks:
             theirs = None if rank == self.rank else self.box.posted(rank, self.call_id, call.axis, call.ranks, call.seq)
             if theirs is not None and theirs != text.decode(errors="replace"):

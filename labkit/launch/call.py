@@ -65,7 +65,7 @@ class Call:
             self._take(self.crew.poll(0.05))
             now = time.monotonic()
             if now - self.started > 0.02:
-                self._show()
+                self.show()
             if self.failed_at is not None and now - self.failed_at > GRACE_S:
                 break
             if now >= look_at:
@@ -76,7 +76,7 @@ class Call:
         if self.pending:
             self.snapshot()
             self.release()
-        self._show(end=True)
+        self.show(end=True)
 
     def _take(self, events: list[Event]) -> None:
         for event in events:
@@ -91,7 +91,7 @@ class Call:
             elif event.kind == "where":
                 self.positions[event.rank] = event.what[1]
 
-    def _show(self, end: bool = False) -> None:
+    def show(self, end: bool = False) -> None:
         output.show([(rank, line) for rank in self.ranks for line in self.crew.tails[rank].lines(end)])
         self.bar.update(self.crew.box, self.ranks, len(self.answers), time.monotonic() - self.started, end)
 
@@ -139,7 +139,7 @@ class Call:
             elif rank in self.answers:
                 failure = self.answers[rank][0].failure
                 state = "finished" if failure is None else "raised"
-                detail = "" if failure is None else f"{failure.kind}: {failure.message}".splitlines()[0]
+                detail = "" if failure is None else str(failure)
             elif rank not in self.ranks:
                 state = "idle"
             found.append(watch.observe(self.crew.box, rank, state, self.positions.get(rank), now, detail))
@@ -176,6 +176,13 @@ class Call:
             self.crew.kill(list(self.deaths))
         self.replaced = self.crew.heal() or self.replaced
 
+    def stopped(self) -> str:
+        """What the stop button says: where everybody was, and what is left."""
+        lines = ["Stopped.", *(f"  {each}" for each in (self.autopsy.ranks if self.autopsy else ()) if each.rank in self.ranks)]
+        if self.replaced:
+            return "\n".join([*lines, f"{watch.name_ranks(self.replaced)} had to be replaced; the others kept their names."])
+        return "\n".join([*lines, "All ranks are still there, with their names."])
+
     # -- what to say -------------------------------------------------------------------------------------------------
 
     def error(self) -> WorkerError | None:
@@ -203,10 +210,9 @@ class Call:
             return (gone or list(autopsy.stuck) or self.ranks)[0], self.reason
         own = [r for r in failures if self._is_cause(r, failures[r], autopsy)]
         if own:
-            same = [r for r in own if (failures[r].kind, failures[r].message) == (failures[own[0]].kind, failures[own[0]].message)]
-            others = [f"{watch.name_ranks([r])} raised {failures[r].kind}: {failures[r].message}" for r in own if r not in same]
-            also = "".join(f"\n(independently, {each})" for each in others)
-            return own[0], f"{watch.name_ranks(same)} raised {failures[own[0]].kind}: {failures[own[0]].message}{also}"
+            first = failures[own[0]]
+            same = [r for r in own if (failures[r].kind, failures[r].message) == (first.kind, first.message)]
+            return own[0], f"{watch.name_ranks(same)} raised {first.kind}: {first.message}"
         if self.deaths:
             rank, ended = next(iter(self.deaths.items()))
             return rank, f"rank {rank} {ended}{self._suspicion(ended, autopsy)}"

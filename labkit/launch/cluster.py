@@ -134,7 +134,8 @@ class Cluster:
             try:
                 call.snapshot()
                 call.release()
-                call._show(end=True)
+                call.show(end=True)
+                print(call.stopped(), flush=True)
                 return
             except KeyboardInterrupt:
                 self._doubt = not patience

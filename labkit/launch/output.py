@@ -9,9 +9,13 @@ from __future__ import annotations
 import codecs
 import os
 import sys
+from pathlib import Path
 
 COLOURS = ("38;5;32", "38;5;208", "38;5;36", "38;5;162", "38;5;178", "38;5;74", "38;5;166", "38;5;245")
 """ANSI colours of the Okabe-Ito palette: told apart by people who cannot tell red from green."""
+
+_NOISE = (f'  File "{Path(__file__).resolve().parent}', '  File "<string>", line 1 in <module>', "Extension modules: ")
+"""Lines of a stack dump that are the launcher's own frames: never where the mistake is."""
 
 FILE_BYTES = 64 << 20
 """A file grown past this is emptied: what a runaway rank prints must not fill the disk."""
@@ -51,7 +55,7 @@ class Tail:
             if end and self.partial:
                 whole.append(self.partial)
                 self.partial = ""
-            out = [_collapse(line) for line in whole]
+            out = [_collapse(line) for line in whole if not line.startswith(_NOISE)]
         self.kept += out
         if end and self.hidden_bytes:
             out.append(f"... {self.hidden_bytes:,} more bytes not shown (a call may print {self.budget_bytes:,} a rank)")

@@ -29,7 +29,13 @@ class Failure(NamedTuple):
     traceback: str
     collateral: bool  # the wire failed under it: somebody else is the cause
     pickled: bytes | None
-    waiting_in: str = ""
+    last_call: str = ""
+
+    def __str__(self) -> str:
+        if self.collateral:
+            return f"lost its connections{' in ' + self.last_call if self.last_call else ''}"
+        text = f"raised {self.kind}: {self.message}".splitlines()[0]
+        return text if len(text) < 160 else text[:157] + "..."
 
     def exception(self) -> BaseException | None:
         """The exception itself, if it survives the journey."""
@@ -55,13 +61,12 @@ def failure_of(error: BaseException, page: Page) -> Failure:
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_LAUNCH):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    waiting = str(page.box.read(page.rank).entry or "")
     wire = type(error).__name__ in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(_CONNECTION.search(str(error)))
     try:
         pickled = cloudpickle.dumps(error.with_traceback(None))
     except Exception:
         pickled = None
-    return Failure(type(error).__name__, str(error), text, wire, pickled, waiting)
+    return Failure(type(error).__name__, str(error), text, wire, pickled, page.last)
 
 
 @dataclass(frozen=True)

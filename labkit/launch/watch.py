@@ -56,7 +56,7 @@ class Whereabouts:
         words = {
             "running": "is running Python",
             "finished": "has finished",
-            "raised": "raised " + self.detail,
+            "raised": self.detail,
             "dead": self.detail,
             "idle": "is not part of this call",
         }
@@ -202,23 +202,25 @@ def _meet(each: Whereabouts, by_rank: Mapping[int, Whereabouts]) -> bool:
 
 
 def _headline(stuck: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
-    if not stuck:
-        return "No rank is stuck."
     first = by_rank[stuck[0]]
-    gone = sorted({o for r in stuck for o in by_rank[r].waits_for if o in by_rank and by_rank[o].state not in ("waiting", "running")})
     together = [r for r in stuck if (by_rank[r].axis, by_rank[r].call) == (first.axis, first.call)]
+    gone = sorted({o for r in stuck for o in by_rank[r].waits_for if by_rank[o].state not in ("waiting", "running")})
     if gone:
-        other = by_rank[gone[0]]
-        how = {"finished": "finished without it", "idle": "not part of this call", "raised": "raised " + other.detail}
-        verb = "is" if len(gone) == 1 else "are"
-        why = how.get(other.state, other.detail)
-        did = f"{verb} {why}" if other.state == "idle" else (f"have {why}" if len(gone) > 1 and other.state == "finished" else f"has {why}" if other.state == "finished" else why)
-        return f"Hang: {name_ranks(together)} wait{'s' if len(together) == 1 else ''} in {first.call} for {name_ranks(gone)}, which {did}."
-    calls = {by_rank[r].call for r in stuck}
-    sequence = {(by_rank[r].axis, by_rank[r].seq) for r in stuck}
-    if len(calls) > 1 and len(sequence) == 1 and all(by_rank[r].verb not in ("send", "recv") for r in stuck):
+        wait = "wait" if len(together) > 1 else "waits"
+        whom = "" if first.verb in ("send", "recv") else f" for {name_ranks(gone)}"
+        return f"Hang: {name_ranks(together)} {wait} in {first.call}{whom}, {_absence(gone, by_rank)}."
+    collectives = all(by_rank[r].verb not in ("send", "recv") for r in stuck)
+    if collectives and len({by_rank[r].call for r in stuck}) > 1 and len({(by_rank[r].axis, by_rank[r].seq) for r in stuck}) == 1:
         return f"Hang: the ranks are in different collectives: {'; '.join(f'rank {r} in {by_rank[r].call}' for r in stuck)}."
-    ring = "; ".join(f"rank {r} in {by_rank[r].call} waits for {name_ranks(by_rank[r].waits_for)}" for r in stuck)
-    return f"Deadlock: {ring}: each waits for another that waits."
+    circle = "; ".join(f"rank {r} in {by_rank[r].call} waits for {name_ranks(by_rank[r].waits_for)}" for r in stuck)
+    return f"Deadlock: {circle}: everybody waits for somebody who waits."
 
 
+def _absence(gone: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
+    one = len(gone) == 1
+    state, detail = by_rank[gone[0]].state, by_rank[gone[0]].detail
+    if state == "finished":
+        return "which has finished without it" if one else "which have finished without it"
+    if state == "idle":
+        return "which is not part of this call" if one else "which are not part of this call"
+    return f"which {detail}"

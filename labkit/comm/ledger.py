@@ -1,0 +1,122 @@
+"""The ledger: every byte that a rank hands to the wire, written down as it goes.
+
+Strategies talk only through Groups, and every verb of a Group writes here. Laws are proved against the ledger, pictures
+are drawn from it, and the cost model is corrected by it. It counts the payload: the 128-byte headers with which
+point-to-point messages announce their shape are the wire's own business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+class Transfer(NamedTuple):
+    """One message, or one collective, as seen by the rank that sent it.
+
+    verb      "send", or the collective's name
+    axis      which group: "world", "dp", "pp", "tp"
+    to        global rank of the receiver; None for a collective that the backend carries out
+    n_bytes   payload handed to the wire by this rank
+    t0, t1    seconds (time.perf_counter): handed over, done
+    within    the verb of the Group whose swapped-in algorithm sent this, or ""
+    tag       the tag of a message
+    """
+
+    verb: str
+    axis: str
+    to: int | None
+    n_bytes: int
+    t0: float
+    t1: float
+    within: str = ""
+    tag: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank is about to wait for. `peer` is an index in `ranks`, None for a collective; `seq` counts the
+    collectives of this group from 1 (for a message it is the count of collectives so far)."""
+
+    verb: str
+    axis: str
+    ranks: tuple[int, ...]
+    rank: int
+    peer: int | None
+    tag: int
+    shape: tuple[int, ...] | None
+    dtype: str
+    seq: int
+    op: str = "sum"
+
+
+class Witness(Protocol):
+    """Somebody who is told before and after everything that can block. `enter` may raise ValueError: a mismatch."""
+
+    def enter(self, call: Call) -> None: ...
+
+    def leave(self, call: Call) -> None: ...
+
+
+class Ledger:
+    """The transfers of one rank, in the order in which they began."""
+
+    def __init__(self, witness: Witness | None = None):
+        self.witness = witness
+        self.transfers: list[Transfer] = []
+        self.within: list[tuple[str, int]] = []
+
+    def sent_bytes(self, verb: str | None = None, axis: str | None = None) -> int:
+        """Bytes that this rank sent. A message sent by a swapped-in all_reduce counts for "send" and for "all_reduce";
+        the total counts it once."""
+        return sum(t.n_bytes for t in self.transfers if _is(t, verb) and axis in (None, t.axis))
+
+    def calls(self, verb: str | None = None) -> int:
+        """How many there were of this verb: collectives by name (whatever carries them out), and "send"."""
+        return sum(verb in (None, t.verb) for t in self.transfers)
+
+    def open(self, verb: str, axis: str, to: int | None, n_bytes: int, tag: int = 0) -> int:
+        """Write down a transfer that begins now; returns its number for `close`."""
+        now = time.perf_counter()
+        within = self.within[-1][0] if self.within else ""
+        self.transfers.append(Transfer(verb, axis, to, n_bytes, now, now, within, tag))
+        return len(self.transfers) - 1
+
+    def charge(self, n_bytes: int) -> None:
+        """A backend that carries out the innermost open collective says how much it sends."""
+        _, number = self.within[-1]
+        self.transfers[number] = self.transfers[number]._replace(n_bytes=n_bytes)
+
+    def close(self, number: int) -> None:
+        """The transfer is done."""
+        if number < len(self.transfers):  # the ledger may have been cleared under a message on its way
+            self.transfers[number] = self.transfers[number]._replace(t1=time.perf_counter())
+
+    def clear(self) -> None:
+        """Forget everything written so far."""
+        self.transfers = []
+        self.within = []
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self.transfers)
+
+    def __len__(self) -> int:
+        return len(self.transfers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"witness": None, "transfers": self.transfers, "within": []}
+
+    def __repr__(self) -> str:
+        verbs = sorted({(t.verb, t.axis) for t in self.transfers})
+        rows = [
+            f"  {verb:15s} {axis:6s} {sum((t.verb, t.axis) == (verb, axis) for t in self.transfers):6,d} calls"
+            f" {sum(t.n_bytes for t in self.transfers if (t.verb, t.axis) == (verb, axis)):14,d} bytes sent"
+            for verb, axis in verbs
+        ]
+        return "\n".join([f"Ledger: {len(self.transfers):,} transfers, {self.sent_bytes():,} bytes sent", *rows])
+
+
+def _is(transfer: Transfer, verb: str | None) -> bool:
+    return verb is None or verb in (transfer.verb, transfer.within)

@@ -1,0 +1,168 @@
+"""A wire between threads of one process: fast tests, and stepping through a collective in a single cell.
+
+    results = run_threads(lambda group: ring.all_reduce(torch.ones(3), group), n_ranks=4)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm import ring
+from labkit.comm.group import Group
+from labkit.comm.ledger import Ledger
+
+
+class Exchange:
+    """Where the threads meet: a queue of messages for each (axis, source, to, tag)."""
+
+    def __init__(self, timeout_s: float):
+        self.timeout_s = timeout_s
+        self.changed = threading.Condition()
+        self.queues: dict[tuple[Any, ...], deque[_Message]] = defaultdict(deque)
+        self.failed: BaseException | None = None
+
+    def wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        """Wait until `ready()`; RuntimeError if another rank has failed, or after the time-out."""
+        with self.changed:
+            self.changed.wait_for(lambda: ready() or self.failed is not None, self.timeout_s)
+            if ready():
+                return
+            if self.failed is not None:
+                raise RuntimeError(f"gave up in {what}: another rank has failed")
+            raise RuntimeError(f"{what} has waited {self.timeout_s:g} s: nobody answers")
+
+    def fail(self, error: BaseException) -> None:
+        with self.changed:
+            self.failed = self.failed or error
+            self.changed.notify_all()
+
+    def undelivered(self) -> int:
+        """Messages that were sent and never received."""
+        return sum(len(queue) for queue in self.queues.values())
+
+
+class _Message:
+    def __init__(self, x: Tensor):
+        self.x, self.taken = x, False
+
+
+class LocalWire:
+    """One member's end of the exchange."""
+
+    def __init__(self, exchange: Exchange, axis: str, ranks: tuple[int, ...], rank: int):
+        self.exchange, self.axis, self.ranks, self.rank = exchange, axis, ranks, rank
+
+    def isend(self, x: Tensor, to: int, tag: int) -> _Sent:
+        message = _Message(x.clone())
+        key = (self.axis, self.ranks[self.rank], self.ranks[to], tag)
+        with self.exchange.changed:
+            self.exchange.queues[key].append(message)
+            self.exchange.changed.notify_all()
+        return _Sent(self.exchange, message, f"send to rank {self.ranks[to]}")
+
+    def irecv(self, buffer: Tensor, source: int, tag: int) -> _Expected:
+        key = (self.axis, self.ranks[source], self.ranks[self.rank], tag)
+        return _Expected(self.exchange, self.exchange.queues[key], buffer, f"recv from rank {self.ranks[source]}")
+
+
+class _Sent:
+    def __init__(self, exchange: Exchange, message: _Message, what: str):
+        self.exchange, self.message, self.what = exchange, message, what
+
+    def wait(self) -> None:
+        self.exchange.wait_for(self.done, self.what)
+
+    def done(self) -> bool:
+        return self.message.taken
+
+
+class _Expected:
+    def __init__(self, exchange: Exchange, queue: deque[_Message], buffer: Tensor, what: str):
+        self.exchange, self.queue, self.buffer, self.what = exchange, queue, buffer, what
+        self.arrived = False
+
+    def wait(self) -> None:
+        if not self.arrived:
+            self.exchange.wait_for(lambda: bool(self.queue), self.what)
+            self._take()
+
+    def done(self) -> bool:
+        if not self.arrived and self.queue:
+            self._take()
+        return self.arrived
+
+    def _take(self) -> None:
+        with self.exchange.changed:
+            message = self.queue.popleft()
+            message.taken = True
+            self.exchange.changed.notify_all()
+        if message.x.numel() != self.buffer.numel():
+            raise ValueError(f"{self.what}: {message.x.numel()} bytes came where {self.buffer.numel()} were expected")
+        self.buffer.copy_(message.x)
+        self.arrived = True
+
+
+def group_on(exchange: Exchange, axis: str, ranks: tuple[int, ...], rank: int, ledger: Ledger) -> Group:
+    """A group over the exchange; its collectives are those of the ring, its barrier and all_to_all are messages."""
+    wire = LocalWire(exchange, axis, ranks, rank)
+    algorithms = {
+        "all_reduce": ring.all_reduce,
+        "reduce_scatter": ring.reduce_scatter,
+        "all_gather": ring.all_gather,
+        "broadcast": ring.broadcast,
+        "all_to_all": _all_to_all,
+        "barrier": _barrier,
+    }
+    return Group(axis, ranks, rank, wire, algorithms, ledger)
+
+
+def run_threads(fn: Callable[..., Any], n_ranks: int, *args: Any, timeout_s: float = 20.0) -> list[Any]:
+    """Run `fn(group, *args)` on `n_ranks` threads; the results by rank.
+
+    If a rank raises, the others are given up and its exception is raised here with the rank in a note. RuntimeError if
+    ranks wait for ever. Messages that nobody received raise a RuntimeError too: a correct program leaves none."""
+    if n_ranks < 1:
+        raise ValueError(f"n_ranks must be at least 1, got {n_ranks}")
+    exchange = Exchange(timeout_s)
+    results: list[Any] = [None] * n_ranks
+    errors: list[tuple[float, int, BaseException]] = []
+
+    def life(rank: int) -> None:
+        try:
+            results[rank] = fn(group_on(exchange, "world", tuple(range(n_ranks)), rank, Ledger()), *args)
+        except BaseException as error:
+            errors.append((time.monotonic(), rank, error))
+            exchange.fail(error)
+
+    threads = [threading.Thread(target=life, args=(rank,), daemon=True) for rank in range(n_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        _, rank, error = min(errors, key=lambda each: each[0])
+        error.add_note(f"(on rank {rank} of {n_ranks})")
+        raise error
+    if exchange.undelivered():
+        raise RuntimeError(f"{exchange.undelivered()} wire messages were sent and never received")
+    return results
+
+
+def _all_to_all(x: Tensor, group: Group) -> Tensor:
+    parts = list(x.chunk(group.size)) if x.shape[0] else [x] * group.size
+    out = [parts[group.rank].clone()] * group.size
+    for hop in range(1, group.size):
+        to, source = (group.rank + hop) % group.size, (group.rank - hop) % group.size
+        out[source] = group.exchange(parts[to], to, source)
+    return torch.cat(out)
+
+
+def _barrier(x: Tensor, group: Group) -> Tensor:
+    return ring.all_reduce(x.new_zeros(0), group)

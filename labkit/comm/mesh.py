@@ -1,0 +1,45 @@
+"""A Mesh: this rank's groups along every axis of a layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.comm import local, native
+from labkit.comm.group import Group
+from labkit.plan.layout import AXES, Layout
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """`dp`, `pp` and `tp` are the groups that this rank belongs to; `world` holds them all. One ledger for all four."""
+
+    layout: Layout
+    world: Group
+    dp: Group
+    pp: Group
+    tp: Group
+
+    @classmethod
+    def connect(cls, layout: Layout, world: Group) -> Mesh:
+        """Form the groups of `layout` over `world`. Every rank of the world must call this.
+
+        Raises ValueError if the layout has another number of ranks than the world."""
+        if layout.size != world.size:
+            raise ValueError(
+                f"{layout} needs {layout.dp} x {layout.pp} x {layout.tp} = {layout.size} ranks, the world has {world.size}: "
+                "change one of them"
+            )
+        groups = {axis: _connect(axis, layout, world) for axis in AXES}
+        return cls(layout, world, **groups)
+
+
+def _connect(axis: str, layout: Layout, world: Group) -> Group:
+    mine = layout.ranks(axis, world.rank)
+    index = mine.index(world.rank)
+    if isinstance(world.wire, local.LocalWire):
+        return local.group_on(world.wire.exchange, axis, mine, index, world.ledger)
+    handle = None
+    for ranks in sorted({layout.ranks(axis, rank) for rank in range(layout.size)}):
+        made = native.subgroup(ranks)  # a collective of the whole world: everybody forms everybody's group
+        handle = made if ranks == mine else handle
+    return native.over(handle, axis, mine, index, world.device, world.ledger)

@@ -1,0 +1,150 @@
+"""Messages between two ranks that say what they carry, over a wire that only moves bytes.
+
+    small (up to 3,968 bytes)   one wire message of 4,096 bytes:  [ header | payload ]
+    large                       more: [ header | - ]  [ piece ] [ piece ] ...  each piece goes straight into its place
+
+The pieces of a large message are all on their way at once, and a receiver may use one while the next arrive. A receiver needs to know nothing in advance, a shape that is not the expected one is an error that names both, and
+a small message costs one trip.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+SLAB_BYTES = 4096
+HEADER = struct.Struct("<BB8q")  # dtype code, number of dims, up to 8 sizes
+EAGER_BYTES = SLAB_BYTES - 128
+PIECE_BYTES = 4 << 20
+"""Large enough that a piece costs no more than its bytes, small enough that adding it overlaps the next one."""
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+
+
+class Handle(Protocol):
+    """A wire message under way."""
+
+    def wait(self) -> None: ...
+
+    def done(self) -> bool: ...
+
+
+class Wire(Protocol):
+    """Point to point within one group, by index in the group. Tags keep message streams apart; each is in order."""
+
+    def isend(self, x: Tensor, to: int, tag: int) -> Handle: ...
+
+    def irecv(self, buffer: Tensor, source: int, tag: int) -> Handle: ...
+
+
+class Sending:
+    """A message on its way out; keeps its tensors alive until the wire has let go of them."""
+
+    def __init__(self, wire: Wire, x: Tensor, to: int, tag: int):
+        x = x.detach()
+        raw = as_bytes(x)
+        memory = bytearray(SLAB_BYTES)
+        HEADER.pack_into(memory, 0, code_of(x.dtype), x.dim(), *x.shape, *(0,) * (8 - x.dim()))
+        slab = torch.frombuffer(memory, dtype=torch.uint8)
+        self.kept: list[Tensor] = [slab]
+        if raw.numel() <= EAGER_BYTES and not wire_is_device(wire):
+            slab[128 : 128 + raw.numel()] = raw
+            self.handles = [wire.isend(slab, to, 2 * tag)]
+        else:
+            self.kept.append(raw)
+            self.handles = [wire.isend(slab, to, 2 * tag), *(wire.isend(piece, to, 2 * tag + 1) for piece in _cut(raw))]
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+        self.kept.clear()
+
+    def done(self) -> bool:
+        return all(handle.done() for handle in self.handles)
+
+
+class Receiving:
+    """A message expected from `source`: the header is asked for at once, the payload when its size is known."""
+
+    def __init__(self, wire: Wire, source: int, tag: int, into: Tensor | None, device: str):
+        self.wire, self.source, self.tag, self.into, self.device = wire, source, tag, into, device
+        self.memory = bytearray(SLAB_BYTES)
+        self.slab = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.header = wire.irecv(self.slab, source, 2 * tag)
+        self.pieces: list[Handle] = []
+        self.result: Tensor | None = None
+
+    def open(self) -> None:
+        """Wait for the header and ask for the payload. ValueError if the message does not fit `into`."""
+        if self.result is not None:
+            return
+        self.header.wait()
+        code, dims, *sizes = HEADER.unpack_from(self.memory)
+        dtype, shape = DTYPES[code], tuple(sizes[:dims])
+        out = self.into
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=self.device)
+        elif tuple(out.shape) != shape or out.dtype != dtype:
+            raise ValueError(
+                f"rank {self.source} of the group sent shape {shape} {str(dtype)[6:]}, this rank expected shape "
+                f"{tuple(out.shape)} {str(out.dtype)[6:]} (into=): make them equal, or receive without into="
+            )
+        raw = as_bytes(out)
+        if raw.numel() <= EAGER_BYTES and not wire_is_device(self.wire):
+            raw.copy_(self.slab[128 : 128 + raw.numel()])
+        else:
+            self.pieces = [self.wire.irecv(piece, self.source, 2 * self.tag + 1) for piece in _cut(raw)]
+        self.result = out
+
+    def arrive(self) -> Iterator[Tensor]:
+        """The message bit by bit, as flat views of the result, each as soon as it is there."""
+        self.open()
+        assert self.result is not None
+        flat = self.result.view(-1)
+        step = PIECE_BYTES // flat.element_size()
+        if not self.pieces:
+            yield flat
+        for k, piece in enumerate(self.pieces):
+            piece.wait()
+            yield flat[k * step : (k + 1) * step]
+        self.pieces = []
+
+    def wait(self) -> Tensor:
+        for _ in self.arrive():
+            pass
+        assert self.result is not None
+        return self.result
+
+    def done(self) -> bool:
+        if self.result is None and not self.header.done():
+            return False
+        self.open()
+        return all(piece.done() for piece in self.pieces)
+
+
+def _cut(raw: Tensor) -> tuple[Tensor, ...]:
+    return raw.split(PIECE_BYTES)
+
+
+def wire_is_device(wire: Any) -> bool:
+    """Whether payloads travel between GPUs and so cannot ride in the header."""
+    return bool(getattr(wire, "on_device", False))
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, as a view.   any shape -> [n_bytes]"""
+    return x.detach().reshape(-1).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8, device=x.device)
+
+
+def code_of(dtype: torch.dtype) -> int:
+    """The number that stands for a dtype in a header. ValueError for dtypes that cannot be sent."""
+    try:
+        return DTYPES.index(dtype)
+    except ValueError:
+        raise ValueError(f"cannot send {str(dtype)[6:]}; can send {', '.join(str(d)[6:] for d in DTYPES)}") from None

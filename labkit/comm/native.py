@@ -1,0 +1,245 @@
+"""Groups over torch.distributed: gloo between processes on CPUs (or on one shared GPU), NCCL between GPUs.
+
+The one place that knows how torch spells its collectives. What a backend sends is charged to the ledger by the
+textbook law of a ring, whatever the backend does inside (gloo's reduce_scatter, for one, is an all_reduce in disguise):
+
+    all_reduce      2(n-1)/n N     N = bytes of the whole tensor
+    reduce_scatter   (n-1)/n N
+    all_gather       (n-1)/n N
+    all_to_all       (n-1)/n N
+    broadcast        N from the source, 0 from the others
+
+With gloo a CUDA tensor is staged through host memory: right numbers on any machine, not the speed of a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.comm.ledger import Ledger
+
+_REDUCE = (("sum", dist.ReduceOp.SUM), ("mean", dist.ReduceOp.SUM), ("max", dist.ReduceOp.MAX), ("min", dist.ReduceOp.MIN))
+
+
+def start(
+    rank: int,
+    size: int,
+    store_file: str,
+    generation: int,
+    backend: str = "gloo",
+    device: str = "cpu",
+    timeout_s: float | None = None,
+    strict: bool = False,
+) -> None:
+    """Meet the other ranks through `store_file` (fresh for each generation) and form torch's process group.
+
+    `strict` lets torch compare every collective's shape first. Raises RuntimeError if the others do not come."""
+    level = dist.DebugLevel.DETAIL if strict else dist.DebugLevel.OFF
+    dist.set_debug_level(level)
+    store = dist.PrefixStore(f"gen{generation}", dist.FileStore(store_file, size))
+    limit = timedelta(seconds=timeout_s or 1800)
+    extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
+    dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
+
+
+def stop() -> None:
+    """Leave every process group, whatever state it is in."""
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # a group whose connections were cut cannot say goodbye
+            dist.destroy_process_group()
+
+
+def abort() -> None:
+    """End what NCCL has in flight, from another thread than the one that waits."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        with contextlib.suppress(RuntimeError):
+            dist.distributed_c10d._abort_process_group()
+
+
+def world(rank: int, size: int, device: str, ledger: Ledger, state: dict[str, Any] | None = None) -> Group:
+    """The group of all ranks, over the process group that `start` formed."""
+    return over(dist.group.WORLD, "world", tuple(range(size)), rank, device, ledger, state)
+
+
+def over(
+    process_group: Any, axis: str, ranks: tuple[int, ...], rank: int, device: str, ledger: Ledger, state: dict[str, Any] | None = None
+) -> Group:
+    """A group over one of torch's process groups; `rank` is the index in `ranks`."""
+    wire = Native(process_group, device, len(ranks))
+    return Group(axis, ranks, rank, wire, wire.algorithms(), ledger, device, state)
+
+
+def subgroup(ranks: tuple[int, ...]) -> Any:
+    """One of torch's process groups for `ranks`. Every rank of the world must call this, members or not."""
+    return dist.new_group(list(ranks))
+
+
+class Native:
+    """Wire and collectives over one process group. Peers are indexes in the group."""
+
+    def __init__(self, process_group: Any, device: str, size: int):
+        self.pg, self.device, self.size = process_group, device, size
+        self.backend = dist.get_backend(process_group)
+        self.on_device = self.backend == "nccl"
+        self.headers = dist.new_group(dist.get_process_group_ranks(process_group), backend="gloo") if self.on_device else process_group
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+        self.bound = {name: getattr(self, name) for name in names}
+        self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
+
+    def algorithms(self) -> dict[str, Any]:
+        return dict(self.bound)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def isend(self, x: Tensor, to: int, tag: int) -> _Under:
+        if not x.numel():
+            return _Under(None)
+        if x.is_cuda and not self.on_device:
+            x = x.cpu()
+        group = self.pg if x.is_cuda else self.headers
+        return _Under(group.send([x], to, 0 if x.is_cuda else tag), x)
+
+    def irecv(self, buffer: Tensor, source: int, tag: int) -> _Under:
+        if not buffer.numel():
+            return _Under(None)
+        if buffer.is_cuda and not self.on_device:
+            staged = torch.empty_like(buffer, device="cpu", pin_memory=True)
+            return _Under(self.pg.recv([staged], source, tag), staged, buffer)
+        group = self.pg if buffer.is_cuda else self.headers
+        return _Under(group.recv([buffer], source, 0 if buffer.is_cuda else tag), buffer)
+
+    # -- collectives: f(x, group) -> new tensor ----------------------------------------------------------------------
+
+    def all_reduce_start(self, x: Tensor, op: str) -> _Under:
+        """In place, asynchronous."""
+        staged = self._here(x)
+        work = dist.all_reduce(staged, _op(op), self.pg, async_op=True)
+        return _Under(work, staged, None if staged is x else x, self.size if op == "mean" else 1)
+
+    def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
+        group.ledger.charge(2 * (self.size - 1) * x.numel() * x.element_size() // self.size)
+        y = self._here(x).clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(y, _op(op), self.pg)
+        return self._there(_mean(y, op, self.size), x)
+
+    def reduce_scatter(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
+        group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
+        if x.shape[0] % self.size:  # torch wants equal parts; ours are those of tensor_split
+            y = self._here(x).clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(y, _op(op), self.pg)
+            y = y.tensor_split(self.size)[group.rank].clone()
+        else:
+            source = self._here(x).contiguous()
+            y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+            _reduce_scatter()(y, source, _op(op), group=self.pg)
+        return self._there(_mean(y, op, self.size), x)
+
+    def all_gather(self, x: Tensor, group: Group) -> Tensor:
+        group.ledger.charge((self.size - 1) * x.numel() * x.element_size())
+        source = self._here(x).contiguous()
+        y = source.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        _all_gather()(y, source, group=self.pg)
+        return self._there(y, x)
+
+    def broadcast(self, x: Tensor, group: Group, source: int = 0) -> Tensor:
+        group.ledger.charge(x.numel() * x.element_size() if group.rank == source else 0)
+        y = self._here(x).clone(memory_format=torch.contiguous_format)
+        dist.broadcast(y, group.ranks[source], self.pg)
+        return self._there(y, x)
+
+    def all_to_all(self, x: Tensor, group: Group) -> Tensor:
+        group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
+        source = self._here(x).contiguous()
+        y = torch.empty_like(source)
+        dist.all_to_all_single(y, source, group=self.pg)
+        return self._there(y, x)
+
+    def barrier(self, x: Tensor, group: Group) -> Tensor:
+        dist.barrier(self.pg)
+        return x
+
+    def _here(self, x: Tensor) -> Tensor:
+        return x.cpu() if x.is_cuda and not self.on_device else x
+
+    def _there(self, y: Tensor, like: Tensor) -> Tensor:
+        return y.to(like.device)
+
+
+class _Under:
+    """torch's handle, the tensors it works on, and what remains to be done when it is through."""
+
+    def __init__(self, work: Any, x: Tensor | None = None, back_to: Tensor | None = None, divide: int = 1):
+        self.work, self.x, self.back_to, self.divide = work, x, back_to, divide
+
+    def wait(self) -> Tensor | None:
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+            if self.divide > 1 and self.x is not None:
+                self.x.div_(self.divide)
+            if self.back_to is not None and self.x is not None:
+                self.back_to.copy_(self.x)
+        return self.x if self.back_to is None else self.back_to
+
+    def done(self) -> bool:
+        return self.work is None or bool(self.work.is_completed())
+
+
+def _op(op: str) -> Any:
+    return dict(_REDUCE)[op]
+
+
+def _mean(y: Tensor, op: str, size: int) -> Tensor:
+    return y.div_(size) if op == "mean" else y
+
+
+def _reduce_scatter() -> Any:
+    # torch 2.13 renames reduce_scatter_tensor and all_gather_into_tensor, and warns about the old names
+    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _all_gather() -> Any:
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def flight() -> list[dict[str, Any]]:
+    """Collectives in flight on this rank by torch's flight recorder; [] where there is none.
+
+    Each: group, seq, verb, shapes, dtypes, ranks. Messages (send, recv) are not recorded by torch."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace  # private: absent in other versions
+
+        dump = pickle.loads(_dump_fr_trace())
+    except Exception:
+        return []
+    found = []
+    for entry in dump.get("entries", []):
+        if entry.get("retired", True):
+            continue
+        group = entry.get("process_group") or ("", "")
+        found.append(
+            {
+                "group": group[1] or group[0] or "world",
+                "seq": entry.get("collective_seq_id", 0),
+                "verb": str(entry.get("profiling_name", "")).partition(":")[2],
+                "shapes": entry.get("input_sizes", ""),
+                "dtypes": entry.get("input_dtypes", ""),
+                "ranks": _members(group[0]),
+            }
+        )
+    return found
+
+
+def _members(name: str) -> tuple[int, ...]:
+    for group, ranks in dist.distributed_c10d._world.pg_group_ranks.items():
+        if group is not None and dist.distributed_c10d._world.pg_names.get(group) == name:
+            return tuple(ranks)
+    return ()

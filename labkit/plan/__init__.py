@@ -1,0 +1,1 @@
+"""Floor 0: pure Python. No torch, no processes, no clock."""
