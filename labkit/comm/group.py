@@ -6,7 +6,7 @@ collective is done is data: `group.using(all_reduce=my_ring)` gives a group on w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,51 +15,12 @@ from torch import Tensor
 
 from labkit.comm.ledger import Call, Ledger
 from labkit.comm.message import Receiving, Sending, Wire
+from labkit.comm.work import Finished, Watched, Work
 
 OPS = ("sum", "mean", "max", "min")
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 Algorithm = Callable[..., Tensor]
 Tap = Callable[[str, int, int, Tensor], None]
-
-
-class Work:
-    """Something that was started. `wait()` returns its tensor (None for a send) when it is done; `done` only looks."""
-
-    def __init__(self, group: Group, call: Call, under_way: Any, number: int | None = None):
-        self.group, self.call, self.under_way, self.number = group, call, under_way, number
-        self.result: Tensor | None = None
-        self.finished = False
-
-    def wait(self) -> Tensor | None:
-        """Block until done. For a send this means that the receiver has taken it; the tensor may be changed again."""
-        if not self.finished:
-            with _Watched(self.group.ledger, self.call):
-                self.result = self.under_way.wait()
-            self._finish()
-        return self.result
-
-    def pieces(self) -> Iterator[Tensor]:
-        """What is being received, bit by bit: flat pieces in order, each as soon as it is there."""
-        with _Watched(self.group.ledger, self.call):
-            yield from self.under_way.arrive()
-        self.result = self.under_way.result
-        self._finish()
-
-    @property
-    def done(self) -> bool:
-        """Whether `wait()` would return at once."""
-        if not self.finished and self.under_way.done():
-            self.result = self.under_way.wait()
-            self._finish()
-        return self.finished
-
-    def _finish(self) -> None:
-        self.finished, self.under_way = True, None
-        if self.number is not None:
-            self.group.ledger.close(self.number)
-        if self.call.verb == "recv" and self.group.tap is not None and self.call.peer is not None:
-            assert self.result is not None
-            self.group.tap("recv", self.call.ranks[self.call.peer], self.call.tag, self.result)
 
 
 class Group:
@@ -106,7 +67,7 @@ class Group:
         return Work(self, call, Sending(self.wire, x, to, tag), number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
-        """Start receiving from member `source`; `wait()` gives the tensor. `into` receives in place (same shape, dtype)."""
+        """Start receiving from member `source`; `wait()` gives the tensor. With `into` it lands there (same shape)."""
         self._check_peer(source, "receive from")
         if into is not None and not into.is_contiguous():
             raise ValueError(f"into= must be contiguous, got strides {into.stride()} for shape {tuple(into.shape)}")
@@ -135,7 +96,7 @@ class Group:
     def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
         """Sum (mean, max, min) of x over the group, on every rank.   same shape -> same shape, x unchanged
 
-        A ring sends 2(n-1)/n of x's bytes. Raises ValueError for a mean of integers, a sparse tensor, shapes that differ.
+        A ring sends 2(n-1)/n of x's bytes. Raises ValueError for a mean of integers, a sparse tensor, differing shapes.
         """
         self._check_op(x, op)
         return self._collective("all_reduce", x, x.shape, op=op)
@@ -144,15 +105,21 @@ class Group:
         """Start an all-reduce in place on a contiguous buffer that you own; `wait()` returns it."""
         self._check_op(x, op)
         if not x.is_contiguous():
-            raise ValueError(f"an in-place all_reduce needs a contiguous tensor, got strides {x.stride()}: use x.contiguous()")
+            raise ValueError(
+                f"an in-place all_reduce needs a contiguous tensor, got strides {x.stride()}: use x.contiguous()"
+            )
         begin = getattr(self.wire, "all_reduce_start", None)
-        if begin is None or self.size == 1 or self.algorithms["all_reduce"] is not getattr(self.wire, "all_reduce", None):
+        if (
+            begin is None
+            or self.size == 1
+            or self.algorithms["all_reduce"] is not getattr(self.wire, "all_reduce", None)
+        ):
             with torch.no_grad():
                 x.copy_(self.all_reduce(x, op))
-            return Work(self, self._call("all_reduce", x), _Finished(x))
+            return Work(self, self._call("all_reduce", x), Finished(x))
         self.seq += 1
         call = self._call("all_reduce", x, shape=tuple(x.shape), op=op)
-        with _Watched(self.ledger, call):  # a mismatch is seen here, before anything is sent
+        with Watched(self.ledger, call):  # a mismatch is seen here, before anything is sent
             number = self.ledger.open("all_reduce", self.axis, None, 2 * (self.size - 1) * _n_bytes(x) // self.size)
         return Work(self, call, begin(x, op), number)
 
@@ -185,7 +152,9 @@ class Group:
 
         Sends (n-1)/n of x's bytes. Raises ValueError if n does not divide dim 0."""
         if self._checked(x).dim() == 0 or x.shape[0] % self.size:
-            raise ValueError(f"all_to_all over {self.size} ranks needs dim 0 divisible by {self.size}, got shape {tuple(x.shape)}")
+            raise ValueError(
+                f"all_to_all over {self.size} ranks needs dim 0 divisible by {self.size}, got shape {tuple(x.shape)}"
+            )
         return self._collective("all_to_all", x, x.shape)
 
     def barrier(self) -> None:
@@ -209,7 +178,10 @@ class Group:
         return self._with(tap=tap)
 
     def _with(self, **changes: Any) -> Group:
-        kept = {name: getattr(self, name) for name in ("axis", "ranks", "rank", "wire", "algorithms", "ledger", "device", "state", "tap")}
+        kept = {
+            name: getattr(self, name)
+            for name in ("axis", "ranks", "rank", "wire", "algorithms", "ledger", "device", "state", "tap")
+        }
         return type(self)(**{**kept, **changes})
 
     def __repr__(self) -> str:
@@ -227,7 +199,7 @@ class Group:
         number = self.ledger.open(verb, self.axis, None, 0)
         self.ledger.within.append((verb, number))
         try:
-            with _Watched(self.ledger, call):
+            with Watched(self.ledger, call):
                 return self.algorithms[verb](x, self, **given)
         finally:
             if self.ledger.within:
@@ -248,7 +220,9 @@ class Group:
         if x.layout is not torch.strided:
             raise ValueError(f"cannot send a sparse tensor ({x.layout}, shape {tuple(x.shape)}): send x.to_dense()")
         if x.numel() and x.device.type != torch.device(self.device).type:
-            raise ValueError(f"this group talks on {self.device}, the tensor is on {x.device}: use x.to({self.device!r})")
+            raise ValueError(
+                f"this group talks on {self.device}, the tensor is on {x.device}: use x.to({self.device!r})"
+            )
         return x.detach()
 
     def _check_op(self, x: Tensor, op: str) -> None:
@@ -256,7 +230,8 @@ class Group:
             raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
         if op == "mean" and not (self._checked(x).is_floating_point() or x.is_complex()):
             raise ValueError(
-                f"the mean of {str(x.dtype)[6:]} tensors is not a whole number: use x.float(), or op=\"sum\" and divide yourself"
+                f"the mean of {str(x.dtype)[6:]} tensors is not a whole number: "
+                'use x.float(), or op="sum" and divide yourself'
             )
 
     def _check_peer(self, peer: int, what: str, itself: bool = False) -> None:
@@ -264,32 +239,6 @@ class Group:
             raise ValueError(f"cannot {what} {peer!r}: ranks of the {self.axis} group are 0 to {self.size - 1}")
         if peer == self.rank and not itself:
             raise ValueError(f"rank {peer} cannot {what} itself")
-
-
-class _Watched:
-    """Tells the ledger's witness before and after something that may block."""
-
-    def __init__(self, ledger: Ledger, call: Call):
-        self.witness, self.call = ledger.witness, call
-
-    def __enter__(self) -> None:
-        if self.witness is not None:
-            self.witness.enter(self.call)
-
-    def __exit__(self, *_: object) -> None:
-        if self.witness is not None:
-            self.witness.leave(self.call)
-
-
-class _Finished:
-    def __init__(self, x: Tensor):
-        self.x = x
-
-    def wait(self) -> Tensor:
-        return self.x
-
-    def done(self) -> bool:
-        return True
 
 
 def _n_bytes(x: Tensor) -> int:

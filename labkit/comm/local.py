@@ -1,6 +1,6 @@
 """A wire between threads of one process: fast tests, and stepping through a collective in a single cell.
 
-    results = run_threads(lambda group: ring.all_reduce(torch.ones(3), group), n_ranks=4)
+results = run_threads(lambda group: ring.all_reduce(torch.ones(3), group), n_ranks=4)
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class Mesh:
         Raises ValueError if the layout has another number of ranks than the world."""
         if layout.size != world.size:
             raise ValueError(
-                f"{layout} needs {layout.dp} x {layout.pp} x {layout.tp} = {layout.size} ranks, the world has {world.size}: "
-                "change one of them"
+                f"{layout} needs {layout.dp} x {layout.pp} x {layout.tp} = {layout.size} ranks, "
+                f"the world has {world.size}: change one of them"
             )
         groups = {axis: _connect(axis, layout, world) for axis in AXES}
         return cls(layout, world, **groups)

@@ -3,8 +3,9 @@
     small (up to 3,968 bytes)   one wire message of 4,096 bytes:  [ header | payload ]
     large                       more: [ header | - ]  [ piece ] [ piece ] ...  each piece goes straight into its place
 
-The pieces of a large message are all on their way at once, and a receiver may use one while the next arrive. A receiver needs to know nothing in advance, a shape that is not the expected one is an error that names both, and
-a small message costs one trip.
+The pieces of a large message are all on their way at once, and a receiver may use one while the next arrive. It needs
+to know nothing in advance, a shape that is not the expected one is an error that names both, and a small message costs
+one trip.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DTYPES = (
 class Handle(Protocol):
     """A wire message under way."""
 
-    def wait(self) -> None: ...
+    def wait(self) -> Tensor | None: ...
 
     def done(self) -> bool: ...
 

@@ -15,7 +15,6 @@ With gloo a CUDA tensor is staged through host memory: right numbers on any mach
 from __future__ import annotations
 
 import contextlib
-import pickle
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +25,12 @@ from torch import Tensor
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 
-_REDUCE = (("sum", dist.ReduceOp.SUM), ("mean", dist.ReduceOp.SUM), ("max", dist.ReduceOp.MAX), ("min", dist.ReduceOp.MIN))
+_REDUCE = (
+    ("sum", dist.ReduceOp.SUM),
+    ("mean", dist.ReduceOp.SUM),
+    ("max", dist.ReduceOp.MAX),
+    ("min", dist.ReduceOp.MIN),
+)
 
 
 def start(
@@ -70,7 +74,13 @@ def world(rank: int, size: int, device: str, ledger: Ledger, state: dict[str, An
 
 
 def over(
-    process_group: Any, axis: str, ranks: tuple[int, ...], rank: int, device: str, ledger: Ledger, state: dict[str, Any] | None = None
+    process_group: Any,
+    axis: str,
+    ranks: tuple[int, ...],
+    rank: int,
+    device: str,
+    ledger: Ledger,
+    state: dict[str, Any] | None = None,
 ) -> Group:
     """A group over one of torch's process groups; `rank` is the index in `ranks`."""
     wire = Native(process_group, device, len(ranks))
@@ -89,7 +99,11 @@ class Native:
         self.pg, self.device, self.size = process_group, device, size
         self.backend = dist.get_backend(process_group)
         self.on_device = self.backend == "nccl"
-        self.headers = dist.new_group(dist.get_process_group_ranks(process_group), backend="gloo") if self.on_device else process_group
+        self.headers = (
+            dist.new_group(dist.get_process_group_ranks(process_group), backend="gloo")
+            if self.on_device
+            else process_group
+        )
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
         self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
@@ -208,38 +222,3 @@ def _reduce_scatter() -> Any:
 
 def _all_gather() -> Any:
     return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def flight() -> list[dict[str, Any]]:
-    """Collectives in flight on this rank by torch's flight recorder; [] where there is none.
-
-    Each: group, seq, verb, shapes, dtypes, ranks. Messages (send, recv) are not recorded by torch."""
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace  # private: absent in other versions
-
-        dump = pickle.loads(_dump_fr_trace())
-    except Exception:
-        return []
-    found = []
-    for entry in dump.get("entries", []):
-        if entry.get("retired", True):
-            continue
-        group = entry.get("process_group") or ("", "")
-        found.append(
-            {
-                "group": group[1] or group[0] or "world",
-                "seq": entry.get("collective_seq_id", 0),
-                "verb": str(entry.get("profiling_name", "")).partition(":")[2],
-                "shapes": entry.get("input_sizes", ""),
-                "dtypes": entry.get("input_dtypes", ""),
-                "ranks": _members(group[0]),
-            }
-        )
-    return found
-
-
-def _members(name: str) -> tuple[int, ...]:
-    for group, ranks in dist.distributed_c10d._world.pg_group_ranks.items():
-        if group is not None and dist.distributed_c10d._world.pg_names.get(group) == name:
-            return tuple(ranks)
-    return ()

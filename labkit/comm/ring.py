@@ -30,6 +30,7 @@ from labkit.comm.group import Group
 SEGMENT_BYTES = 4 << 20
 """A broadcast is passed on in pieces of this size, so that the last rank does not wait for the first to finish."""
 
+
 def all_reduce(x: Tensor, group: Group, op: str = "sum") -> Tensor:
     """Sum of x over the ring, the same bits on every rank.   same shape; sends 2(n-1)/n N"""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -110,4 +111,3 @@ def _combine(mine: Tensor, theirs: Tensor, out: Tensor, op: str) -> None:
         torch.maximum(mine, theirs, out=out)
     else:
         torch.minimum(mine, theirs, out=out)
-

@@ -150,7 +150,7 @@ class Page:
         peer = None if call.peer is None else call.ranks[call.peer]
         fields = (call.verb, call.axis, call.ranks, peer, call.shape, call.dtype, call.seq, call.tag, file, line)
         self.stack.append(fields)
-        self.last = str(Entry(*fields))
+        self.last = str(Entry._make(fields))
         self._write()
         if peer is None and len(call.ranks) > 1:
             self._compare(call)
@@ -200,7 +200,9 @@ def _mismatch(call: Call, me: int, mine: str, other: int, theirs: str) -> str:
         verb, _, rest = text.partition("|")
         op, _, rest = rest.partition("|")
         shape, _, dtype = rest.partition("|")
-        return f"{verb}({'shape ' + shape + ', ' + dtype if shape else ''}{', op=' + op if op not in ('', 'sum') else ''})"
+        return (
+            f"{verb}({'shape ' + shape + ', ' + dtype if shape else ''}{', op=' + op if op not in ('', 'sum') else ''})"
+        )
 
     return (
         f"collective #{call.seq} on {call.axis} does not match: rank {me} brings {said(mine)}, "

@@ -20,7 +20,8 @@ from typing import Any
 
 from labkit.launch import output, watch
 from labkit.launch.blackbox import Position
-from labkit.launch.crew import Crew, Event
+from labkit.launch.crew import Crew
+from labkit.launch.lines import Event
 from labkit.launch.progress import Bar
 from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
@@ -101,11 +102,16 @@ class Call:
         seen = self.seen()
         self.crew.ask(self.pending, "where")  # the answers serve the next look
         box, tails = self.crew.box, self.crew.tails
-        life = [(box.read(r).done, box.read(r).progress, tails[r].at, tails[r].hidden_bytes) for r in self.ranks], len(self.answers)
+        life = (
+            [(box.read(r).done, box.read(r).progress, tails[r].at, tails[r].hidden_bytes) for r in self.ranks],
+            len(self.answers),
+        )
         if life != self.life:
             self.life, self.life_at = life, now
         found = watch.diagnose(seen)
-        stuck = found and [(w.rank, w.call, w.line, w.waits_for, box.read(w.rank).done) for w in found.ranks if w.rank in found.stuck]
+        stuck = found and [
+            (w.rank, w.call, w.line, w.waits_for, box.read(w.rank).done) for w in found.ranks if w.rank in found.stuck
+        ]
         if stuck != self.stuck:
             self.stuck, self.stuck_since = stuck, now
         if found is not None and now - self.stuck_since >= SURE_S * (1 if self._gone(found) else 2):
@@ -118,7 +124,9 @@ class Call:
             self._straggler(seen)
 
     def _gone(self, found: watch.Autopsy) -> bool:
-        return any(found.ranks[b].state in ("finished", "raised", "dead", "idle") for a, b in found.waits if a in found.stuck)
+        return any(
+            found.ranks[b].state in ("finished", "raised", "dead", "idle") for a, b in found.waits if a in found.stuck
+        )
 
     def _straggler(self, seen: Sequence[watch.Whereabouts]) -> None:
         long = [each for each in seen if each.state == "waiting" and each.seconds > STRAGGLER_S and each.waits_for]
@@ -126,7 +134,10 @@ class Call:
             self.told_straggler = True
             late = [str(seen[rank]) for rank in long[0].waits_for if seen[rank].state == "running"]
             who = watch.name_ranks([each.rank for each in long])
-            print(f"{who} waiting in {long[0].call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.", flush=True)
+            print(
+                f"{who} waiting in {long[0].call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.",
+                flush=True,
+            )
 
     def seen(self) -> list[watch.Whereabouts]:
         """The whereabouts of every rank of the cluster at this moment."""
@@ -172,15 +183,23 @@ class Call:
             self.crew.signal(self.pending, signal.SIGUSR2)  # the rank writes its stack, even from inside C
             time.sleep(0.05)
             for rank in self.pending:
-                self.deaths[rank] = Ended(rank, self.crew.pids.get(rank, 0), None, "SIGKILL by labkit, since nothing else freed it", None)
+                self.deaths[rank] = Ended(
+                    rank, self.crew.pids.get(rank, 0), None, "SIGKILL by labkit, since nothing else freed it", None
+                )
             self.crew.kill(list(self.deaths))
         self.replaced = self.crew.heal() or self.replaced
 
     def stopped(self) -> str:
         """What the stop button says: where everybody was, and what is left."""
-        lines = ["Stopped.", *(f"  {each}" for each in (self.autopsy.ranks if self.autopsy else ()) if each.rank in self.ranks)]
+        lines = [
+            "Stopped.",
+            *(f"  {each}" for each in (self.autopsy.ranks if self.autopsy else ()) if each.rank in self.ranks),
+        ]
         if self.replaced:
-            return "\n".join([*lines, f"{watch.name_ranks(self.replaced)} had to be replaced; the others kept their names."])
+            left = (
+                "; the others kept their names" if len(self.replaced) < self.crew.n_ranks else ": their names are gone"
+            )
+            return "\n".join([*lines, f"{watch.name_ranks(self.replaced)} had to be replaced{left}."])
         return "\n".join([*lines, "All ranks are still there, with their names."])
 
     # -- what to say -------------------------------------------------------------------------------------------------
@@ -225,5 +244,5 @@ class Call:
         last = "; ".join(f"rank {each.rank} in {each.call} {each.shape}" for each in autopsy.ranks if each.call)
         return (
             ". On gloo this is nearly always a collective of torch itself whose tensors differ in shape or dtype"
-            f"{f' ({last})' if last else ''}: use the verbs of the group, or Cluster(strict=True), and both shapes are named"
+            f"{f' ({last})' if last else ''}: verbs of the group, or Cluster(strict=True), name both shapes"
         )

@@ -49,14 +49,18 @@ def choose(n_ranks: int, device: str = "auto", gpus: tuple[str, ...] | None = No
     if shared:
         index = int(shared[1])
         if index >= len(gpus):
-            raise ValueError(f'device="{device}" names GPU {index}, this machine has {len(gpus)} GPUs: use device="cpu"')
+            raise ValueError(
+                f'device="{device}" names GPU {index}, this machine has {len(gpus)} GPUs: use device="cpu"'
+            )
         return Choice(
             "gloo",
             (device,) * n_ranks,
             f"{n_ranks} ranks share {device} ({gpus[index]}) over gloo, through host memory: "
             "right numbers, not the speed of a GPU each",
         )
-    raise ValueError(f'unknown device {device!r}: use "auto", "cpu", "cuda" (a GPU for each rank) or "cuda:0" (all on one)')
+    raise ValueError(
+        f'unknown device {device!r}: use "auto", "cpu", "cuda" (a GPU for each rank) or "cuda:0" (all on one)'
+    )
 
 
 def _no_gpu(n_gpus: int, n_ranks: int) -> str:

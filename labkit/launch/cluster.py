@@ -49,7 +49,9 @@ class Cluster:
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
         if links is not None or memory_bytes is not None:
-            raise ValueError("shaped links and memory caps are not part of this version: leave links and memory_bytes at None")
+            raise ValueError(
+                "shaped links and memory caps are not part of this version: leave links and memory_bytes at None"
+            )
         self.choice = choose(n_ranks, device)
         self.n_ranks, self.timeout_s = n_ranks, timeout_s
         self._lock = threading.RLock()
@@ -114,7 +116,8 @@ class Cluster:
             found = (ship.why_unpicklable(value, name) for name, value in named)
             where = next((each for each in found if each), getattr(fn, "__name__", repr(fn)))
             raise ValueError(
-                f"cannot send this to the ranks: {where}: {error}. Make it inside the function, or pass what it is made from"
+                f"cannot send this to the ranks: {where}: {error}. "
+                "Make it inside the function, or pass what it is made from"
             ) from None
 
     def _mend(self) -> None:
@@ -159,8 +162,8 @@ class Cluster:
                 value = ship.open_parcel(frames)
             except Exception as error:
                 raise ValueError(
-                    f"what rank {rank} returned cannot be rebuilt here ({type(error).__name__}: {error}): return plain numbers, "
-                    "tensors or containers of them"
+                    f"what rank {rank} returned cannot be rebuilt here ({type(error).__name__}: {error}): "
+                    "return plain numbers, tensors or containers of them"
                 ) from error
             ledger = Ledger()
             ledger.transfers.extend(answer.transfers)

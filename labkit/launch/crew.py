@@ -1,28 +1,19 @@
-"""The kernel's end of a cluster: its ranks as processes and as people to talk to. One message loop, no threads.
-
-Two lines lead out of the kernel: a socket to the warden (start, signal, end; who has ended and how) and a ZeroMQ
-router on a unix socket in a private folder, to which the main and the control thread of each rank connect.
-"""
+"""The kernel's end of a cluster: its ranks as processes. Started, healed, signalled, ended by way of the warden."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
-
-import zmq
 
 from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
+from labkit.launch.lines import Lines
 from labkit.launch.output import Tail
-from labkit.launch.warden import Ended
 from labkit.launch.zygote import zygote
 
 START_S = 60.0
@@ -31,39 +22,17 @@ TORCH_TIMEOUT_S = 1800.0
 """torch's own time-out of a collective. labkit's watch is far sooner and says why; this one is the last resort."""
 
 
-class Event(NamedTuple):
-    """Something that a rank or the warden said: kind, rank, what, and the frames that came with it."""
-
-    kind: str
-    rank: int
-    what: tuple[Any, ...]
-    frames: list[Any]
-
-
-class Crew:
-    """The ranks of one cluster."""
+class Crew(Lines):
+    """The ranks of one cluster, and the private folder in which they meet."""
 
     def __init__(self, n_ranks: int, choice: Choice, strict: bool, fresh: bool):
         self.n_ranks, self.owner = n_ranks, os.getpid()
         self.folder = _private_folder()
         self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
         self.tails = [Tail(os.path.join(self.folder, f"output{rank}"), rank) for rank in range(n_ranks)]
-        self.context = zmq.Context()
-        self.router = self.context.socket(zmq.ROUTER)
-        self.router.linger = 0
-        self.router.setsockopt(zmq.RCVHWM, 0)
-        self.router.setsockopt(zmq.SNDHWM, 0)
-        address = "ipc://" + os.path.join(self.folder, "wire")
-        self.router.bind(address)
-        self.generation = 0
-        self.pids: dict[int, int] = {}
-        self.ended: dict[int, Ended] = {}
-        self.joined: dict[int, str | None] = {}
         self.shipped: set[str] = set()
-        self.waiting: list[Event] = []
-        self.wake_read, self.wake_write = os.pipe()
-        os.set_blocking(self.wake_read, False)
-        self.warden = Connection(zygote().warden().detach())
+        address = "ipc://" + os.path.join(self.folder, "wire")
+        super().__init__(address, Connection(zygote().warden().detach()))
         self.warden.send(("keep", self.folder))
         threads = max(1, (os.cpu_count() or 1) // n_ranks)
         self.spec = {
@@ -82,11 +51,6 @@ class Crew:
             "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},
         }
         self.devices = choice.devices
-        self.poller = zmq.Poller()
-        for line in (self.router, self.warden.fileno(), self.wake_read):
-            self.poller.register(line, zmq.POLLIN)
-
-    # -- processes ---------------------------------------------------------------------------------------------------
 
     def start(self, ranks: Iterable[int]) -> None:
         """Fork fresh processes for `ranks`; they join the present generation by themselves."""
@@ -151,81 +115,13 @@ class Crew:
             else:
                 stage = "has started, waits for the others" if rank in self.pids else "was never started"
             lines.append(f"  rank {rank}: {stage}")
-        printed = "".join("".join(f"  rank {t.rank} printed: {line}\n" for line in t.lines(end=True)[-5:]) for t in self.tails)
+        printed = "".join(
+            "".join(f"  rank {t.rank} printed: {line}\n" for line in t.lines(end=True)[-5:]) for t in self.tails
+        )
         return "\n".join(lines) + ("\n" + printed if printed else "")
 
-    # -- messages ----------------------------------------------------------------------------------------------------
-
-    def tell(self, rank: int, kind: str, *rest: Any, frames: Sequence[Any] = ()) -> None:
-        """Send a message to the main thread of `rank`."""
-        if rank in self.pids:
-            identity = f"m{rank}.{self.pids[rank]}".encode()
-            self.router.send_multipart([identity, pickle.dumps((kind, *rest)), *frames], copy=False)
-
-    def ask(self, ranks: Iterable[int], question: str, ticket: int = 0) -> None:
-        """Ask the control threads of `ranks`; the answers come as events."""
-        for rank in ranks:
-            if rank in self.pids:
-                identity = f"c{rank}.{self.pids[rank]}".encode()
-                self.router.send_multipart([identity, pickle.dumps((question, ticket))])
-
-    def poll(self, timeout_s: float) -> list[Event]:
-        """What has been said, waiting at most `timeout_s` for the first of it. KeyboardInterrupt if `interrupt` was called."""
-        events, self.waiting = self.waiting, []
-        ready = dict(self.poller.poll(0 if events else timeout_s * 1e3))
-        if self.wake_read in ready:
-            os.read(self.wake_read, 4096)
-            raise KeyboardInterrupt
-        while self.warden.poll():
-            self._from_warden(events)
-        if self.router in ready:
-            self._from_ranks(events)
-        return events
-
-    def _from_warden(self, events: list[Event]) -> None:
-        try:
-            kind, *what = self.warden.recv()
-        except (EOFError, OSError):
-            raise RuntimeError("the warden of this cluster is gone, and its ranks with it: make a new Cluster") from None
-        if kind == "started":
-            self.pids[what[0]] = what[1]
-        elif kind == "ended":
-            ended: Ended = what[0]
-            if self.pids.get(ended.rank) == ended.pid:
-                del self.pids[ended.rank]
-                self.ended[ended.rank] = ended
-                events.append(Event("ended", ended.rank, (ended,), []))
-
-    def _from_ranks(self, events: list[Event]) -> None:
-        while True:
-            try:
-                identity, head, *frames = self.router.recv_multipart(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
-                return
-            name = identity.bytes.decode()
-            rank, _, pid = name[1:].partition(".")
-            kind, *what = pickle.loads(head.buffer)
-            if kind == "joined":
-                if what[1] == self.generation:
-                    self.joined[int(rank)] = what[2]
-            elif kind != "hello" and self.pids.get(int(rank)) == int(pid):  # else the ghost of a rank that was replaced
-                events.append(Event(kind, int(rank), tuple(what), [frame.buffer for frame in frames]))
-
-    def wait(self, until: Any, timeout_s: float) -> bool:
-        """Handle messages until `until()` holds; keeps the events for the next `poll`."""
-        deadline = time.monotonic() + timeout_s
-        kept: list[Event] = []
-        while not until() and time.monotonic() < deadline:
-            kept += self.poll(min(0.1, max(0.0, deadline - time.monotonic())))
-        self.waiting += kept
-        return bool(until())
-
-    def interrupt(self) -> None:
-        """Make the thread that polls raise KeyboardInterrupt."""
-        os.write(self.wake_write, b"!")
-
     def close(self) -> None:
-        """End every rank and the warden; nothing is left. Safe to call twice, and in a fork of the kernel (where it does nothing)."""
+        """End every rank and the warden; nothing is left. May be called twice; does nothing in a fork of the kernel."""
         if os.getpid() != self.owner or self.context.closed:
             return
         if self.spec["backend"] == "nccl":  # NCCL leaves shared memory behind when it is killed
@@ -237,14 +133,10 @@ class Crew:
             self.warden.send(("end",))
             while self.warden.poll(5.0):
                 self.warden.recv()
-        self.warden.close()
-        self.router.close()
-        self.context.term()
+        self.hang_up()
         for tail in self.tails:
             tail.close()
         self.box.close()
-        os.close(self.wake_read)
-        os.close(self.wake_write)
         self.pids.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 

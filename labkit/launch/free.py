@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from labkit.comm import native
+from labkit.comm import flight, native
 from labkit.launch.blackbox import Position
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -62,16 +62,21 @@ def position(main_thread: int) -> Position | None:
         return None
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
-    return Position(file, line, frame.f_code.co_name, text, call, peer, tuple(native.flight()))
+    return Position(file, line, frame.f_code.co_name, text, call, peer, tuple(flight.in_flight()))
 
 
 def cut() -> int:
     """Shut down every TCP connection between ranks of this machine that this process holds. Returns how many."""
+    native.abort()
     count = 0
     for fd in sockets():
         try:
             with socket.socket(fileno=os.dup(fd)) as one:
-                if one.type == socket.SOCK_STREAM and _is_loopback(one.getpeername()[0]) and _is_loopback(one.getsockname()[0]):
+                if (
+                    one.type == socket.SOCK_STREAM
+                    and _is_loopback(one.getpeername()[0])
+                    and _is_loopback(one.getsockname()[0])
+                ):
                     one.shutdown(socket.SHUT_RDWR)
                     count += 1
         except OSError:  # a listening or closed socket: nobody waits on it

@@ -1,10 +1,10 @@
 """`%%ranks`: a cell that runs on the ranks, with names that persist there.
 
-    %%ranks            all ranks           %%ranks 0,2       some
-    x = torch.full((2,), float(rank))
-    group.all_reduce(x)                    the last expression is shown, by rank
+%%ranks            all ranks           %%ranks 0,2       some
+x = torch.full((2,), float(rank))
+group.all_reduce(x)                    the last expression is shown, by rank
 
-    %ranks 8           a new cluster of 8 ranks for the cells below        %ranks      its status
+%ranks 8           a new cluster of 8 ranks for the cells below        %ranks      its status
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ def unload(shell: Any) -> None:
 
 @magics_class
 class RanksMagic(Magics):
+    """Holds no state of its own: the cluster is the newest open one among the notebook's names."""
+
+    shell: Any
+
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> Any:
         """Run a cell on the ranks of the newest open cluster (one of 4 ranks is made if there is none)."""
@@ -84,9 +88,13 @@ def run_cell(group: Group, cell: str, name: str) -> str | None:
     space.update(group=group, rank=group.rank, n_ranks=group.size, torch=torch, __builtins__=__builtins__)
     linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
     tree = ast.parse(cell, name)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";") else None
+    last = (
+        tree.body.pop()
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";")
+        else None
+    )
     exec(compile(tree, name, "exec"), space)
-    if last is None:
+    if not isinstance(last, ast.Expr):
         return None
     value = eval(compile(ast.Expression(last.value), name, "eval"), space)
     return None if value is None else repr(value)
@@ -108,4 +116,3 @@ def _parse(line: str, n_ranks: int) -> tuple[int, ...]:
     if not ranks or any(not 0 <= rank < n_ranks for rank in ranks):
         raise UsageError(f"ranks of this cluster are 0 to {n_ranks - 1}, got {line.strip()!r}")
     return tuple(ranks)
-

@@ -39,7 +39,8 @@ class Tail:
             size = 0
         self.at = size
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.partial, self.kept, self.kept_bytes, self.hidden_bytes = "", [], 0, 0
+        self.kept: list[str] = []
+        self.partial, self.kept_bytes, self.hidden_bytes = "", 0, 0
         return late
 
     def lines(self, end: bool = False) -> list[str]:
@@ -58,7 +59,9 @@ class Tail:
             out = [_collapse(line) for line in whole if not line.startswith(_NOISE)]
         self.kept += out
         if end and self.hidden_bytes:
-            out.append(f"... {self.hidden_bytes:,} more bytes not shown (a call may print {self.budget_bytes:,} a rank)")
+            out.append(
+                f"... {self.hidden_bytes:,} more bytes not shown (a call may print {self.budget_bytes:,} a rank)"
+            )
             self.kept.append(out[-1])
         return out
 

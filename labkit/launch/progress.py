@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ SHOW_AFTER_S, REDRAW_S = 1.0, 0.25
 
 def track(items: Iterable[T], group: Group, total: int | None = None) -> Iterator[T]:
     """Iterate over `items` on a rank; the notebook's progress bar follows the slowest rank."""
-    n = total if total is not None else len(items) if hasattr(items, "__len__") else 0
+    n = total if total is not None else len(items) if isinstance(items, Sized) else 0
     page: Any = group.ledger.witness
     for i, item in enumerate(items):
         if page is not None:
@@ -30,7 +30,8 @@ class Bar:
     """Shows how far a call has come: the slowest rank's `track`, or how many ranks have finished."""
 
     def __init__(self, n_ranks: int):
-        self.n_ranks, self.drawn_at, self.display = n_ranks, 0.0, None
+        self.n_ranks, self.drawn_at = n_ranks, 0.0
+        self.display: Any = None
 
     def update(self, box: BlackBox, ranks: Sequence[int], n_done: int, seconds: float, end: bool) -> None:
         """Draw the bar again, at most four times a second; take it away at the end."""
@@ -52,7 +53,7 @@ class Bar:
         if "ipykernel" in sys.modules and type(sys.stdout).__module__.startswith("ipykernel"):
             from IPython.display import display
 
-            bar = f'<progress value="{share:.3f}" max="1" aria-label="progress of the call" style="width:40%"></progress> {text}'
+            bar = f'<progress value="{share:.3f}" max="1" aria-label="progress of the call"></progress> {text}'
             bundle = {"text/html": bar, "text/plain": f"{share:4.0%} {text}"}
             if self.display is None:
                 self.display = display(bundle, raw=True, display_id=True)

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from labkit.launch.blackbox import Page
     from labkit.launch.watch import Autopsy
 
-_LAUNCH = str(Path(__file__).resolve().parent)
-_CONNECTION = re.compile(r"connection (closed|reset|refused)|broken pipe|socket|gloo/transport|timed? ?out|nccl", re.IGNORECASE)
+_LABKIT = Path(__file__).resolve().parents[1]
+_OURS = (str(_LABKIT / "launch"), *(str(_LABKIT / "comm" / name) for name in ("group.py", "message.py", "work.py")))
+_CONNECTION = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|socket|gloo/transport|timed? ?out|nccl", re.IGNORECASE
+)
 
 
 class Failure(NamedTuple):
@@ -56,12 +59,16 @@ class Answer(NamedTuple):
 
 
 def failure_of(error: BaseException, page: Page) -> Failure:
-    """Describe `error` where it happened. The traceback begins at the learner's first line."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_LAUNCH):
-        trace = trace.tb_next
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    wire = type(error).__name__ in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(_CONNECTION.search(str(error)))
+    """Describe `error` where it happened. The traceback begins, and for bad input ends, at the learner's own lines."""
+    told = traceback.TracebackException.from_exception(error)
+    while len(told.stack) > 1 and told.stack[0].filename.startswith(_OURS):
+        del told.stack[0]
+    while len(told.stack) > 1 and told.stack[-1].filename.startswith(_OURS) and isinstance(error, ValueError):
+        del told.stack[-1]  # a verb refused what it was given: the line that called it is the place to look
+    text = "".join(told.format())
+    wire = type(error).__name__ in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(
+        _CONNECTION.search(str(error))
+    )
     try:
         pickled = cloudpickle.dumps(error.with_traceback(None))
     except Exception:
@@ -89,9 +96,7 @@ class WorkerError(RuntimeError):
     remote_traceback   the traceback of the root cause, with the lines of the learner's cell
     """
 
-    def __init__(
-        self, rank: int, reason: str, errors: dict[int, Failure], autopsy: Autopsy, notes: Sequence[str] = ()
-    ):
+    def __init__(self, rank: int, reason: str, errors: dict[int, Failure], autopsy: Autopsy, notes: Sequence[str] = ()):
         self.rank, self.errors, self.autopsy = rank, errors, autopsy
         self.reason, self.notes = reason, tuple(notes)
         self.remote_traceback = errors[rank].traceback if rank in errors else ""

@@ -55,7 +55,13 @@ def _reduce_tensor(x: Any, torch: types.ModuleType) -> Any:
         if dense.is_conj() or dense.is_neg():
             dense = dense.resolve_conj().resolve_neg()
         raw = dense.reshape(-1).view(torch.uint8).numpy() if dense.numel() else b""
-    return _tensor, (pickle.PickleBuffer(raw), str(x.dtype)[6:], tuple(x.shape), x.requires_grad, kind is not torch.Tensor)
+    return _tensor, (
+        pickle.PickleBuffer(raw),
+        str(x.dtype)[6:],
+        tuple(x.shape),
+        x.requires_grad,
+        kind is not torch.Tensor,
+    )
 
 
 def _tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, parameter: bool) -> Any:

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +40,7 @@ class Ended(NamedTuple):
         if self.out_of_memory:
             return f"was killed by {self.signal}: out of memory ({self.out_of_memory})"
         if self.signal == "SIGKILL":
-            return "was killed by SIGKILL (by whom is not known; if you did not do it, look for the out-of-memory killer in dmesg)"
+            return "was killed by SIGKILL, cause unknown (if it was not you: dmesg tells of the out-of-memory killer)"
         return f"was killed by {self.signal}"
 
 
@@ -85,7 +84,7 @@ class Warden:
         self.end()
 
     def _kernel_lives(self) -> bool:
-        # the zygote leaves when the kernel does; end of file says the same, unless a fork of the kernel holds the socket
+        # the zygote leaves when the kernel does; so does end of file, unless a fork of the kernel holds the socket
         return os.getppid() == self.zygote_pid and psutil.pid_exists(self.kernel_pid)
 
     def start(self, spec: dict[str, Any]) -> None:
@@ -185,7 +184,10 @@ def enter_rank(warden_pid: int) -> None:
 
 
 def _execute(spec: dict[str, Any]) -> int:
-    code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.launch import warden, worker; warden.enter_rank({os.getpid()}); worker.main({spec!r})"
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from labkit.launch import warden, worker; "
+        f"warden.enter_rank({os.getpid()}); worker.main({spec!r})"
+    )
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL).pid
 
 
@@ -226,5 +228,3 @@ def _oom_kills() -> int | None:
         return int(dict(row.split() for row in events.read_text().splitlines())["oom_kill"])
     except (OSError, StopIteration, KeyError, ValueError):
         return None
-
-

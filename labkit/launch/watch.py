@@ -14,7 +14,6 @@ import linecache
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from labkit.launch.blackbox import BlackBox, Position, State
@@ -52,7 +51,8 @@ class Whereabouts:
         where = f", {self.place}" + (f": {self.source}" if self.source else "") if self.file else ""
         if self.state == "waiting":
             whom = f", waiting for {name_ranks(self.waits_for)}" if self.waits_for else ", everybody has come"
-            return f"rank {self.rank} has been in {self.call}{self.shape and ' ' + self.shape} for {self.seconds:.1f} s{whom}{where}"
+            what = f"{self.call} {self.shape}".rstrip()
+            return f"rank {self.rank} has been in {what} for {self.seconds:.1f} s{whom}{where}"
         words = {
             "running": "is running Python",
             "finished": "has finished",
@@ -106,7 +106,9 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def observe(box: BlackBox, rank: int, state: str, position: Position | None, now: float, detail: str = "") -> Whereabouts:
+def observe(
+    box: BlackBox, rank: int, state: str, position: Position | None, now: float, detail: str = ""
+) -> Whereabouts:
     """One rank's whereabouts from its black box (a verb of a Group) or from its stack (a call of torch itself)."""
     if state != "running":
         return Whereabouts(rank, state, detail=detail)
@@ -163,7 +165,11 @@ def join_torch(seen: Sequence[Whereabouts]) -> list[Whereabouts]:
     for each in seen:
         if each.state == "waiting" and each.axis.startswith("torch "):
             members = set(each.waits_for or taking_part)
-            here = {o.rank for o in seen if o.state == "waiting" and (o.axis, o.seq, o.verb) == (each.axis, each.seq, each.verb)}
+            here = {
+                o.rank
+                for o in seen
+                if o.state == "waiting" and (o.axis, o.seq, o.verb) == (each.axis, each.seq, each.verb)
+            }
             each = replace(each, waits_for=tuple(sorted(members - here - {each.rank})))
         out.append(each)
     return out
@@ -210,8 +216,13 @@ def _headline(stuck: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
         whom = "" if first.verb in ("send", "recv") else f" for {name_ranks(gone)}"
         return f"Hang: {name_ranks(together)} {wait} in {first.call}{whom}, {_absence(gone, by_rank)}."
     collectives = all(by_rank[r].verb not in ("send", "recv") for r in stuck)
-    if collectives and len({by_rank[r].call for r in stuck}) > 1 and len({(by_rank[r].axis, by_rank[r].seq) for r in stuck}) == 1:
-        return f"Hang: the ranks are in different collectives: {'; '.join(f'rank {r} in {by_rank[r].call}' for r in stuck)}."
+    if (
+        collectives
+        and len({by_rank[r].call for r in stuck}) > 1
+        and len({(by_rank[r].axis, by_rank[r].seq) for r in stuck}) == 1
+    ):
+        where = "; ".join(f"rank {r} in {by_rank[r].call}" for r in stuck)
+        return f"Hang: the ranks are in different collectives: {where}."
     circle = "; ".join(f"rank {r} in {by_rank[r].call} waits for {name_ranks(by_rank[r].waits_for)}" for r in stuck)
     return f"Deadlock: {circle}: everybody waits for somebody who waits."
 

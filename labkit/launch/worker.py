@@ -130,7 +130,7 @@ class Rank:
                 self.sent.close()
                 self.sent = None
             if kind == "call":
-                self.call(call_id, *rest, frames[1:])
+                self.call(call_id, rest[0], frames[1:])
             elif kind == "join":
                 self.join(*rest)
             else:
@@ -178,8 +178,6 @@ class Rank:
         seconds = time.perf_counter() - started
         self._flush()
         self._reply(call_id, value, failure, seconds)
-        if failure is not None:
-            sys.last_exc = None  # type: ignore[attr-defined]  (a kept traceback would keep the learner's tensors)
         self._retire_threads()
 
     def _reply(self, call_id: int, value: Any, failure: Failure | None, seconds: float) -> None:
@@ -219,5 +217,3 @@ class Rank:
         self._flush()
         self.socket.close()
         os._exit(0)
-
-

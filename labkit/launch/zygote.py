@@ -46,7 +46,8 @@ class Zygote:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.launch.zygote import main; main({theirs.fileno()}, {os.getpid()})"
+        arguments = f"{theirs.fileno()}, {os.getpid()}"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.launch.zygote import main; main({arguments})"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -65,9 +66,13 @@ class Zygote:
             try:
                 data = self.socket.recv(65536)
             except TimeoutError:
-                raise RuntimeError(f"the process that imports torch for all ranks is not ready after {timeout_s:g} s") from None
+                raise RuntimeError(
+                    f"the process that imports torch for all ranks is not ready after {timeout_s:g} s"
+                ) from None
             if not data:
-                raise RuntimeError(f"the process that imports torch for all ranks ended with {self.process.wait(5)}: is torch installed?")
+                raise RuntimeError(
+                    f"the process that imports torch for all ranks ended ({self.process.wait(5)}): is torch installed?"
+                )
             self.hello = pickle.loads(data)
         return self.hello
 

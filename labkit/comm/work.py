@@ -1,0 +1,81 @@
+"""Work: something that was started on a group and can be waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from labkit.comm.ledger import Call, Ledger
+
+if TYPE_CHECKING:
+    from labkit.comm.group import Group
+
+
+class Work:
+    """Something that was started. `wait()` returns its tensor (None for a send) when it is done; `done` only looks."""
+
+    def __init__(self, group: Group, call: Call, under_way: Any, number: int | None = None):
+        self.group, self.call, self.under_way, self.number = group, call, under_way, number
+        self.result: Tensor | None = None
+        self.finished = False
+
+    def wait(self) -> Tensor | None:
+        """Block until done. For a send this means that the receiver has taken it; the tensor may be changed again."""
+        if not self.finished:
+            with Watched(self.group.ledger, self.call):
+                self.result = self.under_way.wait()
+            self._finish()
+        return self.result
+
+    def pieces(self) -> Iterator[Tensor]:
+        """What is being received, bit by bit: flat pieces in order, each as soon as it is there."""
+        with Watched(self.group.ledger, self.call):
+            yield from self.under_way.arrive()
+        self.result = self.under_way.result
+        self._finish()
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait()` would return at once."""
+        if not self.finished and self.under_way.done():
+            self.result = self.under_way.wait()
+            self._finish()
+        return self.finished
+
+    def _finish(self) -> None:
+        self.finished, self.under_way = True, None
+        if self.number is not None:
+            self.group.ledger.close(self.number)
+        if self.call.verb == "recv" and self.group.tap is not None and self.call.peer is not None:
+            assert self.result is not None
+            self.group.tap("recv", self.call.ranks[self.call.peer], self.call.tag, self.result)
+
+
+class Watched:
+    """Tells the ledger's witness before and after something that may block."""
+
+    def __init__(self, ledger: Ledger, call: Call):
+        self.witness, self.call = ledger.witness, call
+
+    def __enter__(self) -> None:
+        if self.witness is not None:
+            self.witness.enter(self.call)
+
+    def __exit__(self, *_: object) -> None:
+        if self.witness is not None:
+            self.witness.leave(self.call)
+
+
+class Finished:
+    """What was done before anybody could wait for it."""
+
+    def __init__(self, x: Tensor):
+        self.x = x
+
+    def wait(self) -> Tensor:
+        return self.x
+
+    def done(self) -> bool:
+        return True
