@@ -69,7 +69,9 @@ class LocalWire:
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> _Expected:
         key = (self.axis, self.ranks[source], self.ranks[self.rank], tag)
-        return _Expected(self.exchange, self.exchange.queues[key], buffer, f"recv from rank {self.ranks[source]}")
+        with self.exchange.changed:  # the first to ask makes the queue, and there must be only one
+            queue = self.exchange.queues[key]
+        return _Expected(self.exchange, queue, buffer, f"recv from rank {self.ranks[source]}")
 
 
 class _Sent:

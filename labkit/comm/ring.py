@@ -21,6 +21,7 @@ Sums are taken in the tensor's own dtype, in ring order, as NCCL's rings do; eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,10 +52,13 @@ def reduce_scatter(x: Tensor, group: Group, op: str = "sum") -> Tensor:
 def all_gather(x: Tensor, group: Group) -> Tensor:
     """Every rank's x in rank order, joined along dim 0; parts may differ in length.   [k, ...] -> [n*k, ...]"""
     n, me = group.size, group.rank
-    parts = [x.contiguous()] * n
+    parts: list[Any] = [x.contiguous()] * n
     for step in range(n - 1):
         give, take = (me - step) % n, (me - step - 1) % n
-        parts[take] = group.exchange(parts[give], (me + 1) % n, (me - 1) % n, tag=give)
+        expected = group.recv_start((me - 1) % n, tag=take)
+        sent = group.send(parts[give], (me + 1) % n, tag=give)
+        parts[take] = expected.wait()
+        sent.wait()
     return torch.cat(parts)
 
 
@@ -86,7 +90,7 @@ def _reduce_scatter(parts: Sequence[Tensor], out: Sequence[Tensor], group: Group
         start = 0
         for arrived in expected.pieces():  # added while the rest of the chunk is on the wire
             stop = start + len(arrived)
-            _combine(parts[take][start:stop], arrived, out[take][start:stop], op)
+            combine(parts[take][start:stop], arrived, out[take][start:stop], op)
             start = stop
         sent.wait()
     if op == "mean":
@@ -104,7 +108,8 @@ def _all_gather(chunks: Sequence[Tensor], group: Group) -> None:
         sent.wait()
 
 
-def _combine(mine: Tensor, theirs: Tensor, out: Tensor, op: str) -> None:
+def combine(mine: Tensor, theirs: Tensor, out: Tensor, op: str) -> None:
+    """out = mine (op) theirs, for every op that a collective knows (a mean is a sum until the end)."""
     if op in ("sum", "mean"):
         torch.add(mine, theirs, out=out)
     elif op == "max":

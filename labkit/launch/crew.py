@@ -145,5 +145,5 @@ def _private_folder() -> str:
     folder = tempfile.mkdtemp(prefix="labkit-")
     if len(folder) > 80:  # a unix socket's path may have 107 bytes
         os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="labkit-", dir="/tmp")  # noqa: S108
+        folder = tempfile.mkdtemp(prefix="labkit-", dir="/tmp")
     return folder

@@ -88,11 +88,9 @@ def run_cell(group: Group, cell: str, name: str) -> str | None:
     space.update(group=group, rank=group.rank, n_ranks=group.size, torch=torch, __builtins__=__builtins__)
     linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
     tree = ast.parse(cell, name)
-    last = (
+    last = tree.body[-1] if tree.body and not cell.rstrip().endswith(";") else None
+    if isinstance(last, ast.Expr):
         tree.body.pop()
-        if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";")
-        else None
-    )
     exec(compile(tree, name, "exec"), space)
     if not isinstance(last, ast.Expr):
         return None

@@ -46,7 +46,7 @@ def _settle(spec: dict[str, Any]) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
-    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (input() raises EOFError, not a wait for ever)
+    sys.stdin = open(os.devnull, encoding="utf-8")
     sys.stdout, sys.stderr = Screen(1), Screen(2)
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
@@ -75,7 +75,7 @@ def _keep_memory() -> None:
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
         if mallopt is not None:
-            for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 1 << 30)):
+            for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 256 << 20)):
                 mallopt(option, value)
 
 
@@ -83,7 +83,7 @@ class Screen(io.TextIOWrapper):
     """Standard output of a rank, line by line. A thread left over from an earlier call writes to no cell."""
 
     def __init__(self, fd: int):
-        super().__init__(open(fd, "wb", closefd=False), "utf-8", "replace", line_buffering=True)  # noqa: SIM115
+        super().__init__(open(fd, "wb", closefd=False), "utf-8", "replace", line_buffering=True)
         self.late: frozenset[int] = frozenset()
 
     def write(self, text: str) -> int:

@@ -1,0 +1,116 @@
+"""labkit: a laboratory for distributed training in JupyterLab.
+
+    import labkit, torch
+    with labkit.Cluster(4) as cluster:
+        replies = cluster.run(lambda group: group.all_reduce(torch.ones(3)))
+
+Importing labkit starts nothing and imports no torch; each name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = MappingProxyType(
+    {
+        "Cluster": "labkit.launch.cluster",
+        "run": "labkit.launch.cluster",
+        "track": "labkit.launch.progress",
+        "Reply": "labkit.launch.reply",
+        "WorkerError": "labkit.launch.reply",
+        "Autopsy": "labkit.launch.watch",
+        "Group": "labkit.comm.group",
+        "Work": "labkit.comm.work",
+        "Ledger": "labkit.comm.ledger",
+        "Transfer": "labkit.comm.ledger",
+        "Mesh": "labkit.comm.mesh",
+        "run_threads": "labkit.comm.local",
+        "Layout": "labkit.plan.layout",
+        "Film": "labkit.probe.film",
+        "compare": "labkit.view.bars",
+        "doctor": "labkit.lab.doctor",
+        "show": "labkit.lab.source",
+        "Predict": "labkit.view.widgets.predict",
+        "RingFilm": "labkit.view.widgets.ring_film",
+        "CrossoverExplorer": "labkit.view.widgets.crossover",
+    }
+)
+_MODULES = MappingProxyType({"ring": "labkit.comm.ring", "tree": "labkit.comm.tree", "star": "labkit.comm.star"})
+
+if TYPE_CHECKING:
+    from labkit.comm import ring, star, tree
+    from labkit.comm.group import Group
+    from labkit.comm.ledger import Ledger, Transfer
+    from labkit.comm.local import run_threads
+    from labkit.comm.mesh import Mesh
+    from labkit.comm.work import Work
+    from labkit.lab.doctor import doctor
+    from labkit.lab.source import show
+    from labkit.launch.cluster import Cluster, run
+    from labkit.launch.progress import track
+    from labkit.launch.reply import Reply, WorkerError
+    from labkit.launch.watch import Autopsy
+    from labkit.plan.layout import Layout
+    from labkit.probe.film import Film
+    from labkit.view.bars import compare
+    from labkit.view.widgets.crossover import CrossoverExplorer
+    from labkit.view.widgets.predict import Predict
+    from labkit.view.widgets.ring_film import RingFilm
+
+__all__ = [
+    "Autopsy",
+    "Cluster",
+    "CrossoverExplorer",
+    "Film",
+    "Group",
+    "Layout",
+    "Ledger",
+    "Mesh",
+    "Predict",
+    "Reply",
+    "RingFilm",
+    "Transfer",
+    "Work",
+    "WorkerError",
+    "compare",
+    "doctor",
+    "ring",
+    "run",
+    "run_threads",
+    "show",
+    "star",
+    "track",
+    "tree",
+]  # a list, and the only one at the top of a module: linters and type checkers read no other spelling
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    near = difflib.get_close_matches(name, [*_WHERE, *_MODULES], 1)
+    raise AttributeError(f"labkit has no {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE, *_MODULES})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext labkit`: the %%ranks magic, and torch is imported for the ranks while you read on."""
+    from labkit.launch import magic
+
+    magic.load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext labkit`."""
+    from labkit.launch import magic
+
+    magic.unload(shell)
