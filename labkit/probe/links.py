@@ -1,0 +1,52 @@
+"""How fast is a link, and how fast is a collective on it? Medians of real transfers, after a warm-up."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+
+Samples = list[tuple[int, float]]
+
+
+def ping_pong(group: Group, sizes: Sequence[int], repeats: int = 15) -> Samples:
+    """One-way time of a message between ranks 0 and 1, for each size in bytes: half the round trip, median.
+
+    Every rank must call it; the same samples come back on all. ValueError for a group of one rank."""
+    if group.size < 2:
+        raise ValueError("a link joins two ranks, this group has one: use Cluster(2) or more")
+
+    def there_and_back(x: Tensor) -> None:
+        if group.rank == 0:
+            group.send(x, 1).wait()
+            group.recv(1, into=x)
+        elif group.rank == 1:
+            group.recv(0, into=x)
+            group.send(x, 0).wait()
+
+    return [(size, seconds / 2) for size, seconds in sweep(there_and_back, sizes, group, repeats)]
+
+
+def sweep(verb: Callable[[Tensor], object], sizes: Sequence[int], group: Group, repeats: int = 15) -> Samples:
+    """Median seconds of `verb(x)` for tensors of each size in bytes; the slowest rank counts. Same on every rank."""
+    samples = []
+    for size in sizes:
+        x = torch.zeros(max(1, size // 4), dtype=torch.float32, device=group.device)
+        times = []
+        for attempt in range(repeats + 2):
+            group.barrier()
+            started = time.perf_counter()
+            verb(x)
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            if attempt >= 2:  # the first two warm buffers and connections
+                times.append(time.perf_counter() - started)
+        mine = torch.tensor([statistics.median(times)], dtype=torch.float64, device=group.device)
+        slowest = group.all_reduce(mine, op="max")
+        samples.append((x.numel() * 4, float(slowest)))
+    return samples

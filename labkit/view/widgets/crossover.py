@@ -1,0 +1,42 @@
+"""When does a ring beat a tree? Move the number of ranks, the latency and the bandwidth, and see."""
+
+from __future__ import annotations
+
+import ipywidgets as widgets
+
+from labkit.plan.collectives import Line
+from labkit.view.lines import laws
+from labkit.view.svg import Picture
+
+
+class CrossoverExplorer(widgets.VBox):
+    """Sliders over the laws of all_reduce, starting at `link` (your own, as measured) and `n_ranks`."""
+
+    def __init__(self, link: Line, n_ranks: int = 4):
+        self.ranks = widgets.IntSlider(n_ranks, 2, 64, description="ranks")
+        self.alpha = widgets.FloatLogSlider(
+            _inside(link.alpha_s * 1e6, 0.1, 1e4), min=-1, max=4, description="alpha, us"
+        )
+        self.rate = widgets.FloatLogSlider(_inside(link.bandwidth / 1e9, 1e-2, 1e3), min=-2, max=3, description="GB/s")
+        self.picture = widgets.HTML()
+        super().__init__([self.ranks, self.alpha, self.rate, self.picture])
+        for control in (self.ranks, self.alpha, self.rate):
+            control.observe(lambda _: self.draw(), "value")
+        self.draw()
+
+    @property
+    def link(self) -> Line:
+        """The link that the sliders describe."""
+        return Line(self.alpha.value * 1e-6, 1e-9 / self.rate.value)
+
+    def draw(self) -> None:
+        """Draw the laws for the present controls."""
+        self.picture.value = str(self.static())
+
+    def static(self) -> Picture:
+        """The picture as it stands, for an export."""
+        return laws(self.ranks.value, self.link)
+
+
+def _inside(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
