@@ -19,7 +19,7 @@ ROW = 58
 def autopsy(found: Autopsy) -> Picture:
     """What every rank was doing when the call was given up. Hovering over a rank shows its whole sentence."""
     colour = dict(COLOURS)
-    body = [text(4, 20, _cut(found.headline, 108), size=14, bold=True)]
+    body = [text(4, 20, _cut(found.headline, 98), size=14, bold=True)]
     for place, each in enumerate(found.ranks):
         y = 34 + place * ROW
         body.append(box(4, y, 62, 42, "none", f"rank {each.rank}", str(each)))
@@ -37,8 +37,8 @@ def autopsy(found: Autopsy) -> Picture:
             y1, y2 = 55 + rows[a] * ROW, 55 + rows[b] * ROW
             body.append(arrow(700, y1, 700, y2, f"rank {a} waits for rank {b}", 40 + 26 * (len(lanes) % 6)))
     if lanes:
-        body.append(text(796, 20, "waits for", "end", 12))
-    return Picture("".join(body), 40 + ROW * len(found.ranks), found.headline or "where every rank was")
+        body.append(text(796, 40 + ROW * len(found.ranks), "arrows: waits for", "end", 12))
+    return Picture("".join(body), 48 + ROW * len(found.ranks), found.headline or "where every rank was")
 
 
 def _cut(words: str, length: int) -> str:

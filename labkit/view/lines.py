@@ -79,8 +79,9 @@ def _axes(
             out += [line(x, BOTTOM, x, BOTTOM + 5), text(x, BOTTOM + 20, bytes_text(2**power), "middle", 12)]
         power += 1
     decade = math.ceil(math.log10(floor))
-    while 10**decade <= ceiling:
-        _, y = at(low, 10.0**decade)
-        out += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 8, y + 4, seconds_text(10.0**decade), "end", 12)]
-        decade += 1
+    few = ceiling / floor < 300
+    for each in [m * 10.0 ** (decade + k) for k in range(-1, 12) for m in ((1, 2, 5) if few else (1,))]:
+        if floor <= each <= ceiling:
+            _, y = at(low, each)
+            out += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 8, y + 4, seconds_text(each), "end", 12)]
     return out
