@@ -1,69 +1,71 @@
-# make lab    set everything up and open JupyterLab on the first lab
-# make test   set everything up and run every test
-# make check  the inner loop: lint, types, house rules, fast tests (under 3 minutes)
+# make lab     set everything up and open JupyterLab on the first lab
+# make test    set everything up and run every test
+# make check   the inner loop: lint, types, rules of the house, fast tests
 # make bench | notebooks | clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMPS := .make
+# The constraints always apply: they pin everything, and torch to a version whose wheel is known to work here.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
-LABS := $(wildcard notebooks/[0-9]*.ipynb)
 
-.PHONY: lab test check bench notebooks clean
+.PHONY: lab test check bench notebooks clean lint
 .DELETE_ON_ERROR:
 
-lab: $(STAMPS)/run
+lab: $(VENV)/.has-run
 	$(BIN)/labkit lab
 
-test: $(STAMPS)/test $(STAMPS)/browser
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+test: $(VENV)/.has-browser lint
 	$(BIN)/python -m pytest tests
 
-check: $(STAMPS)/test
+check: lint
+	$(BIN)/python -m pytest tests -q -m "not slow and not browser and not faults"
+
+lint: $(VENV)/.has-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests -m "not slow and not browser and not faults" -q
 
-bench: $(STAMPS)/bench
+bench: $(VENV)/.has-bench
+	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/launch.py --json benchmarks/results/launch.json
 	$(BIN)/python benchmarks/collectives.py --json benchmarks/results/collectives.json
 
-notebooks: $(STAMPS)/test
-	for lab in $(LABS); do $(BIN)/papermill --cwd notebooks --kernel python3 $$lab $$lab || exit 1; done
+notebooks: $(VENV)/.has-test
+	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False $(wildcard notebooks/[0-9]*.ipynb)
 
-$(STAMPS)/python:
-	@mkdir -p $(STAMPS)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "labkit needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 lab"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@touch $@
+# The stamps live inside the environment: whoever removes it removes them too.
+$(VENV)/.has-pip:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+		echo "labkit needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+		     "Name another one: make PYTHON=python3.12 lab"; exit 1; }
+	@if $(BIN)/python -m pip --version >/dev/null 2>&1; then touch $@; \
+	else $(PYTHON) -m venv $(VENV) && echo "made by make" >$@; fi
 
-$(STAMPS)/run: pyproject.toml constraints.txt | $(STAMPS)/python
+$(VENV)/.has-run: pyproject.toml constraints.txt | $(VENV)/.has-pip
 	$(PIP) --editable .
 	@touch $@
 
-$(STAMPS)/test: pyproject.toml constraints.txt | $(STAMPS)/python
+$(VENV)/.has-test: pyproject.toml constraints.txt | $(VENV)/.has-pip
 	$(PIP) --editable '.[test,dev]'
-	@touch $@ $(STAMPS)/run
+	@touch $@ $(VENV)/.has-run
 
-$(STAMPS)/bench: pyproject.toml constraints.txt | $(STAMPS)/python
+$(VENV)/.has-bench: pyproject.toml constraints.txt | $(VENV)/.has-pip
 	$(PIP) --editable '.[bench]'
-	@touch $@
+	@touch $@ $(VENV)/.has-run
 
-# The browser tests drive a Chromium that is already there, or Debian's; they never download a browser of their own.
-$(STAMPS)/browser: | $(STAMPS)/python
-	@if command -v chromium chromium-browser google-chrome >/dev/null 2>&1; then :; \
-	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
-	elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then \
-		sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
-	else echo "No Chromium found: the browser tests need one (Debian: apt-get install chromium; macOS: brew install chromium)"; exit 1; fi
+# The browser tests drive a Chromium that is already there, or Debian's; they download no browser of their own.
+$(VENV)/.has-browser: | $(VENV)/.has-test
+	@root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
+	if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif command -v apt-get && $$root true; then \
+		$$root apt-get update -qq && \
+		$$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation; \
+	else false; fi >/dev/null 2>&1 || { echo "No Chromium here, and the browser tests need one:" \
+		"apt-get install chromium (Debian), brew install chromium (macOS)"; exit 1; }
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(STAMPS) .ruff_cache .mypy_cache .hypothesis
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	if [ -s $(VENV)/.has-pip ]; then rm -rf $(VENV); fi  # an environment that was there before make is kept
+	rm -rf .ruff_cache .mypy_cache .hypothesis
+	find labkit tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -90,7 +90,7 @@ class Call:
                 self.deaths[event.rank] = event.what[0]
                 self.failed_at = self.failed_at or time.monotonic()
             elif event.kind == "where":
-                self.positions[event.rank] = event.what[1]
+                self.positions[event.rank] = event.what[0]
 
     def show(self, end: bool = False) -> None:
         output.show([(rank, line) for rank in self.ranks for line in self.crew.tails[rank].lines(end)])
@@ -175,7 +175,7 @@ class Call:
         deadline = time.monotonic() + RELEASE_S
         while self.pending and time.monotonic() < deadline:
             self.crew.signal(self.pending, signal.SIGINT)
-            self.crew.ask(self.pending, "cut")
+            self.crew.ask(self.pending, "cut", self.crew.endpoints())
             again = min(deadline, time.monotonic() + 0.4)
             while self.pending and time.monotonic() < again:
                 self._take(self.crew.poll(0.05))

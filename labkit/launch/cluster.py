@@ -132,8 +132,8 @@ class Cluster:
                 print(f"While idle, {why}. A fresh process took its place (its names are gone).", flush=True)
 
     def _rescue(self, call: Call) -> None:
-        """Free all ranks after an interrupt. A second one is patient; a third returns at once."""
-        for patience in (True, True, False):
+        """Free all ranks after an interrupt. A second interrupt starts the freeing again; a third returns at once."""
+        for patience in (True, False):
             try:
                 call.snapshot()
                 call.release()

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 
+import psutil
+
 from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
 from labkit.launch.lines import Lines
@@ -89,6 +91,7 @@ class Crew(Lines):
             if self._all_joined(START_S if self.spec["fresh"] else JOIN_S):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(previous)
+                self.waiting = [event for event in self.waiting if event.kind != "ended"]  # those were replaced
                 return replaced
             late = [rank for rank in range(self.n_ranks) if self.joined.get(rank, "") is not None]
             if attempt == 0:
@@ -119,6 +122,14 @@ class Crew(Lines):
             "".join(f"  rank {t.rank} printed: {line}\n" for line in t.lines(end=True)[-5:]) for t in self.tails
         )
         return "\n".join(lines) + ("\n" + printed if printed else "")
+
+    def endpoints(self) -> frozenset[tuple[str, int]]:
+        """Addresses of all TCP sockets of the ranks, seen from outside: a connection between two of them is gloo's."""
+        found = set()
+        for pid in list(self.pids.values()):
+            with contextlib.suppress(psutil.Error):
+                found |= {tuple(each.laddr) for each in psutil.Process(pid).net_connections("tcp") if each.laddr}
+        return frozenset(found)
 
     def close(self) -> None:
         """End every rank and the warden; nothing is left. May be called twice; does nothing in a fork of the kernel."""

@@ -7,6 +7,7 @@ and the process, its models and its names live on. The rendezvous is a file, so 
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import pickle
@@ -34,14 +35,14 @@ def control(context: zmq.Context, address: str, rank: int, main_thread: int) -> 
     channel.identity = f"c{rank}.{os.getpid()}".encode()
     channel.connect(address)
     while True:
-        question, ticket = pickle.loads(channel.recv())
+        question, detail = pickle.loads(channel.recv())
         if question == "where":
             answer: Any = position(main_thread)
         elif question == "cut":
-            answer = cut()
+            answer = cut(detail)
         else:
             return channel.close()
-        channel.send(pickle.dumps((question, ticket, answer)))
+        channel.send(pickle.dumps((question, answer)))
 
 
 def position(main_thread: int) -> Position | None:
@@ -65,22 +66,19 @@ def position(main_thread: int) -> Position | None:
     return Position(file, line, frame.f_code.co_name, text, call, peer, tuple(flight.in_flight()))
 
 
-def cut() -> int:
-    """Shut down every TCP connection between ranks of this machine that this process holds. Returns how many."""
+def cut(endpoints: frozenset[tuple[str, int]]) -> int:
+    """Shut down this process's TCP connections to other ranks, whose sockets have `endpoints`. Returns how many.
+
+    A connection of the learner's, to somewhere else or within this process, is left alone."""
+    mine = frozenset(one for fd in sockets() for one in _ends(fd)[:1])
     native.abort()
     count = 0
     for fd in sockets():
-        try:
-            with socket.socket(fileno=os.dup(fd)) as one:
-                if (
-                    one.type == socket.SOCK_STREAM
-                    and _is_loopback(one.getpeername()[0])
-                    and _is_loopback(one.getsockname()[0])
-                ):
-                    one.shutdown(socket.SHUT_RDWR)
-                    count += 1
-        except OSError:  # a listening or closed socket: nobody waits on it
-            continue
+        ends = _ends(fd)
+        if len(ends) == 2 and ends[1] in endpoints - mine:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
+                one.shutdown(socket.SHUT_RDWR)
+                count += 1
     return count
 
 
@@ -100,5 +98,12 @@ def sockets() -> list[int]:
     return found
 
 
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address in ("::1", "::ffff:127.0.0.1")
+def _ends(fd: int) -> tuple[tuple[str, int], ...]:
+    """Own and peer address of a connected TCP socket; () for any other."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as one:
+            if one.type != socket.SOCK_STREAM:
+                return ()
+            return one.getsockname()[:2], one.getpeername()[:2]
+    except OSError:  # listening, or closed in the meantime
+        return ()

@@ -55,12 +55,12 @@ class Lines:
             identity = f"m{rank}.{self.pids[rank]}".encode()
             self.router.send_multipart([identity, pickle.dumps((kind, *rest)), *frames], copy=False)
 
-    def ask(self, ranks: Iterable[int], question: str, ticket: int = 0) -> None:
+    def ask(self, ranks: Iterable[int], question: str, detail: Any = None) -> None:
         """Ask the control threads of `ranks`; the answers come as events."""
         for rank in ranks:
             if rank in self.pids:
                 identity = f"c{rank}.{self.pids[rank]}".encode()
-                self.router.send_multipart([identity, pickle.dumps((question, ticket))])
+                self.router.send_multipart([identity, pickle.dumps((question, detail))])
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What has been said, waiting at most `timeout_s` for the first. KeyboardInterrupt after `interrupt()`."""

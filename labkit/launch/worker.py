@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import io
 import os
 import pickle
@@ -140,6 +141,7 @@ class Rank:
         """Leave the old world, if any, and meet the others in a new one."""
         try:
             native.stop()
+            gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
             spec = self.spec
             native.start(
                 self.rank,

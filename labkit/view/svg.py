@@ -32,6 +32,9 @@ class Picture:
             f'fill="currentColor"><title>{escape(self.label)}</title>{_ARROW}{self.body}</svg>'
         )
 
+    def __repr__(self) -> str:
+        return f"<picture: {self.label}>"
+
     def _repr_html_(self) -> str:
         return str(self)
 
@@ -98,6 +101,8 @@ def arrow(x1: float, y1: float, x2: float, y2: float, title: str = "", bend: flo
 
 def bytes_text(n_bytes: float) -> str:
     """`384 B`, `1.5 KiB`, `16 MiB`."""
+    if abs(n_bytes) < 10_000:
+        return f"{n_bytes:,.6g} B"
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(n_bytes) >= size:
             return f"{n_bytes / size:.3g} {unit}"

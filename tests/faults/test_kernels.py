@@ -1,0 +1,229 @@
+"""F20 to F29: the notebook's kernel lives, is interrupted, restarted, killed; a real ipykernel each time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import nbformat
+import psutil
+import pytest
+import torch
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+from labkit import Cluster, WorkerError
+from tests.faults.conftest import all_well, belongings, gone
+
+pytestmark = pytest.mark.faults
+
+START = "%load_ext labkit\nimport os, time, torch, labkit\ncluster = labkit.Cluster(3, quiet=True)\n"
+
+
+class Kernel:
+    """A real kernel and its client."""
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel()
+        self.client: BlockingKernelClient = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=30)
+
+    def run(self, code: str, timeout: float = 30) -> tuple[str, str | None]:
+        """What a cell printed, and the name of its error."""
+        out: list[str] = []
+
+        def hear(message):
+            if message["msg_type"] == "stream":
+                out.append(message["content"]["text"])
+
+        reply = self.client.execute_interactive(code, timeout=timeout, output_hook=hear, allow_stdin=False)
+        return "".join(out), reply["content"].get("ename")
+
+    def family(self) -> list[int]:
+        """Zygote, warden and ranks."""
+        return [child.pid for child in psutil.Process(self.manager.provisioner.pid).children(recursive=True)]
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        if self.manager.is_alive():
+            self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    made = Kernel()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("with_fork", [False, True])
+def test_f20_a_killed_kernel_leaves_nothing(kernel, with_fork):
+    """Would catch orphans, also when a fork of the kernel keeps its sockets open."""
+    kernel.run(START)
+    extra = []
+    if with_fork:
+        out, _ = kernel.run("pid = os.fork()\nif pid == 0:\n    time.sleep(60); os._exit(0)\nprint(pid)")
+        extra = [int(out)]
+    family = [pid for pid in kernel.family() if pid not in extra]
+    assert len(family) >= 5
+    os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
+    try:
+        assert gone(family, within_s=3)
+    finally:
+        for pid in extra:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_f21_restart_and_shutdown_leave_nothing_and_a_new_cluster_starts_at_once(kernel):
+    """Would catch a port or a folder that the old cluster still holds."""
+    kernel.run(START)
+    family = kernel.family()
+    kernel.manager.restart_kernel(now=False)
+    kernel.client.wait_for_ready(timeout=30)
+    assert gone(family, within_s=5)
+    out, error = kernel.run(START + "print(cluster.run(lambda g: g.all_reduce(torch.ones(1)).item())[0].value)")
+    assert (out.strip(), error) == ("3.0", None)
+    family = kernel.family()
+    kernel.manager.shutdown_kernel(now=False)
+    assert gone(family, within_s=5)
+
+
+def test_f22_a_rank_that_ignores_the_stop_is_replaced_alone(four):
+    """Would catch an interrupt that gives up, and one that ends everybody."""
+    before = four.pids
+
+    def stubborn(group):
+        if group.rank == 2:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while True:
+            time.sleep(0.05)
+
+    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        four.run(stubborn)
+    assert time.monotonic() - started < 0.7 + 2 + 1.5
+    assert [a == b for a, b in zip(before, four.pids, strict=True)] == [True, True, False, True]
+    all_well(four, remembers=False)
+
+
+def test_f22_a_rank_that_holds_the_gil_in_c_is_replaced(four):
+    """Would catch a ladder whose every rung needs the rank's own Python."""
+
+    def in_c(group):
+        if group.rank == 1:
+            sum(range(10**12))  # one bytecode for an hour: no signal handler runs, no thread gets the GIL
+
+    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        four.run(in_c)
+    assert 2 < time.monotonic() - started < 5
+    all_well(four, remembers=False)
+
+
+def test_f23_interrupts_during_recovery_do_no_harm(four):
+    """Would catch a state that is half repaired when impatience strikes."""
+
+    def stubborn(group):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while True:
+            time.sleep(0.05)
+
+    for delay in (0.7, 1.0, 1.3):
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        four.run(stubborn)
+    assert time.monotonic() - started < 2.5, "the third interrupt returns at once"
+    all_well(four, remembers=False)
+
+
+def test_f24_the_kernels_signal_handlers_are_untouched():
+    """Would catch what torch elastic does: replace them and never give them back."""
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
+    before = [signal.getsignal(each) for each in watched]
+    with Cluster(2, quiet=True) as cluster:
+        cluster.run(lambda group: None)
+        with pytest.raises(WorkerError):
+            cluster.run(lambda group: 1 / 0)
+    assert [signal.getsignal(each) for each in watched] == before
+
+
+def test_f25_run_all_stops_at_a_failing_cell_and_nbconvert_leaves_nothing(tmp_path):
+    """Would catch an error that is printed and not raised."""
+    notebook = nbformat.v4.new_notebook()
+    cells = [START, "open('pids', 'w').write(str(cluster.pids))", "cluster.run(lambda g: 1 / 0)", "open('after', 'w')"]
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(notebook, tmp_path / "a.ipynb")
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "a.ipynb", "--output", "b.ipynb"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert done.returncode != 0
+    assert "ZeroDivisionError" in done.stderr
+    assert not (tmp_path / "after").exists()
+    assert gone([int(pid) for pid in (tmp_path / "pids").read_text().strip("[]").split(",")])
+
+
+def test_f26_a_kernel_with_threads_can_start_a_cluster():
+    """Would catch forking the kernel itself, whose other threads' locks the child would inherit held."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    torch.set_num_threads(2)
+    torch.randn(500, 500) @ torch.randn(500, 500)
+    try:
+        with Cluster(2, quiet=True) as cluster:
+            all_well(cluster, remembers=False)
+    finally:
+        stop.set()
+
+
+def test_f27_a_stopped_rank_is_waited_for_and_goes_on(four):
+    """Would catch ranks that take a busy kernel, or a suspended laptop, for a dead one."""
+    os.kill(four.pids[3], signal.SIGSTOP)
+    threading.Timer(3.0, os.kill, (four.pids[3], signal.SIGCONT)).start()
+    pids = four.pids
+    all_well(four)
+    assert four.pids == pids
+
+
+def test_f28_two_threads_that_call_at_once_take_turns(four):
+    """Would catch two calls whose messages are mixed up."""
+    results: list[list[int]] = []
+
+    def call(k):
+        for _ in range(10):
+            results.append([reply.value for reply in four.run(lambda group, k: (k, group.rank), k)])
+
+    threads = [threading.Thread(target=call, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(results) == 30
+    assert all(len({k for k, _ in each}) == 1 and [r for _, r in each] == [0, 1, 2, 3] for each in results)
+
+
+@pytest.mark.slow
+def test_f29_two_hundred_clusters_in_a_row_leave_nothing():
+    """Would catch one descriptor, thread, process or file left behind by each cluster."""
+
+    def one():
+        with Cluster(2, quiet=True) as cluster:
+            cluster.run(lambda group: group.all_reduce(torch.ones(1)))
+
+    for _ in range(3):
+        one()
+    before = belongings()
+    for _ in range(200):
+        one()
+    assert belongings() == before
