@@ -137,7 +137,7 @@ class Group:
         """Every rank's x, one after the other along dim 0, in rank order.   [k, ...] -> [n*k, ...]
 
         A ring sends (n-1)/n of the result's bytes. Parts of different lengths want `ring.all_gather`."""
-        if isinstance(x, Tensor) and x.dim() == 0:
+        if self._checked(x).dim() == 0:
             raise ValueError("all_gather joins along dim 0, and a scalar has none: use x.reshape(1)")
         ragged = self.algorithms["all_gather"] is not getattr(self.wire, "all_gather", None)
         return self._collective("all_gather", x, (-1, *x.shape[1:]) if ragged else x.shape)
@@ -145,7 +145,7 @@ class Group:
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Member `source`'s x, on every rank (the others pass a tensor of that shape and dtype).   same shape"""
         self._check_peer(source, "broadcast from", itself=True)
-        return self._collective("broadcast", x, x.shape, source=source)
+        return self._collective("broadcast", self._checked(x), x.shape, source=source)
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...]
@@ -226,9 +226,10 @@ class Group:
         return x.detach()
 
     def _check_op(self, x: Tensor, op: str) -> None:
+        self._checked(x)
         if op not in OPS:
             raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
-        if op == "mean" and not (self._checked(x).is_floating_point() or x.is_complex()):
+        if op == "mean" and not (x.is_floating_point() or x.is_complex()):
             raise ValueError(
                 f"the mean of {str(x.dtype)[6:]} tensors is not a whole number: "
                 'use x.float(), or op="sum" and divide yourself'

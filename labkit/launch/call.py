@@ -93,6 +93,7 @@ class Call:
                 self.positions[event.rank] = event.what[0]
 
     def show(self, end: bool = False) -> None:
+        """Print what the ranks have printed since the last time, and draw the progress bar."""
         output.show([(rank, line) for rank in self.ranks for line in self.crew.tails[rank].lines(end)])
         self.bar.update(self.crew.box, self.ranks, len(self.answers), time.monotonic() - self.started, end)
 

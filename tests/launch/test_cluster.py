@@ -1,0 +1,218 @@
+"""`Cluster`, `%%ranks` and the pieces below them, on good and bad input."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from labkit import Cluster, WorkerError, run, track
+from labkit.launch import watch
+from labkit.launch.choice import choose
+from labkit.launch.watch import Whereabouts, diagnose
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(3, quiet=True) as made:
+        yield made
+
+
+def test_replies_hold_value_output_ledger_and_seconds_by_rank(cluster):
+    """Would catch replies in order of arrival."""
+
+    def work(group, base, *, add):
+        time.sleep(0.02 * (group.size - group.rank))
+        print("rank", group.rank)
+        group.all_reduce(torch.ones(4))
+        return base + add + group.rank
+
+    replies = cluster.run(work, 10, add=5)
+    assert [reply.rank for reply in replies] == [0, 1, 2]
+    assert [reply.value for reply in replies] == [15, 16, 17]
+    assert [reply.output for reply in replies] == ["rank 0\n", "rank 1\n", "rank 2\n"]
+    assert all(reply.ledger.sent_bytes("all_reduce") == 2 * 2 * 16 // 3 for reply in replies)
+    assert all(0.02 < reply.seconds < 5 for reply in replies)
+
+
+def test_one_shot_run_leaves_nothing_open():
+    """Would catch a helper that forgets its cluster."""
+    assert [reply.value for reply in run(lambda group: group.size, n_ranks=2)] == [2, 2]
+
+
+BAD = [
+    (lambda: Cluster(0), "at least 1 rank, got n_ranks=0"),
+    (lambda: Cluster(-3), "got n_ranks=-3"),
+    (lambda: Cluster(2.0), "got n_ranks=2.0"),
+    (lambda: Cluster(2, device="tpu"), "unknown device 'tpu'"),
+    (lambda: Cluster(2, timeout_s=0), "timeout_s must be more than 0"),
+    (lambda: choose(4, "cuda", gpus=("a", "b")), "4 ranks want a GPU each, this machine has 2: use n_ranks=2"),
+    (lambda: choose(2, "cuda:5", gpus=("a",)), "names GPU 5, this machine has 1"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD)
+def test_impossible_clusters_are_refused_with_numbers_and_a_mend(make, message):
+    """Would catch processes that are started first and found impossible later."""
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_choice_of_device_and_backend():
+    """Would catch NCCL on a GPU that ranks share, and a silent fall back to the CPU."""
+    assert choose(2, "auto", gpus=()).backend == "gloo"
+    assert choose(2, "auto", gpus=("a", "b")).devices == ("cuda:0", "cuda:1")
+    assert choose(2, "auto", gpus=("a", "b")).backend == "nccl"
+    one = choose(4, "auto", gpus=("a",))
+    assert one.devices == ("cpu",) * 4
+    assert "1 GPU cannot give 4 ranks one each" in one.sentence
+    assert choose(3, "cuda:0", gpus=("a",))[:2] == ("gloo", ("cuda:0",) * 3)
+
+
+def test_a_closed_cluster_says_so():
+    """Would catch a call that waits for ranks that are gone."""
+    made = Cluster(2, quiet=True)
+    made.close()
+    made.close()
+    for use in (lambda: made.run(print), made.restart, made.status, lambda: made.state["x"], made.interrupt):
+        with pytest.raises(ValueError, match="closed: make a new one"):
+            use()
+    assert "closed" in repr(made)
+
+
+def test_only_functions_can_be_run(cluster):
+    """Would catch `cluster.run(fn())`, the most common slip, ending in a riddle on the ranks."""
+    with pytest.raises(ValueError, match="run takes a function, got int 3"):
+        cluster.run(3)
+    with pytest.raises(ValueError, match="ranks of this cluster are 0 to 2"):
+        cluster.on(3)
+
+
+def test_some_ranks_run_and_the_others_stay_idle(cluster):
+    """Would catch a subset that is counted as the world, and an idle rank that is waited for."""
+    assert [reply.rank for reply in cluster.on(2, 0).run(lambda group: group.rank)] == [0, 2]
+    with pytest.raises(WorkerError) as caught:
+        cluster.on(0, 1).run(lambda group: group.barrier())
+    assert "rank 2, which is not part of this call" in caught.value.reason
+
+
+def test_state_persists_and_restart_forgets():
+    """Would catch names that vanish between calls, or survive a restart."""
+    with Cluster(2, quiet=True) as cluster:
+        cluster.state["lr"] = 0.1
+        cluster.run(lambda group: group.state.update(me=group.rank))
+        assert cluster.state["me"] == [0, 1]
+        assert sorted(cluster.state) == ["lr", "me"]
+        pids = cluster.pids
+        cluster.restart(1)
+        assert cluster.pids[0] == pids[0]
+        assert cluster.pids[1] != pids[1]
+        assert "lr" not in cluster.state
+        with pytest.raises(WorkerError, match="'lr' is not known on rank 1"):
+            cluster.state["lr"]
+        cluster.restart()
+        assert cluster.pids[0] != pids[0]
+
+
+def test_interrupt_from_another_thread_stops_the_call(cluster):
+    """Would catch a stop that only works from the keyboard."""
+    pids = cluster.pids
+    threading.Timer(0.5, cluster.interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(lambda group: time.sleep(30))
+    cluster.interrupt()
+    assert cluster.pids == pids
+    assert cluster.run(lambda group: group.rank)[2].value == 2
+
+
+def test_fresh_ranks_work_where_forking_is_not_to_be_had():
+    """Would catch a way of starting that only the forked ranks understand."""
+    with Cluster(2, fresh=True, quiet=True) as cluster:
+        assert [reply.value for reply in cluster.run(lambda group: group.all_reduce(torch.ones(1)).item())] == [
+            2.0,
+            2.0,
+        ]
+
+
+def test_progress_follows_the_slowest_rank(cluster):
+    """Would catch a bar that shows the fastest rank, or one that is never told."""
+    seen = []
+    box = cluster._crew.box
+
+    def look():
+        time.sleep(0.6)
+        seen.append([box.read(rank).progress for rank in range(3)])
+
+    def loop(group):
+        for _ in track(range(20), group):
+            time.sleep(0.02 * (1 + group.rank))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    cluster.run(loop)
+    watcher.join()
+    assert 0 < seen[0][2] < seen[0][1] < seen[0][0] <= 20
+
+
+def test_a_cell_on_the_ranks_keeps_its_names(capsys):
+    """Would catch names that are lost between cells, and a last expression that is not shown."""
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "labkit")
+    with Cluster(2, quiet=True) as made:
+        shell.user_ns["cluster"] = made
+        shell.run_cell_magic("ranks", "", "x = torch.ones(2) * rank\nx")
+        shell.run_cell_magic("ranks", "1", "x += 5")
+        shell.run_cell_magic("ranks", "", "group.all_reduce(x)")
+        out = capsys.readouterr().out
+        assert "rank 0: tensor([0., 0.])\nrank 1: tensor([1., 1.])" in out
+        assert "rank 0: tensor([6., 6.])\nrank 1: tensor([6., 6.])" in out
+        with pytest.raises(SyntaxError):
+            shell.run_cell_magic("ranks", "", "x = = 1")
+        with pytest.raises(UsageError, match="0 to 1"):
+            shell.run_cell_magic("ranks", "0,7", "1")
+        with pytest.raises(WorkerError) as caught:
+            shell.run_cell_magic("ranks", "", "y = 1\nz = nothing_here")
+        assert "z = nothing_here" in caught.value.remote_traceback
+        with pytest.raises(NameError):
+            raise caught.value.__cause__
+    shell.user_ns.pop("cluster")
+    shell.run_line_magic("unload_ext", "labkit")
+
+
+def waits(rank, *others, axis="world", seq=1, verb="all_reduce"):
+    return Whereabouts(rank, "waiting", f"{verb} #{seq} on {axis}", waits_for=others, axis=axis, seq=seq, verb=verb)
+
+
+def test_diagnosis_knows_who_can_never_go_on():
+    """Would catch a slow rank taken for a hang, and a hang taken for slowness."""
+    runs, done = Whereabouts(2, "running"), Whereabouts(2, "finished")
+    assert diagnose([waits(0, 2), waits(1, 2), runs]) is None
+    assert diagnose([waits(0, 2), waits(1, 2), done]).stuck == (0, 1)
+    assert diagnose([waits(0, 1), waits(1, 2), runs]) is None, "a chain that ends in somebody who runs"
+    assert diagnose([waits(0, 1), waits(1, 0), runs]).stuck == (0, 1)
+    assert diagnose([waits(0), waits(1)]) is None, "everybody has come"
+
+
+def test_a_send_and_the_receive_that_meets_it_are_no_deadlock():
+    """Would catch a large message on its way being given up."""
+    assert diagnose([waits(0, 1, verb="send"), waits(1, 0, verb="recv")]) is None
+    assert diagnose([waits(0, 1, verb="recv"), waits(1, 0, verb="recv")]).headline.startswith("Deadlock")
+
+
+def test_ranks_are_named_in_words():
+    """Would catch a list of 63 numbers in a headline."""
+    assert watch.name_ranks([3]) == "rank 3"
+    assert watch.name_ranks([3, 0]) == "ranks 0 and 3"
+    assert watch.name_ranks(range(63)) == "ranks 0 to 62"
+
+
+def test_the_ranks_have_processes_sessions_and_directories_of_their_own(cluster):
+    """Would catch ranks in the notebook's process group, which Jupyter signals as a whole."""
+    replies = cluster.run(lambda group: (os.getpid(), os.getsid(0), os.getpgid(0)))
+    assert len({reply.value[0] for reply in replies} | {os.getpid()}) == 4
+    assert all(reply.value[0] == reply.value[1] == reply.value[2] for reply in replies)

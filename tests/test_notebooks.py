@@ -1,0 +1,80 @@
+"""Every lab runs from top to bottom, at 2 and at 4 ranks, and its stored outputs are what a run gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import papermill
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)
+def test_every_lab_runs_in_under_a_minute(lab, n_ranks, tmp_path):
+    """Would catch a cell that only works with the number of ranks it was written for."""
+    parameters = {"n_ranks": n_ranks, "quick": True, "device": "cpu"}
+    done = papermill.execute_notebook(
+        lab, tmp_path / "out.ipynb", parameters, kernel_name="python3", cwd=tmp_path, progress_bar=False
+    )
+    assert done.metadata["papermill"]["duration"] < 60
+    printed = json.dumps(done.cells)
+    assert "nothing is left running" in printed
+    assert f"{n_ranks} ranks on" in printed
+
+
+@pytest.mark.slow
+def test_stored_outputs_are_what_a_run_gives():
+    """Would catch numbers in a lab that nobody can reproduce (nbval compares every cell that does not opt out)."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--nbval",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:timeout",
+        "-c",
+        "/dev/null",
+    ]
+    done = subprocess.run([*command, *map(str, LABS)], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)
+def test_every_lab_has_the_ten_steps_and_its_parameters(lab):
+    """Would catch a lab without a prediction, a parity row or a word about GPUs."""
+    cells = json.loads(lab.read_text())["cells"]
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert [step for step in range(1, 11) if f"## {step} · " not in prose] == []
+    parameters = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+    assert all(name in "".join(parameters["source"]) for name in ("n_ranks", "device", "quick"))
+    assert all(len(text.split()) <= 140 for text in prose.split("\n\n"))
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)
+def test_no_lab_needs_the_network(lab):
+    """Would catch an image or a script that is loaded from somewhere."""
+    for cell in json.loads(lab.read_text())["cells"]:
+        assert "http://" not in "".join(cell["source"])
+        assert "https://" not in "".join(cell["source"])
+
+
+@pytest.mark.slow
+def test_an_html_export_has_the_static_twin_of_every_widget(tmp_path):
+    """Would catch a picture that lives only while a kernel runs."""
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--output-dir", str(tmp_path), *map(str, LABS)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    ring = (tmp_path / "03_collectives.html").read_text()
+    assert ring.count("<svg") > 5
+    assert "ring all-reduce, before step 0 of 6" in ring
+    assert "Hang: ranks 0, 1 and 2 wait in all_reduce #1" in (tmp_path / "00_doctor_and_first_cluster.html").read_text()
