@@ -8,6 +8,7 @@ point-to-point messages announce their shape are the wire's own business.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -61,12 +62,13 @@ class Witness(Protocol):
 
 
 class Ledger:
-    """The transfers of one rank, in the order in which they began."""
+    """The transfers of one rank, as they began; `received[r]` counts the messages that came from rank r."""
 
     def __init__(self, witness: Witness | None = None):
         self.witness = witness
         self.transfers: list[Transfer] = []
         self.within: list[tuple[str, int]] = []
+        self.received: Counter[int] = Counter()
 
     def sent_bytes(self, verb: str | None = None, axis: str | None = None) -> int:
         """Bytes that this rank sent. A message sent by a swapped-in all_reduce counts for "send" and for "all_reduce";
@@ -98,6 +100,7 @@ class Ledger:
         """Forget everything written so far."""
         self.transfers = []
         self.within = []
+        self.received.clear()
 
     def __iter__(self) -> Iterator[Transfer]:
         return iter(self.transfers)
@@ -106,7 +109,7 @@ class Ledger:
         return len(self.transfers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"witness": None, "transfers": self.transfers, "within": []}
+        return {"witness": None, "transfers": self.transfers, "within": [], "received": self.received}
 
     def __repr__(self) -> str:
         verbs = sorted({(t.verb, t.axis) for t in self.transfers})

@@ -48,6 +48,8 @@ class Work:
         self.finished, self.under_way = True, None
         if self.number is not None:
             self.group.ledger.close(self.number)
+        if self.call.verb == "recv" and self.call.peer is not None:
+            self.group.ledger.received[self.call.ranks[self.call.peer]] += 1
         if self.call.verb == "recv" and self.group.tap is not None and self.call.peer is not None:
             assert self.result is not None
             self.group.tap("recv", self.call.ranks[self.call.peer], self.call.tag, self.result)

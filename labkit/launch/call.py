@@ -23,7 +23,7 @@ from labkit.launch.blackbox import Position
 from labkit.launch.crew import Crew
 from labkit.launch.lines import Event
 from labkit.launch.progress import Bar
-from labkit.launch.reply import Answer, Failure, WorkerError
+from labkit.launch.reply import Answer
 from labkit.launch.warden import Ended
 
 GRACE_S = 0.25
@@ -189,61 +189,3 @@ class Call:
                 )
             self.crew.kill(list(self.deaths))
         self.replaced = self.crew.heal() or self.replaced
-
-    def stopped(self) -> str:
-        """What the stop button says: where everybody was, and what is left."""
-        lines = [
-            "Stopped.",
-            *(f"  {each}" for each in (self.autopsy.ranks if self.autopsy else ()) if each.rank in self.ranks),
-        ]
-        if self.replaced:
-            left = (
-                "; the others kept their names" if len(self.replaced) < self.crew.n_ranks else ": their names are gone"
-            )
-            return "\n".join([*lines, f"{watch.name_ranks(self.replaced)} had to be replaced{left}."])
-        return "\n".join([*lines, "All ranks are still there, with their names."])
-
-    # -- what to say -------------------------------------------------------------------------------------------------
-
-    def error(self) -> WorkerError | None:
-        """None if every rank answered well; else the error, root cause first."""
-        failures = {rank: answer.failure for rank, (answer, _) in self.answers.items() if answer.failure is not None}
-        if not failures and not self.deaths and self.reason is None:
-            return None
-        autopsy = self.autopsy or watch.Autopsy("", tuple(self.seen()), ())
-        rank, reason = self._root(failures, autopsy)
-        if not autopsy.headline:
-            autopsy = watch.Autopsy(reason, autopsy.ranks, autopsy.stuck)
-        notes = []
-        if self.replaced:
-            who = watch.name_ranks(self.replaced)
-            notes.append(f"A fresh process took the place of {who} (its names are gone); the other ranks kept theirs.")
-        cause = {rank: failures[rank]} if rank in failures and self._is_cause(rank, failures[rank], autopsy) else {}
-        return WorkerError(rank, reason, {**{r: f for r, f in failures.items() if r != rank}, **cause}, autopsy, notes)
-
-    def _is_cause(self, rank: int, failure: Failure, autopsy: watch.Autopsy) -> bool:
-        return not failure.collateral and autopsy.ranks[rank].state == "raised"
-
-    def _root(self, failures: dict[int, Failure], autopsy: watch.Autopsy) -> tuple[int, str]:
-        if self.reason is not None:
-            gone = [b for a, b in autopsy.waits if a in autopsy.stuck and b not in autopsy.stuck]
-            return (gone or list(autopsy.stuck) or self.ranks)[0], self.reason
-        own = [r for r in failures if self._is_cause(r, failures[r], autopsy)]
-        if own:
-            first = failures[own[0]]
-            same = [r for r in own if (failures[r].kind, failures[r].message) == (first.kind, first.message)]
-            return own[0], f"{watch.name_ranks(same)} raised {first.kind}: {first.message}"
-        if self.deaths:
-            rank, ended = next(iter(self.deaths.items()))
-            return rank, f"rank {rank} {ended}{self._suspicion(ended, autopsy)}"
-        rank = next(iter(failures))
-        return rank, f"rank {rank} raised {failures[rank].kind}: {failures[rank].message}"
-
-    def _suspicion(self, ended: Ended, autopsy: watch.Autopsy) -> str:
-        if ended.signal != "SIGABRT":
-            return ""
-        last = "; ".join(f"rank {each.rank} in {each.call} {each.shape}" for each in autopsy.ranks if each.call)
-        return (
-            ". On gloo this is nearly always a collective of torch itself whose tensors differ in shape or dtype"
-            f"{f' ({last})' if last else ''}: verbs of the group, or Cluster(strict=True), name both shapes"
-        )

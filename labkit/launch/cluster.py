@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.launch import ship
+from labkit.launch import ship, verdict
 from labkit.launch.call import Call
 from labkit.launch.choice import choose
 from labkit.launch.crew import Crew
@@ -90,7 +90,7 @@ class Cluster:
             raise ValueError(f"run takes a function, got {type(fn).__name__} {fn!r}")
         with self._lock:
             self._ensure_open()
-            parcel = self._pack(fn, args, kwargs)
+            parcel = ship.pack(fn, args, kwargs)
             self._mend()
             self._calls += 1
             call = Call(self._crew, ranks, self._calls, self.timeout_s)
@@ -107,18 +107,6 @@ class Cluster:
             finally:
                 parcel.close()
             return self._replies(call)
-
-    def _pack(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ship.Parcel:
-        try:
-            return ship.Parcel((fn, args, kwargs))
-        except Exception as error:
-            named = [("the function", fn), *((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()]
-            found = (ship.why_unpicklable(value, name) for name, value in named)
-            where = next((each for each in found if each), getattr(fn, "__name__", repr(fn)))
-            raise ValueError(
-                f"cannot send this to the ranks: {where}: {error}. "
-                "Make it inside the function, or pass what it is made from"
-            ) from None
 
     def _mend(self) -> None:
         """Before a call: replace ranks that died while idle, and set right what an impatient interrupt left."""
@@ -138,7 +126,7 @@ class Cluster:
                 call.snapshot()
                 call.release()
                 call.show(end=True)
-                print(call.stopped(), flush=True)
+                print(verdict.stopped(call), flush=True)
                 return
             except KeyboardInterrupt:
                 self._doubt = not patience
@@ -146,15 +134,14 @@ class Cluster:
                     return
 
     def _replies(self, call: Call) -> list[Reply]:
-        error = call.error()
+        error = verdict.error_of(call)
         if error is not None:
             if not call.freed:
                 call.release()
-                error = call.error() or error
+                error = verdict.error_of(call) or error
             cause = error.errors[error.rank].exception() if error.rank in error.errors else None
             raise error from cause
-        from labkit.comm.ledger import Ledger
-
+        self._sweep(call)
         replies = []
         for rank in call.ranks:
             answer, frames = call.answers[rank]
@@ -165,10 +152,16 @@ class Cluster:
                     f"what rank {rank} returned cannot be rebuilt here ({type(error).__name__}: {error}): "
                     "return plain numbers, tensors or containers of them"
                 ) from error
-            ledger = Ledger()
-            ledger.transfers.extend(answer.transfers)
-            replies.append(Reply(rank, value, self._crew.tails[rank].text, ledger, answer.seconds))
+            replies.append(Reply(rank, value, self._crew.tails[rank].text, answer.ledger, answer.seconds))
         return replies
+
+    def _sweep(self, call: Call) -> None:
+        """Messages that nobody received must not be found by the next call: a new generation throws them away."""
+        lost = verdict.undelivered(call)
+        if lost:
+            who = ", ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in lost.items())
+            print(f"Messages were sent and never received: {who}. They are thrown away.", flush=True)
+            self._crew.heal()
 
     def restart(self, *ranks: int) -> None:
         """Fresh processes for `ranks` (for all when none is named); what the others remember stays."""

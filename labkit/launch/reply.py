@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 
     rank: int
     seconds: float
-    transfers: list[Any]
+    ledger: Ledger
     failure: Failure | None
 
 

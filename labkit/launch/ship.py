@@ -118,6 +118,20 @@ class Parcel:
         self.files.clear()
 
 
+def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parcel:
+    """A call as a parcel. ValueError that names the part which cannot be pickled."""
+    try:
+        return Parcel((fn, args, kwargs))
+    except Exception as error:
+        named = [("the function", fn), *((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()]
+        found = (why_unpicklable(value, name) for name, value in named)
+        where = next((each for each in found if each), getattr(fn, "__name__", repr(fn)))
+        raise ValueError(
+            f"cannot send this to the ranks: {where}: {error}. "
+            "Make it inside the function, or pass what it is made from"
+        ) from None
+
+
 def open_parcel(frames: list[Any]) -> Any:
     """The object in `frames` (as bytes-like objects). Large buffers are mapped copy-on-write, not copied."""
     notes = pickle.loads(frames[0])

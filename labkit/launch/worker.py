@@ -183,7 +183,6 @@ class Rank:
         self._retire_threads()
 
     def _reply(self, call_id: int, value: Any, failure: Failure | None, seconds: float) -> None:
-        transfers = list(self.ledger.transfers)
         frames: list[Any] = []
         if failure is None:
             try:
@@ -192,7 +191,7 @@ class Rank:
             except Exception as error:
                 where = ship.why_unpicklable(value, "the value that it returned") or "the value that it returned"
                 failure = Failure("TypeError", f"rank {self.rank} cannot send back {where}: {error}", "", False, None)
-        self.send("answer", call_id, Answer(self.rank, seconds, transfers, failure), frames=frames)
+        self.send("answer", call_id, Answer(self.rank, seconds, self.ledger, failure), frames=frames)
 
     def _wait_for_device(self) -> None:
         if self.spec["device"].startswith("cuda"):

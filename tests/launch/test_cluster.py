@@ -93,6 +93,24 @@ def test_only_functions_can_be_run(cluster):
         cluster.on(3)
 
 
+def test_a_message_that_nobody_received_is_named_and_not_found_by_the_next_call(cluster, capsys):
+    """Would catch a stale message from an earlier cell turning up as the answer to a later one."""
+
+    def careless(group):
+        if group.rank == 0:
+            group.send(torch.full((3,), 13.0), 1)
+            group.send(torch.full((3,), 14.0), 1)
+
+    def careful(group):
+        if group.rank == 0:
+            group.send(torch.full((3,), 7.0), 1).wait()
+        return group.recv(0)[0].item() if group.rank == 1 else None
+
+    cluster.run(careless)
+    assert "never received: 2 from rank 0 to rank 1" in capsys.readouterr().out
+    assert cluster.run(careful)[1].value == 7.0
+
+
 def test_some_ranks_run_and_the_others_stay_idle(cluster):
     """Would catch a subset that is counted as the world, and an idle rank that is waited for."""
     assert [reply.rank for reply in cluster.on(2, 0).run(lambda group: group.rank)] == [0, 2]

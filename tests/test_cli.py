@@ -1,0 +1,133 @@
+"""The command line, as a person types it: what it prints, how it exits, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+import typer
+
+import labkit
+from labkit.cli import CHECKOUT, _find
+
+ROOT = Path(__file__).resolve().parents[1]
+LABKIT = (sys.executable, "-m", "labkit")
+
+
+def labkit_says(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`labkit WORDS...` with everything that it printed."""
+    return subprocess.run([*LABKIT, *words], capture_output=True, text=True, cwd=cwd, timeout=50)
+
+
+def test_the_version_is_the_one_of_the_package():
+    """Would catch a version that is written down twice."""
+    assert labkit_says("--version").stdout == f"{labkit.__version__}\n"
+
+
+def test_the_console_script_is_installed_beside_python():
+    """Would catch a wrong entry point in pyproject.toml."""
+    script = Path(sys.executable).parent / "labkit"
+    assert subprocess.run([script, "--version"], capture_output=True, text=True).stdout.strip() == labkit.__version__
+
+
+@pytest.mark.parametrize("words", ["nosuch", "lab 77", "bench nosuch", "lab 0 --port", "lab --port=x", "--nosuch"])
+def test_a_command_that_makes_no_sense_exits_with_2_and_a_sentence(words):
+    """Would catch a traceback, and an exit code that a script cannot tell from a failure."""
+    done = labkit_says(*words.split())
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert words.split()[-1].split("=")[0] in done.stderr
+
+
+def test_an_unknown_lab_is_answered_with_the_labs_that_there_are():
+    """Would catch a bare 'not found'."""
+    assert "00_doctor_and_first_cluster" in re.sub(r"[\s│]+", "", labkit_says("lab", "77").stderr)
+
+
+def test_a_failure_exits_with_1_and_one_sentence_and_debug_shows_the_traceback(tmp_path):
+    """Would catch a traceback for a learner, and a failure that cannot be looked into."""
+    program = "import labkit.cli as cli; cli.CHECKOUT = cli.Path('elsewhere'); cli.main()"
+    for debug, lines in ((), 1), (("--debug",), 5):
+        command = [sys.executable, "-c", program, *debug, "bench", "launch"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 1
+        assert len(done.stderr.strip().splitlines()) >= lines
+        assert ("Traceback" in done.stderr) == bool(debug)
+        assert "benchmarks are run from a checkout of labkit" in done.stderr
+    assert not debug or "ValueError" in done.stderr
+
+
+def test_the_doctor_prints_plain_data_and_nothing_else():
+    """Would catch a line of the cluster's own in between, which no JSON reader forgives."""
+    done = labkit_says("doctor", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["warm call"]["unit"] == "ms"
+    assert found["4 ranks use"]["why"].startswith("4 ranks on")
+
+
+def test_the_doctor_prints_a_table():
+    """Would catch a table without its numbers."""
+    done = labkit_says("doctor")
+    assert done.returncode == 0
+    assert "latency alpha" in done.stdout
+    assert re.search(r"bandwidth 1/beta\s*│\s*[\d.]+ GB/s", done.stdout)
+
+
+@pytest.mark.parametrize("name", ["0", "00", "00_doctor", "00_doctor_and_first_cluster.ipynb"])
+def test_a_lab_is_found_by_number_name_and_path(name, tmp_path, monkeypatch):
+    """Would catch a command that works in one folder only."""
+    lab = CHECKOUT / "notebooks" / "00_doctor_and_first_cluster.ipynb"
+    monkeypatch.chdir(tmp_path)
+    assert _find(name) == lab
+    monkeypatch.chdir(CHECKOUT)
+    assert _find("notebooks/00_doctor_and_first_cluster.ipynb") == lab
+    with pytest.raises(typer.BadParameter):
+        _find("*")
+
+
+def test_a_benchmark_gets_the_path_of_its_numbers(tmp_path):
+    """Would catch a --json that is swallowed, and an exit code that is lost."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "launch.py").write_text("import sys; print(sys.argv[1:]); sys.exit(3)")
+    program = f"import labkit.cli as cli; cli.CHECKOUT = cli.Path({str(tmp_path)!r}); cli.main()"
+    command = [sys.executable, "-c", program, "bench", "launch", "--json", "numbers.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == "['--json', 'numbers.json']"
+    assert done.returncode == 3
+
+
+def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
+    """Would catch a server that others can reach, a page that is not there, and an end that leaves something running."""
+    environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [*LABKIT, "lab", "--no-browser", "--port", "0"], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    try:
+        note = tmp_path / f"jpserver-{process.pid}.json"  # the server runs in the place of the command
+        deadline = time.monotonic() + 40
+        while not note.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        said = json.loads(note.read_text())
+        page = f"{said['url']}lab/tree/notebooks/00_doctor_and_first_cluster.ipynb?token={said['token']}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        assert opener.open(page, timeout=20).status == 200
+        contents = f"{said['url']}api/contents/notebooks/00_doctor_and_first_cluster.ipynb?token={said['token']}"
+        assert opener.open(contents, timeout=20).status == 200
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        listening = [c.laddr.ip for p in family for c in p.net_connections("inet") if c.status == "LISTEN"]
+        assert listening
+        assert set(listening) == {"127.0.0.1"}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) is not None
+    assert psutil.wait_procs(family, timeout=5)[1] == []
