@@ -32,7 +32,8 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/collectives.py --json benchmarks/results/collectives.json
 
 notebooks: $(VENV)/.has-test
-	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False $(wildcard notebooks/[0-9]*.ipynb)
+	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \
+		--ExecutePreprocessor.record_timing=False $(wildcard notebooks/[0-9]*.ipynb)
 
 # The stamps live inside the environment: whoever removes it removes them too.
 $(VENV)/.has-pip:
@@ -68,4 +69,4 @@ $(VENV)/.has-browser: | $(VENV)/.has-test
 clean:
 	if [ -s $(VENV)/.has-pip ]; then rm -rf $(VENV); fi  # an environment that was there before make is kept
 	rm -rf .ruff_cache .mypy_cache .hypothesis
-	find labkit tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,29 +18,31 @@ __version__ = "0.1.0"
 
 _WHERE = MappingProxyType(
     {
-        "Cluster": "labkit.launch.cluster",
-        "run": "labkit.launch.cluster",
-        "track": "labkit.launch.progress",
-        "Reply": "labkit.launch.reply",
-        "WorkerError": "labkit.launch.reply",
-        "Autopsy": "labkit.launch.watch",
-        "Group": "labkit.comm.group",
-        "Work": "labkit.comm.work",
-        "Ledger": "labkit.comm.ledger",
-        "Transfer": "labkit.comm.ledger",
-        "Mesh": "labkit.comm.mesh",
-        "run_threads": "labkit.comm.local",
-        "Layout": "labkit.plan.layout",
-        "Film": "labkit.probe.film",
-        "compare": "labkit.view.bars",
-        "doctor": "labkit.lab.doctor",
-        "show": "labkit.lab.source",
-        "Predict": "labkit.view.widgets.predict",
-        "RingFilm": "labkit.view.widgets.ring_film",
-        "CrossoverExplorer": "labkit.view.widgets.crossover",
+        "Cluster": "launch.cluster",
+        "run": "launch.cluster",
+        "track": "launch.progress",
+        "Reply": "launch.reply",
+        "WorkerError": "launch.reply",
+        "Autopsy": "launch.watch",
+        "Group": "comm.group",
+        "Work": "comm.work",
+        "Ledger": "comm.ledger",
+        "Transfer": "comm.ledger",
+        "Mesh": "comm.mesh",
+        "ring": "comm.ring",
+        "tree": "comm.tree",
+        "star": "comm.star",
+        "run_threads": "comm.local",
+        "Layout": "plan.layout",
+        "Film": "probe.film",
+        "compare": "view.bars",
+        "doctor": "lab.doctor",
+        "show": "lab.source",
+        "Predict": "view.widgets.predict",
+        "RingFilm": "view.widgets.ring_film",
+        "CrossoverExplorer": "view.widgets.crossover",
     }
 )
-_MODULES = MappingProxyType({"ring": "labkit.comm.ring", "tree": "labkit.comm.tree", "star": "labkit.comm.star"})
 
 if TYPE_CHECKING:
     from labkit.comm import ring, star, tree
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     from labkit.view.widgets.predict import Predict
     from labkit.view.widgets.ring_film import RingFilm
 
-__all__ = [
+__all__ = (
     "Autopsy",
     "Cluster",
     "CrossoverExplorer",
@@ -86,20 +88,19 @@ __all__ = [
     "star",
     "track",
     "tree",
-]  # a list, and the only one at the top of a module: linters and type checkers read no other spelling
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
-    near = difflib.get_close_matches(name, [*_WHERE, *_MODULES], 1)
-    raise AttributeError(f"labkit has no {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    if name not in _WHERE:
+        near = difflib.get_close_matches(name, _WHERE, 1)
+        raise AttributeError(f"labkit has no {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    module = importlib.import_module(f"labkit.{_WHERE[name]}")
+    return getattr(module, name, module)  # ring, tree and star are modules themselves
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE, *_MODULES})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -1,4 +1,4 @@
-"""Shared by all tests."""
+"""Shared by all tests. Marks, time-outs and what counts as an error are in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU say so where there is none."""
+    """Tests that need a GPU are skipped, with the reason, where torch finds none."""
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not for_gpu:
+        return
     import torch
 
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
+    if not torch.cuda.is_available():
+        for item in for_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU, and torch finds none here"))

@@ -107,7 +107,7 @@ def test_a_benchmark_gets_the_path_of_its_numbers(tmp_path):
 
 
 def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
-    """Would catch a server that others can reach, a page that is not there, and an end that leaves something running."""
+    """Would catch a server that others can reach, a page that is not there, an end that leaves something behind."""
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
     process = subprocess.Popen(
         [*LABKIT, "lab", "--no-browser", "--port", "0"], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL

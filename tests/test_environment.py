@@ -1,50 +1,233 @@
-"""pyproject.toml, constraints.txt and environment.yml say the same."""
+"""What a newcomer installs and runs: lists of packages agree, make targets hold their word, the README works."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
+import warnings
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WANTED = [Requirement(each) for each in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]]
+EXTRAS = PROJECT["optional-dependencies"]
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def test_conda_users_get_the_same_packages_and_ranges():
-    """Would catch a dependency that is added in one place only."""
-    listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    pip = [Requirement(each) for each in next(each["pip"] for each in listed if isinstance(each, dict))]
-    assert {(each.name, str(each.specifier)) for each in pip} == {(each.name, str(each.specifier)) for each in WANTED}
-    python = next(each for each in listed if isinstance(each, str) and each.startswith("python"))
-    assert SpecifierSet(python.removeprefix("python")) == SpecifierSet(PROJECT["requires-python"])
+def ranges(requirements: list[str]) -> dict[str, SpecifierSet]:
+    """`["torch>=2.11"]` -> name -> range; ValueError for a name that stands there twice."""
+    parsed = [Requirement(each) for each in requirements]
+    found = {canonicalize_name(each.name): each.specifier for each in parsed}
+    if len(found) != len(parsed):
+        raise ValueError(f"a package is named twice: {requirements}")
+    return found
 
 
-@pytest.mark.parametrize(
-    "wanted", [*WANTED, *map(Requirement, PROJECT["optional-dependencies"]["dev"])], ids=lambda r: r.name
-)
-def test_every_pin_is_exact_and_inside_its_range(wanted):
-    """Would catch a pin that pip would have to ignore, and a package that is not pinned."""
-    pins = dict(re.findall(r"^([\w.-]+)==([\w.+!-]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    found = {name.lower().replace("_", "-"): version for name, version in pins.items()}
-    assert found[wanted.name.lower()] in wanted.specifier
+DEPENDENCIES = ranges(PROJECT["dependencies"])
+EVERYTHING = DEPENDENCIES | {name: found for extra in EXTRAS.values() for name, found in ranges(extra).items()}
+PINS = ranges([line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")])
 
 
-def test_the_names_of_the_two_commands_are_in_the_readme_and_in_ci():
-    """Would catch a README that promises another command than the one that is tested."""
-    assert "make lab" in (ROOT / "README.md").read_text()
-    assert "make test" in (ROOT / "README.md").read_text()
-    assert "make test" in (ROOT / ".ci" / "run").read_text()
+# The lists of packages
 
 
-def test_the_readmes_first_taste_runs(capsys):
-    """Would catch an example that has gone stale, and numbers in prose that are not what it prints."""
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
-    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
-    printed = capsys.readouterr().out
-    assert all(f"rank {rank}: sum 6, sent 72 bytes" in printed for rank in range(4))
+def test_conda_users_get_the_same_packages_in_the_same_ranges():
+    """Would catch a dependency that was added to pyproject.toml and not to environment.yml, or with another range."""
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    by_pip = next(each["pip"] for each in environment if isinstance(each, dict))
+    assert ranges(by_pip) == DEPENDENCIES | ranges(EXTRAS["test"])
+    python = next(each for each in environment if isinstance(each, str) and each.startswith("python"))
+    assert Requirement(python).specifier == SpecifierSet(PROJECT["requires-python"])
+
+
+@pytest.mark.parametrize("name", sorted(EVERYTHING))
+def test_each_dependency_is_pinned_inside_its_range(name):
+    """Would catch a dependency without a pin, and a pin that pyproject.toml refuses."""
+    pin = exact(name)
+    assert EVERYTHING[name].contains(pin), f"{name}=={pin} is outside {EVERYTHING[name]}"
+
+
+def test_each_pin_is_exact_and_holds_for_every_build_of_a_package():
+    """Would catch `>=` among the pins, and `torch==2.13.0+cpu`, which no GPU box could install."""
+    for name in PINS:
+        assert re.fullmatch(r"[\w.]+", exact(name)), f"{name}{PINS[name]}"
+
+
+def exact(name: str) -> str:
+    """The version that a package is pinned to."""
+    assert name in PINS, f"{name} is not pinned in constraints.txt"
+    (only,) = PINS[name]
+    assert only.operator == "==", f"{name} is not pinned exactly: {only}"
+    return only.version
+
+
+def test_what_the_dependencies_depend_on_is_pinned_too():
+    """Would catch a package that arrives by itself, in whatever version is new on the day of the installation."""
+    waiting, seen = [(name, frozenset()) for name in EVERYTHING if name not in ranges(EXTRAS["bench"])], set()
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        for text in metadata.requires(name) or []:
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras or {""}):
+                waiting.append((canonicalize_name(needed.name), frozenset(needed.extras)))
+    found = {
+        name for name, _ in seen if not name.startswith(("nvidia-", "cuda-", "triton"))
+    }  # what a GPU's torch brings
+    assert len(found) > 80, "the walk over the dependencies ended too early"
+    assert found <= set(PINS), f"not pinned: {sorted(found - set(PINS))}"
+
+
+def test_every_installation_by_make_applies_the_constraints():
+    """Would catch a bare `pip install torch`: gigabytes of CUDA on a laptop, and another version each month."""
+    assert "--constraint constraints.txt" in MAKEFILE
+    installs = [line for line in MAKEFILE.splitlines() if "pip install" in line and not line.startswith("#")]
+    assert [line.split(":=")[0].strip() for line in installs] == ["PIP"]
+
+
+def test_the_wheel_holds_every_file_of_the_package(tmp_path):
+    """Would catch the film's JavaScript, or py.typed, left out of what is published."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("labkit/")}
+    ours = {p.relative_to(ROOT).as_posix() for p in (ROOT / "labkit").rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    assert packed == ours
+    assert "labkit/py.typed" in packed
+
+
+# The make targets, in a folder of their own with a Python that only pretends
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The Makefile and the lists of packages in an empty folder."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    return tmp_path
+
+
+def pretend(path: Path, script: str) -> Path:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`make WORDS...` there."""
+    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, timeout=40)
+
+
+def test_make_names_the_pythons_that_it_can_use(copy):
+    """Would catch pages of pip errors on a machine with an old Python."""
+    old = pretend(copy / "old", '[ "$1" = --version ] && echo Python 3.9.1; exit 1')
+    done = make(copy, "lab", f"PYTHON={old}")
+    assert done.returncode != 0
+    assert "labkit needs Python 3.11, 3.12 or 3.13" in done.stdout
+    assert "Python 3.9.1" in done.stdout
+    assert not (copy / ".venv").exists()
+
+
+def test_make_installs_once_and_again_only_when_the_lists_change(copy):
+    """Would catch an installation at each `make check`, and none after a new dependency."""
+    pretend(copy / ".venv/bin/python", f'echo "$@" >>{copy}/log')
+    stamp = ".venv/.has-test"
+    for _ in range(2):
+        assert make(copy, stamp).returncode == 0
+    installs = [line for line in (copy / "log").read_text().splitlines() if "pip install" in line]
+    assert len(installs) == 1
+    assert installs[0].endswith("--constraint constraints.txt --editable .[test,dev]")
+    assert "up to date" in make(copy, ".venv/.has-run").stdout
+    (copy / "constraints.txt").write_text("# another list\n")
+    assert make(copy, stamp).returncode == 0
+    assert (copy / "log").read_text().count("pip install") == 2
+
+
+def test_make_clean_removes_what_make_made_and_nothing_else(copy):
+    """Would catch an environment of the user's own, or a file beside it, that is swept away."""
+    pretend(copy / ".venv/bin/python", "exit 0")
+    (copy / "labkit/__pycache__").mkdir(parents=True)
+    (copy / "mine.txt").write_text("mine")
+    make(copy, ".venv/.has-pip")
+    assert make(copy, "clean").returncode == 0
+    assert (copy / ".venv/bin/python").exists(), "this environment was there before make"
+    assert (copy / "mine.txt").exists()
+    assert not (copy / "labkit/__pycache__").exists()
+    (copy / ".venv/.has-pip").write_text("made by make\n")
+    make(copy, "clean")
+    assert not (copy / ".venv").exists()
+
+
+def test_ci_runs_the_command_that_the_readme_names():
+    """Would catch a CI that proves something else than what a newcomer is told to run."""
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert script.read_text().rstrip().endswith("\nmake test")
+    assert "set -euo pipefail" in script.read_text()
+    for command in ("make lab", "make test"):
+        assert re.search(rf"^{command}\b", README, re.MULTILINE)
+        assert re.search(rf"^{command.split()[1]}:", MAKEFILE, re.MULTILINE)
+
+
+# The tests' own set-up
+
+
+def test_a_warning_from_labkit_is_an_error_and_one_from_elsewhere_is_not():
+    """Would catch a filter that matches nothing."""
+    with pytest.raises(DeprecationWarning):
+        warnings.warn_explicit("old", DeprecationWarning, "ring.py", 1, module="labkit.comm.ring")
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.warn_explicit("old", DeprecationWarning, "other.py", 1, module="elsewhere")
+    assert len(heard) == 1
+
+
+def test_a_test_that_hangs_is_failed_and_the_next_one_runs(tmp_path):
+    """Would catch a time-out that ends the whole run, so that nothing is known about the other tests."""
+    (tmp_path / "test_it.py").write_text("import time\ndef test_a():\n    time.sleep(30)\ndef test_b():\n    pass\n")
+    options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-o", "timeout=1", "-q"]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "1 failed, 1 passed" in done.stdout
+    assert "Timeout" in done.stdout
+
+
+# The README
+
+
+def block(language: str, number: int = 0) -> str:
+    """A fenced block of the README."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)[number]
+
+
+def test_the_first_taste_prints_what_the_readme_says(tmp_path):
+    """Would catch a first example that does not run, and an output that is made up."""
+    program = tmp_path / "taste.py"
+    program.write_text(block("python"))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    mine, theirs = (text.splitlines() for text in (done.stdout, block("text")))
+    assert mine[1:] == theirs[1:]
+    assert mine[0].startswith("4 ranks on ")  # and then what this machine has
+    assert theirs[0].startswith("4 ranks on ")
+
+
+def test_every_file_that_the_documents_link_to_is_there():
+    """Would catch a table of labs with a dead link."""
+    for document in ("README.md", "CONTRIBUTING.md", "exercises/README.md", "solutions/README.md"):
+        text = (ROOT / document).read_text()
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text):
+            assert ((ROOT / document).parent / link).exists(), f"{document} links to {link}"

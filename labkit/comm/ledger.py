@@ -56,9 +56,11 @@ class Call:
 class Witness(Protocol):
     """Somebody who is told before and after everything that can block. `enter` may raise ValueError: a mismatch."""
 
-    def enter(self, call: Call) -> None: ...
+    def enter(self, call: Call) -> None:
+        """Somebody is about to wait for `call`."""
 
-    def leave(self, call: Call) -> None: ...
+    def leave(self, call: Call) -> None:
+        """The wait for `call` is over."""
 
 
 class Ledger:

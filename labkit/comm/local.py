@@ -39,6 +39,7 @@ class Exchange:
             raise RuntimeError(f"{what} has waited {self.timeout_s:g} s: nobody answers")
 
     def fail(self, error: BaseException) -> None:
+        """A rank has failed: wake everybody who waits."""
         with self.changed:
             self.failed = self.failed or error
             self.changed.notify_all()
@@ -60,6 +61,7 @@ class LocalWire:
         self.exchange, self.axis, self.ranks, self.rank = exchange, axis, ranks, rank
 
     def isend(self, x: Tensor, to: int, tag: int) -> _Sent:
+        """Leave a copy of x where `to` looks for it."""
         message = _Message(x.clone())
         key = (self.axis, self.ranks[self.rank], self.ranks[to], tag)
         with self.exchange.changed:
@@ -68,6 +70,7 @@ class LocalWire:
         return _Sent(self.exchange, message, f"send to rank {self.ranks[to]}")
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> _Expected:
+        """Expect the next message of this source and tag in `buffer`."""
         key = (self.axis, self.ranks[source], self.ranks[self.rank], tag)
         with self.exchange.changed:  # the first to ask makes the queue, and there must be only one
             queue = self.exchange.queues[key]

@@ -31,17 +31,21 @@ DTYPES = (
 class Handle(Protocol):
     """A wire message under way."""
 
-    def wait(self) -> Tensor | None: ...
+    def wait(self) -> Tensor | None:
+        """Block until the wire has done with it."""
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
 
 
 class Wire(Protocol):
     """Point to point within one group, by index in the group. Tags keep message streams apart; each is in order."""
 
-    def isend(self, x: Tensor, to: int, tag: int) -> Handle: ...
+    def isend(self, x: Tensor, to: int, tag: int) -> Handle:
+        """Start sending the bytes of x."""
 
-    def irecv(self, buffer: Tensor, source: int, tag: int) -> Handle: ...
+    def irecv(self, buffer: Tensor, source: int, tag: int) -> Handle:
+        """Start receiving into `buffer`."""
 
 
 class Sending:
@@ -62,11 +66,13 @@ class Sending:
             self.handles = [wire.isend(slab, to, 2 * tag), *(wire.isend(piece, to, 2 * tag + 1) for piece in _cut(raw))]
 
     def wait(self) -> None:
+        """Block until the receiver has taken it."""
         for handle in self.handles:
             handle.wait()
         self.kept.clear()
 
     def done(self) -> bool:
+        """Whether the receiver has taken it."""
         return all(handle.done() for handle in self.handles)
 
 
@@ -117,12 +123,14 @@ class Receiving:
         self.pieces = []
 
     def wait(self) -> Tensor:
+        """The whole message."""
         for _ in self.arrive():
             pass
         assert self.result is not None
         return self.result
 
     def done(self) -> bool:
+        """Whether the whole message is here."""
         if self.result is None and not self.header.done():
             return False
         self.open()

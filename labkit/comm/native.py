@@ -109,11 +109,13 @@ class Native:
         self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
 
     def algorithms(self) -> dict[str, Any]:
+        """Verb -> how this backend does it."""
         return dict(self.bound)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def isend(self, x: Tensor, to: int, tag: int) -> _Under:
+        """Start sending to member `to`; a CUDA tensor under gloo goes by way of host memory."""
         if not x.numel():
             return _Under(None)
         if x.is_cuda and not self.on_device:
@@ -122,6 +124,7 @@ class Native:
         return _Under(group.send([x], to, 0 if x.is_cuda else tag), x)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> _Under:
+        """Start receiving from member `source` into `buffer`."""
         if not buffer.numel():
             return _Under(None)
         if buffer.is_cuda and not self.on_device:
@@ -139,12 +142,14 @@ class Native:
         return _Under(work, staged, None if staged is x else x, self.size if op == "mean" else 1)
 
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
+        """Sum of x over the group.   same shape"""
         group.ledger.charge(2 * (self.size - 1) * x.numel() * x.element_size() // self.size)
         y = self._here(x).clone(memory_format=torch.contiguous_format)
         dist.all_reduce(y, _op(op), self.pg)
         return self._there(_mean(y, op, self.size), x)
 
     def reduce_scatter(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
+        """This rank's part of the sum.   [n*k, ...] -> [k, ...]"""
         group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
         if x.shape[0] % self.size:  # torch wants equal parts; ours are those of tensor_split
             y = self._here(x).clone(memory_format=torch.contiguous_format)
@@ -157,6 +162,7 @@ class Native:
         return self._there(_mean(y, op, self.size), x)
 
     def all_gather(self, x: Tensor, group: Group) -> Tensor:
+        """Everybody's x, joined along dim 0.   [k, ...] -> [n*k, ...]"""
         group.ledger.charge((self.size - 1) * x.numel() * x.element_size())
         source = self._here(x).contiguous()
         y = source.new_empty((self.size * x.shape[0], *x.shape[1:]))
@@ -164,12 +170,14 @@ class Native:
         return self._there(y, x)
 
     def broadcast(self, x: Tensor, group: Group, source: int = 0) -> Tensor:
+        """The source's x.   same shape"""
         group.ledger.charge(x.numel() * x.element_size() if group.rank == source else 0)
         y = self._here(x).clone(memory_format=torch.contiguous_format)
         dist.broadcast(y, group.ranks[source], self.pg)
         return self._there(y, x)
 
     def all_to_all(self, x: Tensor, group: Group) -> Tensor:
+        """Part j of x goes to rank j.   [n*k, ...] -> [n*k, ...]"""
         group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
         source = self._here(x).contiguous()
         y = torch.empty_like(source)
@@ -177,6 +185,7 @@ class Native:
         return self._there(y, x)
 
     def barrier(self, x: Tensor, group: Group) -> Tensor:
+        """Wait for everybody."""
         dist.barrier(self.pg)
         return x
 

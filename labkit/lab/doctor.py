@@ -1,4 +1,4 @@
-"""`doctor`: what this machine can do, what labkit will use, and why. The links are measured, not looked up."""
+"""`doctor`: what this machine can do, what labkit will use, and why. Links are measured, not looked up."""
 
 from __future__ import annotations
 
@@ -6,130 +6,206 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
+from labkit.comm.group import Group
 from labkit.launch.choice import choose
 from labkit.launch.cluster import Cluster
-from labkit.launch.zygote import zygote
+from labkit.launch.zygote import Hello, zygote
 from labkit.plan.collectives import Line, fit
 from labkit.probe.links import ping_pong
+
+GIB = 1 << 30
+SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that the doctor found. `value` is a plain number or text in `unit`; `why` says what follows from it."""
+    """One thing that the doctor looked at. `value` is a plain number or text in `unit`, None if it could not be had;
+    `why` says what follows from it."""
 
     name: str
     value: Any
-    unit: str
-    why: str
+    unit: str = ""
+    why: str = ""
+
+    @property
+    def said(self) -> str:
+        """The value with its unit."""
+        return "failed" if self.value is None else f"{self.value} {self.unit}".strip()
 
 
 @dataclass(frozen=True)
 class Report:
-    """All findings; shows itself as a table."""
+    """All findings, by name: `report["cores"]`. Shows itself as a table. `link` is the measured line of a link."""
 
     findings: tuple[Finding, ...]
-    link: Line
+    link: Line | None
 
     def __getitem__(self, name: str) -> Any:
         for finding in self.findings:
             if finding.name == name:
                 return finding.value
-        raise KeyError(f"the doctor knows {', '.join(finding.name for finding in self.findings)}; not {name!r}")
+        raise KeyError(f"no finding {name!r}; there are {', '.join(finding.name for finding in self.findings)}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+    @property
+    def well(self) -> bool:
+        """Whether everything could be found out: ranks start, meet and talk."""
+        return all(finding.value is not None for finding in self.findings)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain data, for JSON: name -> value, unit, why."""
         return {f.name: {"value": f.value, "unit": f.unit, "why": f.why} for f in self.findings}
 
     def __repr__(self) -> str:
-        width = max(len(f.name) for f in self.findings)
-        return "\n".join(f"{f.name:{width}s}  {_said(f):22s}  {f.why}" for f in self.findings)
+        wide = max(len(finding.name) for finding in self.findings)
+        said = max(len(finding.said) for finding in self.findings)
+        return "\n".join(f"{a:{wide}s}  {b:>{said}s}  {c}".rstrip() for a, b, c in self._rows())
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table(title="labkit doctor", title_justify="left")
+        for heading, justify in (("what", "left"), ("found", "right"), ("so", "left")):
+            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+        for row in self._rows():
+            table.add_row(*row)
+        return table
 
     def _repr_html_(self) -> str:
+        left, right = 'style="text-align:left"', 'style="text-align:right;white-space:nowrap"'
         rows = "".join(
-            f'<tr><th style="text-align:left">{escape(f.name)}</th><td style="text-align:right">{escape(_said(f))}</td>'
-            f'<td style="text-align:left">{escape(f.why)}</td></tr>'
-            for f in self.findings
+            f"<tr><th {left}>{escape(a)}</th><td {right}>{escape(b)}</td><td {left}>{escape(c)}</td></tr>"
+            for a, b, c in self._rows()
         )
-        return f"<table>{rows}</table>"
+        return f"<table><tr><th {left}>what</th><th {right}>found</th><th {left}>so</th></tr>{rows}</table>"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [(finding.name, finding.said, finding.why) for finding in self.findings]
 
 
 def doctor(quick: bool = False) -> Report:
-    """Look at the machine and measure it with a real cluster; about 3 s, most of it `import torch` the first time.
+    """Look at the machine, start real clusters on it and measure them. A few seconds; `quick` repeats less often.
 
-    `quick` measures with fewer repetitions."""
-    hello = zygote().ready()
-    fresh, warm, link, n_link = _measure(3 if quick else 7)
-    memory = psutil.virtual_memory()
-    findings = [
-        Finding("python", platform.python_version(), "", sys.executable.rpartition(os.sep)[2]),
-        Finding("torch", hello.torch, "", f"labkit {metadata.version('labkit')} wants 2.11 or newer"),
-        Finding("system", f"{platform.system()} {platform.machine()}", "", "Windows: use WSL2"),
-        Finding(
-            "cores", os.cpu_count() or 1, "", "more ranks than cores take turns: numbers are right, times are long"
-        ),
-        Finding(
-            "memory", round(memory.total / 1e9, 1), "GB", f"{memory.available / 1e9:.1f} GB free; a rank takes 12 MB"
-        ),
-        Finding("shared memory", _free_shm(), "GB", "free in /dev/shm; labkit itself does not need it"),
-        Finding("GPUs", len(hello.gpus), "", ", ".join(hello.gpus) or "none that torch can use"),
-        Finding("start of ranks", "fork" if hello.can_fork else "fresh", "", _start_reason(hello.can_fork)),
-        Finding("fresh cluster", round(fresh * 1e3, 1), "ms", "4 ranks, from Cluster(4) to the first all_reduce"),
-        Finding("warm call", round(warm * 1e3, 2), "ms", "an empty function on 4 ranks"),
-        Finding("latency alpha", round(link.alpha_s * 1e6, 1), "us", f"one message between two ranks, {n_link} sizes"),
-        Finding("bandwidth", round(link.bandwidth / 1e9, 2), "GB/s", "the same fit, 1/beta"),
-    ]
-    for n_ranks in (2, 4, 8):
-        choice = choose(n_ranks, "auto", hello.gpus)
-        findings.append(Finding(f"{n_ranks} ranks", choice.backend, "", choice.sentence))
+    Never raises for what is wrong with the machine: what fails is a finding without a value, and says why."""
+    findings = list(_machine())
+    link = None
+    try:
+        hello = zygote().ready()
+        _rest(hello.pid)
+        findings += _torch(hello)
+        measured, link = _measure(repeats=3 if quick else 15)
+        findings += measured
+        for n_ranks in (2, 4, 8):
+            choice = choose(n_ranks, "auto", hello.gpus)
+            findings.append(
+                Finding(f"{n_ranks} ranks use", f"{choice.devices[0]}, {choice.backend}", "", choice.sentence)
+            )
+    except (RuntimeError, ValueError, OSError) as error:
+        findings.append(Finding("ranks", None, "", f"cannot be used: {str(error).splitlines()[0]}"))
     return Report(tuple(findings), link)
 
 
-def _measure(repeats: int) -> tuple[float, float, Line, int]:
-    fresh = []
-    for _ in range(min(3, repeats)):
-        started = time.perf_counter()
-        with Cluster(4, quiet=True, device="cpu") as cluster:
-            cluster.run(_first_all_reduce)
-            fresh.append(time.perf_counter() - started)
-            warm = statistics.median(_timed(cluster) for _ in range(20 * repeats))
+def _machine() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    loopback = [
+        name for name, addresses in psutil.net_if_addrs().items() for each in addresses if each.address == "127.0.0.1"
+    ]
+    versions = f"labkit {metadata.version('labkit')}, JupyterLab {metadata.version('jupyterlab')}"
+    yield Finding("Python", platform.python_version(), "", versions)
+    yield Finding("system", f"{platform.system()} {platform.machine()}", "", platform.release())
+    yield Finding("cores", usable, "", "more ranks than cores take turns: right numbers, longer times")
+    yield Finding("memory", round(memory.total / GIB, 1), "GiB", f"{memory.available / GIB:.1f} GiB are free")
+    if os.path.isdir("/dev/shm"):
+        shm = shutil.disk_usage("/dev/shm")
+        why = f"{shm.free / GIB:.1f} GiB are free; labkit needs none of it, NCCL and data loaders do"
+        yield Finding("/dev/shm", round(shm.total / GIB, 2), "GiB", why)
+    yield Finding("loopback", loopback[0] if loopback else None, "", "the only network that ranks of this machine use")
+
+
+def _torch(hello: Hello) -> Iterator[Finding]:
+    yield Finding("torch", hello.torch, "", "imported once, by the process that starts all ranks")
+    yield Finding("GPUs", len(hello.gpus), "", "" if hello.gpus else "torch finds none here: ranks run on the CPU")
+    if hello.gpus:
+        with Cluster(1, device="cpu", quiet=True) as cluster:  # a rank may touch CUDA; this process must not
+            sizes, nccl = cluster.run(_ask_gpus)[0].value
+        for index, (name, size) in enumerate(zip(hello.gpus, sizes, strict=True)):
+            yield Finding(f"GPU {index}", round(size / GIB, 1), "GiB", name)
+        yield Finding("NCCL", nccl, "", "the version that this torch was built with")
+    forked = "from a process that has imported torch once" if hello.can_fork else "each start imports torch anew"
+    yield Finding("start of a rank", "fork" if hello.can_fork else "exec", "", forked)
+
+
+def _rest(pid: int, at_most_s: float = 15.0) -> None:
+    """Wait until the process that starts ranks has nothing more to import: it would share the cores with us."""
+    process, deadline, before = psutil.Process(pid), time.monotonic() + at_most_s, -1.0
+    while (now := sum(process.cpu_times()[:2])) > before and time.monotonic() < deadline:
+        before = now
+        time.sleep(0.1)
+
+
+class _Timing(NamedTuple):
+    fresh_s: float
+    warm_s: float
+    private_bytes: int
+
+
+def _measure(repeats: int) -> tuple[list[Finding], Line]:
+    timings = [_time_cluster(20 * repeats) for _ in range(3)]
     with Cluster(2, quiet=True) as cluster:
-        sizes = [64, 4096, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
-        samples = cluster.run(ping_pong, sizes, repeats)[0].value
-    return statistics.median(fresh), warm, fit(samples), len(sizes)
+        link = fit(cluster.run(ping_pong, SIZES, repeats)[0].value)
+        where = f"{cluster.choice.devices[0]}, {cluster.choice.backend}"
+    fresh, warm, private = (statistics.median(each) for each in zip(*timings, strict=True))
+    return [
+        Finding("fresh cluster", round(fresh * 1e3, 1), "ms", "from Cluster(4) to the first sum, median of 3"),
+        Finding("warm call", round(warm * 1e3, 2), "ms", f"an empty function on 4 ranks, median of {60 * repeats}"),
+        Finding(
+            "memory of a rank",
+            round(private / 2**20, 1),
+            "MiB",
+            "its own; what it shares with the others is not counted",
+        ),
+        Finding("latency alpha", round(link.alpha_s * 1e6, 1), "us", f"of a message between two ranks ({where})"),
+        Finding("bandwidth 1/beta", round(link.bandwidth / 1e9, 2), "GB/s", f"the same fit, over {len(SIZES)} sizes"),
+    ], link
 
 
-def _first_all_reduce(group: Any) -> float:
-    import torch
+def _time_cluster(calls: int) -> _Timing:
+    started = time.perf_counter()
+    with Cluster(4, device="cpu", quiet=True) as cluster:
+        cluster.run(_first_sum)
+        fresh = time.perf_counter() - started
+        warm = statistics.median(_time_call(cluster) for _ in range(calls))
+        private = statistics.median_high(each.private_bytes for each in cluster.status())
+    return _Timing(fresh, warm, private)
 
-    return float(group.all_reduce(torch.ones(1)))
 
-
-def _nothing(group: Any) -> None:
-    return None
-
-
-def _timed(cluster: Cluster) -> float:
+def _time_call(cluster: Cluster) -> float:
     started = time.perf_counter()
     cluster.run(_nothing)
     return time.perf_counter() - started
 
 
-def _free_shm() -> float:
-    return round(shutil.disk_usage("/dev/shm").free / 1e9, 1) if os.path.isdir("/dev/shm") else 0.0
+def _first_sum(group: Group) -> float:
+    import torch
+
+    return group.all_reduce(torch.ones(1)).item()
 
 
-def _start_reason(can_fork: bool) -> str:
-    return "from a process that has imported torch once" if can_fork else "no safe fork here: each start imports torch"
+def _nothing(group: Group) -> None:
+    return None
 
 
-def _said(finding: Finding) -> str:
-    return f"{finding.value} {finding.unit}".strip()
+def _ask_gpus(group: Group) -> tuple[list[int], str]:
+    import torch
+
+    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    return sizes, ".".join(map(str, torch.cuda.nccl.version()))

@@ -3,45 +3,87 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
+
+# JupyterLab's own colours, which follow its theme; where there are none (an export, another editor) a tone between
+# black and white, that reads on both.
+INK = MappingProxyType(
+    {
+        Comment: "var(--jp-mirror-editor-comment-color,#5a8080)",
+        String.Doc: "var(--jp-mirror-editor-comment-color,#5a8080)",
+        String: "var(--jp-mirror-editor-string-color,#c0503c)",
+        Number: "var(--jp-mirror-editor-number-color,#2e8540)",
+        Keyword: "var(--jp-mirror-editor-keyword-color,#2e8540)",
+        Operator.Word: "var(--jp-mirror-editor-keyword-color,#2e8540)",
+        Name.Function: "var(--jp-mirror-editor-def-color,#4a78d0)",
+        Name.Class: "var(--jp-mirror-editor-def-color,#4a78d0)",
+        Name.Decorator: "var(--jp-mirror-editor-meta-color,#9060d0)",
+        Name.Builtin: "var(--jp-mirror-editor-builtin-color,#2e8540)",
+    }
+)
 
 
+@dataclass(frozen=True)
 class Source:
-    """Source text that shows itself: highlighted in a notebook, plain in a terminal."""
+    """A piece of source text: highlighted in a notebook, plain in a terminal.
 
-    def __init__(self, title: str, code: str):
-        self.title, self.code = title, code
+    `file` is the path inside the package (or the file's name), `first` and `last` its lines there, from 1."""
+
+    code: str
+    file: str
+    first: int
+    last: int
+
+    @property
+    def title(self) -> str:
+        """Where it stands, and how long it is."""
+        count = self.last - self.first + 1
+        where = f"line {self.first}" if count == 1 else f"lines {self.first} to {self.last}"
+        return f"{self.file}, {where} ({count} line{'s' if count > 1 else ''})"
 
     def __repr__(self) -> str:
         return f"# {self.title}\n{self.code}"
 
     def _repr_html_(self) -> str:
-        # inherits the page's background; these colours have contrast on white and on near-black
-        formatter = HtmlFormatter(noclasses=True, nobackground=True, style="default", cssstyles="line-height:1.35")
-        body = highlight(self.code, PythonLexer(), formatter)
-        plate = "background:#f8f8f8;color:#111;padding:.4em 1em;border-radius:4px;overflow-x:auto"
-        return f'<div><small>{escape(self.title)}</small><div style="{plate}">{body}</div></div>'
+        words = "".join(_ink(kind, text) for kind, text in PythonLexer().get_tokens(self.code))
+        plate = (
+            "max-height:40em;overflow:auto;padding:.2em 1em;border-left:3px solid #888;line-height:1.4;margin:.3em 0"
+        )
+        return f'<div><small>{escape(self.title)}</small><pre style="{plate}">{words.rstrip()}</pre></div>'
 
 
 def show(thing: Any) -> Source:
-    """The source of a function, class, method or module, with its file and lines.
+    """The source of a function, class, method or module, with its file and lines; the last line of a cell shows it.
 
-    Raises ValueError for what has no Python source (built-ins)."""
+    Raises ValueError for what has no Python source: built-ins, numbers, instances."""
+    thing = thing.fget if isinstance(thing, property) else thing
     try:
-        lines, start = inspect.getsourcelines(thing)
-        file = inspect.getsourcefile(thing) or "?"
+        lines, first = inspect.getsourcelines(thing)
+        file = inspect.getsourcefile(thing)
     except (TypeError, OSError):
         raise ValueError(f"{thing!r} has no Python source to show: pass a function, class, method or module") from None
-    path = Path(file)
-    parts = path.parts
-    short = "/".join(parts[parts.index("labkit") :]) if "labkit" in parts else path.name
-    start = 1 if isinstance(thing, ModuleType) else start
-    code = inspect.cleandoc("\n" + "".join(lines)) if lines and lines[0][:1].isspace() else "".join(lines)
-    return Source(f"{short}, lines {start} to {start + len(lines) - 1}", code)
+    first = 1 if isinstance(thing, ModuleType) else first
+    code = textwrap.dedent("".join(lines)).rstrip() + "\n"
+    return Source(code, _place(file), first, first + len(code.splitlines()) - 1)
+
+
+def _place(file: str | None) -> str:
+    path = Path(file or "?")
+    package = Path(__file__).parents[1]
+    if path.is_relative_to(package):
+        return path.relative_to(package.parent).as_posix()
+    return path.name if path.is_file() else "this notebook"  # the kernel invents a path for each cell
+
+
+def _ink(kind: Any, text: str) -> str:
+    while kind is not None and kind not in INK:
+        kind = kind.parent  # a String.Double is a String
+    return f'<span style="color:{INK[kind]}">{escape(text)}</span>' if kind else escape(text)

@@ -119,6 +119,7 @@ class BlackBox:
         self.memory[rank * PAGE : (rank + 1) * PAGE] = bytes(PAGE)
 
     def close(self) -> None:
+        """Unmap the pages."""
         self.memory.close()
 
 

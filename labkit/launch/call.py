@@ -57,6 +57,7 @@ class Call:
 
     @property
     def pending(self) -> list[int]:
+        """Ranks that have neither answered nor died."""
         return [rank for rank in self.ranks if rank not in self.answers and rank not in self.deaths]
 
     def collect(self) -> None:

@@ -201,6 +201,7 @@ class Cluster:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` has been called."""
         return not self._close.alive
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ class Crew(Lines):
         self.wait(lambda: not any(rank in self.pids for rank in ranks), 5.0)
 
     def alive(self, rank: int) -> bool:
+        """Whether `rank` has a process, as far as the warden has told."""
         return rank in self.pids
 
     def heal(self, everybody: bool = False) -> list[int]:

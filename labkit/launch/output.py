@@ -87,6 +87,7 @@ class Tail:
         return self.decoder.decode(fresh)
 
     def close(self) -> None:
+        """Stop reading."""
         os.close(self.fd)
 
 

@@ -57,6 +57,8 @@ def main(fd: int, kernel_pid: int) -> None:
 
 
 class Warden:
+    """Obeys the kernel over one connection: each message names one of the methods below and its arguments."""
+
     def __init__(self, kernel: Connection, kernel_pid: int):
         self.kernel, self.kernel_pid = kernel, kernel_pid
         self.zygote_pid = os.getppid()
@@ -70,6 +72,7 @@ class Warden:
         signal.signal(signal.SIGTERM, lambda *_: self.end())
 
     def serve(self) -> None:
+        """The loop: commands, deaths, and whether the kernel still lives."""
         while self._kernel_lives():
             ready = wait([self.kernel, self.wake], LOOK_S)
             if self.wake in ready:
@@ -127,6 +130,7 @@ class Warden:
                 _end_tree(pid)
 
     def reap(self) -> None:
+        """Collect whatever has ended and tell the kernel how."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -153,6 +157,7 @@ class Warden:
         self.folder = folder
 
     def tell(self, *message: Any) -> None:
+        """Send a message to the kernel, if it is still there."""
         try:
             self.kernel.send(message)
         except OSError:  # the kernel has gone; the loop will see it

@@ -79,6 +79,7 @@ class Autopsy:
 
     @property
     def waits(self) -> tuple[tuple[int, int], ...]:
+        """(a, b) for each rank a that waits for a rank b."""
         return tuple((each.rank, other) for each in self.ranks for other in each.waits_for)
 
     def words(self) -> str:

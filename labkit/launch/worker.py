@@ -88,6 +88,7 @@ class Screen(io.TextIOWrapper):
         self.late: frozenset[int] = frozenset()
 
     def write(self, text: str) -> int:
+        """Write, unless the thread belongs to an earlier call."""
         if threading.get_ident() in self.late:
             return len(text)
         return super().write(text)
@@ -120,9 +121,11 @@ class Rank:
             raise KeyboardInterrupt
 
     def send(self, kind: str, call_id: int | None, *rest: Any, frames: list[Any] | None = None) -> None:
+        """Send a message to the kernel."""
         self.socket.send_multipart([pickle.dumps((kind, call_id, *rest)), *(frames or [])], copy=False)
 
     def serve(self) -> None:
+        """Wait for messages and do what they say, for ever."""
         self.join(self.spec["generation"])
         while True:
             frames = self.socket.recv_multipart()
@@ -159,9 +162,11 @@ class Rank:
         self.send("joined", None, generation, None)
 
     def group(self) -> Group:
+        """A fresh view of the world for one call: collectives are counted from 1."""
         return native.world(self.rank, self.spec["n_ranks"], self.spec["device"], self.ledger, state=self.state)
 
     def call(self, call_id: int, sources: dict[str, list[str]], frames: list[Any]) -> None:
+        """Run one call and answer it, whatever happens in it."""
         ship.add_sources(sources)
         signal.signal(signal.SIGINT, self._interrupted)  # the last call may have changed it
         self.ledger.clear()
@@ -214,6 +219,7 @@ class Rank:
                 stream.late = alive
 
     def leave(self) -> None:
+        """End this rank in good order."""
         native.stop()
         self._flush()
         self.socket.close()

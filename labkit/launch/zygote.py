@@ -85,6 +85,7 @@ class Zygote:
         return ours
 
     def alive(self) -> bool:
+        """Whether its process still runs."""
         return self.process.poll() is None
 
     def close(self) -> None:

@@ -51,9 +51,15 @@ def part_bytes(n_bytes: int, n_ranks: int, part: int, item_bytes: int = 1) -> in
 def sent_bytes(algorithm: str, verb: str, n_ranks: int, n_bytes: int, rank: int = 0, item_bytes: int = 1) -> int:
     """Bytes that `rank` sends in one collective on a tensor of `n_bytes` in all (headers not counted).
 
-    ring: (n-1)/n N for reduce_scatter and all_gather, twice that for all_reduce. ValueError for unknown names.
-    `item_bytes` (4 for float32) matters only where n does not divide the tensor."""
+    ring: (n-1)/n N for reduce_scatter and all_gather, twice that for all_reduce (Patarasuk and Yuan, 2009, section 3).
+    A tree's and a star's ranks differ: rank 0 is the root; in a broadcast `rank` counts from the source.
+    `item_bytes` (4 for float32) matters only where n does not divide the tensor. ValueError for unknown names, a rank
+    outside 0..n-1, and bytes that are no whole number of items."""
     _check(algorithm, verb, n_ranks)
+    if not 0 <= rank < n_ranks:
+        raise ValueError(f"{n_ranks} ranks are numbered 0 to {n_ranks - 1}, got rank {rank}")
+    if n_bytes < 0 or item_bytes < 1 or n_bytes % item_bytes:
+        raise ValueError(f"{n_bytes} bytes are not a whole number of items of {item_bytes} bytes")
     if n_ranks == 1:
         return 0
     part = [part_bytes(n_bytes, n_ranks, i, item_bytes) for i in range(n_ranks)]
@@ -84,7 +90,9 @@ def sent_bytes(algorithm: str, verb: str, n_ranks: int, n_bytes: int, rank: int 
 
 
 def steps(algorithm: str, verb: str, n_ranks: int) -> int:
-    """Messages one after the other on the longest path."""
+    """Messages one after the other on the longest path, when a rank sends one and takes one at a time.
+
+    all_reduce: ring 2(n-1), tree 2 ceil(log2 n), star 2(n-1) (Thakur, Rabenseifner and Gropp, 2005, section 4)."""
     _check(algorithm, verb, n_ranks)
     hops = n_ranks - 1
     depth = math.ceil(math.log2(n_ranks)) if n_ranks > 1 else 0
@@ -96,7 +104,9 @@ def steps(algorithm: str, verb: str, n_ranks: int) -> int:
 
 
 def seconds(algorithm: str, verb: str, n_ranks: int, n_bytes: float, link: Line) -> float:
-    """Time of one collective when each rank can send one message at a time over `link`."""
+    """Time of one collective when each rank sends one message and takes one at a time over `link`.
+
+    The table at the head of this file, exact where n divides the tensor; sums themselves take no time in this law."""
     count = steps(algorithm, verb, n_ranks)
     if algorithm == "ring":
         each = n_bytes if verb == "broadcast" else n_bytes / n_ranks
@@ -112,33 +122,47 @@ def seconds(algorithm: str, verb: str, n_ranks: int, n_bytes: float, link: Line)
 
 
 def crossover_bytes(n_ranks: int, link: Line, a: str = "ring", b: str = "tree") -> float:
-    """The size at which all_reduce takes as long by `a` as by `b`; inf if `b` is never slower, 0 if never faster.
+    """The size at which all_reduce takes as long by `a` as by `b`; where they never meet, 0 if `a` is as fast or faster
+    at every size, else inf.
 
-    ring against tree: alpha/beta * (n-1-L) / (L - (n-1)/n) with L = ceil(log2 n)."""
-    zero = seconds(a, "all_reduce", n_ranks, 0, link) - seconds(b, "all_reduce", n_ranks, 0, link)
-    one = seconds(a, "all_reduce", n_ranks, 1, link) - seconds(b, "all_reduce", n_ranks, 1, link)
-    slope = one - zero
-    if slope >= 0:
-        return math.inf if zero > 0 else 0.0
-    return max(0.0, -zero / slope)
+    ring against tree: alpha/beta * (n-1-L) / (L - (n-1)/n) with L = ceil(log2 n), from 2(n-1)(alpha + N/n beta) =
+    2L(alpha + N beta)."""
+    latency = seconds(a, "all_reduce", n_ranks, 0, Line(1, 0)) - seconds(b, "all_reduce", n_ranks, 0, Line(1, 0))
+    volume = seconds(a, "all_reduce", n_ranks, 1, Line(0, 1)) - seconds(b, "all_reduce", n_ranks, 1, Line(0, 1))
+    fixed, each = latency * link.alpha_s, volume * link.beta_s_per_byte
+    if fixed * each < 0:  # one has less latency, the other moves fewer bytes
+        return -fixed / each
+    return 0.0 if fixed <= 0 and each <= 0 else math.inf
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> Line:
-    """The line through (bytes, seconds): least squares of the relative error, so that small messages count as much as
-    large ones; neither alpha nor beta below zero. ValueError for fewer than two different sizes."""
+    """The line through (bytes, seconds) that is least wrong in relative terms, so that small messages count as much as
+    large ones; neither alpha nor beta below zero.
+
+    Least absolute relative error, by reweighted least squares (Holland and Welsch, 1977): one disturbed measurement
+    does not bend the line. ValueError for fewer than two different sizes, or a time that is not above zero."""
     sizes = {size for size, _ in samples}
-    if len(sizes) < 2 or any(size < 0 or not time > 0 for size, time in samples):
+    if len(sizes) < 2 or any(not 0 <= size < math.inf or not 0 < time < math.inf for size, time in samples):
         raise ValueError(
             f"a line needs two different sizes and times above zero, got {len(sizes)} sizes: {list(samples)[:4]}"
         )
-    # minimise sum ((a + b s - t) / t)^2: the normal equations of a weighted line
-    w = [1 / (time * time) for _, time in samples]
+    link = _weighted(samples, [1.0] * len(samples))
+    for _ in range(30):
+        errors = [abs(link.seconds(size) / time - 1) for size, time in samples]
+        link = _weighted(samples, [1 / max(error, 1e-6) for error in errors])
+    return link
+
+
+def _weighted(samples: Sequence[tuple[float, float]], weights: Sequence[float]) -> Line:
+    """Minimise sum w ((a + b s - t) / t)^2 over a, b >= 0: the normal equations of a weighted line."""
+    w = [weight / (t * t) for weight, (_, t) in zip(weights, samples, strict=True)]
     sw = sum(w)
     sx = sum(wi * s for wi, (s, _) in zip(w, samples, strict=True))
     sy = sum(wi * t for wi, (_, t) in zip(w, samples, strict=True))
     sxx = sum(wi * s * s for wi, (s, _) in zip(w, samples, strict=True))
     sxy = sum(wi * s * t for wi, (s, t) in zip(w, samples, strict=True))
-    beta = (sw * sxy - sx * sy) / (sw * sxx - sx * sx)
+    spread = sw * sxx - sx * sx
+    beta = (sw * sxy - sx * sy) / spread if spread > 1e-12 * sw * sxx else 0.0
     alpha = (sy - beta * sx) / sw
     if alpha < 0:
         return Line(0.0, sxy / sxx)

@@ -4,8 +4,8 @@
         return film.record(ring.all_reduce, x, group)[1]
     Film.of([reply.value for reply in cluster.run(shoot)])
 
-Nothing is taken from theory. A recording holds the first number of every message as it was sent and received; the film
-follows those numbers and refuses a recording that does not add up.
+Nothing is taken from theory. A recording holds the first number of every message as it was sent; the film follows those
+numbers from rank to rank and refuses a recording that does not add up.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
+
+VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 
 class Event(NamedTuple):
@@ -34,15 +37,20 @@ class Event(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What one rank saw: the first number of each of its chunks before, and its events in order."""
+    """What one rank saw: the first number of each of its chunks before and after (nan where it holds none, () where
+    the result is not cut that way), its events in order, and how exact its numbers are."""
 
     rank: int
     before: tuple[float, ...]
     events: tuple[Event, ...]
+    after: tuple[float, ...] = ()
+    verb: str = "all_reduce"
+    op: str = "sum"
+    eps: float = 1e-7
 
 
 class Cell(NamedTuple):
-    """A chunk as one rank holds it: its first number, and which ranks' contributions are summed in it."""
+    """A chunk as one rank holds it: its first number, and which ranks' contributions are in it."""
 
     value: float
     origins: tuple[int, ...]
@@ -62,7 +70,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Film:
-    """`states[k][rank][chunk]` is what was held before step k; `steps[k]` are the messages of step k."""
+    """`states[k][rank][chunk]` is what was held before step k; `steps[k]` are the messages of step k.
+
+    In one step every rank sends at most one message and takes at most one, and nobody sends what it receives in the
+    same step: the steps of the alpha-beta model."""
 
     name: str
     n_ranks: int
@@ -76,56 +87,93 @@ class Film:
         return sum(message.n_bytes for step in self.steps for message in step)
 
     @classmethod
-    def of(cls, recordings: Sequence[Recording], name: str = "all_reduce") -> Film:
-        """Put the recordings of all ranks together. ValueError if they are not the two ends of the same messages."""
+    def of(cls, recordings: Sequence[Recording], name: str = "") -> Film:
+        """Put the recordings of all ranks together. ValueError if a rank is missing, a message has only one end, or a
+        rank sends or ends with a number that is not the one it must hold."""
         by_rank = {each.rank: each for each in recordings}
-        if sorted(by_rank) != list(range(len(recordings))):
-            raise ValueError(f"a film needs the recording of every rank, got ranks {sorted(by_rank)}")
-        n_ranks, n_chunks = len(recordings), len(recordings[0].before)
+        if not by_rank or sorted(by_rank) != list(range(len(recordings))):
+            raise ValueError(
+                f"a film needs the recording of every rank, once; got ranks {[r.rank for r in recordings]}"
+            )
+        n_ranks = len(recordings)
+        chunks = {rank: len(each.before) for rank, each in by_rank.items()}
+        if len(set(chunks.values())) > 1:
+            raise ValueError(f"the ranks cut their tensors into different numbers of chunks, by rank: {chunks}")
+        held = [_start(by_rank[rank]) for rank in range(n_ranks)]
         steps = _steps(_pair(by_rank))
-        held = [[Cell(value, (rank,)) for value in by_rank[rank].before] for rank in range(n_ranks)]
         states = [_frozen(held)]
         for step in steps:
-            before = [list(row) for row in held]
+            before = _frozen(held)  # what is received in a step leaves in the next one
             for message in step:
-                sent, mine = before[message.source][message.chunk], held[message.to][message.chunk]
-                if not _close(sent.value, message.value):
-                    raise ValueError(
-                        f"rank {message.source} sent {message.value:g} where it held {sent.value:g}: {message}"
-                    )
-                held[message.to][message.chunk] = _receive(mine, sent)
+                told = by_rank[message.source]
+                sent = _agreed(before[message.source][message.chunk], message.value, told, n_ranks, "sent")
+                held[message.source][message.chunk] = sent
+            for message in step:
+                mine, sent = held[message.to][message.chunk], held[message.source][message.chunk]
+                held[message.to][message.chunk] = _receive(mine, sent, by_rank[message.to])
             states.append(_frozen(held))
-        return cls(name, n_ranks, n_chunks, tuple(map(tuple, steps)), tuple(states))
+        for rank, told in by_rank.items():
+            for chunk, value in enumerate(told.after):
+                if told.verb != "reduce_scatter" or chunk == rank:
+                    held[rank][chunk] = _agreed(held[rank][chunk], value, told, n_ranks, "ended with")
+        states[-1] = _frozen(held)
+        return cls(name or by_rank[0].verb, n_ranks, chunks[0], tuple(map(tuple, steps)), tuple(states))
 
 
-def record(collective: Callable[..., Tensor], x: Tensor, group: Group, **options: Any) -> tuple[Tensor, Recording]:
+def record(
+    collective: Callable[..., Tensor], x: Tensor, group: Group, verb: str = "", n_chunks: int = 0, **options: Any
+) -> tuple[Tensor, Recording]:
     """Run `collective(x, group)` on this rank and keep its end of every message. Returns (result, recording).
 
-    Messages of a ring carry the number of their chunk as tag; other collectives move x as one chunk."""
-    n_chunks = group.size if collective.__module__.endswith("ring") else 1
-    before = tuple(map(_first, x.reshape(-1).tensor_split(n_chunks)))
-    events: list[Event] = []
+    The tag of a message is the number of its chunk, as in labkit's ring; if all tags are 0 the tensor moves as one.
+    `verb` is read from the function's name; options such as op="max" are passed on. Raises ValueError for a tree's or a
+    star's reduce_scatter and all_gather, whose messages hold several chunks at a time."""
+    name = getattr(collective, "__name__", "")
+    verb = verb or next((each for each in VERBS if each in name), "all_reduce")
+    seen: list[Event] = []
 
     def tap(kind: str, peer: int, tag: int, payload: Tensor) -> None:
         n_bytes = payload.numel() * payload.element_size()
-        events.append(Event(kind, peer, tag % n_chunks, n_bytes, _first(payload), time.monotonic()))
+        seen.append(Event(kind, group.ranks.index(peer), tag, n_bytes, _first(payload), time.monotonic()))
 
     result = collective(x, group.tapped(tap), **options)
-    return result, Recording(group.rank, before, tuple(events))
+    n_chunks = n_chunks or (group.size if any(event.chunk for event in seen) else 1)
+    if n_chunks == 1 < group.size and verb in ("reduce_scatter", "all_gather"):
+        raise ValueError(f"a film of {verb} needs messages of one chunk each, with its number as tag: film the ring's")
+    events = tuple(event._replace(chunk=event.chunk % n_chunks) for event in seen)
+    flat = x if verb == "reduce_scatter" else x.reshape(-1)
+    if verb == "all_gather":
+        before = tuple(_first(x) if chunk == group.rank else math.nan for chunk in range(n_chunks))
+        after: tuple[float, ...] = ()  # the parts may differ in length, so the result does not say where each begins
+    else:
+        before = tuple(map(_first, flat.tensor_split(n_chunks)))
+        alone = [math.nan] * n_chunks
+        if verb == "reduce_scatter":
+            alone[group.rank] = _first(result)
+        after = (
+            tuple(alone) if verb == "reduce_scatter" else tuple(map(_first, result.reshape(-1).tensor_split(n_chunks)))
+        )
+    eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 1e-15
+    return result, Recording(group.rank, before, events, after, verb, str(options.get("op", "sum")), eps)
 
 
 def _first(x: Tensor) -> float:
     return float(x.reshape(-1)[0]) if x.numel() else math.nan
 
 
-def _pair(by_rank: dict[int, Recording]) -> list[tuple[Message, int, int]]:
-    """Messages with the place of their two ends in the ranks' own order of events."""
+def _start(told: Recording) -> list[Cell]:
+    absent = (lambda chunk: chunk != told.rank) if told.verb == "all_gather" else (lambda chunk: False)
+    return [Cell(value, () if absent(chunk) else (told.rank,)) for chunk, value in enumerate(told.before)]
+
+
+def _pair(by_rank: Mapping[int, Recording]) -> dict[tuple[int, int], tuple[Message, int]]:
+    """(receiver, place of its event) -> the message, and the place of the sender's event in its own order."""
     sent: dict[tuple[int, int, int], deque[tuple[Event, int]]] = defaultdict(deque)
     for rank, each in by_rank.items():
         for place, event in enumerate(each.events):
             if event.kind == "send":
                 sent[rank, event.peer, event.chunk].append((event, place))
-    pairs = []
+    pairs = {}
     for rank, each in by_rank.items():
         for place, event in enumerate(each.events):
             if event.kind == "recv":
@@ -136,44 +184,65 @@ def _pair(by_rank: dict[int, Recording]) -> list[tuple[Message, int, int]]:
                     )
                 start, started = queue.popleft()
                 message = Message(event.peer, rank, event.chunk, event.n_bytes, start.value, start.t, event.t)
-                pairs.append((message, started, place))
+                pairs[rank, place] = (message, started)
     if left := [key for key, queue in sent.items() if queue]:
         raise ValueError(f"messages were sent and never received: (source, to, chunk) {left}")
-    return sorted(pairs, key=lambda pair: pair[0].t0)
+    return pairs
 
 
-def _steps(pairs: list[tuple[Message, int, int]]) -> list[list[Message]]:
-    """A message belongs to the first step after everything that its sender had received before sending it."""
-    step_of: dict[tuple[int, str, int], int] = {}
+def _steps(pairs: Mapping[tuple[int, int], tuple[Message, int]]) -> list[list[Message]]:
+    """Each message goes into the first step in which its sender has all that it had received before, and in which
+    neither end is busy: every rank's events are walked through in their own order."""
+    arrives = {(message.source, started): end for end, (message, started) in pairs.items()}
+    walk: dict[int, list[int]] = defaultdict(list)
+    for rank, place in sorted([*arrives, *pairs]):
+        walk[rank].append(place)
+    leaves: dict[tuple[int, int], int] = {}  # (receiver, place) -> the first step in which the message can travel
+    sending: dict[int, int] = defaultdict(lambda: -1)  # rank -> the last step in which it sent
+    taking: dict[int, int] = defaultdict(lambda: -1)
     steps: dict[int, list[Message]] = defaultdict(list)
-    waiting = list(pairs)
-    while waiting:
-        rest = []
-        for message, started, place in waiting:
-            earlier = [(m, s, p) for m, s, p in pairs if m.to == message.source and p < started]
-            earlier_here = [(m, s, p) for m, s, p in pairs if m.to == message.to and p < place]
-            needed = [step_of.get((m.to, "recv", p)) for m, s, p in earlier + earlier_here]
-            if None in needed:
-                rest.append((message, started, place))
-                continue
-            step = 1 + max((each for each in needed if each is not None), default=-1)
-            step_of[message.to, "recv", place] = step
-            steps[step].append(message)
-        if len(rest) == len(waiting):
-            raise ValueError("the recordings contradict each other: some messages were received before they were sent")
-        waiting = rest
+    at = dict.fromkeys(walk, 0)
+    while any(at[rank] < len(walk[rank]) for rank in walk):
+        moved = False
+        for rank in sorted(walk):
+            while at[rank] < len(walk[rank]):
+                here = (rank, walk[rank][at[rank]])
+                if here in arrives:
+                    leaves[arrives[here]] = sending[rank] = 1 + max(taking[rank], sending[rank])
+                elif here in leaves:
+                    step = max(leaves[here], 1 + taking[rank])
+                    source = pairs[here][0].source
+                    taking[rank], sending[source] = step, max(step, sending[source])
+                    steps[step].append(pairs[here][0])
+                else:
+                    break  # its sender has not come to it yet
+                at[rank], moved = at[rank] + 1, True
+        if not moved:
+            raise ValueError("the recordings contradict each other: a message was received before it was sent")
     return [sorted(steps[k]) for k in sorted(steps)]
 
 
-def _receive(mine: Cell, sent: Cell) -> Cell:
-    if set(mine.origins) & set(sent.origins):  # what came holds my part already: it takes the place of mine
+def _receive(mine: Cell, sent: Cell, told: Recording) -> Cell:
+    """What a rank holds after a message: the sum (or max, or min), unless what came holds its part already."""
+    if not mine.origins or told.verb == "broadcast" or set(mine.origins) & set(sent.origins):
         return sent
-    return Cell(mine.value + sent.value, tuple(sorted({*mine.origins, *sent.origins})))
+    joined = {"max": max, "min": min}.get(told.op, lambda a, b: a + b)
+    return Cell(joined(mine.value, sent.value), tuple(sorted({*mine.origins, *sent.origins})))
+
+
+def _agreed(cell: Cell, value: float, told: Recording, n_ranks: int, did: str) -> Cell:
+    """The cell with the number that was really seen; ValueError if it cannot be the one that the film expects."""
+    if value == cell.value or (math.isnan(value) and math.isnan(cell.value)):
+        return cell
+    room = 4 * n_ranks * told.eps * max(1.0, abs(cell.value), *(abs(b) for b in told.before if not math.isnan(b)))
+    whole = len(cell.origins) == n_ranks and told.op == "mean"  # a mean divides when the sum is complete
+    if abs(value - cell.value) <= room or (whole and abs(value - cell.value / n_ranks) <= room):
+        return Cell(value, cell.origins)
+    raise ValueError(
+        f"rank {told.rank} {did} {value:g} where its messages add up to {cell.value:g}: either it adds wrongly, "
+        "or its messages do not carry the number of their chunk as tag"
+    )
 
 
 def _frozen(held: list[list[Cell]]) -> tuple[tuple[Cell, ...], ...]:
     return tuple(map(tuple, held))
-
-
-def _close(a: float, b: float) -> bool:
-    return (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-2)

@@ -33,7 +33,11 @@ def ping_pong(group: Group, sizes: Sequence[int], repeats: int = 15) -> Samples:
 
 
 def sweep(verb: Callable[[Tensor], object], sizes: Sequence[int], group: Group, repeats: int = 15) -> Samples:
-    """Median seconds of `verb(x)` for tensors of each size in bytes; the slowest rank counts. Same on every rank."""
+    """Median seconds of `verb(x)` on a float32 tensor of each size: [(bytes, seconds)], the same on every rank.
+
+    The slowest rank counts; two runs of each size warm up first. ValueError for a size below 0 or no repeats."""
+    if repeats < 1 or min(sizes, default=0) < 0:
+        raise ValueError(f"sizes are 0 bytes or more and repeats at least 1, got {list(sizes)} and {repeats}")
     samples = []
     for size in sizes:
         x = torch.zeros(max(1, size // 4), dtype=torch.float32, device=group.device)

@@ -1,1 +1,1 @@
-"""Floor 4: pictures. Pure functions from data to SVG; the only place where bytes become KiB and seconds become ms."""
+"""Floor 4: pictures. Pure functions from data to SVG."""

@@ -1,45 +1,71 @@
-"""A hang as a picture: a row for each rank, and an arrow from whoever waits to whom it waits for."""
+"""A hang as a picture: a row for each rank, and an arrow from whoever waits to whom it waits for.
+
+Everybody who waits for the same rank joins one lane on the right, whose arrow points at that rank. A rank that others
+wait for and that will not come by itself is marked with a thick edge and the word "missing".
+"""
 
 from __future__ import annotations
 
-from labkit.launch.watch import Autopsy
-from labkit.view.svg import PALETTE, Picture, arrow, box, text
+import textwrap
+from types import MappingProxyType
 
-COLOURS = (
-    ("waiting", PALETTE[1]),
-    ("running", PALETTE[0]),
-    ("finished", PALETTE[2]),
-    ("raised", PALETTE[6]),
-    ("dead", PALETTE[6]),
-    ("idle", PALETTE[7]),
+from labkit.launch.watch import Autopsy, Whereabouts
+from labkit.view.svg import PALETTE, Picture, arrow, box, cut, line, text
+
+COLOURS = MappingProxyType(
+    {
+        "waiting": PALETTE[1],
+        "running": PALETTE[0],
+        "finished": PALETTE[2],
+        "raised": PALETTE[6],
+        "dead": PALETTE[6],
+        "idle": PALETTE[7],
+    }
 )
-ROW = 58
+ROW, HIGH, WORDS, EDGE = 56, 42, 222, 680
 
 
 def autopsy(found: Autopsy) -> Picture:
-    """What every rank was doing when the call was given up. Hovering over a rank shows its whole sentence."""
-    colour = dict(COLOURS)
-    body = [text(4, 20, _cut(found.headline, 98), size=14, bold=True)]
+    """What every rank was doing when the call was given up. Resting the pointer on a rank tells its whole sentence."""
+    headline = textwrap.wrap(found.headline, 100) or ["Where every rank was"]
+    top = 22 + 19 * len(headline)
+    body = [text(4, 20 + 19 * k, words, size=14, bold=True) for k, words in enumerate(headline)]
+    awaited = {to for _, to in found.waits}
     for place, each in enumerate(found.ranks):
-        y = 34 + place * ROW
-        body.append(box(4, y, 62, 42, "none", f"rank {each.rank}", str(each)))
-        word = f"{each.state}{', stuck' if each.rank in found.stuck else ''}"
-        body.append(box(74, y, 112, 42, colour[each.state], word, str(each)))
-        first = each.call or each.detail or {"running": "Python", "finished": "has returned"}.get(each.state, "")
-        said = f"{first}{'  ' + each.shape if each.shape else ''}"
-        body.append(text(196, y + 18, _cut(said, 66)))
-        body.append(text(196, y + 36, _cut(f"{each.place}  {each.source}".strip(), 74), size=12))
-    lanes: list[int] = []
-    for a, b in found.waits:
-        rows = {each.rank: place for place, each in enumerate(found.ranks)}
-        if a in rows and b in rows:
-            lanes.append(a)
-            y1, y2 = 55 + rows[a] * ROW, 55 + rows[b] * ROW
-            body.append(arrow(700, y1, 700, y2, f"rank {a} waits for rank {b}", 40 + 26 * (len(lanes) % 6)))
-    if lanes:
-        body.append(text(796, 40 + ROW * len(found.ranks), "arrows: waits for", "end", 12))
-    return Picture("".join(body), 48 + ROW * len(found.ranks), found.headline or "where every rank was")
+        body += _row(each, top + place * ROW, each.rank in found.stuck, each.rank in awaited)
+    body += _lanes(found, top)
+    bottom = top + ROW * len(found.ranks)
+    if found.waits:
+        body.append(text(796, bottom + 8, "an arrow: waits for", "end", 12))
+    return Picture("".join(body), bottom + 16, " ".join(found.words().split()))
 
 
-def _cut(words: str, length: int) -> str:
-    return words if len(words) <= length else words[: length - 1] + "…"
+def _row(each: Whereabouts, y: float, stuck: bool, awaited: bool) -> list[str]:
+    missing = awaited and each.state not in ("waiting", "running")
+    word = each.state + (", stuck" if stuck else ", missing" if missing else ", awaited" if awaited else "")
+    plain = {"running": "runs Python", "finished": "has returned", "idle": "is not part of this call"}
+    first = each.call or each.detail or plain.get(each.state, "")
+    second = [part for part in (each.place, each.source) if part]
+    return [
+        box(4, y, 62, HIGH, "none", f"rank {each.rank}", str(each)),
+        box(74, y, 136, HIGH, COLOURS.get(each.state, PALETTE[7]), word, str(each), 3 if missing else 1),
+        text(WORDS, y + 18, cut(" · ".join(filter(None, (first, each.shape))), 64)),
+        text(WORDS, y + 36, cut(" · ".join(second), 72), size=12),
+    ]
+
+
+def _lanes(found: Autopsy, top: float) -> list[str]:
+    middle = {each.rank: top + place * ROW + HIGH / 2 for place, each in enumerate(found.ranks)}
+    targets = [to for to in sorted({to for _, to in found.waits}) if to in middle]
+    apart = min(18.0, 90 / max(1, len(targets)))
+    out = []
+    for k, to in enumerate(targets):
+        waiting = [rank for rank, other in found.waits if other == to and rank in middle]
+        lane, arrives = EDGE + 22 + apart * k, middle[to] + 7
+        for rank in waiting:
+            title = f"rank {rank} waits for rank {to}"
+            leaves = middle[rank] - 7
+            body = line(EDGE, leaves, lane, leaves, width=1.5)
+            out.append(f"<g><title>{title}</title>{body}</g>")
+            out.append(arrow([(lane, leaves), (lane, arrives), (EDGE, arrives)], title))
+    return out

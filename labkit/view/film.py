@@ -1,56 +1,107 @@
-"""Pictures of a recorded collective: one frame, or the whole film as a strip."""
+"""Pictures of a recorded collective: one frame, or the whole film as a strip.
+
+A row for each rank and a column for each chunk. A chunk's colours are the ranks whose numbers are in it, the number is
+its first element. An arrow down or up a column is a message; a thick edge marks what is sent, and what has just come.
+"""
 
 from __future__ import annotations
 
-from labkit.probe.film import Film
-from labkit.view.svg import PALETTE, Picture, arrow, bytes_text, striped, text
+from collections import defaultdict
 
-CELL, ROW, LEFT = 62, 46, 70
+from labkit.probe.film import Cell, Film, Message
+from labkit.view.svg import PALETTE, WIDTH, Picture, arrow, box, striped, text
+from labkit.view.units import bytes_text, number_text
+
+LEFT, TOP, GAP, HIGH, ROW = 78, 70, 14, 30, 50
+NARROW = 392
+"""The least width of a frame: two stand side by side in a strip."""
 
 
 def frame(film: Film, step: int) -> Picture:
     """What every rank holds before step `step`, and the messages that the step sends.
 
-    A row for each rank, a column for each chunk; a chunk's colours are the ranks summed in it, its number is its first
-    element. Raises ValueError for a step outside the film."""
+    Steps count from 0; the last frame, one after the last step, is the end. ValueError for a step outside the film."""
     if not 0 <= step <= len(film.steps):
         raise ValueError(f"this film has steps 0 to {len(film.steps)}, got {step}")
-    body = [
-        text(LEFT + chunk * CELL + CELL / 2 - 4, 44, f"chunk {chunk}", "middle", 11) for chunk in range(film.n_chunks)
-    ]
-    right = LEFT + film.n_chunks * CELL
+    cell = min(64.0, (WIDTH - LEFT - 16) / film.n_chunks)
+    messages = film.steps[step] if step < len(film.steps) else ()
+    came = film.steps[step - 1] if step else ()
+    strong = {(m.source, m.chunk) for m in messages} | {(m.to, m.chunk) for m in came}
+    name = f"{film.name}, before step {step} of {len(film.steps)}" if messages else f"{film.name}, the end"
+    body = [text(4, 20, name, size=15, bold=True), text(4, 41, _caption(messages), size=12)]
+    for chunk in range(film.n_chunks):
+        word = "all" if film.n_chunks == 1 else f"chunk {chunk}" if cell > 50 else chunk
+        body.append(text(LEFT + chunk * cell + (cell - GAP) / 2, TOP - 7, word, "middle", 12))
     for rank, row in enumerate(film.states[step]):
-        y = 52 + rank * ROW
-        body.append(text(4, y + 22, f"rank {rank}", bold=True))
-        for chunk, cell in enumerate(row):
-            who = " + ".join(f"rank {origin}" for origin in cell.origins)
-            title = f"rank {rank}, chunk {chunk}: {cell.value:g} = {who}"
-            fills = [PALETTE[origin % len(PALETTE)] for origin in cell.origins]
-            body.append(striped(LEFT + chunk * CELL, y, CELL - 8, 32, fills, f"{cell.value:g}", title))
-    words = [
-        f"{film.name}, before step {step} of {len(film.steps)}" if step < len(film.steps) else f"{film.name}, the end"
-    ]
-    if step < len(film.steps):
-        for k, message in enumerate(film.steps[step]):
-            bend = 26 + 16 * (k % 4)
-            y1, y2 = 68 + message.source * ROW, 68 + message.to * ROW
-            title = f"rank {message.source} -> rank {message.to}: chunk {message.chunk}, {message.n_bytes:,} bytes"
-            body.append(arrow(right + 6, y1, right + 6, y2, title, 2 * bend))
-            words.append(f"{message.source}→{message.to} chunk {message.chunk}, {bytes_text(message.n_bytes)}")
-    body.append(text(4, 20, words[0], size=15, bold=True))
-    for k, each in enumerate(words[1:]):
-        body.append(text(right + 96, 68 + 19 * k, each))
-    height = max(60 + film.n_ranks * ROW, 68 + 19 * len(words))
-    return Picture("".join(body), height, "; ".join(words), max(560, right + 260))
+        y = TOP + rank * ROW
+        body.append(box(4, y + 8, 14, 14, _colour(rank)))
+        body.append(text(24, y + 20, f"rank {rank}", bold=True))
+        for chunk, held in enumerate(row):
+            x, width = LEFT + chunk * cell, 3 if (rank, chunk) in strong else 1
+            fills = [_colour(origin) for origin in held.origins]
+            said = _said(rank, chunk, held)
+            body.append(striped(x, y, cell - GAP, HIGH, fills, number_text(held.value), said, width))
+    body += _arrows(messages, cell)
+    label = "; ".join([name, *map(_told, messages), *(_said(r, c, h) for r, c, h in _cells(film, step))])
+    lanes = 26 * (film.n_chunks == 1) * len(messages)
+    return Picture("".join(body), TOP + film.n_ranks * ROW, label, max(NARROW, LEFT + film.n_chunks * cell + lanes))
 
 
 def strip(film: Film) -> Picture:
-    """All frames one under the other, small: the static twin of the film."""
-    body, y, widest = [], 0.0, 0.0
-    for step in range(len(film.steps) + 1):
-        picture = frame(film, step)
-        body.append(f'<g transform="translate(0 {y:g})">{picture.body}</g>')
-        y += picture.height + 12
-        widest = max(widest, picture.width)
-    label = f"{film.name} on {film.n_ranks} ranks in {len(film.steps)} steps, {film.n_bytes:,} bytes in all"
-    return Picture("".join(body), y, label, widest)
+    """All frames on one page, in reading order: the static twin of the film."""
+    frames = [frame(film, step) for step in range(len(film.steps) + 1)]
+    wide, high = max(each.width for each in frames), frames[0].height + 8
+    columns = max(1, int((WIDTH + 16) // (wide + 16)))
+    body = [
+        f'<g transform="translate({k % columns * (wide + 16):g} {k // columns * high:g})">{each.body}</g>'
+        for k, each in enumerate(frames)
+    ]
+    label = f"{film.name} on {film.n_ranks} ranks in {len(film.steps)} steps, {film.n_bytes:,} bytes sent in all"
+    return Picture("".join(body), -(-len(frames) // columns) * high, label, columns * (wide + 16) - 16)
+
+
+def _arrows(messages: tuple[Message, ...], cell: float) -> list[str]:
+    """Between neighbours straight down or up; past other ranks along a lane beside the column."""
+    lanes: dict[int, int] = defaultdict(int)
+    out = []
+    for message in messages:
+        x, y1, y2 = LEFT + message.chunk * cell, TOP + message.source * ROW, TOP + message.to * ROW
+        if abs(message.to - message.source) == 1:
+            down = message.to > message.source
+            middle = x + (cell - GAP) / 2 + (8 if down else -8)  # so that two that pass each other stay apart
+            points = [(middle, float(y1 + HIGH if down else y1)), (middle, float(y2 if down else y2 + HIGH))]
+        else:
+            lane = x + cell - GAP + 10 + 16 * lanes[message.chunk]
+            lanes[message.chunk] += 1
+            edge = x + cell - GAP
+            points = [(edge, y1 + HIGH / 2), (lane, y1 + HIGH / 2), (lane, y2 + HIGH / 2), (edge, y2 + HIGH / 2)]
+        out.append(arrow(points, _told(message)))
+    return out
+
+
+def _caption(messages: tuple[Message, ...]) -> str:
+    if not messages:
+        return "every message has arrived"
+    sizes = sorted({message.n_bytes for message in messages})
+    each = bytes_text(sizes[0]) if len(sizes) == 1 else f"{bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
+    if len(messages) > 1:
+        return f"sends {len(messages)} messages at once, {each} each"
+    return f"rank {messages[0].source} sends {each} to rank {messages[0].to}"
+
+
+def _told(message: Message) -> str:
+    return f"rank {message.source} sends chunk {message.chunk} to rank {message.to}: {message.n_bytes:,} bytes"
+
+
+def _said(rank: int, chunk: int, held: Cell) -> str:
+    who = ", ".join(map(str, held.origins))
+    what = f"{number_text(held.value)}, from rank{'s' if len(held.origins) > 1 else ''} {who}" if who else "nothing yet"
+    return f"rank {rank}, chunk {chunk}: {what}"
+
+
+def _cells(film: Film, step: int) -> list[tuple[int, int, Cell]]:
+    return [(rank, chunk, held) for rank, row in enumerate(film.states[step]) for chunk, held in enumerate(row)]
+
+
+def _colour(rank: int) -> str:
+    return PALETTE[rank % len(PALETTE)]

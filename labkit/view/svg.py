@@ -1,23 +1,27 @@
 """A small vocabulary for pictures: boxes with numbers in them, arrows, words. Light and dark, readable when printed.
 
 Text and lines take the colour of the page (`currentColor`), boxes take the Okabe-Ito palette, which people who cannot
-tell red from green can tell apart; no meaning rests on colour alone.
+tell red from green can tell apart; no meaning rests on colour alone. Pictures hold no ids and no scripts: any number of
+them can stand on one page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
 """Okabe and Ito (2008); sky, orange, green, pink, yellow, blue, vermilion, grey."""
+INK = "#111"
+"""Text on a coloured box."""
 WIDTH = 800
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG drawing that shows itself in a notebook and survives an export to HTML."""
+    """An SVG drawing that shows itself in a notebook and survives an export to HTML. `label` says it in words."""
 
     body: str
     height: float
@@ -29,7 +33,7 @@ class Picture:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" role="img" '
             f'aria-label="{escape(self.label)}" style="max-width:{self.width:g}px;width:100%;height:auto;'
             f'color:var(--jp-content-font-color1,currentColor)" font-family="system-ui,sans-serif" font-size="13" '
-            f'fill="currentColor"><title>{escape(self.label)}</title>{_ARROW}{self.body}</svg>'
+            f'fill="currentColor"><title>{escape(self.label)}</title>{self.body}</svg>'
         )
 
     def __repr__(self) -> str:
@@ -38,49 +42,37 @@ class Picture:
     def _repr_html_(self) -> str:
         return str(self)
 
-
-_ARROW = (
-    '<defs><marker id="lk-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    '<path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
-)
+    def _repr_svg_(self) -> str:
+        return str(self)
 
 
 def text(x: float, y: float, words: object, anchor: str = "start", size: float = 13, bold: bool = False) -> str:
     """Words with their baseline at (x, y)."""
-    weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size:g}"{weight}>{escape(str(words))}</text>'
+    place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    style = ("" if size == 13 else f' font-size="{size:g}"') + (' font-weight="600"' if bold else "")
+    return f'<text x="{x:g}" y="{y:g}"{place}{style}>{escape(str(words))}</text>'
 
 
-def box(x: float, y: float, w: float, h: float, fill: str = "none", words: object = "", title: str = "") -> str:
-    """A box with words in its middle; `title` shows when the pointer rests on it."""
-    ink = "currentColor" if fill == "none" else "#111"
-    hover = f"<title>{escape(title)}</title>" if title else ""
-    inside = (
-        f'<text x="{x + w / 2:g}" y="{y + h / 2 + 4.5:g}" text-anchor="middle" fill="{ink}">{escape(str(words))}</text>'
-        if words != ""
-        else ""
-    )
-    shape = f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" fill="{fill}" stroke="currentColor"/>'
-    return f"<g>{hover}{shape}{inside}</g>"
+def box(
+    x: float, y: float, w: float, h: float, fill: str = "none", words: object = "", title: str = "", width: float = 1
+) -> str:
+    """A box with words in its middle; `title` shows when the pointer rests on it, `width` is that of its edge."""
+    return _hover(_rect(x, y, w, h, fill, width) + _inside(x, y, w, h, words, "" if fill == "none" else INK), title)
 
 
-def striped(x: float, y: float, w: float, h: float, fills: Iterable[str], words: object, title: str = "") -> str:
-    """A box in several colours side by side, with words in its middle."""
-    fills = list(fills)
+def striped(
+    x: float, y: float, w: float, h: float, fills: Sequence[str], words: object, title: str = "", width: float = 1
+) -> str:
+    """A box in several colours side by side, with words on a plate in its middle."""
     each = w / max(1, len(fills))
     stripes = "".join(
         f'<rect x="{x + i * each:g}" y="{y:g}" width="{each:g}" height="{h:g}" fill="{fill}"/>'
         for i, fill in enumerate(fills)
     )
-    hover = f"<title>{escape(title)}</title>" if title else ""
-    plate = (
-        f'<rect x="{x + w / 2 - 19:g}" y="{y + h / 2 - 9:g}" width="38" height="18" rx="3" fill="#fff" opacity=".82"/>'
-    )
-    frame = f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" fill="none" stroke="currentColor"/>'
-    inside = (
-        f'<text x="{x + w / 2:g}" y="{y + h / 2 + 4.5:g}" text-anchor="middle" fill="#111">{escape(str(words))}</text>'
-    )
-    return f"<g>{hover}{stripes}{plate}{frame}{inside}</g>"
+    wide = min(w - 4, 7.6 * len(str(words)) + 8)
+    plate = f'<rect x="{x + (w - wide) / 2:g}" y="{y + h / 2 - 9:g}" width="{wide:g}" height="18" rx="3" fill="#fff"/>'
+    ground = stripes + plate if fills else ""
+    return _hover(ground + _rect(x, y, w, h, "none", width) + _inside(x, y, w, h, words, INK if fills else ""), title)
 
 
 def line(
@@ -91,36 +83,38 @@ def line(
     return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" stroke-width="{width:g}"{style}/>'
 
 
-def arrow(x1: float, y1: float, x2: float, y2: float, title: str = "", bend: float = 0) -> str:
-    """An arrow from one point to another, bent aside by `bend`."""
-    hover = f"<title>{escape(title)}</title>" if title else ""
-    cx, cy = (x1 + x2) / 2 + bend, (y1 + y2) / 2
-    path = f'<path d="M{x1:g} {y1:g}Q{cx:g} {cy:g} {x2:g} {y2:g}" fill="none" stroke="currentColor" stroke-width="1.5" '
-    return f'<g>{hover}{path}marker-end="url(#lk-tip)"/></g>'
+def arrow(points: Sequence[tuple[float, float]], title: str = "") -> str:
+    """An arrow along straight pieces through `points`. A wide unseen stroke makes it easy to rest the pointer on."""
+    path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
+    (x1, y1), (x2, y2) = points[-2:]
+    length = math.hypot(x2 - x1, y2 - y1) or 1.0
+    dx, dy = (x2 - x1) / length, (y2 - y1) / length
+    head = "L".join(f"{x2 - 8 * dx + s * 4 * dy:g} {y2 - 8 * dy - s * 4 * dx:g}" for s in (1, -1))
+    return _hover(
+        f'<path d="{path}" fill="none" stroke="#000" stroke-opacity="0" stroke-width="12"/>'
+        f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="1.5"/><path d="M{x2:g} {y2:g}L{head}z"/>',
+        title,
+    )
 
 
-def bytes_text(n_bytes: float) -> str:
-    """`384 B`, `1.5 KiB`, `16 MiB`."""
-    if abs(n_bytes) < 10_000:
-        return f"{n_bytes:,.6g} B"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(n_bytes) >= size:
-            return f"{n_bytes / size:.3g} {unit}"
-    return f"{n_bytes:g} B"
+def cut(words: str, length: int) -> str:
+    """The words, or as many as fit in `length` characters and an ellipsis."""
+    return words if len(words) <= length else words[: length - 1] + "…"
 
 
-def seconds_text(seconds: float) -> str:
-    """`85 us`, `1.2 ms`, `3 s`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+def _rect(x: float, y: float, w: float, h: float, fill: str, width: float) -> str:
+    edge = "" if width == 1 else f' stroke-width="{width:g}"'
+    return f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" fill="{fill}" stroke="currentColor"{edge}/>'
 
 
-def value_text(value: float, unit: str) -> str:
-    """A number with its unit, scaled where the unit is bytes ("B") or seconds ("s")."""
-    if unit in ("B", "bytes"):
-        return bytes_text(value)
-    if unit in ("s", "seconds"):
-        return seconds_text(value)
-    return f"{value:,.4g} {unit}".strip()
+def _inside(x: float, y: float, w: float, h: float, words: object, ink: str) -> str:
+    if words == "":
+        return ""
+    size = min(13.0, (w - 6) / (0.58 * max(1, len(str(words)))))  # a long number gets smaller, never cut
+    style = ("" if size == 13 else f' font-size="{size:.3g}"') + (f' fill="{ink}"' if ink else "")
+    place = f'x="{x + w / 2:g}" y="{y + h / 2 + 0.35 * size:.4g}" text-anchor="middle"'
+    return f"<text {place}{style}>{escape(str(words))}</text>"
+
+
+def _hover(shapes: str, title: str) -> str:
+    return f"<g><title>{escape(title)}</title>{shapes}</g>" if title else f"<g>{shapes}</g>"

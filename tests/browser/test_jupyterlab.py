@@ -14,10 +14,15 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -43,11 +48,12 @@ def address(tmp_path_factory) -> Iterator[tuple[str, str]]:
     )
     cells = [
         "import time, torch, labkit\ncluster = labkit.Cluster(3)\ncluster.state['k'] = 5\nbefore = cluster.pids",
-        waits,
+        waits + "cluster.run(waits)",
         "total = cluster.run(lambda g: g.all_reduce(torch.ones(1)).item())[0].value\n"
         "print('after the stop:', total, cluster.state['k'], cluster.pids == before)",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, folder / "notebooks" / "stop.ipynb")
     command = [sys.executable, "-m", "labkit", "lab", "--no-browser", "--port", "0"]
     server = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

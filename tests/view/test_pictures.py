@@ -1,28 +1,28 @@
-"""Films, pictures and widgets, drawn from real runs."""
+"""Bars, lines, autopsies, tables and timelines: that the numbers are there, right, and where they belong."""
 
 from __future__ import annotations
 
 import math
-import time
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
 import torch
 
-from labkit import CrossoverExplorer, Film, Predict, RingFilm, compare, ring, run, run_threads, star, tree
+from labkit import Cluster, Film, Ledger, Reply, Transfer, WorkerError, compare, ring, run, run_threads
 from labkit.launch.watch import Autopsy, Whereabouts
 from labkit.plan.collectives import Line
 from labkit.probe import film
-from labkit.view import svg
+from labkit.view import units
 from labkit.view.autopsy import autopsy
-from labkit.view.film import frame, strip
+from labkit.view.film import strip
 from labkit.view.lines import fitted, laws
+from labkit.view.svg import INK, PALETTE, Picture, box
+from labkit.view.timeline import timeline
 from labkit.view.topology import topology
 
-
-def shoot(group, algorithm=ring.all_reduce, size=None):
-    x = 10.0 * torch.arange(size or group.size) + group.rank
-    return film.record(algorithm, x, group)[1]
+SVG = "{http://www.w3.org/2000/svg}"
+LINK = Line(1e-4, 1e-9)
 
 
 def words(picture) -> str:
@@ -30,162 +30,228 @@ def words(picture) -> str:
     return " ".join(ET.fromstring(str(picture)).itertext())
 
 
-@pytest.mark.parametrize("n", range(2, 9))
-def test_a_film_of_a_ring_ends_with_every_sum_on_every_rank(n):
-    """Would catch a film that shows the theory in place of the recording, or loses a message."""
-    made = Film.of(run_threads(shoot, n))
-    assert len(made.steps) == 2 * (n - 1)
-    assert all(len(step) == n for step in made.steps)
-    assert made.n_bytes == n * 2 * (n - 1) * 4
-    for row in made.states[-1]:
-        assert [cell.value for cell in row] == [10.0 * n * chunk + n * (n - 1) / 2 for chunk in range(n)]
-        assert all(cell.origins == tuple(range(n)) for cell in row)
+def texts(picture) -> list[str]:
+    return [node.text or "" for node in ET.fromstring(str(picture)).iter(SVG + "text")]
 
 
-@pytest.mark.parametrize("algorithm", [tree.all_reduce, star.all_reduce])
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_films_of_trees_and_stars_end_with_the_sum_too(algorithm, n):
-    """Would catch an order of messages that no run could have had."""
-    made = Film.of(run_threads(shoot, n, algorithm))
-    assert all(row[0].origins == tuple(range(n)) and row[0].value == n * (n - 1) / 2 for row in made.states[-1])
-    if algorithm is tree.all_reduce:
-        assert len(made.steps) <= 2 * math.ceil(math.log2(n)) + 1
+def one_way(group):
+    if group.rank == 0:
+        group.send(torch.ones(100), 1).wait()
+    elif group.rank == 1:
+        group.recv(0)
 
 
-def test_a_film_of_real_processes_pickles_small():
-    """Would catch a recording that carries whole tensors."""
-    import pickle
-
-    made = Film.of([reply.value for reply in run(shoot, n_ranks=3)])
-    assert len(made.steps) == 4
-    assert len(pickle.dumps(made)) < 8192
-
-
-def test_a_recording_that_does_not_add_up_is_refused():
-    """Would catch a film that draws whatever it is given."""
-    takes = run_threads(shoot, 3)
-    with pytest.raises(ValueError, match="never received"):
-        Film.of([takes[0], takes[1]._replace(events=takes[1].events[:-1]), takes[2]])
-    forged = [event._replace(value=99.0) for event in takes[2].events]
-    with pytest.raises(ValueError, match="sent 99 where it held"):
-        Film.of([takes[0], takes[1], takes[2]._replace(events=tuple(forged))])
-    with pytest.raises(ValueError, match="every rank"):
-        Film.of(takes[1:])
-
-
-def test_every_chunks_number_and_every_messages_bytes_are_in_the_frame():
-    """Would catch a picture without its numbers."""
-    made = Film.of(run_threads(shoot, 4))
-    for step in range(len(made.steps) + 1):
-        said = words(frame(made, step))
-        assert all(f"{cell.value:g}" in said for row in made.states[step] for cell in row)
-        for message in made.steps[step] if step < len(made.steps) else ():
-            assert f"rank {message.source} -> rank {message.to}: chunk {message.chunk}, 4 bytes" in said
-    assert all(f"before step {step} of 6" in words(strip(made)) for step in range(6))
-    with pytest.raises(ValueError, match="steps 0 to 6, got 7"):
-        frame(made, 7)
-
-
-def test_a_frame_is_drawn_in_under_100_ms():
-    """Would catch a slider that stutters."""
-    made = Film.of(run_threads(shoot, 8))
-    started = time.perf_counter()
-    for step in range(len(made.steps) + 1):
-        frame(made, step)
-    assert (time.perf_counter() - started) / (len(made.steps) + 1) < 0.1
-
-
-def test_the_film_widget_steps_within_its_film_and_has_a_static_twin():
-    """Would catch a slider that runs off the end, and an export without a picture."""
-    made = Film.of(run_threads(shoot, 3))
-    widget = RingFilm(made)
-    assert len(widget.frames) == 5
-    widget.step = 99
-    assert widget.step == 4
-    widget.step = -1
-    assert widget.step == 0
-    assert "before step 0" in words(widget.static())
-
-
-def test_compare_shows_all_numbers_and_how_far_apart_they_are():
-    """Would catch a prediction that is praised for being wrong."""
-    said = words(compare(law=384, prediction=512, measured=384, unit="B", title="bytes"))
-    assert "384 B (exact)" in " ".join(said.split())
-    assert "+33.3%" in said
-    assert "us" in words(compare(measured=85e-6, unit="s"))
-    with pytest.raises(ValueError, match="at least one finite number"):
-        compare()
-
-
-def test_prediction_keeps_the_last_number_that_made_sense():
-    """Would catch nonsense that becomes zero."""
-    guess = Predict("How many?", value=7, unit="B")
-    for nonsense in ("lots", "-3", "nan", ""):
-        guess.field.value = nonsense
-        assert guess.value == 7
-        assert "still 7 B" in guess.said.value
-    guess.field.value = "1,024"
-    assert guess.value == 1024
-    assert guess.committed
-    assert "1,024 B" in words(guess.overlay(law=512, measured=512))
-    assert "2 x the measurement" in guess.picture.value
-
-
-def test_the_explorer_redraws_when_a_slider_moves():
-    """Would catch a picture that does not follow its controls."""
-    explorer = CrossoverExplorer(Line(1e-5, 1e-9), n_ranks=4)
-    before = explorer.picture.value
-    explorer.ranks.value = 32
-    assert explorer.picture.value != before
-    assert "32 ranks" in words(explorer.static())
-    assert explorer.link.alpha_s == pytest.approx(1e-5)
-    started = time.perf_counter()
-    explorer.draw()
-    assert time.perf_counter() - started < 0.1
-
-
-def test_the_autopsy_picture_has_a_row_for_each_rank_and_an_arrow_for_each_wait():
-    """Would catch the missing rank being left out."""
+def a_hang() -> Autopsy:
     ranks = (
         Whereabouts(0, "waiting", "all_reduce #3 on world", "(3,) float32", "lab.py", 23, "x = f(<y>)", 1.5, (2,)),
         Whereabouts(1, "running", file="lab.py", line=4),
         Whereabouts(2, "finished"),
     )
-    picture = autopsy(Autopsy("Hang: rank 0 waits & waits.", ranks, (0,)))
-    said = words(picture)
-    assert all(word in said for word in ("rank 0", "waiting, stuck", "lab.py:23", "x = f(<y>)", "running", "finished"))
-    assert str(picture).count("marker-end") == 1
+    return Autopsy("Hang: rank 0 waits & waits.", ranks, (0,))
+
+
+def every_picture() -> list[Picture]:
+    def shoot(group):
+        ring.all_reduce(torch.ones(40), group)
+        recorded = film.record(ring.all_reduce, torch.arange(8.0) + group.rank, group)[1]
+        return recorded, Reply(group.rank, None, "", group.ledger, 0.1)
+
+    takes, replies = zip(*run_threads(shoot, 8), strict=True)
+    crowd = tuple(Whereabouts(r, "waiting", "recv", waits_for=((r + 1) % 16,)) for r in range(16))
+    return [
+        strip(Film.of(takes)),
+        topology(replies),
+        timeline(replies),
+        autopsy(a_hang()),
+        autopsy(Autopsy("A very long headline. " * 20, crowd, tuple(range(16)))),
+        fitted([(64, 1e-4), (1 << 20, 1.2e-3)], LINK),
+        laws(8, LINK, {"ring": [(1024, 2e-3)], "tree": [(1024, 1e-3)], "star": [(1024, 3e-3)]}),
+        compare(law=384, prediction=1e12, measured=384, title="bytes"),
+    ]
+
+
+def test_every_picture_is_well_formed_fits_the_page_and_speaks_for_itself():
+    """Would catch words that run over the edge, tiny words, and a picture that a screen reader cannot tell."""
+    for picture in every_picture():
+        root = ET.fromstring(str(picture))
+        assert picture.width <= 800
+        assert root.get("role") == "img"
+        assert root.get("aria-label") == picture.label
+        assert len(picture.label) > 20
+        assert picture._repr_html_() == picture._repr_svg_() == str(picture)
+        assert not list(root.iter("id")), "ids collide where two pictures stand on one page"
+        assert ' id="' not in str(picture)
+        for node in root.iter(SVG + "text"):
+            assert float(node.get("font-size", 13)) >= 9
+        if root.find(f".//{SVG}g[@transform]") is None:  # a strip moves its frames; they are tested one by one
+            for node in root.iter(SVG + "text"):
+                wide = 0.56 * float(node.get("font-size", 13)) * len(node.text or "")
+                start = float(node.get("x")) - wide * {"middle": 0.5, "end": 1.0}.get(node.get("text-anchor"), 0.0)
+                assert start >= -2, node.text
+                assert start + wide <= picture.width + 2, node.text
+                assert float(node.get("y")) <= picture.height
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, WCAG 2.2."""
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_words_on_boxes_have_the_contrast_of_wcag_on_a_light_and_a_dark_page():
+    """Would catch white numbers on sky blue, and text in the page's colour on a coloured box."""
+    checked = 0
+    for picture in every_picture():
+        for group in ET.fromstring(str(picture)).iter(SVG + "g"):
+            fills = [node.get("fill", "") for node in group.findall(SVG + "rect")]
+            inside = group.find(SVG + "text")
+            if inside is None or not any(fill.startswith("#") for fill in fills):
+                continue
+            ground = [fill for fill in fills if fill.startswith("#")][-1]  # the plate lies on the stripes
+            ground = "#ffffff" if ground == "#fff" else ground
+            assert inside.get("fill") == INK
+            assert (luminance(ground) + 0.05) / (luminance("#111111") + 0.05) >= 4.5, ground
+            checked += 1
+    assert checked > 50
+    assert len(set(PALETTE)) == 8
+
+
+def test_compare_shows_all_numbers_and_how_far_apart_they_are():
+    """Would catch a prediction that is praised for being wrong, and "exact" for what is off by one byte."""
+    said = words(compare(law=384, prediction=512, measured=384, unit="B", title="bytes"))
+    assert "384 B (exact)" in said
+    assert "512 B (33.3% above the measurement)" in said
+    near = words(compare(law=28_801, measured=28_800))
+    assert "exact" not in near
+    assert "28,801 B = 28.1 KiB (0.00347% above the measurement)" in near
+    assert "(50% below the measurement)" in words(compare(law=50, measured=100))
+    assert "(1,000 times the measurement)" in words(compare(law=1e6, measured=1e3, unit=""))
+    assert "(+5 from the measurement)" in words(compare(law=5, measured=0))
+    assert "85 us" in words(compare(measured=85e-6, unit="s"))
+
+
+@pytest.mark.parametrize("numbers", [{}, {"law": math.nan}, {"law": 1.0, "measured": math.inf}])
+def test_compare_without_a_finite_number_is_refused(numbers):
+    """Would catch a bar of no length that looks like a zero."""
+    with pytest.raises(ValueError, match="at least one finite number"):
+        compare(**numbers)
+
+
+def test_bars_are_as_long_as_their_numbers():
+    """Would catch a picture that flatters."""
+    root = ET.fromstring(str(compare(law=100, prediction=50, measured=25)))
+    wide = [float(node.get("width")) for node in root.iter(SVG + "rect")]
+    assert wide == [320, 160, 80]
+
+
+def test_the_autopsy_picture_has_a_row_for_each_rank_and_an_arrow_for_each_wait():
+    """Would catch the missing rank being left out, and a state that is told by colour alone."""
+    picture = autopsy(a_hang())
+    said = texts(picture)
+    for word in ("rank 0", "waiting, stuck", "running", "finished, missing", "Hang: rank 0 waits & waits."):
+        assert word in said
+    assert "lab.py:23 · x = f(<y>)" in said
+    assert "all_reduce #3 on world · (3,) float32" in said
+    titles = [node.text for node in ET.fromstring(str(picture)).iter(SVG + "title")]
+    assert titles.count("rank 0 waits for rank 2") == 2  # the stub and the arrow
+    assert a_hang().ranks[0].__str__() in titles
+    assert picture.label.split() == a_hang().words().split()
+
+
+def test_an_autopsy_of_a_real_hang_can_be_drawn():
+    """Would catch a field that the launcher calls otherwise."""
+
+    def skips(group):
+        return None if group.rank == 1 else group.all_reduce(torch.ones(2))
+
+    with Cluster(2, timeout_s=2) as cluster, pytest.raises(WorkerError) as caught:
+        cluster.run(skips)
+    said = words(autopsy(caught.value.autopsy))
+    assert "waiting, stuck" in said
+    assert "finished, missing" in said
+    assert "rank 0 waits for rank 1" in said
 
 
 def test_topology_shows_who_sent_how_much_to_whom():
     """Would catch rows and columns that are swapped."""
-
-    def one_way(group):
-        if group.rank == 0:
-            group.send(torch.ones(100), 1).wait()
-        elif group.rank == 1:
-            group.recv(0)
-
     said = words(topology(run(one_way, n_ranks=3)))
     assert "rank 0 sent 400 bytes to rank 1" in said
-    assert "rank 1 sent 0 bytes to rank 0" in said
+    assert "rank 1 sent nothing to rank 0" in said
+    assert "rank 0 sent 400 bytes in all" in said
+
+
+def test_a_timeline_has_a_bar_for_each_transfer_in_its_place():
+    """Would catch bars on the wrong rank, and two that hide each other."""
+    ledger = Ledger()
+    ledger.transfers = [
+        Transfer("send", "world", 1, 400, 1.0, 3.0),
+        Transfer("send", "world", 1, 800, 2.0, 5.0),
+        Transfer("all_reduce", "world", None, 64, 3.0, 5.0),
+    ]
+    picture = timeline([Reply(0, None, "", ledger, 4.0), Reply(1, None, "", Ledger(), 4.0)])
+    groups = {
+        node.findtext(SVG + "title"): node.find(SVG + "rect") for node in ET.fromstring(str(picture)).iter(SVG + "g")
+    }
+    first = groups["rank 0: send to rank 1, 400 bytes, 2 s from 0 ns"]
+    second = groups["rank 0: send to rank 1, 800 bytes, 3 s from 1 s"]
+    third = groups["rank 0: all_reduce to everybody, 64 bytes, 2 s from 2 s"]
+    scale = (800 - 70 - 12) / 4
+    assert [float(each.get("x")) for each in (first, second, third)] == pytest.approx(
+        [70, 70 + scale, 70 + 2 * scale], abs=1e-2
+    )
+    assert float(second.get("width")) == pytest.approx(3 * scale, abs=1e-2)
+    assert first.get("y") == third.get("y") != second.get("y")
+    assert "1,264 bytes sent by 2 ranks in 4 s" in words(picture)
+    with pytest.raises(ValueError, match="hold none"):
+        timeline([Reply(0, None, "", Ledger(), 1.0)])
 
 
 def test_lines_show_points_fit_and_crossover():
-    """Would catch a plot whose points lie outside of it."""
-    link = Line(1e-4, 1e-9)
-    picture = fitted([(64, 1e-4), (1 << 20, 1.2e-3)], link)
-    assert "alpha 100 us" in words(picture)
-    circles = [node for node in ET.fromstring(str(picture)).iter() if node.tag.endswith("circle")]
-    assert len(circles) == 2
-    assert all(74 <= float(c.get("cx")) <= 660 and 40 <= float(c.get("cy")) <= 330 for c in circles)
-    assert "ring and tree meet at" in words(laws(8, link))
+    """Would catch a plot whose points lie outside of it, or away from the line that they were taken from."""
+    sizes = (64, 4096, 1 << 17, 1 << 22)
+    picture = fitted([(size, LINK.seconds(size)) for size in sizes], LINK)
+    assert "fit: alpha 100 us, 1 GB/s" in texts(picture)
+    root = ET.fromstring(str(picture))
+    curve = next(node.get("d") for node in root.iter(SVG + "path") if node.get("stroke-width") == "2.5")
+    on_line = [tuple(map(float, point.split())) for point in curve.lstrip("M").split("L")]
+    squares = [
+        node for node in root.iter(SVG + "rect") if (node.findtext(SVG + "title") or "").startswith("measured: ")
+    ]
+    assert len(squares) == 4
+    for square in squares:
+        x, y = float(square.get("x")) + 4.5, float(square.get("y")) + 4.5
+        assert 74 <= x <= 660
+        assert 52 <= y <= 330
+        assert min(math.hypot(x - px, y - py) for px, py in on_line) < 8
+
+
+def test_the_laws_name_each_curve_and_mark_where_ring_and_tree_meet():
+    """Would catch curves that only colour tells apart."""
+    said = texts(laws(8, LINK))  # alpha/beta (n-1-L) / (L - (n-1)/n) = 1e5 * 4 / 2.125 = 188,235 bytes
+    assert "all_reduce on 8 ranks: ring and tree meet at 184 KiB" in said
+    assert "184 KiB" in said
+    assert all(said.count(name) == 2 for name in ("ring", "tree", "star"))
+    dashes = re.findall(r'stroke-width="2.5"( stroke-dasharray="[^"]*")?', str(laws(8, LINK)))
+    assert len(set(dashes)) == 3
+    assert "do not meet" in words(laws(2, LINK))
 
 
 def test_units_are_scaled_and_marked():
     """Would catch 1000 taken for 1024, and a number without its unit."""
-    assert svg.bytes_text(4000) == "4,000 B"
-    assert svg.bytes_text(1 << 20) == "1 MiB"
-    assert svg.bytes_text(3 << 30) == "3 GiB"
-    assert svg.seconds_text(8.5e-5) == "85 us"
-    assert svg.seconds_text(0.0015) == "1.5 ms"
+    assert [units.bytes_text(b) for b in (0, 4000, 1 << 20, 3 << 30)] == ["0 B", "4,000 B", "1 MiB", "3 GiB"]
+    assert units.binary_text(4096) == "4 KiB"
+    assert units.binary_text(1023 << 20) == "1,023 MiB"
+    assert [units.seconds_text(s) for s in (8.5e-5, 0.0015, 3, 2e-9)] == ["85 us", "1.5 ms", "3 s", "2 ns"]
+    assert units.value_text(28_800, "B") == "28,800 B = 28.1 KiB"
+    assert units.value_text(6, "messages") == "6 messages"
+    assert [units.number_text(v) for v in (712.0, -0.5333, 1.25e9, math.nan)] == ["712", "-0.533", "1.25e+09", "–"]
+
+
+def test_a_long_number_gets_smaller_and_markup_is_shown_as_text():
+    """Would catch a number that is cut, and words that become part of the page."""
+    inside = ET.fromstring(box(0, 0, 50, 30, "#56B4E9", "-123456.789")).find("text")
+    assert inside is not None
+    assert inside.text == "-123456.789"
+    assert float(inside.get("font-size")) * 0.58 * 11 <= 50
+    assert "<b>" in (ET.fromstring(box(0, 0, 50, 30, "none", "<b>", 'a "title" <b>')).findtext("title") or "")

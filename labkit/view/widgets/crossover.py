@@ -7,17 +7,21 @@ import ipywidgets as widgets
 from labkit.plan.collectives import Line
 from labkit.view.lines import laws
 from labkit.view.svg import Picture
+from labkit.view.widgets.twin import Twin
+
+MOST_RANKS = 64
 
 
-class CrossoverExplorer(widgets.VBox):
-    """Sliders over the laws of all_reduce, starting at `link` (your own, as measured) and `n_ranks`."""
+class CrossoverExplorer(Twin, widgets.VBox):
+    """Sliders over the laws of all_reduce, starting at `link` (your own, as measured) and `n_ranks` (2 to 64).
+
+    A link outside the sliders' range starts at their end; `.link` is what they show."""
 
     def __init__(self, link: Line, n_ranks: int = 4):
-        self.ranks = widgets.IntSlider(n_ranks, 2, 64, description="ranks")
-        self.alpha = widgets.FloatLogSlider(
-            _inside(link.alpha_s * 1e6, 0.1, 1e4), min=-1, max=4, description="alpha, us"
-        )
-        self.rate = widgets.FloatLogSlider(_inside(link.bandwidth / 1e9, 1e-2, 1e3), min=-2, max=3, description="GB/s")
+        self.ranks = widgets.IntSlider(min(max(n_ranks, 2), MOST_RANKS), 2, MOST_RANKS, description="ranks")
+        alpha, rate = _inside(link.alpha_s * 1e6, 0.1, 1e4), _inside(link.bandwidth / 1e9, 1e-2, 1e3)
+        self.alpha = widgets.FloatLogSlider(alpha, min=-1, max=4, description="alpha, us")
+        self.rate = widgets.FloatLogSlider(rate, min=-2, max=3, description="GB/s")
         self.picture = widgets.HTML()
         super().__init__([self.ranks, self.alpha, self.rate, self.picture])
         for control in (self.ranks, self.alpha, self.rate):

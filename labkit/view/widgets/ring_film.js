@@ -1,33 +1,35 @@
-// Shows one of the pre-drawn frames; all drawing is done in Python.
+// Shows one of the frames that Python drew; needs nothing from the network.
 function render({ model, el }) {
   const last = () => model.get("frames").length - 1;
-  const root = document.createElement("div");
-  root.className = "lk-film";
-  root.tabIndex = 0;
-  root.setAttribute("role", "group");
-  root.setAttribute("aria-label", "film of a collective; left and right arrow keys step");
-  const bar = document.createElement("div");
-  const button = (words, label, act) => {
-    const made = document.createElement("button");
-    made.textContent = words;
-    made.setAttribute("aria-label", label);
-    made.addEventListener("click", act);
-    bar.append(made);
-    return made;
-  };
   const go = (step) => {
     model.set("step", Math.max(0, Math.min(step, last())));
     model.save_changes();
   };
-  button("◀", "previous step", () => go(model.get("step") - 1));
-  const slider = document.createElement("input");
-  slider.type = "range";
-  slider.min = 0;
-  slider.max = last();
-  slider.setAttribute("aria-label", "step");
+  const made = (tag, parent, attributes) => {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    parent.append(node);
+    return node;
+  };
+
+  const root = made("div", el, {
+    class: "lk-film",
+    tabindex: 0,
+    role: "group",
+    "aria-label": "film of a collective: left and right arrow keys step, Home and End jump",
+  });
+  const bar = made("div", root, { class: "lk-film-bar" });
+  const button = (words, label, act) => {
+    const node = made("button", bar, { type: "button", "aria-label": label, title: label });
+    node.textContent = words;
+    node.addEventListener("click", act);
+    return node;
+  };
+  const back = button("◀", "previous step", () => go(model.get("step") - 1));
+  const slider = made("input", bar, { type: "range", min: 0, max: last(), step: 1, "aria-label": "step" });
   slider.addEventListener("input", () => go(Number(slider.value)));
-  bar.append(slider);
-  button("▶", "next step", () => go(model.get("step") + 1));
+  const next = button("▶", "next step", () => go(model.get("step") + 1));
+
   let timer = null;
   const stop = () => {
     clearInterval(timer);
@@ -40,27 +42,34 @@ function render({ model, el }) {
     play.textContent = "pause";
     timer = setInterval(() => (model.get("step") >= last() ? stop() : go(model.get("step") + 1)), 900);
   });
-  const count = document.createElement("span");
-  count.setAttribute("aria-live", "polite");
-  bar.append(count);
-  const stage = document.createElement("div");
+  const count = made("span", bar, { "aria-live": "polite" });
+  const stage = made("div", root, {});
+
   root.addEventListener("keydown", (event) => {
-    const jump = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
-    if (jump === undefined || event.target === slider) return;
-    event.preventDefault();
+    const jump = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (jump === undefined) return;
     event.stopPropagation(); // arrow keys mean "next cell" to the notebook
+    if (event.target === slider) return; // the slider steps by itself
+    event.preventDefault();
     go(model.get("step") + jump);
   });
+
   const draw = () => {
     const step = model.get("step");
     stage.innerHTML = model.get("frames")[step];
+    slider.max = last();
     slider.value = step;
-    count.textContent = ` step ${step} of ${last()}`;
+    back.setAttribute("aria-disabled", step === 0); // not disabled: that would take the focus, and with it the keys
+    next.setAttribute("aria-disabled", step === last());
+    count.textContent = `step ${step} of ${last()}`;
   };
   model.on("change:step", draw);
-  root.append(bar, stage);
-  el.append(root);
+  model.on("change:frames", draw);
   draw();
-  return () => clearInterval(timer);
+  return () => {
+    clearInterval(timer);
+    model.off("change:step", draw);
+    model.off("change:frames", draw);
+  };
 }
 export default { render };

@@ -10,14 +10,15 @@ import traitlets
 from labkit.probe.film import Film
 from labkit.view.film import frame, strip
 from labkit.view.svg import Picture
+from labkit.view.widgets.twin import Twin
 
 
-class RingFilm(anywidget.AnyWidget):
+class RingFilm(Twin, anywidget.AnyWidget):
     """Shows `film` one step at a time. Left and right arrow keys step, Home and End jump; resting the pointer on a box
     or an arrow tells ranks and bytes. `.step` is where it stands, `.static()` the whole film as one picture."""
 
     _esm = Path(__file__).with_name("ring_film.js")
-    _css = ".lk-film button{min-width:3em} .lk-film:focus{outline:2px solid #0072B2;outline-offset:2px}"
+    _css = Path(__file__).with_name("ring_film.css")
     frames = traitlets.List(traitlets.Unicode()).tag(sync=True)
     step = traitlets.Int(0).tag(sync=True)
 
@@ -30,5 +31,5 @@ class RingFilm(anywidget.AnyWidget):
         return max(0, min(int(proposal["value"]), len(self.film.steps)))
 
     def static(self) -> Picture:
-        """All steps one under the other, for an export or a page without widgets."""
+        """All steps on one page, for an export or a place without widgets."""
         return strip(self.film)

@@ -1,0 +1,31 @@
+"""The JupyterLab server: one command, whether a person opens a lab or a check runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+
+def root_of(notebook: Path) -> Path:
+    """The folder that the server shows: the one above `notebooks/`, or the notebook's own."""
+    folder = notebook.resolve().parent
+    return folder.parent if folder.name == "notebooks" else folder
+
+
+def command(notebook: Path, port: int = 8888, browser: bool = True) -> list[str]:
+    """What starts JupyterLab on `notebook`: it listens on this machine only, and asks the network for nothing.
+
+    `port` is the first to try, the server takes the next free one; 0 leaves the choice to the system."""
+    root = root_of(notebook)
+    options = [
+        "ServerApp.ip=127.0.0.1",
+        f"ServerApp.port={port}",
+        f"ServerApp.root_dir={root}",
+        f"ServerApp.open_browser={browser}",
+        f"LabApp.default_url=/lab/tree/{quote(notebook.resolve().relative_to(root).as_posix())}",
+        f"LabApp.app_settings_dir={Path(__file__).parent / 'jupyter'}",  # no news, no question about news
+    ]
+    as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    return [sys.executable, "-m", "jupyterlab", *(f"--{option}" for option in options), *as_root]

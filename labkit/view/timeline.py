@@ -1,0 +1,56 @@
+"""When was what on the wire? The ledgers of all ranks along one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.launch.reply import Reply
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, line, text
+from labkit.view.units import bytes_text, seconds_text
+
+LEFT, TOP, LANE = 70, 34, 16
+COLOURS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4])
+MOST = 400
+"""Bars of a rank; after that the picture says how many are left out."""
+
+
+def timeline(replies: Sequence[Reply]) -> Picture:
+    """A row for each rank, a bar for each transfer from its start to its end; those that overlap go under each other.
+
+    A bar is as long as the transfer took, waiting for the other side included; resting the pointer on it tells bytes,
+    peer and time. The ranks' clocks are one clock only where they share a machine. ValueError if nothing was sent."""
+    shown = [(reply.rank, sorted(reply.ledger, key=lambda t: (t.t0, -t.t1))) for reply in replies]
+    begins = [t.t0 for _, transfers in shown for t in transfers]
+    if not begins:
+        raise ValueError(f"a timeline needs a transfer, and the ledgers of {len(replies)} ranks hold none")
+    first = min(begins)
+    span = max(t.t1 for _, transfers in shown for t in transfers) - first or 1e-9
+    verbs = list(dict.fromkeys(t.verb for _, transfers in shown for t in transfers))
+    colour = {verb: COLOURS[k % len(COLOURS)] for k, verb in enumerate(verbs)}
+    scale = (WIDTH - LEFT - 12) / span
+    body, y = [text(4, 20, f"transfers of {len(replies)} ranks in {seconds_text(span)}", size=14, bold=True)], TOP
+    for k, verb in enumerate(verbs):
+        body += [box(400 + 130 * k, 9, 12, 12, colour[verb]), text(418 + 130 * k, 20, verb)]
+    for rank, transfers in shown:
+        free: list[float] = []  # when each lane of this rank is free again
+        for t in transfers[:MOST]:
+            lane = next((k for k, until in enumerate(free) if until <= t.t0), len(free))
+            free[lane : lane + 1] = [t.t1]
+            whom = "everybody" if t.to is None else f"rank {t.to}"
+            inside = f", within {t.within}" if t.within else ""
+            took = f"{seconds_text(t.t1 - t.t0)} from {seconds_text(t.t0 - first)}"
+            title = f"rank {rank}: {t.verb} to {whom}, {t.n_bytes:,} bytes{inside}, {took}"
+            wide = max(1.5, (t.t1 - t.t0) * scale)
+            word = bytes_text(t.n_bytes) if wide > 60 and t.n_bytes else ""
+            body.append(
+                box(LEFT + (t.t0 - first) * scale, y + lane * LANE, wide, LANE - 2, colour[t.verb], word, title)
+            )
+        left_out = f" and {len(transfers) - MOST} more" if len(transfers) > MOST else ""
+        body.append(text(4, y + 12, f"rank {rank}{left_out}", bold=True))
+        y += max(1, len(free)) * LANE + 8
+    body.append(line(LEFT, y, WIDTH - 12, y))
+    for k in range(5):
+        x, anchor = LEFT + (WIDTH - LEFT - 12) * k / 4, "end" if k == 4 else "middle"
+        body += [line(x, y, x, y + 5), text(x, y + 19, seconds_text(span * k / 4) if k else "0", anchor, 12)]
+    total = sum(reply.ledger.sent_bytes() for reply in replies)
+    return Picture("".join(body), y + 26, f"{total:,} bytes sent by {len(replies)} ranks in {seconds_text(span)}")

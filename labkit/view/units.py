@@ -1,0 +1,74 @@
+"""Numbers with their units, for people: the only place where bytes become KiB and seconds become ms."""
+
+from __future__ import annotations
+
+import math
+import re
+from types import MappingProxyType
+
+SCALES = MappingProxyType(
+    {
+        "B": MappingProxyType(
+            {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+        ),
+        "s": MappingProxyType({"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}),
+    }
+)
+"""What may stand behind a number that a person types, and what it multiplies by."""
+
+
+def bytes_text(n_bytes: float) -> str:
+    """`384 B`, `9,600 B`, `18.8 KiB`, `16 MiB`."""
+    return f"{n_bytes:,.6g} B" if abs(n_bytes) < 10_000 else binary_text(n_bytes)
+
+
+def binary_text(n_bytes: float) -> str:
+    """The largest unit that fits: `64 B`, `4 KiB`, `16 MiB`."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(n_bytes) >= size:
+            return f"{_short(n_bytes / size)} {unit}"
+    return f"{_short(n_bytes)} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """`85 us`, `1.2 ms`, `3 s`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= size:
+            return f"{_short(seconds / size)} {unit}"
+    return f"{_short(seconds * 1e9)} ns"
+
+
+def value_text(value: float, unit: str) -> str:
+    """A number with its unit: bytes ("B") exact and scaled, seconds ("s") scaled, others as they are."""
+    if unit in ("B", "bytes"):
+        exact = f"{value:,.0f} B = " if abs(value) >= 10_000 and value == int(value) and abs(value) < 1e15 else ""
+        return exact + bytes_text(value)
+    if unit in ("s", "seconds"):
+        return seconds_text(value)
+    return f"{value:,.6g} {unit}".strip()
+
+
+def number_text(value: float) -> str:
+    """A number that fits a small box: `712`, `-0.53`, `1.2e+06`; `–` for none."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:.0f}" if value == round(value) and abs(value) < 1e5 else f"{value:.3g}"
+
+
+def parsed(said: str, unit: str) -> float:
+    """The number that a person typed: `1,024`, `1.5e6`, `2 KiB`, `0.3 ms`. ValueError for anything else, or below 0."""
+    found = re.fullmatch(r"([-+.\deE]+)\s*([^\s\d]*)", said.replace(",", "").replace("_", "").strip())
+    scales = SCALES.get("B" if unit == "bytes" else "s" if unit == "seconds" else unit)
+    suffix = found[2].lower() if found else ""
+    factor = 1.0 if suffix in ("", unit.lower()) else scales.get(suffix) if scales else None
+    try:
+        value = float(found[1]) * factor if found and factor else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{said!r} is not a number of {unit}, 0 or more")
+    return value
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

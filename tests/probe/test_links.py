@@ -1,0 +1,48 @@
+"""Measured links: what is measured, and that everybody gets the same."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from labkit import run, run_threads
+from labkit.probe.links import ping_pong, sweep
+
+
+def test_a_ping_pong_measures_half_a_round_trip_of_the_size_that_was_asked():
+    """Would catch a size in numbers taken for bytes, and ranks that go home with different samples."""
+    replies = run(ping_pong, [64, 1 << 20], 3, n_ranks=3)
+    assert all(reply.value == replies[0].value for reply in replies)
+    assert [size for size, _ in replies[0].value] == [64, 1 << 20]
+    assert all(0 < seconds < 1 for _, seconds in replies[0].value)
+    sent = [transfer.n_bytes for transfer in replies[0].ledger if transfer.verb == "send"]
+    assert sent.count(64) == sent.count(1 << 20) == 3 + 2  # three that count, two that warm up
+
+
+def test_a_sweep_reports_the_slowest_rank_in_the_median():
+    """Would catch the fastest rank's time, a sum in place of a median, and warm-up that is counted."""
+
+    def slow(group):
+        calls = []
+
+        def verb(x: torch.Tensor) -> None:
+            calls.append(x.numel())
+            time.sleep((0.2 if len(calls) <= 2 else 0.03) if group.rank == 1 else 0.0)
+
+        return sweep(verb, [40], group, 3), calls
+
+    for (samples, calls), _ in zip(run_threads(slow, 3), range(3), strict=True):
+        assert calls == [10] * 5
+        assert samples[0][0] == 40
+        assert 0.03 <= samples[0][1] < 0.15
+
+
+def test_impossible_measurements_are_refused():
+    """Would catch a median of nothing."""
+    for sizes, repeats in (([64], 0), ([-1], 3)):
+        with pytest.raises(ValueError, match="repeats at least 1"):
+            run_threads(lambda group, s=sizes, r=repeats: sweep(lambda x: None, s, group, r), 1)
+    with pytest.raises(ValueError, match="joins two ranks"):
+        run_threads(lambda group: ping_pong(group, [64]), 1)

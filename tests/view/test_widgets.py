@@ -1,0 +1,148 @@
+"""Widgets without a browser: what their controls do to their values and pictures."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+
+from labkit import CrossoverExplorer, Film, Predict, RingFilm, ring, run_threads
+from labkit.plan.collectives import Line
+from labkit.probe import film
+from labkit.view.widgets import ring_film
+
+
+def shoot(group):
+    return film.record(ring.all_reduce, 10.0 * torch.arange(group.size) + group.rank, group)[1]
+
+
+def words(picture) -> str:
+    return " ".join(ET.fromstring(str(picture)).itertext())
+
+
+def test_the_film_widget_holds_every_frame_and_steps_within_it():
+    """Would catch a slider that runs off the end."""
+    made = Film.of(run_threads(shoot, 3))
+    widget = RingFilm(made)
+    assert len(widget.frames) == 5
+    seen = []
+    widget.observe(lambda change: seen.append(change["new"]), "step")
+    for asked in (2, 99, -1):
+        widget.step = asked
+    assert seen == [2, 4, 0]
+    for step, text in enumerate(widget.frames[:-1]):
+        assert f"before step {step} of 4" in words(text)
+
+
+def test_the_film_widgets_page_part_is_beside_it_offline_and_labelled():
+    """Would catch a script that is missing from the wheel, loads from elsewhere, or cannot be reached by keyboard."""
+    folder = Path(ring_film.__file__).parent
+    script = (folder / "ring_film.js").read_text()
+    assert RingFilm._esm is not None
+    assert (folder / "ring_film.css").is_file()
+    assert not re.search(r"https?:|import\s", script)
+    for needed in ("ArrowLeft", "ArrowRight", "Home", "End", "aria-label", "aria-live", "clearInterval", "model.off"):
+        assert needed in script
+
+
+def test_every_widget_leaves_a_static_picture_beside_its_live_view():
+    """Would catch an export, or a code host, that shows nothing."""
+    made = RingFilm(Film.of(run_threads(shoot, 3)))
+    guess = Predict("How many bytes?", value=7)
+    explorer = CrossoverExplorer(Line(1e-5, 1e-9))
+    for widget in (made, guess, explorer):
+        bundle = widget._repr_mimebundle_()
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        assert "application/vnd.jupyter.widget-view+json" in data
+        assert data["image/svg+xml"] == str(widget.static())
+        ET.fromstring(data["image/svg+xml"])
+    assert "before step 0" in words(made.static())
+    assert "How many bytes?" in words(guess.static())
+
+
+def test_a_prediction_keeps_the_last_number_that_made_sense_and_says_what_is_wrong():
+    """Would catch nonsense that becomes zero."""
+    guess = Predict("How many?", value=7, unit="B")
+    for nonsense in ("lots", "-3", "nan", "", "inf", "1e", "7 apples", "--1", "3 ms", "1 2"):
+        guess.field.value = nonsense
+        guess.commit()
+        assert guess.value == 7
+        assert not guess.committed
+        assert "is not a number of B, 0 or more; still 7 B" in guess.said.value
+    guess.field.value = "1,024"
+    assert guess.value == 1024
+    assert guess.committed
+    assert guess.said.value == "you predict 1,024 B"
+
+
+@pytest.mark.parametrize(
+    ("unit", "typed", "value"),
+    [("B", "2 KiB", 2048), ("B", "1.5e3", 1500), ("B", "3MB", 3e6), ("s", "0.3 ms", 3e-4), ("s", "2", 2),
+     ("messages", "6", 6), ("messages", "6 messages", 6), ("B", "12 B", 12)],
+)  # fmt: skip
+def test_a_number_may_carry_its_unit(unit, typed, value):
+    """Would catch 0.3 ms that is taken for 0.3 s."""
+    guess = Predict("How many?", unit=unit)
+    guess.field.value = typed
+    assert guess.value == pytest.approx(value)
+
+
+def test_a_prediction_is_observable_and_overlaid_with_law_and_measurement():
+    """Would catch an overlay that shows the first guess in place of the last, or takes law for measurement."""
+    guess = Predict("How many?", value=7, law=512)
+    seen = []
+    guess.observe(lambda change: seen.append(change["new"]), "value")
+    guess.field.value = "1024"
+    guess.button.click()
+    assert seen == [1024]
+    said = words(guess.overlay(measured=500))
+    assert "law: 512 B (2.4% above the measurement)" in said
+    assert "your prediction: 1,024 B (2.05 times the measurement)" in said
+    assert "measured: 500 B" in said
+    assert guess.picture.value == str(guess.static())
+    assert "600 B" in words(guess.overlay(measured=500, law=600))
+
+
+def test_what_a_learner_types_is_shown_and_never_run():
+    """Would catch markup in a question or an answer that becomes part of the page."""
+    guess = Predict("Is a < b & <i>c</i>?")
+    guess.field.value = "<img src=x onerror=alert(1)>"
+    assert "<img" not in guess.said.value
+    assert guess.children[0].value == "<b>Is a &lt; b &amp; &lt;i&gt;c&lt;/i&gt;?</b>"
+
+
+def test_the_explorer_redraws_when_a_slider_moves_and_starts_at_the_measured_link():
+    """Would catch a picture that does not follow its controls."""
+    explorer = CrossoverExplorer(Line(1e-5, 1e-9), n_ranks=4)
+    assert explorer.link.alpha_s == pytest.approx(1e-5)
+    assert explorer.link.beta_s_per_byte == pytest.approx(1e-9)
+    pictures = {explorer.picture.value}
+    for control, value in ((explorer.ranks, 32), (explorer.alpha, 500.0), (explorer.rate, 20.0)):
+        control.value = value
+        pictures.add(explorer.picture.value)
+        assert explorer.picture.value == str(explorer.static())
+    assert len(pictures) == 4
+    assert "32 ranks" in words(explorer.static())
+
+
+def test_the_explorer_takes_links_and_ranks_that_its_sliders_cannot_reach():
+    """Would catch an error for a link without latency, and for a thousand ranks."""
+    explorer = CrossoverExplorer(Line(0.0, 0.0), n_ranks=1000)
+    assert explorer.ranks.value == 64
+    assert CrossoverExplorer(Line(9.0, 9.0), n_ranks=1).ranks.value == 2
+
+
+def test_the_explorer_draws_in_under_100_ms():
+    """Would catch a slider that stutters."""
+    explorer = CrossoverExplorer(Line(1e-5, 1e-9), n_ranks=64)
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        explorer.draw()
+        took.append(time.perf_counter() - started)
+    assert statistics.median(took) < 0.1
