@@ -107,7 +107,7 @@ def test_a_benchmark_gets_the_path_of_its_numbers(tmp_path):
 
 
 def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
-    """Would catch a server that others can reach, a page that is not there, an end that leaves something behind."""
+    """Would catch a server that others can reach, a missing page, a fetch of news, and something left behind."""
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
     process = subprocess.Popen(
         [*LABKIT, "lab", "--no-browser", "--port", "0"], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL
@@ -123,6 +123,9 @@ def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
         assert opener.open(page, timeout=20).status == 200
         contents = f"{said['url']}api/contents/notebooks/00_doctor_and_first_cluster.ipynb?token={said['token']}"
         assert opener.open(contents, timeout=20).status == 200
+        settings = f"{said['url']}lab/api/settings/@jupyterlab/apputils-extension:notification?token={said['token']}"
+        notes = json.loads(opener.open(settings, timeout=20).read())["schema"]["properties"]
+        assert (notes["fetchNews"]["default"], notes["checkForUpdates"]["default"]) == ("false", False)
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         listening = [c.laddr.ip for p in family for c in p.net_connections("inet") if c.status == "LISTEN"]
         assert listening

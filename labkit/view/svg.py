@@ -33,7 +33,7 @@ class Picture:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" role="img" '
             f'aria-label="{escape(self.label)}" style="max-width:{self.width:g}px;width:100%;height:auto;'
             f'color:var(--jp-content-font-color1,currentColor)" font-family="system-ui,sans-serif" font-size="13" '
-            f'fill="currentColor"><title>{escape(self.label)}</title>{self.body}</svg>'
+            f'fill="currentColor">{self.body}</svg>'
         )
 
     def __repr__(self) -> str:

@@ -82,7 +82,7 @@ def open_lab(page: Page, address: tuple[str, str], name: str) -> None:
     url, token = address
     page.goto(f"{url}/lab/tree/notebooks/{name}?reset&token={token}")
     page.wait_for_selector(".jp-Notebook .jp-Cell")
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
+    page.wait_for_selector("text=Python 3 (ipykernel) | Idle")  # sooner, "run all" is lost
 
 
 def run_all(page: Page) -> None:
@@ -92,7 +92,7 @@ def run_all(page: Page) -> None:
 
 def wait_for_the_end(page: Page, words: str) -> None:
     page.wait_for_function(
-        "words => [...document.querySelectorAll('.jp-OutputArea-output')].some(each => each.textContent.includes(words))",
+        "words => [...document.querySelectorAll('.jp-OutputArea')].some(each => each.textContent.includes(words))",
         arg=words,
         timeout=120_000,
     )
@@ -171,8 +171,8 @@ def test_the_stop_button_stops_a_running_cell_and_the_next_one_works(page, addre
     """Would catch a stop that takes the ranks, or the kernel, with it."""
     open_lab(page, address, "stop.ipynb")
     run_all(page)
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=busy]")
-    page.wait_for_timeout(4000)
+    wait_for_the_end(page, "3 ranks on")
+    page.wait_for_timeout(2500)
     page.locator('[data-command="notebook:interrupt-kernel"]').first.click()
     wait_for_the_end(page, "KeyboardInterrupt")
     wait_for_the_end(page, "All ranks are still there")

@@ -27,6 +27,7 @@ def write(path: Path, *sources: str, tags: tuple[str, ...] = ()) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_notebook_is_run_proved_and_left_as_it_was(tmp_path):
     """Would catch a check that writes into the notebook, miscounts cells, or leaves a server, kernel or rank behind."""
     cells = ("import labkit\ncluster = labkit.Cluster(2)", "input_is = 1\nprint(input_is)", "1 / 0")
@@ -44,6 +45,7 @@ def test_a_notebook_is_run_proved_and_left_as_it_was(tmp_path):
     assert not [each for each in psutil.Process().children(recursive=True) if "jupyterlab" in each.cmdline()]
 
 
+@pytest.mark.slow
 def test_a_failing_cell_and_a_dead_kernel_fail_the_check(tmp_path):
     """Would catch a check that says yes to everything, and one that waits for ever for a kernel that is gone."""
     path = write(tmp_path / "bad.ipynb", "undefined_name", "import os; os._exit(1)")
@@ -55,6 +57,7 @@ def test_a_failing_cell_and_a_dead_kernel_fail_the_check(tmp_path):
     assert "0 of 2 code cells ran well" in text
 
 
+@pytest.mark.slow
 def test_a_check_that_is_terminated_takes_its_server_along(tmp_path):
     """Would catch a server that outlives the check because nobody told it."""
     path = write(tmp_path / "long.ipynb", "import time; time.sleep(300)")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from labkit import run, run_threads
+from labkit.probe import links
 from labkit.probe.links import ping_pong, sweep
 
 
@@ -19,6 +20,12 @@ def test_a_ping_pong_measures_half_a_round_trip_of_the_size_that_was_asked():
     assert all(0 < seconds < 1 for _, seconds in replies[0].value)
     sent = [transfer.n_bytes for transfer in replies[0].ledger if transfer.verb == "send"]
     assert sent.count(64) == sent.count(1 << 20) == 3 + 2  # three that count, two that warm up
+
+
+def test_there_and_back_takes_twice_as_long_as_there(monkeypatch):
+    """Would catch a latency that is the whole round trip."""
+    monkeypatch.setattr(links, "sweep", lambda verb, sizes, group, repeats: [(size, 8.0) for size in sizes])
+    assert run_threads(lambda group: ping_pong(group, [64, 128]), 2) == [[(64, 4.0), (128, 4.0)]] * 2
 
 
 def test_a_sweep_reports_the_slowest_rank_in_the_median():

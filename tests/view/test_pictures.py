@@ -104,12 +104,15 @@ def test_words_on_boxes_have_the_contrast_of_wcag_on_a_light_and_a_dark_page():
     checked = 0
     for picture in every_picture():
         for group in ET.fromstring(str(picture)).iter(SVG + "g"):
-            fills = [node.get("fill", "") for node in group.findall(SVG + "rect")]
+            grounds = [node for node in group.findall(SVG + "rect") if node.get("fill", "").startswith("#")]
             inside = group.find(SVG + "text")
-            if inside is None or not any(fill.startswith("#") for fill in fills):
+            if inside is None or not grounds:
                 continue
-            ground = [fill for fill in fills if fill.startswith("#")][-1]  # the plate lies on the stripes
-            ground = "#ffffff" if ground == "#fff" else ground
+            left, wide = float(grounds[-1].get("x")), float(grounds[-1].get("width"))  # a plate lies on its stripes
+            half = 0.28 * float(inside.get("font-size", 13)) * len(inside.text or "")
+            assert left <= float(inside.get("x")) - half
+            assert float(inside.get("x")) + half <= left + wide
+            ground = grounds[-1].get("fill", "").replace("#fff", "#ffffff")
             assert inside.get("fill") == INK
             assert (luminance(ground) + 0.05) / (luminance("#111111") + 0.05) >= 4.5, ground
             checked += 1
@@ -202,7 +205,7 @@ def test_a_timeline_has_a_bar_for_each_transfer_in_its_place():
     )
     assert float(second.get("width")) == pytest.approx(3 * scale, abs=1e-2)
     assert first.get("y") == third.get("y") != second.get("y")
-    assert "1,264 bytes sent by 2 ranks in 4 s" in words(picture)
+    assert "1,264 bytes sent by 2 ranks in 4 s" in picture.label
     with pytest.raises(ValueError, match="hold none"):
         timeline([Reply(0, None, "", Ledger(), 1.0)])
 
@@ -219,6 +222,12 @@ def test_lines_show_points_fit_and_crossover():
         node for node in root.iter(SVG + "rect") if (node.findtext(SVG + "title") or "").startswith("measured: ")
     ]
     assert len(squares) == 4
+    heights = [float(square.get("y")) for square in squares]
+    assert heights == sorted(heights, reverse=True)  # more time is further up
+    ticks = {node.text: float(node.get("y")) for node in root.iter(SVG + "text")}
+    assert ticks["1 ms"] < ticks["200 us"]
+    places = {node.text: float(node.get("x")) for node in root.iter(SVG + "text")}
+    assert places["256 B"] < places["64 KiB"] < places["1 MiB"]
     for square in squares:
         x, y = float(square.get("x")) + 4.5, float(square.get("y")) + 4.5
         assert 74 <= x <= 660

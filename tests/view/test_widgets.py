@@ -108,6 +108,13 @@ def test_a_prediction_is_observable_and_overlaid_with_law_and_measurement():
     assert "600 B" in words(guess.overlay(measured=500, law=600))
 
 
+def test_committing_the_number_to_begin_with_keeps_all_its_digits():
+    """Would catch 1,234,567 that becomes 1.23457e+06 in the field, and then in the value."""
+    guess = Predict("How many?", value=1_234_567)
+    guess.commit()
+    assert guess.value == 1_234_567
+
+
 def test_what_a_learner_types_is_shown_and_never_run():
     """Would catch markup in a question or an answer that becomes part of the page."""
     guess = Predict("Is a < b & <i>c</i>?")

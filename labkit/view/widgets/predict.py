@@ -25,7 +25,7 @@ class Predict(Twin, widgets.VBox):
 
     def __init__(self, question: str, value: float = 0.0, unit: str = "B", law: float | None = None):
         self.question, self.unit, self.law = question, unit, law
-        self.field = widgets.Text(value=f"{value:g}", description="my guess", continuous_update=False)
+        self.field = widgets.Text(value=f"{value:.15g}", description="my guess", continuous_update=False)
         self.button = widgets.Button(description="commit", button_style="primary", tooltip="keep this as my prediction")
         self.said = widgets.HTML(f"so far: {escape(value_text(value, unit))}")
         self.picture = widgets.HTML()
