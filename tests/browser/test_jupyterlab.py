@@ -48,7 +48,7 @@ def address(tmp_path_factory) -> Iterator[tuple[str, str]]:
     )
     cells = [
         "import time, torch, labkit\ncluster = labkit.Cluster(3)\ncluster.state['k'] = 5\nbefore = cluster.pids",
-        waits + "cluster.run(waits)",
+        waits,
         "total = cluster.run(lambda g: g.all_reduce(torch.ones(1)).item())[0].value\n"
         "print('after the stop:', total, cluster.state['k'], cluster.pids == before)",
     ]

@@ -62,16 +62,20 @@ def test_a_check_that_is_terminated_takes_its_server_along(tmp_path):
     """Would catch a server that outlives the check because nobody told it."""
     path = write(tmp_path / "long.ipynb", "import time; time.sleep(300)")
     process = subprocess.Popen([sys.executable, "-m", "labkit", "lab", str(path), "--check"], stdout=subprocess.PIPE)
-    for line in process.stdout:
-        if b"kernel" in line:
-            break
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 2, "a server and a kernel are running"
-    process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive
-    assert process.wait(20) == 143
-    process.stdout.close()
+    try:
+        assert any(b"kernel" in line for line in process.stdout)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 2, "a server and a kernel are running"
+        process.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=20)
+        for left in alive:
+            left.kill()
+        assert not alive
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch):
