@@ -67,7 +67,9 @@ class Group:
         return Work(self, call, Sending(self.wire, x, to, tag), number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
-        """Start receiving from member `source`; `wait()` gives the tensor. With `into` it lands there (same shape)."""
+        """Start receiving from member `source`; `wait()` gives the tensor. With `into` it lands there (same shape).
+
+        A small message is taken as it comes; the payload of a large one when you wait, or look at `done`."""
         self._check_peer(source, "receive from")
         if into is not None and not into.is_contiguous():
             raise ValueError(f"into= must be contiguous, got strides {into.stride()} for shape {tuple(into.shape)}")

@@ -20,12 +20,13 @@ from labkit.comm.ledger import Ledger
 
 
 class Exchange:
-    """Where the threads meet: a queue of messages for each (axis, source, to, tag)."""
+    """Where the threads meet: for each (axis, source, to, tag), messages sent and receives posted, both in order."""
 
     def __init__(self, timeout_s: float):
         self.timeout_s = timeout_s
         self.changed = threading.Condition()
-        self.queues: dict[tuple[Any, ...], deque[_Message]] = defaultdict(deque)
+        self.sent: dict[tuple[Any, ...], deque[_Message]] = defaultdict(deque)
+        self.posted: dict[tuple[Any, ...], deque[_Expected]] = defaultdict(deque)
         self.failed: BaseException | None = None
 
     def wait_for(self, ready: Callable[[], bool], what: str) -> None:
@@ -38,6 +39,14 @@ class Exchange:
                 raise RuntimeError(f"gave up in {what}: another rank has failed")
             raise RuntimeError(f"{what} has waited {self.timeout_s:g} s: nobody answers")
 
+    def match(self, key: tuple[Any, ...]) -> None:
+        """Give the oldest message to the oldest receive, as long as there are both. The caller holds `changed`."""
+        while self.sent[key] and self.posted[key]:
+            message, expected = self.sent[key].popleft(), self.posted[key].popleft()
+            expected.take(message.x)
+            message.taken = True
+            self.changed.notify_all()
+
     def fail(self, error: BaseException) -> None:
         """A rank has failed: wake everybody who waits."""
         with self.changed:
@@ -46,7 +55,7 @@ class Exchange:
 
     def undelivered(self) -> int:
         """Messages that were sent and never received."""
-        return sum(len(queue) for queue in self.queues.values())
+        return sum(map(len, self.sent.values()))
 
 
 class _Message:
@@ -65,16 +74,18 @@ class LocalWire:
         message = _Message(x.clone())
         key = (self.axis, self.ranks[self.rank], self.ranks[to], tag)
         with self.exchange.changed:
-            self.exchange.queues[key].append(message)
-            self.exchange.changed.notify_all()
+            self.exchange.sent[key].append(message)
+            self.exchange.match(key)
         return _Sent(self.exchange, message, f"send to rank {self.ranks[to]}")
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> _Expected:
         """Expect the next message of this source and tag in `buffer`."""
         key = (self.axis, self.ranks[source], self.ranks[self.rank], tag)
-        with self.exchange.changed:  # the first to ask makes the queue, and there must be only one
-            queue = self.exchange.queues[key]
-        return _Expected(self.exchange, queue, buffer, f"recv from rank {self.ranks[source]}")
+        expected = _Expected(self.exchange, buffer, f"recv from rank {self.ranks[source]}")
+        with self.exchange.changed:
+            self.exchange.posted[key].append(expected)
+            self.exchange.match(key)
+        return expected
 
 
 class _Sent:
@@ -89,28 +100,22 @@ class _Sent:
 
 
 class _Expected:
-    def __init__(self, exchange: Exchange, queue: deque[_Message], buffer: Tensor, what: str):
-        self.exchange, self.queue, self.buffer, self.what = exchange, queue, buffer, what
-        self.arrived = False
+    def __init__(self, exchange: Exchange, buffer: Tensor, what: str):
+        self.exchange, self.buffer, self.what = exchange, buffer, what
+        self.arrived, self.came = False, buffer.numel()
 
     def wait(self) -> None:
-        if not self.arrived:
-            self.exchange.wait_for(lambda: bool(self.queue), self.what)
-            self._take()
+        self.exchange.wait_for(self.done, self.what)
+        if self.came != self.buffer.numel():
+            raise ValueError(f"{self.what}: {self.came} bytes came where {self.buffer.numel()} were expected")
 
     def done(self) -> bool:
-        if not self.arrived and self.queue:
-            self._take()
         return self.arrived
 
-    def _take(self) -> None:
-        with self.exchange.changed:
-            message = self.queue.popleft()
-            message.taken = True
-            self.exchange.changed.notify_all()
-        if message.x.numel() != self.buffer.numel():
-            raise ValueError(f"{self.what}: {message.x.numel()} bytes came where {self.buffer.numel()} were expected")
-        self.buffer.copy_(message.x)
+    def take(self, x: Tensor) -> None:
+        self.came = x.numel()
+        if self.came == self.buffer.numel():
+            self.buffer.copy_(x)
         self.arrived = True
 
 

@@ -167,3 +167,17 @@ def test_a_message_that_nobody_receives_is_an_error():
 
     with pytest.raises(RuntimeError, match="never received"):
         run_threads(one, 2)
+
+
+def test_a_posted_receive_frees_the_sender_and_receives_match_in_order():
+    """Would catch a thread wire that behaves unlike gloo: a ring of receive, send-and-wait, wait must not hang."""
+
+    def one(group):
+        n, me = group.size, group.rank
+        first, second = group.recv_start((me - 1) % n), group.recv_start((me - 1) % n)
+        group.send(torch.full((2,), 10.0 * me), (me + 1) % n).wait()
+        group.send(torch.full((2,), 10.0 * me + 1), (me + 1) % n).wait()
+        late, early = second.wait(), first.wait()
+        return early[0].item(), late[0].item()
+
+    assert run_threads(one, 3, timeout_s=5) == [(20.0, 21.0), (0.0, 1.0), (10.0, 11.0)]

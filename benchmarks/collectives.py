@@ -1,0 +1,118 @@
+"""Ring, tree and star against gloo's own all_reduce, in the same processes, in turn.
+
+    python benchmarks/collectives.py [--json PATH] [--quick]
+
+For each size the four take turns, so that a machine whose speed drifts slows all of them. Medians of the slowest rank.
+"gloo" is the group's native verb, which like the others leaves its input alone; "gloo in place" is
+torch.distributed.all_reduce. Bytes are counted by the ledger and compared with the law.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from labkit import Cluster
+from labkit.plan import collectives as law
+from labkit.view.units import bytes_text
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+
+
+def race(group: Any, n_bytes: int, repeats: int) -> tuple[dict[str, float], int]:
+    """Median seconds of each contender on this rank, and the bytes that one ring all_reduce sent."""
+    import statistics
+
+    import torch.distributed as dist
+
+    from labkit import ring, star, tree
+
+    x = torch.ones(n_bytes // 4)
+    own = x.clone()
+    contenders = {
+        "ring": lambda: ring.all_reduce(x, group),
+        "gloo": lambda: group.all_reduce(x),
+        "gloo in place": lambda: dist.all_reduce(own),
+        "tree": lambda: tree.all_reduce(x, group),
+        "star": lambda: star.all_reduce(x, group),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for attempt in range(repeats + 2):
+        for name, summed in contenders.items():
+            group.barrier()
+            started = time.perf_counter()
+            summed()
+            if attempt >= 2:
+                times[name].append(time.perf_counter() - started)
+    before = group.ledger.sent_bytes("send")
+    ring.all_reduce(x, group)
+    return {name: statistics.median(each) for name, each in times.items()}, group.ledger.sent_bytes("send") - before
+
+
+def measure(quick: bool) -> list[dict[str, Any]]:
+    rows = []
+    for n_ranks in (2, 4):
+        with Cluster(n_ranks, device="cpu", quiet=True) as cluster:
+            for n_bytes in SIZES:
+                repeats = (3 if n_bytes > 1 << 20 else 10) if quick else (15 if n_bytes > 1 << 20 else 60)
+                replies = cluster.run(race, n_bytes, repeats)
+                slowest = {name: max(reply.value[0][name] for reply in replies) for name in replies[0].value[0]}
+                sent = [reply.value[1] for reply in replies]
+                exact = [law.sent_bytes("ring", "all_reduce", n_ranks, n_bytes, rank, 4) for rank in range(n_ranks)]
+                rows.append({"ranks": n_ranks, "bytes": n_bytes, "seconds": slowest, "sent": sent, "law": exact})
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    columns = (
+        "ranks",
+        "size",
+        "ring, ms",
+        "gloo, ms",
+        "ring/gloo",
+        "ring/gloo in place",
+        "tree/gloo",
+        "star/gloo",
+        "bytes = law",
+    )
+    table = Table(*columns, title="all_reduce on gloo, medians of turns in one run")
+    for row in rows:
+        s = row["seconds"]
+        ratios = [s["ring"] / s["gloo"], s["ring"] / s["gloo in place"], s["tree"] / s["gloo"], s["star"] / s["gloo"]]
+        times = [f"{s[name] * 1e3:.2f}" for name in ("ring", "gloo")]
+        exact = "exact" if row["sent"] == row["law"] else f"NO: {row['sent']}"
+        table.add_row(str(row["ranks"]), bytes_text(row["bytes"]), *times, *(f"{r:.2f}" for r in ratios), exact)
+    Console(width=140).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", default="")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    rows = measure(arguments.quick)
+    show(rows)
+    if arguments.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "memory GB": round(psutil.virtual_memory().total / 1e9, 1),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "when": time.strftime("%Y-%m-%d"),
+        }
+        Path(arguments.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
