@@ -58,7 +58,8 @@ def test_every_lab_has_the_ten_steps_and_its_parameters(lab):
     assert [step for step in range(1, 11) if f"## {step} · " not in prose] == []
     parameters = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
     assert all(name in "".join(parameters["source"]) for name in ("n_ranks", "device", "quick"))
-    assert all(len(text.split()) <= 140 for text in prose.split("\n\n"))
+    paragraphs = [text for text in prose.split("\n\n") if not text.startswith("|")]
+    assert [text for text in paragraphs if len(text.split()) > 120] == []
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)

@@ -82,11 +82,12 @@ def _arrows(messages: tuple[Message, ...], cell: float) -> list[str]:
 def _caption(messages: tuple[Message, ...]) -> str:
     if not messages:
         return "every message has arrived"
-    sizes = sorted({message.n_bytes for message in messages})
-    each = bytes_text(sizes[0]) if len(sizes) == 1 else f"{bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
+    sizes = sorted(message.n_bytes for message in messages)
+    least, most = bytes_text(sizes[0]), bytes_text(sizes[-1])  # 40,000 and 40,004 bytes read the same
+    each = least if least == most else f"{least} to {most}"
     if len(messages) > 1:
         return f"sends {len(messages)} messages at once, {each} each"
-    return f"rank {messages[0].source} sends {each} to rank {messages[0].to}"
+    return f"rank {messages[0].source} sends {most} to rank {messages[0].to}"
 
 
 def _told(message: Message) -> str:

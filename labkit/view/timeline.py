@@ -8,10 +8,11 @@ from labkit.launch.reply import Reply
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, line, text
 from labkit.view.units import bytes_text, seconds_text
 
-LEFT, TOP, LANE = 70, 34, 16
-COLOURS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4])
+LEFT, TOP, LANE = 70, 56, 16
+COLOURS = (*PALETTE[:5], *PALETTE[6:])
+"""One for each verb; without the dark blue, on which dark words are lost."""
 MOST = 400
-"""Bars of a rank; after that the picture says how many are left out."""
+"""Bars of a rank; below them the picture says how many are left out."""
 
 
 def timeline(replies: Sequence[Reply]) -> Picture:
@@ -28,9 +29,12 @@ def timeline(replies: Sequence[Reply]) -> Picture:
     verbs = list(dict.fromkeys(t.verb for _, transfers in shown for t in transfers))
     colour = {verb: COLOURS[k % len(COLOURS)] for k, verb in enumerate(verbs)}
     scale = (WIDTH - LEFT - 12) / span
+    edge = 1 if max(len(transfers) for _, transfers in shown) < 80 else 0  # edges of narrow bars hide their colours
     body, y = [text(4, 20, f"transfers of {len(replies)} ranks in {seconds_text(span)}", size=14, bold=True)], TOP
-    for k, verb in enumerate(verbs):
-        body += [box(400 + 130 * k, 9, 12, 12, colour[verb]), text(418 + 130 * k, 20, verb)]
+    right = 4.0
+    for verb in verbs:
+        body += [box(right, 31, 12, 12, colour[verb]), text(right + 17, 42, verb)]
+        right += 32 + 7.2 * len(verb)
     for rank, transfers in shown:
         free: list[float] = []  # when each lane of this rank is free again
         for t in transfers[:MOST]:
@@ -42,15 +46,21 @@ def timeline(replies: Sequence[Reply]) -> Picture:
             title = f"rank {rank}: {t.verb} to {whom}, {t.n_bytes:,} bytes{inside}, {took}"
             wide = max(1.5, (t.t1 - t.t0) * scale)
             word = bytes_text(t.n_bytes) if wide > 60 and t.n_bytes else ""
-            body.append(
-                box(LEFT + (t.t0 - first) * scale, y + lane * LANE, wide, LANE - 2, colour[t.verb], word, title)
-            )
-        left_out = f" and {len(transfers) - MOST} more" if len(transfers) > MOST else ""
-        body.append(text(4, y + 12, f"rank {rank}{left_out}", bold=True))
+            x = LEFT + (t.t0 - first) * scale
+            body.append(box(x, y + lane * LANE, wide, LANE - 2, colour[t.verb], word, title, edge))
+        body.append(text(4, y + 12, f"rank {rank}", bold=True))
         y += max(1, len(free)) * LANE + 8
     body.append(line(LEFT, y, WIDTH - 12, y))
     for k in range(5):
         x, anchor = LEFT + (WIDTH - LEFT - 12) * k / 4, "end" if k == 4 else "middle"
         body += [line(x, y, x, y + 5), text(x, y + 19, seconds_text(span * k / 4) if k else "0", anchor, 12)]
+    if left_out := sum(max(0, len(transfers) - MOST) for _, transfers in shown):
+        body.append(
+            text(LEFT, y + 40, f"the first {MOST} transfers of a rank are drawn; {left_out:,} are not", size=12)
+        )
     total = sum(reply.ledger.sent_bytes() for reply in replies)
-    return Picture("".join(body), y + 26, f"{total:,} bytes sent by {len(replies)} ranks in {seconds_text(span)}")
+    return Picture(
+        "".join(body),
+        y + (48 if left_out else 26),
+        f"{total:,} bytes sent by {len(replies)} ranks in {seconds_text(span)}",
+    )

@@ -101,6 +101,14 @@ def test_an_empty_chunk_and_a_film_of_one_rank_can_be_drawn():
     assert "ring all-reduce, the end" in parts(strip(alone), "text")
 
 
+def test_chunks_that_differ_by_one_number_are_not_given_as_a_range_of_the_same_size():
+    """Would catch "39.1 KiB to 39.1 KiB each"."""
+    shot, _ = made(2, ring.all_reduce, 20_001)
+    assert "sends 2 messages at once, 39.1 KiB each" in parts(frame(shot, 0), "text")
+    small, _ = made(2, ring.all_reduce, 3)
+    assert "sends 2 messages at once, 4 B to 8 B each" in parts(frame(small, 0), "text")
+
+
 def test_a_frame_of_eight_ranks_is_drawn_in_under_100_ms():
     """Would catch a slider that stutters."""
     shot, _ = made(8)

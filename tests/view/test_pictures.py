@@ -18,7 +18,7 @@ from labkit.view.autopsy import autopsy
 from labkit.view.film import strip
 from labkit.view.lines import fitted, laws
 from labkit.view.svg import INK, PALETTE, Picture, box
-from labkit.view.timeline import timeline
+from labkit.view.timeline import MOST, timeline
 from labkit.view.topology import topology
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -208,6 +208,29 @@ def test_a_timeline_has_a_bar_for_each_transfer_in_its_place():
     assert "1,264 bytes sent by 2 ranks in 4 s" in picture.label
     with pytest.raises(ValueError, match="hold none"):
         timeline([Reply(0, None, "", Ledger(), 1.0)])
+
+
+def test_a_crowded_timeline_keeps_its_words_off_its_bars_and_tells_verbs_apart():
+    """Would catch a rank's name under its bars, two verbs of one colour, a legend that leaves the page."""
+    verbs = ("send", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+    ledger = Ledger()
+    ledger.transfers = [Transfer(verbs[k % 7], "world", None, 8, k * 1e-3, k * 1e-3 + 9e-4) for k in range(MOST + 25)]
+    picture = timeline([Reply(rank, None, "", ledger, 1.0) for rank in range(2)])
+    root = ET.fromstring(str(picture))
+    assert "the first 400 transfers of a rank are drawn; 50 are not" in texts(picture)
+    for node in root.iter(SVG + "text"):
+        wide = 0.6 * float(node.get("font-size", 13)) * len(node.text or "")
+        assert float(node.get("y")) <= picture.height
+        if (node.text or "").startswith("rank"):
+            assert float(node.get("x")) + wide <= 70, "bars begin at 70"
+        elif node.text in verbs:
+            assert float(node.get("x")) + wide <= picture.width
+    colours: dict[str, set[str]] = {}
+    for group in root.iter(SVG + "g"):
+        if title := group.findtext(SVG + "title"):
+            colours.setdefault(title.split()[2], set()).add(group.find(SVG + "rect").get("fill"))
+    assert set(colours) == set(verbs)
+    assert len(set.union(*colours.values())) == 7
 
 
 def test_lines_show_points_fit_and_crossover():

@@ -6,15 +6,20 @@ import re
 import statistics
 import time
 import xml.etree.ElementTree as ET
+from html import escape
 from pathlib import Path
 
 import pytest
 import torch
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from labkit import CrossoverExplorer, Film, Predict, RingFilm, ring, run_threads
 from labkit.plan.collectives import Line
 from labkit.probe import film
-from labkit.view.widgets import ring_film
+from labkit.view.widgets import ring_film, twin
+
+STATE = "application/vnd.jupyter.widget-state+json"
 
 
 def shoot(group):
@@ -63,6 +68,34 @@ def test_every_widget_leaves_a_static_picture_beside_its_live_view():
         ET.fromstring(data["image/svg+xml"])
     assert "before step 0" in words(made.static())
     assert "How many bytes?" in words(guess.static())
+
+
+@pytest.mark.parametrize("keeps_state", [True, False])
+def test_an_html_export_without_network_shows_the_picture_of_every_widget_once(monkeypatch, keeps_state):
+    """Would catch a picture that is in the notebook and never in the page: nbconvert prefers the live view to it."""
+    published: list = []
+    monkeypatch.setattr(twin, "publish_display_data", lambda data: published.append(new_output("display_data", data)))
+    made = (
+        RingFilm(Film.of(run_threads(shoot, 3))),
+        Predict("How many bytes?", value=7),
+        CrossoverExplorer(Line(1e-5, 1e-9)),
+    )
+    for widget in made:
+        widget._ipython_display_()
+    notebook = new_notebook(cells=[new_code_cell("", outputs=published)])
+    if keeps_state:  # as papermill and nbconvert --execute leave it; JupyterLab's own saving leaves none
+        state = {widget.model_id: {"model_name": "", "model_module": "", "state": {}} for widget in made}
+        notebook.metadata["widgets"] = {STATE: {"version_major": 2, "version_minor": 0, "state": state}}
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    for widget in made:
+        assert page.count(f'aria-label="{escape(widget.static().label)}"') == 1
+        live = re.search(r'widget-view\+json">\s*\{[^}]*' + widget.model_id, page)
+        assert (live is not None) == keeps_state  # a page with the network still gets the widget itself
+    assert '<img src="data:image/svg' not in page
+    assert "Predict(children" not in page
+    # hidden only beside what a running widget draws; nbconvert's own wrapper of a dead one must not hide it
+    assert ":has(.widget-box,.lk-film) .lk-twin" in page
+    assert not re.search(r'class="[^"]*(widget-box|lk-film)', page)
 
 
 def test_a_prediction_keeps_the_last_number_that_made_sense_and_says_what_is_wrong():

@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from IPython.display import publish_display_data
+
 from labkit.view.svg import Picture
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+LIVE = ".widget-box,.lk-film"
+"""What only a widget that runs puts into the page; an export wraps dead ones in `jupyter-widgets` too."""
+STYLE = f"<style>.jp-OutputArea:has({LIVE}) .lk-twin,.output:has({LIVE}) .lk-twin{{display:none}}</style>"
 
 
 class Twin:
-    """Beside the live view a widget publishes `static()` as SVG; a page that cannot run widgets shows that.
+    """Below the live view a widget publishes `static()`; the page hides that picture while the widget runs.
 
+    One output with both would not do: where a notebook keeps the state of its widgets, nbconvert takes the live view
+    from it, and that needs the network. Nor may the live view bring a picture: without state both would be shown.
     Stand it before the widget's class: `class Film(Twin, AnyWidget)`."""
 
     static: Callable[[], Picture]
+
+    def _ipython_display_(self, **kwargs: Any) -> None:
+        bundle = self._repr_mimebundle_(**kwargs)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle or {}
+        if VIEW in data:
+            publish_display_data(data={VIEW: data[VIEW], "text/plain": ""})  # nbconvert warns if there is no text
+        picture = self.static()
+        page = f'{STYLE}<div class="lk-twin">{picture}</div>'
+        publish_display_data(data={"text/html": page, "text/plain": repr(picture)})
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle = super()._repr_mimebundle_(**kwargs)  # type: ignore[misc]
