@@ -54,7 +54,7 @@ def test_stored_outputs_are_what_a_run_gives():
 def test_every_lab_has_the_ten_steps_and_its_parameters(lab):
     """Would catch a lab without a prediction, a parity row or a word about GPUs."""
     cells = json.loads(lab.read_text())["cells"]
-    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    prose = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     assert [step for step in range(1, 11) if f"## {step} · " not in prose] == []
     parameters = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
     assert all(name in "".join(parameters["source"]) for name in ("n_ranks", "device", "quick"))

@@ -224,8 +224,14 @@ def _headline(stuck: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
     ):
         where = "; ".join(f"rank {r} in {by_rank[r].call}" for r in stuck)
         return f"Hang: the ranks are in different collectives: {where}."
-    circle = "; ".join(f"rank {r} in {by_rank[r].call} waits for {name_ranks(by_rank[r].waits_for)}" for r in stuck)
+    circle = "; ".join(_wait(by_rank[r]) for r in stuck)
     return f"Deadlock: {circle}: everybody waits for somebody who waits."
+
+
+def _wait(each: Whereabouts) -> str:
+    if each.verb in ("send", "recv"):  # the call names the other rank already
+        return f"rank {each.rank} waits in {each.call}"
+    return f"rank {each.rank} in {each.call} waits for {name_ranks(each.waits_for)}"
 
 
 def _absence(gone: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
