@@ -46,12 +46,13 @@ def race(group: Any, n_bytes: int, repeats: int) -> tuple[dict[str, float], int]
         "tree": lambda: tree.all_reduce(x, group),
         "star": lambda: star.all_reduce(x, group),
     }
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    times: dict[str, list[float]] = {name: [] for name in names}
     for attempt in range(repeats + 2):
-        for name, summed in contenders.items():
+        for name in names[attempt % len(names) :] + names[: attempt % len(names)]:  # nobody is always the first
             group.barrier()
             started = time.perf_counter()
-            summed()
+            contenders[name]()
             if attempt >= 2:
                 times[name].append(time.perf_counter() - started)
     before = group.ledger.sent_bytes("send")
@@ -69,7 +70,10 @@ def measure(quick: bool) -> list[dict[str, Any]]:
                 slowest = {name: max(reply.value[0][name] for reply in replies) for name in replies[0].value[0]}
                 sent = [reply.value[1] for reply in replies]
                 exact = [law.sent_bytes("ring", "all_reduce", n_ranks, n_bytes, rank, 4) for rank in range(n_ranks)]
-                rows.append({"ranks": n_ranks, "bytes": n_bytes, "seconds": slowest, "sent": sent, "law": exact})
+                row = {"ranks": n_ranks, "bytes": n_bytes, "repeats": repeats, "seconds": slowest}
+                rows.append(
+                    {**row, "medians_by_rank": [reply.value[0] for reply in replies], "sent": sent, "law": exact}
+                )
     return rows
 
 
@@ -100,6 +104,7 @@ def main() -> None:
     parser.add_argument("--json", default="")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
+    busy_before = os.getloadavg()[0]
     rows = measure(arguments.quick)
     show(rows)
     if arguments.json:
@@ -110,6 +115,8 @@ def main() -> None:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "when": time.strftime("%Y-%m-%d"),
+            "load before, after": [busy_before, os.getloadavg()[0]],  # before: work of others
+            "quick": arguments.quick,
         }
         Path(arguments.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 

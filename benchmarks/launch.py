@@ -160,7 +160,6 @@ def many_ranks() -> float:
 def measure(quick: bool) -> dict[str, Any]:
     few, many = (3, 50) if quick else (9, 300)
     zygote().ready()
-    time.sleep(3)  # the zygote goes on importing for a moment after it is ready
     fresh = [fresh_cluster() for _ in range(few)]
     found: dict[str, Any] = {
         "fresh cluster of 4 to the first all_reduce, s": statistics.median(up for up, _ in fresh),

@@ -83,6 +83,20 @@ def test_the_doctor_prints_a_table():
     assert re.search(r"bandwidth 1/beta\s*│\s*[\d.]+ GB/s", done.stdout)
 
 
+def test_a_doctor_who_finds_no_ranks_exits_with_1():
+    """Would catch a script that goes on because the doctor always exits with 0."""
+    program = """
+import labkit.cli as cli, labkit.lab.doctor as doctor
+def broken():
+    raise RuntimeError("no ranks today")
+doctor.zygote = broken
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program, "doctor", "--json"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no ranks today" in json.loads(done.stdout)["ranks"]["why"]
+
+
 @pytest.mark.parametrize("name", ["0", "00", "00_doctor", "00_doctor_and_first_cluster.ipynb"])
 def test_a_lab_is_found_by_number_name_and_path(name, tmp_path, monkeypatch):
     """Would catch a command that works in one folder only."""

@@ -11,11 +11,14 @@ import json
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+import labkit
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 250
@@ -453,3 +456,20 @@ def test_importing_labkit_starts_nothing_and_imports_no_torch():
     """Would catch an eager import in labkit/__init__.py: a second of waiting before the first line of a cell runs."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[] 1 []", done.stdout
+
+
+@pytest.mark.parametrize("name", labkit.__all__)
+def test_each_public_name_is_what_it_says(name):
+    """Would catch a name that is looked up in the wrong file: the module itself would be handed out in its place."""
+    thing = getattr(labkit, name)
+    assert thing.__name__.rsplit(".", 1)[-1] == name
+    assert isinstance(thing, types.ModuleType) == (name in ("ring", "tree", "star"))
+    assert name in dir(labkit)
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest():
+    """Would catch a bare AttributeError for `labkit.Clutser`, and a far-fetched suggestion."""
+    with pytest.raises(AttributeError, match=r"labkit has no 'Clutser'; did you mean 'Cluster'\?"):
+        labkit.Clutser  # noqa: B018
+    with pytest.raises(AttributeError, match=r"labkit has no 'qqq'$"):
+        labkit.qqq  # noqa: B018

@@ -44,7 +44,7 @@ class Group:
         self.device = device
         self.state = {} if state is None else state
         self.tap = tap
-        self.seq = 0
+        self.counted = [0]  # collectives so far; a list, since all views of one group share the count
 
     @property
     def size(self) -> int:
@@ -119,7 +119,7 @@ class Group:
             with torch.no_grad():
                 x.copy_(self.all_reduce(x, op))
             return Work(self, self._call("all_reduce", x), Finished(x))
-        self.seq += 1
+        self.counted[0] += 1
         call = self._call("all_reduce", x, shape=tuple(x.shape), op=op)
         with Watched(self.ledger, call):  # a mismatch is seen here, before anything is sent
             number = self.ledger.open("all_reduce", self.axis, None, 2 * (self.size - 1) * _n_bytes(x) // self.size)
@@ -184,7 +184,9 @@ class Group:
             name: getattr(self, name)
             for name in ("axis", "ranks", "rank", "wire", "algorithms", "ledger", "device", "state", "tap")
         }
-        return type(self)(**{**kept, **changes})
+        view = type(self)(**{**kept, **changes})
+        view.counted = self.counted
+        return view
 
     def __repr__(self) -> str:
         return f"Group({self.axis}: rank {self.rank} of {self.size}, {self.device})"
@@ -193,7 +195,7 @@ class Group:
 
     def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
         x = self._checked(x)
-        self.seq += 1
+        self.counted[0] += 1
         if self.size == 1:
             return x.clone()
         given = {key: value for key, value in options.items() if value not in ("sum", 0)}
@@ -214,7 +216,7 @@ class Group:
         if peer is not None and x is not None:
             shape = tuple(x.shape)
         dtype = "" if x is None or shape is None else str(x.dtype)[6:]
-        return Call(verb, self.axis, self.ranks, self.rank, peer, tag, shape, dtype, self.seq, op)
+        return Call(verb, self.axis, self.ranks, self.rank, peer, tag, shape, dtype, self.counted[0], op)
 
     def _checked(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):

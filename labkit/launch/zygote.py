@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import NamedTuple
 
 PINNED = (("OMP_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"))
@@ -30,6 +31,9 @@ PINNED = (("OMP_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THR
 FIRST = ("torch", "torch.distributed", "cloudpickle", "zmq", "psutil", "labkit.launch.warden", "labkit.launch.worker")
 LATER = ("numpy", "sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch.distributed.optim")
 """What ranks want sooner or later (the first optimizer pulls in torch._dynamo): imported when there is time."""
+
+QUIET_S = 8.0
+"""So long after the last new cluster those imports begin: the learner is reading."""
 
 
 class Hello(NamedTuple):
@@ -119,16 +123,17 @@ def main(fd: int, kernel_pid: int) -> None:
     connection = socket.socket(fileno=fd)
     for name in FIRST:
         importlib.import_module(name)
-    hello = Hello(os.getpid(), sys.modules["torch"].__version__, _gpus(), sys.platform == "linux")
+    hello = Hello(os.getpid(), str(sys.modules["torch"].__version__), _gpus(), sys.platform == "linux")
     connection.send(pickle.dumps(hello))
-    later = list(LATER)
+    later, quiet_since = list(LATER), time.monotonic()
     while os.getppid() == kernel_pid:
-        readable, _, _ = select.select([connection], [], [], 0 if later else 0.5)
+        readable, _, _ = select.select([connection], [], [], 0.5)
         _reap()
         if not readable:
-            if later:
+            if later and time.monotonic() - quiet_since > QUIET_S:  # an import cannot be broken off for a new cluster
                 _warm(later.pop(0))
             continue
+        quiet_since = time.monotonic()
         data, fds, _, _ = socket.recv_fds(connection, 16, 4)
         if not data:
             return

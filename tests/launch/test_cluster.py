@@ -234,3 +234,17 @@ def test_the_ranks_have_processes_sessions_and_directories_of_their_own(cluster)
     replies = cluster.run(lambda group: (os.getpid(), os.getsid(0), os.getpgid(0)))
     assert len({reply.value[0] for reply in replies} | {os.getpid()}) == 4
     assert all(reply.value[0] == reply.value[1] == reply.value[2] for reply in replies)
+
+
+def test_a_cluster_does_not_import_torch_into_the_notebook():
+    """A bug: the zygote's greeting carried torch's own version class, and reading it cost the kernel a second."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, labkit\n"
+        "with labkit.Cluster(2, device='cpu', quiet=True) as cluster:\n"
+        "    cluster.run(lambda group: group.rank)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
