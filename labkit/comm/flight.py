@@ -13,10 +13,10 @@ def in_flight() -> list[dict[str, Any]]:
 
     Each: group, seq, verb, shapes, dtypes, ranks. Messages (send, recv) are not recorded by torch."""
     try:
-        # private, and absent in some versions: then there is simply nothing to tell
+        # private, and absent in some versions; stack traces would cost most of a second the first time
         from torch._C import _distributed_c10d as private
 
-        dump = pickle.loads(getattr(private, "_dump_fr_trace")())  # noqa: B009
+        dump = pickle.loads(getattr(private, "_dump_fr_trace")(includeStackTraces=False))  # noqa: B009
     except Exception:
         return []
     found = []

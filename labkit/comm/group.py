@@ -64,7 +64,7 @@ class Group:
         number = self.ledger.open("send", self.axis, self.ranks[to], n_bytes, tag)
         if self.tap is not None:
             self.tap("send", self.ranks[to], tag, x)
-        return Work(self, call, Sending(self.wire, x, to, tag), number)
+        return Work(self, call, self.ledger.keep(Sending(self.wire, x, to, tag)), number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
         """Start receiving from member `source`; `wait()` gives the tensor. With `into` it lands there (same shape).

@@ -71,6 +71,7 @@ class Ledger:
         self.transfers: list[Transfer] = []
         self.within: list[tuple[str, int]] = []
         self.received: Counter[int] = Counter()
+        self.outbox: list[Any] = []
 
     def sent_bytes(self, verb: str | None = None, axis: str | None = None) -> int:
         """Bytes that this rank sent. A message sent by a swapped-in all_reduce counts for "send" and for "all_reduce";
@@ -98,11 +99,19 @@ class Ledger:
         if number < len(self.transfers):  # the ledger may have been cleared under a message on its way
             self.transfers[number] = self.transfers[number]._replace(t1=time.perf_counter())
 
+    def keep(self, sending: Any) -> Any:
+        """Hold on to a message until the receiver has taken it, also when nobody waits for its Work."""
+        if len(self.outbox) > 32:
+            self.outbox = [each for each in self.outbox if not each.done()]
+        self.outbox.append(sending)
+        return sending
+
     def clear(self) -> None:
         """Forget everything written so far."""
         self.transfers = []
         self.within = []
         self.received.clear()
+        self.outbox.clear()
 
     def __iter__(self) -> Iterator[Transfer]:
         return iter(self.transfers)
@@ -111,7 +120,7 @@ class Ledger:
         return len(self.transfers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"witness": None, "transfers": self.transfers, "within": [], "received": self.received}
+        return {"witness": None, "transfers": self.transfers, "within": [], "received": self.received, "outbox": []}
 
     def __repr__(self) -> str:
         verbs = sorted({(t.verb, t.axis) for t in self.transfers})

@@ -182,3 +182,19 @@ def test_a_world_of_one_needs_no_wire():
 
     with Cluster(1, quiet=True) as cluster:
         assert all(torch.equal(each, torch.ones(3)) for each in values(cluster, alone)[0])
+
+
+def test_a_message_whose_work_is_dropped_still_arrives(cluster):
+    """A bug: gloo forgot a send when its handle was collected, and the receiver waited for ever."""
+
+    def careless(group):
+        import gc
+
+        if group.rank == 0:
+            for k in range(3):
+                group.send(torch.full((5,), float(k)), 1)
+            gc.collect()
+            return None
+        return [group.recv(0)[0].item() for _ in range(3)] if group.rank == 1 else None
+
+    assert values(cluster, careless)[1] == [0.0, 1.0, 2.0]
