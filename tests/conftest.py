@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 
@@ -15,3 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in for_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU, and torch finds none here"))
+
+
+def pytest_configure() -> None:
+    """A run in the background of a shell inherits an ignored SIGINT, and the tests of the stop button send it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
