@@ -9,7 +9,7 @@ other ranks) read it even when the rank is stuck in C, stopped or dead. Three us
                       others posted under the same number, and refuses *before* the wire is touched
                       (gloo would abort the process; torch's own check costs ten times the collective)
 
-    page:  [ head | the call being waited for, marshalled | ring of posted collectives ]
+    page:  [ head | seal | the call being waited for, marshalled | ring of posted collectives ]
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 PAGE = 8192
 _HEAD = struct.Struct("<QQQdddd")  # call id, verbs done, depth, entered at, progress, total, alive at
-_CALL_AT, _POSTS_AT = 64, 4096
+_SEAL = struct.Struct("<II")  # length and checksum of the call below
+_SEAL_AT, _CALL_AT, _POSTS_AT = 56, 64, 4096
 _POST = struct.Struct("<IIQH110s")  # key, seq, call id, length, text
 _N_POSTS = (PAGE - _POSTS_AT) // _POST.size
 _OURS = tuple(os.sep + name + os.sep for name in ("labkit", "torch"))
@@ -100,10 +101,10 @@ class BlackBox:
         call_id, done, depth, entered, progress, total, _ = _HEAD.unpack_from(self.memory, at)
         entry = None
         if depth:
-            try:
-                entry = Entry(*marshal.loads(self.memory[at + _CALL_AT : at + _POSTS_AT]))
-            except (ValueError, EOFError, TypeError):
-                entry = None
+            length, checksum = _SEAL.unpack_from(self.memory, at + _SEAL_AT)
+            packed = self.memory[at + _CALL_AT : at + _CALL_AT + min(length, _POSTS_AT - _CALL_AT)]
+            if zlib.crc32(packed) == checksum:  # marshal must not see half of one call and half of another
+                entry = Entry(*marshal.loads(packed))
         return State(call_id, done, entered, progress, total, entry)
 
     def posted(self, rank: int, call_id: int, axis: str, ranks: Sequence[int], seq: int) -> str | None:
@@ -171,6 +172,7 @@ class Page:
             if len(packed) > _POSTS_AT - _CALL_AT:  # a group of very many ranks: keep the rest readable
                 packed = marshal.dumps((*self.stack[-1][:2], (), *self.stack[-1][3:]))
             memory[at + _CALL_AT : at + _CALL_AT + len(packed)] = packed
+            _SEAL.pack_into(memory, at + _SEAL_AT, len(packed), zlib.crc32(packed))
         now = time.monotonic()
         _HEAD.pack_into(memory, at, self.call_id, self.done, depth, now, self.progress, self.total, now)
 
