@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.comm.checks import check_in_place, check_message, check_op, check_peer, check_tag, checked
 from labkit.comm.ledger import Call, Ledger
 from labkit.comm.message import Receiving, Sending, Wire
 from labkit.comm.work import Finished, Watched, Work
 
-OPS = ("sum", "mean", "max", "min")
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 Algorithm = Callable[..., Tensor]
 Tap = Callable[[str, int, int, Tensor], None]
@@ -57,24 +57,24 @@ class Group:
         """Start sending x, of any shape, to member `to`. Sends x's bytes; leave x alone until `wait()` returns.
 
         `wait()` returns when the receiver has taken the message. Raises ValueError for a rank outside the group."""
-        self._check_peer(to, "send to")
-        x = self._checked(x).contiguous()
+        x, tag = check_message(self, x, to), check_tag(tag)
         call = self._call("send", x, to, tag)
-        n_bytes = x.numel() * x.element_size()
-        number = self.ledger.open("send", self.axis, self.ranks[to], n_bytes, tag)
+        sending = self.ledger.keep(Sending(self.wire, x, to, self._stream(tag)))
+        number = self.ledger.open("send", self.axis, self.ranks[to], _n_bytes(x), tag)
         if self.tap is not None:
             self.tap("send", self.ranks[to], tag, x)
-        return Work(self, call, self.ledger.keep(Sending(self.wire, x, to, tag)), number)
+        return Work(self, call, sending, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
         """Start receiving from member `source`; `wait()` gives the tensor. With `into` it lands there (same shape).
 
         A small message is taken as it comes; the payload of a large one when you wait, or look at `done`."""
-        self._check_peer(source, "receive from")
-        if into is not None and not into.is_contiguous():
-            raise ValueError(f"into= must be contiguous, got strides {into.stride()} for shape {tuple(into.shape)}")
-        call = self._call("recv", into, source, tag)
-        return Work(self, call, Receiving(self.wire, source, tag, into, self.device))
+        check_peer(self, source, "receive from")
+        if into is not None:
+            check_in_place(into, "into=")
+        call = self._call("recv", into, source, check_tag(tag))
+        expected = Receiving(self.wire, source, self._stream(tag), into, self.device)
+        return Work(self, call, self.ledger.keep(expected))
 
     def recv(self, source: int, tag: int = 0, into: Tensor | None = None) -> Tensor:
         """Wait for the tensor that member `source` sends under `tag`; the message itself tells shape and dtype.
@@ -86,6 +86,7 @@ class Group:
 
     def exchange(self, x: Tensor, to: int, source: int, tag: int = 0, into: Tensor | None = None) -> Tensor:
         """Send x to member `to` and receive from member `source` at the same time: cannot deadlock on a ring."""
+        x = check_message(self, x, to)  # before anything is expected, or a refused exchange would swallow a message
         expected = self.recv_start(source, tag, into)
         sending = self.send(x, to, tag)
         arrived = expected.wait()
@@ -100,37 +101,25 @@ class Group:
 
         A ring sends 2(n-1)/n of x's bytes. Raises ValueError for a mean of integers, a sparse tensor, differing shapes.
         """
-        self._check_op(x, op)
+        check_op(self, x, op)
         return self._collective("all_reduce", x, x.shape, op=op)
 
     def all_reduce_start(self, x: Tensor, op: str = "sum") -> Work:
         """Start an all-reduce in place on a contiguous buffer that you own; `wait()` returns it."""
-        self._check_op(x, op)
-        if not x.is_contiguous():
-            raise ValueError(
-                f"an in-place all_reduce needs a contiguous tensor, got strides {x.stride()}: use x.contiguous()"
-            )
-        begin = getattr(self.wire, "all_reduce_start", None)
-        if (
-            begin is None
-            or self.size == 1
-            or self.algorithms["all_reduce"] is not getattr(self.wire, "all_reduce", None)
-        ):
-            with torch.no_grad():
-                x.copy_(self.all_reduce(x, op))
-            return Work(self, self._call("all_reduce", x), Finished(x))
-        self.counted[0] += 1
-        call = self._call("all_reduce", x, shape=tuple(x.shape), op=op)
-        with Watched(self.ledger, call):  # a mismatch is seen here, before anything is sent
-            number = self.ledger.open("all_reduce", self.axis, None, 2 * (self.size - 1) * _n_bytes(x) // self.size)
-        return Work(self, call, begin(x, op), number)
+        check_op(self, x, op)
+        check_in_place(x, "an in-place all_reduce")
+        if self._asynchronous("all_reduce"):
+            return self._begin("all_reduce", x, 2 * _n_bytes(x), op=op)
+        with torch.no_grad():
+            x.copy_(self.all_reduce(x, op))
+        return Work(self, self._call("all_reduce", x), Finished(x))
 
     def reduce_scatter(self, x: Tensor, op: str = "sum") -> Tensor:
         """The sum over the group, cut along dim 0; this rank keeps its part.   [n*k, ...] -> [k, ...]
 
         If n does not divide dim 0 the first parts have one row more: rank r gets `x.tensor_split(n)[r]`.
         A ring sends (n-1)/n of x's bytes."""
-        self._check_op(x, op)
+        check_op(self, x, op)
         if x.dim() == 0:
             raise ValueError("reduce_scatter cuts dim 0, and a scalar has none: use all_reduce")
         return self._collective("reduce_scatter", x, x.shape, op=op)
@@ -139,21 +128,43 @@ class Group:
         """Every rank's x, one after the other along dim 0, in rank order.   [k, ...] -> [n*k, ...]
 
         A ring sends (n-1)/n of the result's bytes. Parts of different lengths want `ring.all_gather`."""
-        if self._checked(x).dim() == 0:
+        if checked(self, x).dim() == 0:
             raise ValueError("all_gather joins along dim 0, and a scalar has none: use x.reshape(1)")
         ragged = self.algorithms["all_gather"] is not getattr(self.wire, "all_gather", None)
         return self._collective("all_gather", x, (-1, *x.shape[1:]) if ragged else x.shape)
 
+    def reduce_scatter_start(self, x: Tensor, op: str = "sum") -> Work:
+        """Start a reduce_scatter; leave x alone until `wait()` gives this rank's part.   [n*k, ...] -> [k, ...]"""
+        check_op(self, x, op)
+        if x.dim() and x.shape[0] % self.size == 0 and self._asynchronous("reduce_scatter"):
+            return self._begin("reduce_scatter", x.detach().contiguous(), _n_bytes(x), op=op)
+        return Work(self, self._call("reduce_scatter", x), Finished(self.reduce_scatter(x, op)))
+
+    def all_gather_start(self, x: Tensor, into: Tensor | None = None) -> Work:
+        """Start an all_gather of a tensor that you leave alone; `wait()` gives the whole.   [k, ...] -> [n*k, ...]
+
+        With `into`, a contiguous [n*k, ...] that you own, the whole lands there."""
+        checked(self, x)
+        if into is not None:
+            check_in_place(into, "into=", (self.size * x.shape[0], *x.shape[1:]), x)
+        if x.dim() and self._asynchronous("all_gather"):
+            return self._begin("all_gather", x.detach().contiguous(), self.size * _n_bytes(x), into=into)
+        whole = self.all_gather(x)
+        if into is not None:
+            with torch.no_grad():
+                whole = into.copy_(whole)
+        return Work(self, self._call("all_gather", x), Finished(whole))
+
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Member `source`'s x, on every rank (the others pass a tensor of that shape and dtype).   same shape"""
-        self._check_peer(source, "broadcast from", itself=True)
-        return self._collective("broadcast", self._checked(x), x.shape, source=source)
+        check_peer(self, source, "broadcast from", itself=True)
+        return self._collective("broadcast", checked(self, x), x.shape, source=source)
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...]
 
         Sends (n-1)/n of x's bytes. Raises ValueError if n does not divide dim 0."""
-        if self._checked(x).dim() == 0 or x.shape[0] % self.size:
+        if checked(self, x).dim() == 0 or x.shape[0] % self.size:
             raise ValueError(
                 f"all_to_all over {self.size} ranks needs dim 0 divisible by {self.size}, got shape {tuple(x.shape)}"
             )
@@ -193,8 +204,19 @@ class Group:
 
     # -- behind the verbs --------------------------------------------------------------------------------------------
 
+    def _asynchronous(self, verb: str) -> bool:
+        native = getattr(self.wire, verb, None)
+        return self.size > 1 and hasattr(self.wire, f"{verb}_start") and self.algorithms[verb] is native
+
+    def _begin(self, verb: str, x: Tensor, n_bytes: int, **options: Any) -> Work:
+        self.counted[0] += 1
+        call = self._call(verb, x, shape=tuple(x.shape), op=options.get("op", "sum"))
+        with Watched(self.ledger, call):  # a mismatch is seen here, before anything is sent
+            number = self.ledger.open(verb, self.axis, None, (self.size - 1) * n_bytes // self.size)
+        return Work(self, call, getattr(self.wire, f"{verb}_start")(x, **options), number)
+
     def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
-        x = self._checked(x)
+        x = checked(self, x)
         self.counted[0] += 1
         if self.size == 1:
             return x.clone()
@@ -210,6 +232,10 @@ class Group:
                 self.ledger.within.pop()
             self.ledger.close(number)
 
+    def _stream(self, tag: int) -> int:
+        # messages of a swapped-in collective must not meet those that the caller has under way with the same tag
+        return 2 * tag + bool(self.ledger.within)
+
     def _call(
         self, verb: str, x: Tensor | None, peer: int | None = None, tag: int = 0, shape: Any = None, op: str = "sum"
     ) -> Call:
@@ -217,33 +243,6 @@ class Group:
             shape = tuple(x.shape)
         dtype = "" if x is None or shape is None else str(x.dtype)[6:]
         return Call(verb, self.axis, self.ranks, self.rank, peer, tag, shape, dtype, self.counted[0], op)
-
-    def _checked(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise ValueError(f"verbs of a group take a tensor, got {type(x).__name__}: wrap it, torch.tensor({x!r})")
-        if x.layout is not torch.strided:
-            raise ValueError(f"cannot send a sparse tensor ({x.layout}, shape {tuple(x.shape)}): send x.to_dense()")
-        if x.numel() and x.device.type != torch.device(self.device).type:
-            raise ValueError(
-                f"this group talks on {self.device}, the tensor is on {x.device}: use x.to({self.device!r})"
-            )
-        return x.detach()
-
-    def _check_op(self, x: Tensor, op: str) -> None:
-        self._checked(x)
-        if op not in OPS:
-            raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
-        if op == "mean" and not (x.is_floating_point() or x.is_complex()):
-            raise ValueError(
-                f"the mean of {str(x.dtype)[6:]} tensors is not a whole number: "
-                'use x.float(), or op="sum" and divide yourself'
-            )
-
-    def _check_peer(self, peer: int, what: str, itself: bool = False) -> None:
-        if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < self.size:
-            raise ValueError(f"cannot {what} {peer!r}: ranks of the {self.axis} group are 0 to {self.size - 1}")
-        if peer == self.rank and not itself:
-            raise ValueError(f"rank {peer} cannot {what} itself")
 
 
 def _n_bytes(x: Tensor) -> int:

@@ -22,7 +22,7 @@ class Transfer(NamedTuple):
     to        global rank of the receiver; None for a collective that the backend carries out
     n_bytes   payload handed to the wire by this rank
     t0, t1    seconds (time.perf_counter): handed over, done
-    within    the verb of the Group whose swapped-in algorithm sent this, or ""
+    within    the verbs whose swapped-in algorithms sent it, outermost first: "", "all_reduce", "all_reduce/broadcast"
     tag       the tag of a message
     """
 
@@ -85,7 +85,7 @@ class Ledger:
     def open(self, verb: str, axis: str, to: int | None, n_bytes: int, tag: int = 0) -> int:
         """Write down a transfer that begins now; returns its number for `close`."""
         now = time.perf_counter()
-        within = self.within[-1][0] if self.within else ""
+        within = "/".join(verb for verb, _ in self.within)
         self.transfers.append(Transfer(verb, axis, to, n_bytes, now, now, within, tag))
         return len(self.transfers) - 1
 
@@ -99,12 +99,14 @@ class Ledger:
         if number < len(self.transfers):  # the ledger may have been cleared under a message on its way
             self.transfers[number] = self.transfers[number]._replace(t1=time.perf_counter())
 
-    def keep(self, sending: Any) -> Any:
-        """Hold on to a message until the receiver has taken it, also when nobody waits for its Work."""
+    def keep(self, message: Any) -> Any:
+        """Hold on to a message until it is through, also when nobody waits: the wire uses its memory."""
         if len(self.outbox) > 32:
+            self.outbox = [each for each in self.outbox if not each.ended]
+        if len(self.outbox) > 256:  # somebody never waits; asking the wire costs more than looking
             self.outbox = [each for each in self.outbox if not each.done()]
-        self.outbox.append(sending)
-        return sending
+        self.outbox.append(message)
+        return message
 
     def clear(self) -> None:
         """Forget everything written so far."""
@@ -133,4 +135,4 @@ class Ledger:
 
 
 def _is(transfer: Transfer, verb: str | None) -> bool:
-    return verb is None or verb in (transfer.verb, transfer.within)
+    return verb is None or verb == transfer.verb or verb in transfer.within.split("/")

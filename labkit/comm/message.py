@@ -19,6 +19,7 @@ from torch import Tensor
 
 SLAB_BYTES = 4096
 HEADER = struct.Struct("<BB8q")  # dtype code, number of dims, up to 8 sizes
+MOST_DIMS = 8
 EAGER_BYTES = SLAB_BYTES - 128
 PIECE_BYTES = 4 << 20
 """Large enough that a piece costs no more than its bytes, small enough that adding it overlaps the next one."""
@@ -58,18 +59,21 @@ class Sending:
         HEADER.pack_into(memory, 0, code_of(x.dtype), x.dim(), *x.shape, *(0,) * (8 - x.dim()))
         slab = torch.frombuffer(memory, dtype=torch.uint8)
         self.kept: list[Tensor] = [slab]
+        self.ended = False
         if raw.numel() <= EAGER_BYTES and not wire_is_device(wire):
             slab[128 : 128 + raw.numel()] = raw
-            self.handles = [wire.isend(slab, to, 2 * tag)]
+            self.handles = [wire.isend(slab, to, _announcing(tag))]
         else:
             self.kept.append(raw)
-            self.handles = [wire.isend(slab, to, 2 * tag), *(wire.isend(piece, to, 2 * tag + 1) for piece in _cut(raw))]
+            pieces = (wire.isend(piece, to, _carrying(tag, raw)) for piece in _cut(raw))
+            self.handles = [wire.isend(slab, to, _announcing(tag)), *pieces]
 
     def wait(self) -> None:
         """Block until the receiver has taken it."""
         for handle in self.handles:
             handle.wait()
         self.kept.clear()
+        self.ended = True
 
     def done(self) -> bool:
         """Whether the receiver has taken it."""
@@ -83,9 +87,12 @@ class Receiving:
         self.wire, self.source, self.tag, self.into, self.device = wire, source, tag, into, device
         self.memory = bytearray(SLAB_BYTES)
         self.slab = torch.frombuffer(self.memory, dtype=torch.uint8)
-        self.header = wire.irecv(self.slab, source, 2 * tag)
+        self.header = wire.irecv(self.slab, source, _announcing(tag))
         self.pieces: list[Handle] = []
+        if into is not None and not wire_is_device(wire) and into.numel() * into.element_size() > EAGER_BYTES:
+            self._ask(as_bytes(into))  # the size is known: do not lose a trip to waiting for the header
         self.result: Tensor | None = None
+        self.ended = False
 
     def open(self) -> None:
         """Wait for the header and ask for the payload. ValueError if the message does not fit `into`."""
@@ -105,9 +112,12 @@ class Receiving:
         raw = as_bytes(out)
         if raw.numel() <= EAGER_BYTES and not wire_is_device(self.wire):
             raw.copy_(self.slab[128 : 128 + raw.numel()])
-        else:
-            self.pieces = [self.wire.irecv(piece, self.source, 2 * self.tag + 1) for piece in _cut(raw)]
+        elif not self.pieces:
+            self._ask(raw)
         self.result = out
+
+    def _ask(self, raw: Tensor) -> None:
+        self.pieces = [self.wire.irecv(piece, self.source, _carrying(self.tag, raw)) for piece in _cut(raw)]
 
     def arrive(self) -> Iterator[Tensor]:
         """The message bit by bit, as flat views of the result, each as soon as it is there."""
@@ -120,7 +130,7 @@ class Receiving:
         for k, piece in enumerate(self.pieces):
             piece.wait()
             yield flat[k * step : (k + 1) * step]
-        self.pieces = []
+        self.pieces, self.ended = [], True
 
     def wait(self) -> Tensor:
         """The whole message."""
@@ -135,6 +145,16 @@ class Receiving:
             return False
         self.open()
         return all(piece.done() for piece in self.pieces)
+
+
+def _announcing(tag: int) -> int:
+    return tag << 10
+
+
+def _carrying(tag: int, raw: Tensor) -> int:
+    # the size is part of the wire's tag: gloo aborts the process if a message meets a buffer of another size, and
+    # this way it waits for a receive that never comes while the receiver's header tells of the mismatch
+    return (tag << 10) + 1 + raw.numel() % 1021
 
 
 def _cut(raw: Tensor) -> tuple[Tensor, ...]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
+from labkit.comm.underway import Message, UnderWay
 
 _REDUCE = (
     ("sum", dist.ReduceOp.SUM),
@@ -114,32 +115,50 @@ class Native:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def isend(self, x: Tensor, to: int, tag: int) -> _Under:
+    def isend(self, x: Tensor, to: int, tag: int) -> UnderWay:
         """Start sending to member `to`; a CUDA tensor under gloo goes by way of host memory."""
         if not x.numel():
-            return _Under(None)
+            return UnderWay(None)
         if x.is_cuda and not self.on_device:
             x = x.cpu()
         group = self.pg if x.is_cuda else self.headers
-        return _Under(group.send([x], to, 0 if x.is_cuda else tag), x)
+        return Message(group.send([x], to, 0 if x.is_cuda else tag), x)
 
-    def irecv(self, buffer: Tensor, source: int, tag: int) -> _Under:
+    def irecv(self, buffer: Tensor, source: int, tag: int) -> UnderWay:
         """Start receiving from member `source` into `buffer`."""
         if not buffer.numel():
-            return _Under(None)
+            return UnderWay(None)
         if buffer.is_cuda and not self.on_device:
             staged = torch.empty_like(buffer, device="cpu", pin_memory=True)
-            return _Under(self.pg.recv([staged], source, tag), staged, buffer)
+            return Message(self.pg.recv([staged], source, tag), staged, buffer)
         group = self.pg if buffer.is_cuda else self.headers
-        return _Under(group.recv([buffer], source, 0 if buffer.is_cuda else tag), buffer)
+        return Message(group.recv([buffer], source, 0 if buffer.is_cuda else tag), buffer)
 
-    # -- collectives: f(x, group) -> new tensor ----------------------------------------------------------------------
+    # -- collectives under way ---------------------------------------------------------------------------------------
 
-    def all_reduce_start(self, x: Tensor, op: str) -> _Under:
+    def all_reduce_start(self, x: Tensor, op: str) -> UnderWay:
         """In place, asynchronous."""
         staged = self._here(x)
         work = dist.all_reduce(staged, _op(op), self.pg, async_op=True)
-        return _Under(work, staged, None if staged is x else x, self.size if op == "mean" else 1)
+        return UnderWay(work, staged, None if staged is x else x, self.size if op == "mean" else 1)
+
+    def reduce_scatter_start(self, x: Tensor, op: str) -> UnderWay:
+        """Asynchronous; keeps x alive meanwhile.   [n*k, ...] -> [k, ...]"""
+        source = self._here(x)
+        y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        work = _reduce_scatter()(y, source, _op(op), group=self.pg, async_op=True)
+        back = None if source is x else torch.empty_like(y, device=x.device)
+        return UnderWay(work, y, back, self.size if op == "mean" else 1, source)
+
+    def all_gather_start(self, x: Tensor, into: Tensor | None) -> UnderWay:
+        """Asynchronous; keeps x alive meanwhile.   [k, ...] -> [n*k, ...]"""
+        source = self._here(x)
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
+        y = out if source is x else torch.empty_like(out, device=source.device)
+        work = _all_gather()(y, source, group=self.pg, async_op=True)
+        return UnderWay(work, y, None if y is out else out, 1, source)
+
+    # -- collectives: f(x, group) -> new tensor ----------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """Sum of x over the group.   same shape"""
@@ -194,26 +213,6 @@ class Native:
 
     def _there(self, y: Tensor, like: Tensor) -> Tensor:
         return y.to(like.device)
-
-
-class _Under:
-    """torch's handle, the tensors it works on, and what remains to be done when it is through."""
-
-    def __init__(self, work: Any, x: Tensor | None = None, back_to: Tensor | None = None, divide: int = 1):
-        self.work, self.x, self.back_to, self.divide = work, x, back_to, divide
-
-    def wait(self) -> Tensor | None:
-        if self.work is not None:
-            self.work.wait()
-            self.work = None
-            if self.divide > 1 and self.x is not None:
-                self.x.div_(self.divide)
-            if self.back_to is not None and self.x is not None:
-                self.back_to.copy_(self.x)
-        return self.x if self.back_to is None else self.back_to
-
-    def done(self) -> bool:
-        return self.work is None or bool(self.work.is_completed())
 
 
 def _op(op: str) -> Any:

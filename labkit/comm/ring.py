@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.comm.checks import check_op
 from labkit.comm.group import Group
 
 SEGMENT_BYTES = 4 << 20
@@ -79,6 +80,7 @@ def broadcast(x: Tensor, group: Group, source: int = 0) -> Tensor:
 
 def _reduce_scatter(parts: Sequence[Tensor], out: Sequence[Tensor], group: Group, op: str) -> None:
     """After n - 1 steps out[me] is the sum of parts[me] over all ranks; the other chunks of out hold partial sums."""
+    check_op(group, out[0], op)
     n, me = group.size, group.rank
     if n == 1:
         out[0].copy_(parts[0])

@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from labkit.comm.checks import check_op
 from labkit.comm.group import Group
 from labkit.comm.ring import combine
 
@@ -60,6 +61,7 @@ def broadcast(x: Tensor, group: Group, source: int = 0) -> Tensor:
 
 
 def _sum_at_server(x: Tensor, group: Group, op: str) -> Tensor:
+    check_op(group, x, op)
     total = x.clone(memory_format=torch.contiguous_format)
     if group.rank != 0:
         group.send(total, 0).wait()

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from labkit.comm.checks import check_op
 from labkit.comm.group import Group
 from labkit.comm.ring import combine
 
@@ -69,6 +70,7 @@ def broadcast(x: Tensor, group: Group, source: int = 0) -> Tensor:
 
 def _reduce(x: Tensor, group: Group, op: str) -> Tensor:
     """On rank 0 the sum over the group; on others a partial sum."""
+    check_op(group, x, op)
     total = x.clone(memory_format=torch.contiguous_format)
     for child, parent in _pairs_up(group.size):
         if group.rank == child:

@@ -41,7 +41,7 @@ def test_a_message_that_does_not_fit_into_names_both_shapes(cluster, shape, dtyp
 
 def test_into_must_be_contiguous(cluster):
     """Would catch a message that lands in a copy of a transposed tensor and is lost."""
-    with pytest.raises(WorkerError, match=r"into= must be contiguous, got strides \(1, 4\)"):
+    with pytest.raises(WorkerError, match=r"into= needs a contiguous tensor, got strides \(1, 4\)"):
         cluster.run(lambda g: g.recv((g.rank + 1) % g.size, into=torch.zeros(4, 4).T))
 
 

@@ -1,0 +1,1 @@
+"""Floor 2: the parts of a training step that need one rank only."""

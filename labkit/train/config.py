@@ -1,0 +1,79 @@
+"""The sizes of a GPT, and what follows from them by arithmetic alone: its parameters and its flops.
+
+One token costs 2 flops (a product and a sum) a weight of every matrix it is multiplied with, and attention adds the
+two products with the T keys and values of each layer; the backward pass costs twice the forward, since each product
+needs one for its input's gradient and one for its weight's:
+
+    forward    2 N_matrices + 4 L D T         N_matrices: all linears and the head, not the embedding tables
+    backward   4 N_matrices + 8 L D T         (looking a row up costs no flops)
+
+    flops_per_token = 6 N_matrices + 12 L D T          PaLM, arXiv:2204.02311, appendix B
+
+MFU = tokens/s * flops_per_token / peak flop/s. As there, attention counts all T x T products, though a causal kernel
+may skip half of them, and what checkpointing recomputes counts as nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+POSITIONS = ("learned", "rotary")
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The sizes of a GPT, a frozen value. `d_ff=None` means four times d_model.
+
+    Raises ValueError, with the numbers, for sizes that do not fit together."""
+
+    n_layer: int = 4
+    d_model: int = 128
+    n_head: int = 4
+    vocab: int = 256
+    seq: int = 128
+    position: str = "learned"
+    tied: bool = True
+    dropout: float = 0.0
+    d_ff: int | None = None
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the sizes. Raises ValueError that names the numbers and, where there are any, numbers that would do."""
+        for name in ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff"):
+            value = getattr(self, name)
+            optional = name == "d_ff" and value is None
+            if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.d_model % self.n_head:
+            good = ", ".join(str(n) for n in range(1, min(self.d_model, 256) + 1) if self.d_model % n == 0)
+            raise ValueError(
+                f"d_model={self.d_model} cannot be cut into n_head={self.n_head} heads; n_head could be {good}"
+            )
+        if self.position not in POSITIONS:
+            raise ValueError(f"position must be one of {', '.join(POSITIONS)}, got {self.position!r}")
+        if self.position == "rotary" and self.head_width % 2:
+            raise ValueError(
+                f"rotary positions turn pairs, but a head is {self.head_width} wide (d_model={self.d_model} / "
+                f"n_head={self.n_head}): make d_model a multiple of {2 * self.n_head}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is a probability from 0 up to, but not, 1, got {self.dropout}")
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head, d_model / n_head."""
+        return self.d_model // self.n_head
+
+    @property
+    def hidden(self) -> int:
+        """Width of the hidden layer of the MLP: d_ff, or 4 d_model."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def n_matrices(self) -> int:
+        """Weights that a token is multiplied with: 4DD + 2DF a block, and the head's VD (tied or not)."""
+        return self.n_layer * (4 * self.d_model**2 + 2 * self.d_model * self.hidden) + self.vocab * self.d_model
+
+    def flops_per_token(self, seq: int | None = None) -> int:
+        """Forward and backward of one token in a sequence of `seq` tokens (None: the longest), in flops."""
+        return 6 * self.n_matrices + 12 * self.n_layer * self.d_model * (self.seq if seq is None else seq)

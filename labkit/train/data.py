@@ -1,0 +1,122 @@
+"""Batches of bytes, each a pure function of (seed, step, row): any rank, any step, without asking anybody.
+
+A row is a window of seq + 1 bytes of a text; its first seq bytes are the tokens, its last seq the targets, so that
+each position is asked for the byte that follows it:
+
+    text      I t   i s   a   t r u t h         seq = 4, a window that starts at 3
+                    |_______|
+    tokens          i s _ a                     targets are the tokens one place on
+    targets           s _ a _
+
+Where the window of row r of step s starts is a hash of (seed, s, r). Nothing is shuffled, stored or sent, so a run that
+resumes at step 1000 reads at once what it would have read, and data parallelism only cuts rows:
+
+    global batch of step s     row 0  row 1  row 2  row 3  row 4  row 5  row 6  row 7
+    dp_size = 1                rank 0 ----------------------------------------------
+    dp_size = 2                rank 0 ------------------   rank 1 ------------------
+    dp_size = 4                rank 0 ----  rank 1 -----   rank 2 -----  rank 3 ----
+
+The same rows make one step whatever the number of ranks, which is why losses can be compared between layouts. Bytes
+sent: none. Memory: the text is mapped, not read, and ranks of one machine share its pages. Windows are drawn with
+replacement, so an "epoch" is a statement about the average only.
+
+A vocabulary of 256 bytes needs no tokenizer and knows every language (Xue 2021, arXiv:2105.13626, section 3.1). The text
+that ships is Jane Austen's Pride and Prejudice, 0.7 MB; its last tenth is kept for validation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+VOCAB = 256
+SHIPPED = Path(__file__).with_name("text") / "pride_and_prejudice.txt"
+VALIDATION_SHARE = 0.1
+SPLITS = ("train", "validation", "all")
+
+
+def batch(
+    seed: int,
+    step: int,
+    dp_rank: int,
+    dp_size: int,
+    batch_size: int,
+    seq: int,
+    *,
+    path: str | Path | None = None,
+    split: str = "train",
+    device: str | torch.device = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """This rank's rows of the global batch of one step: tokens and targets, both [batch_size / dp_size, seq] int64.
+
+    `batch_size` counts the rows of all ranks together; rank r holds rows r * batch_size / dp_size and on. `path` is a
+    text of your own, `split` one of "train", "validation", "all". Raises ValueError for a batch that cannot be cut
+    evenly, a rank outside the group, and a text shorter than seq + 1 bytes."""
+    if batch_size < 1 or seq < 1 or dp_size < 1:
+        raise ValueError(f"batch_size={batch_size}, seq={seq} and dp_size={dp_size} must each be at least 1")
+    if not 0 <= dp_rank < dp_size:
+        raise ValueError(f"dp_rank={dp_rank} is not one of {dp_size} ranks: 0 to {dp_size - 1}")
+    if batch_size % dp_size:
+        below = batch_size - batch_size % dp_size
+        near = f"{below} or {below + dp_size}" if below else str(dp_size)
+        raise ValueError(f"a batch of {batch_size} rows cannot be cut evenly for {dp_size} ranks; {near} would do")
+    source = text(path, split)
+    if len(source) < seq + 1:
+        raise ValueError(
+            f"seq={seq} needs {seq + 1} bytes of text in a row, the {split!r} part of {path or SHIPPED.name} has "
+            f"{len(source)}: use a longer text or a smaller seq"
+        )
+    n_rows = batch_size // dp_size
+    rows = range(dp_rank * n_rows, (dp_rank + 1) * n_rows)
+    starts = torch.tensor([start(seed, step, row, len(source) - seq) for row in rows])
+    windows = source.unfold(0, seq + 1, 1)[starts].to(device).long()  # goes to a GPU as bytes, an eighth of the int64
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def start(seed: int, step: int, row: int, n_starts: int) -> int:
+    """Where the window of a row begins, 0 to n_starts - 1: a hash, the same on every machine and in every version."""
+    digest = hashlib.blake2b(f"{seed} {step} {row}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % n_starts
+
+
+def text(path: str | Path | None = None, split: str = "all") -> Tensor:
+    """The bytes of a text (None: the one that ships), or of a part of it.   -> [n_bytes] uint8, mapped from the file
+
+    Validation is the last tenth, in one piece, so that no window of it was seen in training. Raises ValueError for an
+    unknown split and for a file that is not there or is empty."""
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    file = SHIPPED if path is None else Path(path).expanduser().resolve()
+    if not file.is_file() or not file.stat().st_size:
+        raise ValueError(f"no text in {file}: it is {'empty' if file.is_file() else 'not a file'}")
+    whole = _mapped(str(file), file.stat().st_size, file.stat().st_mtime_ns)
+    cut = len(whole) - int(len(whole) * VALIDATION_SHARE)
+    return {"train": whole[:cut], "validation": whole[cut:], "all": whole}[split]
+
+
+@lru_cache(maxsize=8)
+def _mapped(file: str, n_bytes: int, changed_ns: int) -> Tensor:
+    """The file as a private map; size and time of change are in the key, so that an edited text is mapped anew."""
+    return torch.from_file(file, shared=False, size=n_bytes, dtype=torch.uint8)
+
+
+def encode(words: str) -> Tensor:
+    """A string as tokens, its UTF-8 bytes.   -> [n_bytes] int64"""
+    return torch.tensor(list(words.encode()), dtype=torch.int64)
+
+
+def decode(tokens: Tensor) -> str:
+    """Tokens as a string; bytes that are no UTF-8 (a model's slips, half a letter) show as U+FFFD.   [n] -> str
+
+    Raises ValueError for ids that are no bytes and for more than one dimension."""
+    if tokens.dim() > 1:
+        raise ValueError(f"decode takes one row of tokens, got shape {tuple(tokens.shape)}: decode(tokens[0])")
+    ids = tokens.flatten().tolist()
+    wrong = [each for each in ids if not 0 <= each < VOCAB]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is no byte: ids go from 0 to {VOCAB - 1}")
+    return bytes(ids).decode(errors="replace")
