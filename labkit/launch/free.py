@@ -14,6 +14,7 @@ import pickle
 import socket
 import stat
 import sys
+import sysconfig
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +25,8 @@ from labkit.comm import flight, native
 from labkit.launch.blackbox import Position
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-_TORCH = os.sep + "torch" + os.sep
+_INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_GENERATED = ("<frozen ", "<string>", "<__array_function__")
 _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
@@ -47,23 +49,25 @@ def control(context: zmq.Context, address: str, rank: int, main_thread: int) -> 
 
 def position(main_thread: int) -> Position | None:
     """The learner's innermost line, and the call to torch.distributed under it if there is one."""
-    frame: FrameType | None = sys._current_frames().get(main_thread)
+    innermost = frame = sys._current_frames().get(main_thread)
     call, peer = "", None
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.endswith("distributed_c10d.py"):
+    while frame is not None and _of_a_library(frame):
+        if frame.f_code.co_filename.endswith("distributed_c10d.py"):
             call = frame.f_code.co_name
             if call in _POINT_TO_POINT:
                 found = frame.f_locals.get("dst", frame.f_locals.get("src"))
                 peer = found if isinstance(found, int) else None
-        elif not name.startswith(_PACKAGE) and _TORCH not in name and "importlib" not in name:
-            break
         frame = frame.f_back
+    frame = frame or innermost
     if frame is None:
         return None
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
     return Position(file, line, frame.f_code.co_name, text, call, peer, tuple(flight.in_flight()))
+
+
+def _of_a_library(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((_PACKAGE, *_INSTALLED, *_GENERATED))
 
 
 def cut(endpoints: frozenset[tuple[str, int]]) -> int:

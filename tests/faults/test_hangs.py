@@ -186,17 +186,93 @@ def test_f08_the_stop_button_frees_ranks_from_ddps_backward(cluster):
 
         model = DistributedDataParallel(torch.nn.Linear(4, 4))
         loss = model(torch.ones(2, 4)).sum()
+        group.barrier()
         if group.rank == 0:
+            if "ready" not in group.state:
+                return group.state.update(ready=True)
             time.sleep(60)
-        loss.backward()
+        if "ready" in group.state:
+            loss.backward()
+        group.state["ready"] = True
 
-    interrupt_soon(1.5)
+    cluster.run(train)  # the first time it imports for two seconds
+    interrupt_soon(1.0)
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         cluster.run(train)
-    assert time.monotonic() - started < 1.5 + 1.5
+    assert time.monotonic() - started < 1.0 + 1.5
     assert cluster.pids == pids
     all_well(cluster)
+
+
+def test_f08_the_stop_button_frees_ranks_from_ddps_constructor(cluster):
+    """A bug: SIGINT met the error of the cut collective while it was being reported, and the rank died of it."""
+    pids = cluster.pids
+
+    def construct(group):
+        from torch.nn.parallel import DistributedDataParallel
+
+        if group.rank == 0 and "warm" in group.state:
+            time.sleep(60)
+        DistributedDataParallel(torch.nn.Linear(4, 4))
+        group.state["warm"] = True
+
+    cluster.run(construct)
+    for _ in range(3):
+        interrupt_soon(0.5)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.run(construct)
+        assert cluster.pids == pids
+        all_well(cluster)
+
+
+def test_f08_the_stop_button_frees_ranks_from_fully_shards_gather(cluster):
+    """Would catch a stop that leaves FSDP2's ranks in the all-gather before a forward."""
+    pids = cluster.pids
+
+    def train(group):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (group.size,)))
+        model(torch.ones(2, 8)).sum().backward()
+        if group.rank == 0 and "warm" in group.state:
+            time.sleep(60)
+        group.state["warm"] = True
+        model(torch.ones(2, 8))
+
+    cluster.run(train)
+    interrupt_soon(1.0)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(train)
+    assert time.monotonic() - started < 1.0 + 1.5
+    assert cluster.pids == pids
+    all_well(cluster)
+
+
+def test_a_stop_in_the_middle_of_an_import_does_not_leave_half_a_module(cluster, tmp_path):
+    """A bug: after a stop during `import torch._dynamo` every later DDP failed with an AttributeError."""
+    (tmp_path / "slow_to_load").mkdir()
+    (tmp_path / "slow_to_load/__init__.py").write_text("from . import part\nimport time\ntime.sleep(0.9)\nwhole = 1\n")
+    (tmp_path / "slow_to_load/part.py").write_text("import itertools\ncount = itertools.count()\n")
+    pids = cluster.pids
+
+    def load(group, path):
+        import sys
+
+        sys.path.insert(0, path)
+        import slow_to_load
+
+        time.sleep(0 if "again" in group.state else 60)
+        return slow_to_load.whole, hasattr(slow_to_load, "part")
+
+    interrupt_soon(0.3)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(load, str(tmp_path))
+    assert cluster.pids == pids
+    cluster.run(lambda group: group.state.update(again=True))
+    assert {reply.value for reply in cluster.run(load, str(tmp_path))} == {(1, True)}
 
 
 def test_f09_a_users_exception_is_the_root_cause_and_the_others_are_collateral(cluster):
