@@ -16,7 +16,7 @@ from torch import Tensor
 from labkit.comm.checks import check_in_place, check_message, check_op, check_peer, check_tag, checked
 from labkit.comm.ledger import Call, Ledger
 from labkit.comm.message import Receiving, Sending, Wire
-from labkit.comm.work import Finished, Watched, Work
+from labkit.comm.work import Watched, Work
 
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 Algorithm = Callable[..., Tensor]
@@ -112,7 +112,7 @@ class Group:
             return self._begin("all_reduce", x, 2 * _n_bytes(x), op=op)
         with torch.no_grad():
             x.copy_(self.all_reduce(x, op))
-        return Work(self, self._call("all_reduce", x), Finished(x))
+        return Work.finished_with(self, self._call("all_reduce", x), x)
 
     def reduce_scatter(self, x: Tensor, op: str = "sum") -> Tensor:
         """The sum over the group, cut along dim 0; this rank keeps its part.   [n*k, ...] -> [k, ...]
@@ -138,7 +138,7 @@ class Group:
         check_op(self, x, op)
         if x.dim() and x.shape[0] % self.size == 0 and self._asynchronous("reduce_scatter"):
             return self._begin("reduce_scatter", x.detach().contiguous(), _n_bytes(x), op=op)
-        return Work(self, self._call("reduce_scatter", x), Finished(self.reduce_scatter(x, op)))
+        return Work.finished_with(self, self._call("reduce_scatter", x), self.reduce_scatter(x, op))
 
     def all_gather_start(self, x: Tensor, into: Tensor | None = None) -> Work:
         """Start an all_gather of a tensor that you leave alone; `wait()` gives the whole.   [k, ...] -> [n*k, ...]
@@ -153,7 +153,7 @@ class Group:
         if into is not None:
             with torch.no_grad():
                 whole = into.copy_(whole)
-        return Work(self, self._call("all_gather", x), Finished(whole))
+        return Work.finished_with(self, self._call("all_gather", x), whole)
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Member `source`'s x, on every rank (the others pass a tensor of that shape and dtype).   same shape"""

@@ -90,3 +90,149 @@ def test_thirteen_ranks_agree(module, size):
     assert all(torch.equal(each, torch.arange(size) * 91 + 78) for each in found)
     sources = run_threads(lambda g: module.broadcast(torch.full((size,), g.rank), g, source=11), 13)
     assert all(torch.equal(each, torch.full((size,), 11)) for each in sources)
+
+
+@pytest.mark.parametrize(("sent", "expected"), [(2_000_000, 1_000_000), (1_000_000, 2_000_000), (5_000, 2_000_000)])
+def test_a_large_message_that_does_not_fit_a_large_into_is_refused_and_nobody_dies(cluster, sent, expected):
+    """Would catch a payload that was asked for in advance and meets a buffer of another size: gloo then aborts."""
+    pids = cluster.pids
+
+    def pour(group, sent, expected):
+        if group.rank == 0:
+            group.send(torch.zeros(sent), 1).wait()
+        elif group.rank == 1:
+            group.recv(0, into=torch.zeros(expected))
+
+    with pytest.raises(WorkerError, match="expected shape"):
+        cluster.run(pour, sent, expected)
+    assert cluster.pids == pids
+
+
+@pytest.mark.parametrize("size", [4, 1_000_000])
+def test_done_becomes_true_without_a_wait(cluster, size):
+    """A bug: gloo tells only those who wait, so `done` stayed false for ever."""
+
+    def look(group, size):
+        import time
+
+        n, me = group.size, group.rank
+        expected = group.recv_start((me - 1) % n)
+        before = expected.done if me == 1 else False
+        group.barrier()
+        sent = group.send(torch.ones(size), (me + 1) % n)
+        deadline = time.monotonic() + 5
+        while not all([expected.done, sent.done]):  # looking at a receive is what asks for its payload
+            assert time.monotonic() < deadline, "never done"
+        return before, expected.wait().sum().item()
+
+    assert values(cluster, look, size) == [(False, size)] * cluster.n_ranks
+
+
+@pytest.mark.parametrize("size", [4, 1_000_000])
+def test_a_receive_that_nobody_waits_for_takes_its_message_and_harms_nobody(cluster, size):
+    """A bug: a dropped receive took its buffer with it, and the connection broke under the next message."""
+
+    def drop(group, size):
+        import gc
+
+        n, me = group.size, group.rank
+        group.recv_start((me - 1) % n, into=torch.empty(size))
+        gc.collect()
+        for value in (1.0, 2.0):
+            group.send(torch.full((size,), value), (me + 1) % n)
+        return group.recv((me - 1) % n)[0].item(), group.all_reduce(torch.ones(1)).item()
+
+    assert values(cluster, drop, size) == [(2.0, cluster.n_ranks)] * cluster.n_ranks
+
+
+def test_messages_of_a_swapped_in_collective_do_not_meet_those_of_the_caller(cluster):
+    """A bug: a ring's chunk 0 was given to the caller's own receive under tag 0."""
+
+    def mixed(group):
+        n, me = group.size, group.rank
+        mine = group.recv_start((me - 1) % n, tag=0)
+        total = group.using(all_reduce=ring.all_reduce).all_reduce(torch.ones(8))
+        group.send(torch.full((3,), float(me)), (me + 1) % n, tag=0)
+        return total.tolist(), mine.wait().tolist()
+
+    n = cluster.n_ranks
+    assert values(cluster, mixed) == [([float(n)] * 8, [float((r - 1) % n)] * 3) for r in range(n)]
+
+
+def test_bytes_of_nested_collectives_count_for_each_of_them(cluster):
+    """A bug: an all_reduce made of a reduce_scatter and an all_gather counted as nothing."""
+
+    def nested(group):
+        def halves(x, group):
+            return group.all_gather(group.reduce_scatter(x))
+
+        inner = group.using(reduce_scatter=ring.reduce_scatter)
+        inner.using(all_reduce=halves).all_reduce(torch.ones(8 * group.size))
+        names = ("all_reduce", "reduce_scatter", "send", "all_gather", None)
+        return [group.ledger.sent_bytes(name) for name in names]
+
+    n = cluster.n_ranks
+    half = 8 * 4 * (n - 1)
+    assert values(cluster, nested) == [[2 * half, half, half, half, 2 * half]] * n
+
+
+def test_a_refused_send_is_not_counted_and_leaves_no_receive_behind(cluster):
+    """A bug: the ledger counted what never left, and a refused exchange swallowed the next message."""
+
+    def refused(group):
+        n, me = group.size, group.rank
+        for bad in (torch.ones(2, dtype=torch.complex32), torch.ones((1,) * 9), torch.ones(2).to_sparse(), 3.0):
+            with pytest.raises(ValueError):
+                group.send(bad, (me + 1) % n)
+            with pytest.raises(ValueError):
+                group.exchange(bad, (me + 1) % n, (me - 1) % n)
+        assert group.ledger.sent_bytes() == 0
+        return group.exchange(torch.tensor([me]), (me + 1) % n, (me - 1) % n).item()
+
+    n = cluster.n_ranks
+    assert values(cluster, refused) == [(r - 1) % n for r in range(n)]
+
+
+@pytest.mark.parametrize("tag", [-1, 1 << 20, 1.5, "a", True])
+def test_a_tag_out_of_range_is_refused_with_the_range(tag):
+    """Would catch two streams that meet because a large tag wrapped around."""
+    with pytest.raises(ValueError, match="from 0 to 1,048,575"):
+        run_threads(lambda g: g.send(torch.ones(1), 1 - g.rank, tag=tag), 2)
+
+
+@pytest.mark.parametrize("module", [ring, tree, star])
+@pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_unknown_op_is_refused_by_the_algorithms_themselves(module, verb, n):
+    """A bug: ring.all_reduce(x, group, "avg") gave the minimum."""
+    with pytest.raises(ValueError, match="op must be one of sum, mean, max, min, got 'avg'"):
+        run_threads(lambda g: getattr(module, verb)(torch.ones(4), g, "avg"), n)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_started_collectives_are_what_the_blocking_ones_give(cluster, op):
+    """Would catch a start that reads its input too late, ignores `into`, or charges other bytes."""
+
+    def started(group, op):
+        n = group.size
+        x = torch.arange(6.0 * n) + group.rank
+        works = [group.reduce_scatter_start(x, op), group.reduce_scatter_start(torch.arange(2.0 * n + 1), op)]
+        into = torch.empty(4 * n)
+        gathered = group.all_gather_start(torch.full((4,), float(group.rank)), into)
+        sent = [t.n_bytes for t in group.ledger]
+        same = [
+            torch.equal(works[0].wait(), group.reduce_scatter(x, op)),
+            torch.equal(works[1].wait(), group.reduce_scatter(torch.arange(2.0 * n + 1), op)),
+            torch.equal(into, group.all_gather(torch.full((4,), float(group.rank)))) and gathered.wait() is into,
+        ]
+        return same, sent[0], sent[-1]
+
+    def in_order(group, op):
+        return started(group, op)[0]
+
+    n = cluster.n_ranks
+    expected = (n - 1) * 6 * 4, (n - 1) * 4 * 4
+    for same, *sent in values(cluster, started, op):
+        assert same == [True, True, True]
+        assert tuple(sent) == expected
+    assert run_threads(in_order, n, op) == [[True] * 3] * n
