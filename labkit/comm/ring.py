@@ -28,6 +28,7 @@ from torch import Tensor
 
 from labkit.comm.checks import check_op
 from labkit.comm.group import Group
+from labkit.comm.work import Work
 
 SEGMENT_BYTES = 4 << 20
 """A broadcast is passed on in pieces of this size, so that the last rank does not wait for the first to finish."""
@@ -84,16 +85,23 @@ def _reduce_scatter(parts: Sequence[Tensor], out: Sequence[Tensor], group: Group
     n, me = group.size, group.rank
     if n == 1:
         out[0].copy_(parts[0])
-    scratch = torch.empty_like(max(parts, key=len))
+    scratch = [torch.empty_like(max(parts, key=len)) for _ in range(min(2, n - 1))]
+
+    def expect(step: int) -> Work:
+        take = (me - step - 2) % n
+        return group.recv_start((me - 1) % n, tag=take, into=scratch[step % 2][: len(parts[take])])
+
+    coming = [expect(step) for step in range(min(2, n - 1))]  # asked for one step ahead: nobody waits for a request
     for step in range(n - 1):
         give, take = (me - step - 1) % n, (me - step - 2) % n
-        expected = group.recv_start((me - 1) % n, tag=take, into=scratch[: len(parts[take])])
         sent = group.send(parts[give] if step == 0 else out[give], (me + 1) % n, tag=give)
         start = 0
-        for arrived in expected.pieces():  # added while the rest of the chunk is on the wire
+        for arrived in coming.pop(0).pieces():  # added while the rest of the chunk is on the wire
             stop = start + len(arrived)
             combine(parts[take][start:stop], arrived, out[take][start:stop], op)
             start = stop
+        if step + 2 < n - 1:
+            coming.append(expect(step + 2))
         sent.wait()
     if op == "mean":
         out[me].div_(n)
@@ -102,12 +110,15 @@ def _reduce_scatter(parts: Sequence[Tensor], out: Sequence[Tensor], group: Group
 def _all_gather(chunks: Sequence[Tensor], group: Group) -> None:
     """Pass complete chunks around the ring, each straight into its place."""
     n, me = group.size, group.rank
-    for step in range(n - 1):
-        give, take = (me - step) % n, (me - step - 1) % n
-        expected = group.recv_start((me - 1) % n, tag=take, into=chunks[take])
-        sent = group.send(chunks[give], (me + 1) % n, tag=give)
+    takes = [(me - step - 1) % n for step in range(n - 1)]
+    coming = [group.recv_start((me - 1) % n, tag=take, into=chunks[take]) for take in takes]
+    sent = []
+    for step, expected in enumerate(coming):
+        give = (me - step) % n
+        sent.append(group.send(chunks[give], (me + 1) % n, tag=give))
         expected.wait()
-        sent.wait()
+    for work in sent:
+        work.wait()
 
 
 def combine(mine: Tensor, theirs: Tensor, out: Tensor, op: str) -> None:
