@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -23,7 +27,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +43,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory) -> Iterator[tuple[str, str]]:
-    """`labkit lab` on a copy of the notebooks, and a small one to be stopped in; its address and token."""
+def address(tmp_path_factory) -> Iterator[tuple[str, str, Path]]:
+    """`labkit lab` on a copy of the notebooks, and a small one to be stopped in; its address, token and log."""
     folder = tmp_path_factory.mktemp("course")
     shutil.copytree(ROOT / "notebooks", folder / "notebooks")
     waits = (
@@ -56,38 +60,56 @@ def address(tmp_path_factory) -> Iterator[tuple[str, str]]:
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, folder / "notebooks" / "stop.ipynb")
     command = [sys.executable, "-m", "labkit", "lab", "--no-browser", "--port", "0"]
-    server = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    assert server.stderr is not None
-    for line in server.stderr:
-        found = re.search(r"(http://127\.0\.0\.1:\d+)/\S*token=(\w+)", line)
-        if found:
-            break
-    else:
-        pytest.fail("labkit lab did not say where it listens")
-    yield found[1], found[2]
+    log = folder / "server.log"  # a file: a pipe that nobody reads fills up, and then the server stands still
+    with log.open("w") as written:
+        server = subprocess.Popen(command, cwd=folder, stderr=written, stdout=written)
+    deadline = time.monotonic() + 60
+    while not (found := re.search(r"(http://127\.0\.0\.1:\d+)/\S*token=(\w+)", log.read_text())):
+        if server.poll() is not None or time.monotonic() > deadline:
+            server.kill()
+            pytest.fail(f"labkit lab did not say where it listens:\n{log.read_text()[-2000:]}")
+        time.sleep(0.1)
+    yield found[1], found[2], log
     server.terminate()
     server.wait(20)
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def page(browser: Browser, address: tuple[str, str, Path]) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1300, "height": 1000})
     opened = context.new_page()
     opened.set_default_timeout(60_000)
     yield opened
     context.close()
+    for session in ask(address, "/api/sessions"):  # the next lab should not share the machine with this one's kernel
+        ask(address, f"/api/sessions/{session['id']}", "DELETE")
 
 
-def open_lab(page: Page, address: tuple[str, str], name: str) -> None:
-    url, token = address
-    for patience in (25_000, 60_000):  # on a busy machine the first page sometimes never finishes; a person reloads
-        page.goto(f"{url}/lab/tree/notebooks/{name}?reset&token={token}")
+def ask(address: tuple[str, str, Path], path: str, method: str = "GET") -> Any:
+    """One request to the server, past any proxy."""
+    request = urllib.request.Request(address[0] + path, headers={"Authorization": f"token {address[1]}"}, method=method)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+def open_lab(page: Page, address: tuple[str, str, Path], name: str) -> None:
+    """Open a notebook and wait for its kernel; a page that is not ready in a while is loaded again, as people do."""
+    url, token, log = address
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    for patience in (30_000, 60_000, 60_000):
         try:
+            page.goto(f"{url}/lab/tree/notebooks/{name}?reset&token={token}")
             page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=patience)
-            break
+            page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=patience)  # sooner, "run all" is lost
+            return
         except TimeoutError:
-            continue
-    page.wait_for_selector("text=Python 3 (ipykernel) | Idle")  # sooner, "run all" is lost
+            page.goto("about:blank")
+    pytest.fail(
+        f"{name} did not open.\nserver: {ask(address, '/api/status')}\nkernels: {ask(address, '/api/kernels')}\n"
+        f"console: {said[-20:]}\nlog: {log.read_text()[-3000:]}"
+    )
 
 
 def run_all(page: Page) -> None:

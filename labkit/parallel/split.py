@@ -1,0 +1,235 @@
+"""split(model, plan, group): swap the layers of a model for parallel ones, by name.
+
+A plan says for each name pattern what becomes of the modules that match it; `*` stands for one part of a name, and the
+first pattern that matches a module decides.
+
+    "column"     Linear    W[O/n, I]   whole in, part out
+    "gathered"   Linear    W[O/n, I]   the same, its output joined: [.., O] on every rank
+    "row"        Linear    W[O, I/n]   part in, whole out
+    "vocab"      Embedding W[V/n, D]   tokens in, whole out
+    "enter"      any module with column layers inside that share its input: one f at its door in place of one in each
+    "sequence"   LayerNorm, RMSNorm or Embedding that stays whole and works on T/n positions (and what has no parameters
+                 at all). One such entry makes the whole plan sequence-parallel: f and g become f' and g' (sequence.py)
+
+    GPT_PLAN              per block, B T D elements sent: all-reduce 2 times forward (g of attention and MLP) and
+                          2 times backward (f of both); once more for the embedding, once for the head
+    GPT_SEQUENCE_PLAN     the same bytes as all-gathers and reduce-scatters, activations between the blocks / n
+
+Memory per rank: the cut parameters / n. Sends nothing: every rank starts from the same whole model and keeps its part.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from math import gcd
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.parallel.sequence import (
+    SequenceColumnParallelLinear,
+    SequenceEmbedding,
+    SequenceNorm,
+    SequenceRowParallelLinear,
+    SequenceVocabParallelEmbedding,
+    gather_to,
+)
+from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear, copy_to, divisors, join
+from labkit.parallel.vocab import VocabParallelEmbedding
+
+GPT_PLAN = MappingProxyType(
+    {
+        "embedding.token": "vocab",
+        "blocks.*.attention": "enter",
+        "blocks.*.attention.query": "column",
+        "blocks.*.attention.key": "column",
+        "blocks.*.attention.value": "column",
+        "blocks.*.attention.out": "row",
+        "blocks.*.mlp.up": "column",
+        "blocks.*.mlp.down": "row",
+        "head.out": "column",
+    }
+)
+"""labkit's GPT, cut by heads, hidden units and words. Its logits are [B, T, V/n]: for vocab_parallel_cross_entropy."""
+
+GPT_SEQUENCE_PLAN = MappingProxyType(
+    {**GPT_PLAN, "embedding.*": "sequence", "blocks.*.norm*": "sequence", "head.norm": "sequence"}
+)
+"""The same, with activations between the blocks cut by position."""
+
+CUTS = MappingProxyType({"column": 0, "gathered": 0, "row": 1, "vocab": 0})
+"""Which dim of a weight each style cuts."""
+
+TAKES = MappingProxyType(
+    {
+        "column": (nn.Linear,),
+        "gathered": (nn.Linear,),
+        "row": (nn.Linear,),
+        "vocab": (nn.Embedding,),
+        "enter": (nn.Module,),
+        "sequence": (nn.LayerNorm, nn.RMSNorm, nn.Embedding),
+    }
+)
+"""The modules that each style knows how to swap."""
+
+
+def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
+    """Swap the layers that `plan` names, in place, and return the model. Every rank calls it on the same whole model.
+
+    Names and `state_dict` keys stay; shards are new parameters with `shard_dim`, so make the optimizer afterwards. Tied
+    parameters stay tied. Everything is checked before anything is changed. Raises ValueError for an unknown style, a
+    pattern that matches nothing, a layer of the wrong kind, heads or sizes that n does not divide (with the sizes that
+    would do), a parameter tied to one that is cut otherwise, and, in a sequence-parallel plan, a parameter left out.
+
+    Dropout outside the pairs works on whole activations: seed the ranks of the group alike (or use a sequence plan)."""
+    styles = _styles(model, plan)
+    in_sequence = "sequence" in plan.values()
+    _check_sizes(model, styles, group)
+    _check_ties(model, styles)
+    _check_doors(model, styles)
+    if in_sequence:
+        _check_nothing_left_out(model, styles)
+    made: dict[int, nn.Module] = {}  # by the id of what it stands for: a module with two names stays one module
+    tied: dict[int, nn.Parameter] = {}
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        if style == "enter":
+            if group.size > 1:
+                module.register_forward_pre_hook(_Door(group, in_sequence))
+            continue
+        if id(module) not in made:
+            entered = any(styles.get(above) == "enter" for above in _above(name))
+            made[id(module)] = _swap(module, style, group, in_sequence, entered).train(module.training)
+            _tie(module, made[id(module)], tied)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, made[id(module)])
+    return model
+
+
+def whole_state(model: nn.Module, group: Group) -> dict[str, Tensor]:
+    """The state_dict that the model would have if it had not been split, on every rank. All ranks call it together.
+
+    Sends (n-1)/n of the bytes of every parameter that is cut."""
+    state = dict(model.state_dict())
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if hasattr(p, "shard_dim") and group.size > 1:
+            state[name] = join(p.detach(), group, p.shard_dim)
+    return state
+
+
+class _Door:
+    """f, or f', on the first argument of a module."""
+
+    def __init__(self, group: Group, in_sequence: bool):
+        self.group, self.enter = group, gather_to if in_sequence else copy_to
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not args:
+            raise ValueError(f"{type(module).__name__} has a door for its first argument: give it by position")
+        return (self.enter(args[0], self.group), *args[1:])
+
+
+def _swap(module: Any, style: str, group: Group, in_sequence: bool, entered: bool) -> nn.Module:
+    if style in ("column", "gathered"):
+        column = SequenceColumnParallelLinear if in_sequence else ColumnParallelLinear
+        return column.of(module, group, gather_output=style == "gathered", entered=entered)
+    if style == "row":
+        return (SequenceRowParallelLinear if in_sequence else RowParallelLinear).of(module, group)
+    if style == "vocab":
+        return (SequenceVocabParallelEmbedding if in_sequence else VocabParallelEmbedding).of(module, group)
+    return (SequenceEmbedding if isinstance(module, nn.Embedding) else SequenceNorm).of(module, group)
+
+
+def _tie(old: nn.Module, new: nn.Module, tied: dict[int, nn.Parameter]) -> None:
+    for name, whole in old.named_parameters(recurse=False):
+        setattr(new, name, tied.setdefault(id(whole), getattr(new, name)))
+
+
+def _styles(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Name of a module -> its style, in the order of the model."""
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    for pattern, style in plan.items():
+        if style not in TAKES:
+            raise ValueError(f"{pattern!r}: {style!r} is no style; there are {', '.join(TAKES)}")
+        if not any(_matches(name, pattern) for name in names):
+            near = ", ".join(dict.fromkeys(each for each in names if each.count(".") == pattern.count(".")))
+            raise ValueError(f"{pattern!r} matches no module; those as deep are: {near[:300] or 'none'}")
+    styles = {}
+    for name in names:
+        found = next((style for pattern, style in plan.items() if _matches(name, pattern)), None)
+        module = model.get_submodule(name)
+        if found is None or (found == "sequence" and not any(True for _ in module.parameters())):
+            continue  # a dropout, say, works on a slice as it is
+        # a subclass has a forward of its own, which swapping would lose without a word
+        if found != "enter" and type(module) not in TAKES[found]:
+            kinds = " or ".join(kind.__name__ for kind in TAKES[found])
+            raise ValueError(f"{name}: {found!r} takes a plain {kinds}, this is a {type(module).__name__}")
+        styles[name] = found
+    return styles
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _above(name: str) -> list[str]:
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
+
+
+def _check_sizes(model: nn.Module, styles: Mapping[str, str], group: Group) -> None:
+    numbers = []
+    for name, style in styles.items():
+        module: Any = model.get_submodule(name)
+        above = name.rpartition(".")[0]
+        heads = getattr(model.get_submodule(above), "n_head", None)
+        if style in ("column", "row") and isinstance(heads, int):
+            numbers.append((f"{above}: n_head", heads))
+        if style in ("column", "gathered"):
+            numbers.append((f"{name}: out_features", module.out_features))
+        elif style == "row":
+            numbers.append((f"{name}: in_features", module.in_features))
+        elif style == "vocab":
+            numbers.append((f"{name}: num_embeddings", module.num_embeddings))
+    for what, number in numbers:
+        if number % group.size:
+            would = divisors(gcd(*(number for _, number in numbers)))
+            raise ValueError(f"{what} = {number} has no {group.size} equal parts; for this plan tp = {would} would do")
+
+
+def _check_ties(model: nn.Module, styles: Mapping[str, str]) -> None:
+    owners: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
+    for name, p in model.named_parameters(remove_duplicate=False):
+        owner, _, leaf = name.rpartition(".")
+        style = styles.get(owner, "")
+        owners[id(p)].append((name, CUTS.get(style) if leaf == "weight" or style in ("column", "gathered") else None))
+    for same in owners.values():
+        if len({cut for _, cut in same}) > 1:
+            says = ", ".join(f"{name} {'whole' if cut is None else f'cut along dim {cut}'}" for name, cut in same)
+            raise ValueError(f"one tied parameter would come apart: {says}; give its layers styles that cut alike")
+
+
+def _check_doors(model: nn.Module, styles: Mapping[str, str]) -> None:
+    doors = [name for name, style in styles.items() if style == "enter"]
+    behind = {above for name, style in styles.items() if style in ("column", "gathered") for above in _above(name)}
+    for name in doors:
+        if name not in behind:
+            raise ValueError(f"{name}: 'enter' is a door for column layers, and there are none inside")
+        outer = next((above for above in _above(name) if above in doors), None)
+        if outer is not None:
+            raise ValueError(f"{name}: 'enter' inside {outer}, which has a door already: drop one of them")
+
+
+def _check_nothing_left_out(model: nn.Module, styles: Mapping[str, str]) -> None:
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        owner = name.rpartition(".")[0]
+        if styles.get(owner, "enter") == "enter":
+            raise ValueError(
+                f"{name} would meet only its rank's positions and keep 1/n of its gradient: name "
+                f"{owner or 'its module'} in the plan, as 'sequence' if it is to stay whole"
+            )
