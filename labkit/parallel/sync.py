@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
+from labkit.comm.mesh import Mesh
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -78,6 +79,11 @@ class DataParallel(Protocol):
 
     def loaded(self) -> None:
         """All pieces are in place: bring the weights that the module computes with up to date."""
+
+
+def answers_for(sync: DataParallel, piece: Piece, mesh: Mesh) -> bool:
+    """Whether this rank is the one of several with the same elements that counts or saves them: no communication."""
+    return (sync.sharded or mesh.dp.rank == 0) and (piece.cut is not None or mesh.tp.rank == 0)
 
 
 def check_module(module: nn.Module, group: Group) -> None:

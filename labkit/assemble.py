@@ -1,0 +1,248 @@
+"""assemble: a model, a recipe and a mesh become one training step. The one page where all parts meet.
+
+    GPT on the meta device                             no bytes yet
+      1  tp: cut layers into shards                    before anything holds on to a parameter
+      2  pp: keep the layers of this rank's stages     only these get memory and values
+      3  checkpointing: around each block's forward    inside ZeRO-3's hooks, so that one gather serves both runs
+      4  dp: DDP or ZeRO takes over the parameters     last, for it moves them into its own buffers
+      5  the pipeline runs it all                      also a pipeline of one rank
+
+    step:  zero_grad -> forward and backward of every micro-batch -> finish -> unscale -> clip -> optimizer -> update
+
+The order inside a step has one reason each: gradients must be complete before they are divided by the loss scale (an
+infinity of another rank would be missed), divided before they are clipped (the limit is in true units), and all ranks
+must agree to skip before any of them steps.
+
+tp changes layers, pp changes order, dp changes bookkeeping; that is why they compose, and why nothing here asks which
+of them is in use. Bytes on the wire: see the part that sends them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.mesh import Mesh
+from labkit.parallel.ddp import DDP
+from labkit.parallel.norm import clip_grad_norm_
+from labkit.parallel.offload import Offload
+from labkit.parallel.pipeline import Pipeline
+from labkit.parallel.saved import Parts, parts_of
+from labkit.parallel.split import GPT_PLAN, GPT_SEQUENCE_PLAN, split
+from labkit.parallel.sync import DataParallel, MakeOptimizer
+from labkit.parallel.vocab import vocab_parallel_cross_entropy
+from labkit.parallel.zero1 import ZeRO1
+from labkit.parallel.zero2 import ZeRO2
+from labkit.parallel.zero3 import ZeRO3
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.train.checkpoint import checkpoint
+from labkit.train.config import GPTConfig
+from labkit.train.gpt import GPT, cross_entropy
+from labkit.train.large_batch import LAMB, LARS, Warmup
+from labkit.train.loss_scale import Scaler
+
+DTYPES = MappingProxyType({"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
+
+
+def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
+    """The training step of this rank; all ranks of the mesh call it. ValueError on all of them for what cannot work."""
+    check(config, recipe, mesh.layout)
+    with torch.device("meta"):
+        model = GPT(config, seed=recipe.seed)
+    if mesh.tp.size > 1:
+        split(model, GPT_SEQUENCE_PLAN if recipe.sequence_parallel else GPT_PLAN, mesh.tp)
+    schedule = recipe.schedule_for(mesh.pp.size)
+    stages = {stage: Stage(model, layers, recipe, mesh) for stage, layers in _mine(model, schedule, mesh).items()}
+    for module in stages.values():
+        fill_(module, config, recipe, mesh)
+    syncs = {stage: data_parallel(module, recipe, mesh) for stage, module in stages.items()}
+    return TrainStep(recipe, mesh, stages, syncs, schedule)
+
+
+def check(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
+    """ValueError, with the numbers and the mend, for a combination that cannot work; no rank is asked."""
+    n_stages = layout.pp * recipe.stages_per_rank
+    rows = recipe.batch_size // layout.dp
+    if n_stages > config.n_layer:
+        raise ValueError(
+            f"{config.n_layer} blocks cannot fill {n_stages} stages ({layout.pp} ranks x {recipe.stages_per_rank}): "
+            f"n_layer={n_stages}, or fewer stages"
+        )
+    if config.tied and n_stages > 1:
+        raise ValueError(
+            f"a tied head is one weight on two stages, the first and the last of {n_stages}: GPTConfig(tied=False)"
+        )
+    if recipe.batch_size % layout.dp:
+        raise ValueError(
+            f"a batch of {recipe.batch_size} rows does not cut evenly for dp={layout.dp}: make it a multiple"
+        )
+    if rows < recipe.n_micro:
+        raise ValueError(
+            f"{rows} rows a rank (batch_size={recipe.batch_size} / dp={layout.dp}) are fewer than n_micro="
+            f"{recipe.n_micro}: batch_size={layout.dp * recipe.n_micro} would do"
+        )
+    if recipe.sequence_parallel and config.seq % layout.tp:
+        raise ValueError(f"sequence parallel cuts seq={config.seq} into tp={layout.tp} equal parts: make it a multiple")
+    if recipe.schedule == "zero_bubble" and (recipe.checkpointing or recipe.strategy == "zero3"):
+        with_what = "checkpointing" if recipe.checkpointing else "zero3"
+        raise ValueError(
+            f"zero_bubble computes weight gradients long after input gradients, and {with_what} lets go of what they "
+            "need in between: use '1f1b'"
+        )
+
+
+class Stage(nn.Sequential):
+    """Some layers of the model in a row, and the names that they have in it.   tokens or [B, T, D] -> [B, T, D or V]"""
+
+    def __init__(self, model: GPT, layers: Sequence[tuple[str, nn.Module]], recipe: Recipe, mesh: Mesh) -> None:
+        """Give the layers memory (not values); blocks are checkpointed if the recipe says so."""
+        super().__init__(OrderedDict((str(index), layer) for index, (_, layer) in enumerate(layers)))
+        self.paths = tuple(path for path, _ in layers)
+        cuts = {name: p.shard_dim for name, p in self.named_parameters() if hasattr(p, "shard_dim")}
+        self.to_empty(device=mesh.world.device)  # makes new parameters, which know nothing of a cut
+        for name, cut in cuts.items():
+            self.get_parameter(name).shard_dim = cut  # type: ignore[attr-defined]
+        ends = {id(layer) for layer in (model.embedding, model.head)}
+        if {id(layer) for _, layer in layers} >= ends and model.config.tied:
+            model.head.out.weight = model.embedding.token.weight  # to_empty has parted them
+        if recipe.checkpointing:
+            for _, layer in layers:
+                if id(layer) not in ends:
+                    layer.forward = partial(checkpoint, layer.forward)  # type: ignore[method-assign]
+        mixed = recipe.precision in ("bf16", "fp16") and recipe.strategy != "zero3"  # zero3 gathers in half precision
+        self.autocast = partial(
+            torch.autocast, torch.device(mesh.world.device).type, DTYPES[recipe.precision] if mixed else None, mixed
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One layer after another."""
+        with self.autocast():
+            return super().forward(x)
+
+    def names(self) -> dict[str, str]:
+        """{name of a parameter here: its name in the whole model}."""
+        found = {}
+        for name, _ in self.named_parameters():
+            index, _, rest = name.partition(".")
+            found[name] = f"{self.paths[int(index)]}.{rest}"
+        return found
+
+
+def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
+    """Give a stage the values that GPT(config, seed) has there, one whole layer at a time."""
+    dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
+    for path, layer in zip(stage.paths, stage, strict=True):
+        with torch.device("meta"):
+            model = GPT(config, seed=recipe.seed)
+        whole = model.get_submodule(path).to_empty(device="cpu")
+        model.init_(recipe.seed)  # draws for what has memory, each layer from a stream of its own
+        with torch.no_grad():
+            for name, p in layer.named_parameters():
+                cut, drawn = getattr(p, "shard_dim", None), whole.get_parameter(name)
+                mine = drawn if cut is None else drawn.tensor_split(mesh.tp.size, cut)[mesh.tp.rank]
+                p.data = mine.to(p.device, dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel:
+    """The recipe's strategy around one stage."""
+    make: MakeOptimizer = Offload(make_optimizer(recipe)) if recipe.offload else make_optimizer(recipe)
+    if recipe.strategy == "ddp":
+        return DDP(module, mesh.dp, make, recipe.bucket_bytes)
+    if recipe.strategy == "zero1":
+        return ZeRO1(module, mesh.dp, make, recipe.bucket_bytes)
+    if recipe.strategy == "zero2":
+        return ZeRO2(module, mesh.dp, make, recipe.bucket_bytes)
+    half = DTYPES[recipe.precision] if recipe.precision in ("bf16", "fp16") else None
+    return ZeRO3(module, mesh.dp, make, prefetch=recipe.prefetch, compute_dtype=half)
+
+
+def make_optimizer(recipe: Recipe) -> MakeOptimizer:
+    """The recipe's optimizer, for any list of parameters."""
+    kinds: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+        "adamw": torch.optim.AdamW,
+        "adam": torch.optim.Adam,
+        "sgd": partial(torch.optim.SGD, momentum=0.9),
+        "lamb": LAMB,
+        "lars": LARS,
+    }
+    return partial(kinds[recipe.optimizer], lr=recipe.lr, weight_decay=recipe.weight_decay)
+
+
+class TrainStep:
+    """One rank's training step: `step(tokens, targets, number)` -> mean loss over the whole batch, on every rank.
+
+    `stages` and `syncs` are this rank's, by stage; `parts` is what `saved.save` and `saved.load` want."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        mesh: Mesh,
+        stages: Mapping[int, Stage],
+        syncs: Mapping[int, DataParallel],
+        schedule: Any,
+    ) -> None:
+        """Everything is in place: tie it together."""
+        self.recipe, self.mesh, self.stages, self.syncs = recipe, mesh, dict(stages), dict(syncs)
+        self.scaler = Scaler(agree=[mesh.world]) if recipe.precision == "fp16" else None
+        self.warmup = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1))
+        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=self.syncs)
+        self.parts: Parts = parts_of((sync, self.stages[stage].names()) for stage, sync in self.syncs.items())
+        self.norm: float | None = None
+        self.skipped = False
+
+    def __call__(self, tokens: Tensor, targets: Tensor, number: int = 0) -> float:
+        """One step on this dp rank's rows, [rows, T] each; `number` counts steps from 0 and sets the learning rate.
+
+        Raises ValueError on every rank if the gradients are not finite (in fp16 the step is skipped instead)."""
+        recipe, syncs = self.recipe, list(self.syncs.values())
+        for sync in syncs:
+            sync.zero_grad()
+            for group in sync.optimizer.param_groups:
+                group["lr"] = recipe.lr * self.warmup(number)
+        rows = tokens.tensor_split(recipe.n_micro), targets.tensor_split(recipe.n_micro)
+        loss = self.pipeline.step(*rows, loss_weights=[len(each) for each in rows[0]])
+        found = [self.scaler.unscale_(sync) for sync in syncs] if self.scaler else []  # all of them, finite or not
+        finite = all(found)
+        self.skipped = not finite
+        if finite and recipe.clip_norm is not None:
+            self.norm = clip_grad_norm_(syncs, self.mesh, recipe.clip_norm)
+        for sync in syncs:
+            if self.scaler:
+                self.scaler.step(sync)
+            else:
+                sync.step()
+        factor = self.scaler.loss_scale.scale if self.scaler else 1.0
+        if self.scaler:
+            self.scaler.update()
+        return self._everybodys(loss, factor)
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if self.mesh.tp.size > 1:
+            loss = vocab_parallel_cross_entropy(logits, targets, self.mesh.tp)
+        else:
+            loss = cross_entropy(logits, targets)
+        return self.scaler.scale(loss) if self.scaler else loss
+
+    def _everybodys(self, loss: Tensor | None, factor: float) -> float:
+        """The mean over dp, from the ranks of the last stage to all: one number over the world."""
+        mine = torch.zeros(1, dtype=torch.float64, device=self.mesh.world.device)
+        if loss is not None and self.mesh.tp.rank == 0:
+            mine += loss.double() / factor
+        return float(self.mesh.world.all_reduce(mine)) / self.mesh.dp.size
+
+
+def _mine(model: GPT, schedule: Any, mesh: Mesh) -> dict[int, list[tuple[str, nn.Module]]]:
+    """The layers of each of this rank's stages: blocks evenly, the embedding with the first, the head with the last."""
+    blocks = [(f"blocks.{index}", block) for index, block in enumerate(model.blocks)]
+    cuts = [len(blocks) * stage // schedule.n_stages for stage in range(schedule.n_stages + 1)]
+    runs = [blocks[low:high] for low, high in zip(cuts, cuts[1:], strict=False)]
+    runs[0] = [("embedding", model.embedding), *runs[0]]
+    runs[-1] = [*runs[-1], ("head", model.head)]
+    return {stage: runs[stage] for stage in schedule.stages_of(mesh.pp.rank)}

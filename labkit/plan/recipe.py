@@ -1,0 +1,96 @@
+"""Recipe: every choice of a training run, a pure value.
+
+A recipe says nothing about the model (its sizes) and nothing about the machine (a layout). The three together decide
+what a step holds, sends and takes: the planner predicts it, `labkit.assemble` builds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble")
+PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
+OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
+WHOLE_LAYERS = ("lamb", "lars")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The choices of a run. Raises ValueError for a choice that is not there, or that excludes another.
+
+    strategy         what data parallelism does with state: "ddp", "zero1", "zero2", "zero3"
+    schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble"
+    batch_size       rows of a step, over all ranks;  n_micro: micro-batches that each rank cuts its rows into
+    checkpointing    keep the input of each block only, and run it again in backward
+    precision        "fp32", "fp64"; "bf16": products in bf16, weights in fp32; "fp16": the same with loss scaling
+    clip_norm        limit of the gradients' norm, None for no limit
+    warmup_steps     the learning rate rises in a line over so many steps
+    """
+
+    strategy: str = "ddp"
+    schedule: str = "1f1b"
+    batch_size: int = 8
+    n_micro: int = 1
+    stages_per_rank: int = 1
+    checkpointing: bool = False
+    sequence_parallel: bool = False
+    precision: str = "fp32"
+    offload: bool = False
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    clip_norm: float | None = None
+    bucket_bytes: int = 25 * 2**20
+    prefetch: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choices = {
+            "strategy": STRATEGIES,
+            "schedule": SCHEDULES,
+            "precision": PRECISIONS,
+            "optimizer": OPTIMIZERS,
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name in ("batch_size", "n_micro", "stages_per_rank", "bucket_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name in ("lr", "weight_decay", "warmup_steps", "prefetch"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)!r}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, or None for no clipping; got {self.clip_norm}")
+        if self.schedule != "interleaved" and self.stages_per_rank > 1:
+            raise ValueError(
+                f"{self.stages_per_rank} stages on a rank want schedule='interleaved', got {self.schedule!r}"
+            )
+        if self.schedule == "naive" and self.n_micro > 1:
+            raise ValueError(f"the naive schedule does not cut the batch: n_micro={self.n_micro} wants 'gpipe'")
+        if self.optimizer in WHOLE_LAYERS and self.strategy != "ddp":
+            raise ValueError(
+                f"{self.optimizer} looks at whole layers, {self.strategy} gives a rank 1/n of their elements: use ddp"
+            )
+        if self.offload and self.strategy == "ddp":
+            raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
+
+    def schedule_for(self, n_ranks: int) -> Schedule:
+        """The schedule of a pipeline of `n_ranks`."""
+        if self.schedule == "interleaved":
+            return interleaved(n_ranks, self.n_micro, self.stages_per_rank)
+        if self.schedule == "naive":
+            return naive(n_ranks)
+        if self.schedule == "gpipe":
+            return gpipe(n_ranks, self.n_micro)
+        return (one_f_one_b if self.schedule == "1f1b" else zero_bubble)(n_ranks, self.n_micro)
+
+    def __str__(self) -> str:
+        """What differs from the defaults: `strategy=zero3, n_micro=4`."""
+        changed = [each for each in fields(self) if getattr(self, each.name) != each.default]
+        return ", ".join(f"{each.name}={getattr(self, each.name)}" for each in changed) or "the default recipe"
