@@ -38,12 +38,12 @@ def control(context: zmq.Context, address: str, rank: int, main_thread: int) -> 
     channel.connect(address)
     while True:
         question, detail = pickle.loads(channel.recv())
-        if question == "where":
-            answer: Any = position(main_thread)
-        elif question == "cut":
-            answer = cut(detail)
-        else:
+        if question not in ("where", "cut"):
             return channel.close()
+        try:
+            answer: Any = position(main_thread) if question == "where" else cut(detail)
+        except Exception:  # frames and sockets change while they are looked at; the kernel asks again
+            answer = None
         channel.send(pickle.dumps((question, answer)))
 
 
@@ -61,7 +61,7 @@ def position(main_thread: int) -> Position | None:
     frame = frame or innermost
     if frame is None:
         return None
-    file, line = frame.f_code.co_filename, frame.f_lineno
+    file, line = frame.f_code.co_filename, frame.f_lineno or 0  # None between two lines
     text = linecache.getline(file, line).strip()
     return Position(file, line, frame.f_code.co_name, text, call, peer, tuple(flight.in_flight()))
 

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from labkit.launch import free
 from labkit.launch.watch import Whereabouts, diagnose
 
 
@@ -124,3 +125,14 @@ def test_the_paragraph_says_where_every_rank_stands():
     assert words.splitlines()[0] == found.headline
     assert all(f"rank {rank} " in words for rank in range(3))
     assert "<pre>" in found._repr_html_()
+
+
+def test_a_frame_between_two_lines_has_a_position_too(monkeypatch):
+    """A bug: Python gives None for such a line, the control thread died of it, and the rank could not be freed."""
+    import types
+
+    code = types.SimpleNamespace(co_filename="train.py", co_name="train")
+    frame = types.SimpleNamespace(f_code=code, f_lineno=None, f_back=None)
+    monkeypatch.setattr("sys._current_frames", lambda: {7: frame})
+    found = free.position(7)
+    assert (found.file, found.line) == ("train.py", 0)
