@@ -20,8 +20,8 @@ The same rows make one step whatever the number of ranks, which is why losses ca
 sent: none. Memory: the text is mapped, not read, and ranks of one machine share its pages. Windows are drawn with
 replacement, so an "epoch" is a statement about the average only.
 
-A vocabulary of 256 bytes needs no tokenizer and knows every language (Xue 2021, arXiv:2105.13626, section 3.1). The text
-that ships is Jane Austen's Pride and Prejudice, 0.7 MB; its last tenth is kept for validation.
+A vocabulary of 256 bytes needs no tokenizer and knows every language (Xue 2021, arXiv:2105.13626, section 3.1). The
+text that ships is Jane Austen's Pride and Prejudice, 0.7 MB; its last tenth is kept for validation.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ class GPT(nn.Module):
 
     With `seed` the weights are a function of (config, seed) alone, the same on every device and for every part of a
     cut model, and the CPU's generator is left as it was. Without, the seed is drawn from torch's own stream, so that
-    `torch.manual_seed(...)` before decides (fake tensors cannot: give a seed). `n_params` counts the whole model, a tied weight once, and stays as it was
-    built when a strategy cuts or frees weights later."""
+    `torch.manual_seed(...)` before decides (fake tensors cannot: give a seed). `n_params` counts the whole model, a
+    tied weight once, and stays as it was built when a strategy cuts or frees weights later."""
 
     def __init__(self, config: GPTConfig, seed: int | None = None) -> None:
         """Build on torch's default device and dtype; on the meta device nothing is drawn."""
