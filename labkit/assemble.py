@@ -40,8 +40,7 @@ from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.recipe import Recipe, check
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
@@ -64,38 +63,6 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
         fill_(module, config, recipe, mesh)
     syncs = {stage: data_parallel(module, recipe, mesh) for stage, module in stages.items()}
     return TrainStep(recipe, mesh, stages, syncs, schedule)
-
-
-def check(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
-    """ValueError, with the numbers and the mend, for a combination that cannot work; no rank is asked."""
-    n_stages = layout.pp * recipe.stages_per_rank
-    rows = recipe.batch_size // layout.dp
-    if n_stages > config.n_layer:
-        raise ValueError(
-            f"{config.n_layer} blocks cannot fill {n_stages} stages ({layout.pp} ranks x {recipe.stages_per_rank}): "
-            f"n_layer={n_stages}, or fewer stages"
-        )
-    if config.tied and n_stages > 1:
-        raise ValueError(
-            f"a tied head is one weight on two stages, the first and the last of {n_stages}: GPTConfig(tied=False)"
-        )
-    if recipe.batch_size % layout.dp:
-        raise ValueError(
-            f"a batch of {recipe.batch_size} rows does not cut evenly for dp={layout.dp}: make it a multiple"
-        )
-    if rows < recipe.n_micro:
-        raise ValueError(
-            f"{rows} rows a rank (batch_size={recipe.batch_size} / dp={layout.dp}) are fewer than n_micro="
-            f"{recipe.n_micro}: batch_size={layout.dp * recipe.n_micro} would do"
-        )
-    if recipe.sequence_parallel and config.seq % layout.tp:
-        raise ValueError(f"sequence parallel cuts seq={config.seq} into tp={layout.tp} equal parts: make it a multiple")
-    if recipe.schedule == "zero_bubble" and (recipe.checkpointing or recipe.strategy == "zero3"):
-        with_what = "checkpointing" if recipe.checkpointing else "zero3"
-        raise ValueError(
-            f"zero_bubble computes weight gradients long after input gradients, and {with_what} lets go of what they "
-            "need in between: use '1f1b'"
-        )
 
 
 class Stage(nn.Sequential):
@@ -222,6 +189,11 @@ class TrainStep:
         if self.scaler:
             self.scaler.update()
         return self._everybodys(loss, factor)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of this rank's parameters, whole over dp: the N of the laws."""
+        return sum(p.numel() * p.element_size() for stage in self.stages.values() for p in stage.parameters())
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self.mesh.tp.size > 1:

@@ -1,4 +1,4 @@
-"""The command line: `labkit doctor | lab | bench`."""
+"""The command line: `labkit doctor | lab | train | bench`."""
 
 from __future__ import annotations
 
@@ -88,6 +88,59 @@ def lab(
     line = command(path, port, browser)
     sys.stdout.flush()
     os.execv(line[0], line)  # the server takes our place: Ctrl-C is between it and the terminal
+
+
+@app.command()
+def train(
+    dp: Annotated[int, typer.Option(help="Data-parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline ranks.")] = 1,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
+    strategy: Annotated[str, typer.Option(help="ddp, zero1, zero2 or zero3.")] = "ddp",
+    schedule: Annotated[str, typer.Option(help="naive, gpipe, 1f1b, interleaved or zero_bubble.")] = "1f1b",
+    micro: Annotated[int, typer.Option(help="Micro-batches of a step on each dp rank.")] = 1,
+    stages_per_rank: Annotated[int, typer.Option(help="Stages on a rank, for interleaved.")] = 1,
+    steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 50,
+    batch: Annotated[int, typer.Option(help="Rows of a step, over all ranks.")] = 8,
+    seq: Annotated[int, typer.Option(help="Bytes of text in a row.")] = 128,
+    layers: Annotated[int, typer.Option(help="Blocks of the GPT.")] = 4,
+    width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    precision: Annotated[str, typer.Option(help="fp32, fp64, bf16 or fp16 (with loss scaling).")] = "fp32",
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Run blocks again in backward.")] = False,
+    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
+    offload: Annotated[bool, typer.Option("--offload", help="The optimizer on the CPU.")] = False,
+    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, lamb or lars.")] = "adamw",
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 0,
+    clip: Annotated[float | None, typer.Option(help="Limit of the gradients' norm.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the weights and the data.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, report.json and loss.svg.")] = None,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; the last is always saved.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+) -> None:
+    """Train a GPT on the shipped text, on real ranks, and say what it took."""
+    from dataclasses import asdict
+
+    from labkit.lab.training import Order
+    from labkit.lab.training import train as run
+    from labkit.plan.layout import Layout
+    from labkit.plan.recipe import Recipe
+    from labkit.train.config import GPTConfig
+
+    tied = pp * stages_per_rank == 1  # a tied head would be one weight on two stages
+    config = GPTConfig(n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied)
+    recipe = Recipe(
+        strategy, schedule, batch, micro, stages_per_rank, checkpointing, sequence_parallel, precision, offload,
+        optimizer, lr, warmup_steps=warmup, clip_norm=clip, seed=seed,
+    )  # fmt: skip
+    order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
+    report = run(order)
+    if as_json:
+        print(json.dumps(asdict(report), indent=2))
+    else:
+        Console().print(report)
 
 
 @app.command()

@@ -41,9 +41,12 @@ def parts_of(syncs: Iterable[tuple[DataParallel, Mapping[str, str]]]) -> dict[st
     return {whole: (sync, own) for sync, names in syncs for own, whole in names.items()}
 
 
-def save(run: str | Path, step: int, parts: Parts, mesh: Mesh, extra: Mapping[str, Any] | None = None) -> Path:
+def save(
+    run: str | Path, step: int, parts: Parts, mesh: Mesh, extra: Mapping[str, Any] | None = None, keep: int = 3
+) -> Path:
     """Write run/step-NNNNNN; every rank calls it. `extra` (plain data) comes back from `load`. Returns the folder.
 
+    Of the whole checkpoints in `run` the last `keep` stay. Bytes on the wire: a few for each rank.
     Raises OSError on every rank if one cannot write; then nothing has changed but a folder `.part`."""
     final = Path(run) / f"step-{step:06d}"
     part, rank = final.with_suffix(".part"), mesh.world.rank
@@ -72,6 +75,8 @@ def save(run: str | Path, step: int, parts: Parts, mesh: Mesh, extra: Mapping[st
             final.rename(final.with_suffix(".old"))
         part.rename(final)
         shutil.rmtree(final.with_suffix(".old"), ignore_errors=True)
+        for old in sorted(Path(run).glob("step-*[0-9]"))[: -max(1, keep)]:
+            shutil.rmtree(old, ignore_errors=True)
     mesh.world.barrier()
     return final
 

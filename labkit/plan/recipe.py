@@ -7,7 +7,9 @@ what a step holds, sends and takes: the planner predicts it, `labkit.assemble` b
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Protocol
 
+from labkit.plan.layout import Layout
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
@@ -94,3 +96,51 @@ class Recipe:
         """What differs from the defaults: `strategy=zero3, n_micro=4`."""
         changed = [each for each in fields(self) if getattr(self, each.name) != each.default]
         return ", ".join(f"{each.name}={getattr(self, each.name)}" for each in changed) or "the default recipe"
+
+
+class Sizes(Protocol):
+    """What of a model's sizes decides whether a recipe fits it."""
+
+    @property
+    def n_layer(self) -> int:
+        """Number of blocks."""
+
+    @property
+    def seq(self) -> int:
+        """Length of a row."""
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head's weight is the embedding's."""
+
+
+def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
+    """ValueError, with the numbers and the mend, for a combination that cannot work; no rank is asked."""
+    n_stages = layout.pp * recipe.stages_per_rank
+    rows = recipe.batch_size // layout.dp
+    if n_stages > config.n_layer:
+        raise ValueError(
+            f"{config.n_layer} blocks cannot fill {n_stages} stages ({layout.pp} ranks x {recipe.stages_per_rank}): "
+            f"n_layer={n_stages}, or fewer stages"
+        )
+    if config.tied and n_stages > 1:
+        raise ValueError(
+            f"a tied head is one weight on two stages, the first and the last of {n_stages}: GPTConfig(tied=False)"
+        )
+    if recipe.batch_size % layout.dp:
+        raise ValueError(
+            f"a batch of {recipe.batch_size} rows does not cut evenly for dp={layout.dp}: make it a multiple"
+        )
+    if rows < recipe.n_micro:
+        raise ValueError(
+            f"{rows} rows a rank (batch_size={recipe.batch_size} / dp={layout.dp}) are fewer than n_micro="
+            f"{recipe.n_micro}: batch_size={layout.dp * recipe.n_micro} would do"
+        )
+    if recipe.sequence_parallel and config.seq % layout.tp:
+        raise ValueError(f"sequence parallel cuts seq={config.seq} into tp={layout.tp} equal parts: make it a multiple")
+    if recipe.schedule == "zero_bubble" and (recipe.checkpointing or recipe.strategy == "zero3"):
+        with_what = "checkpointing" if recipe.checkpointing else "zero3"
+        raise ValueError(
+            f"zero_bubble computes weight gradients long after input gradients, and {with_what} lets go of what they "
+            "need in between: use '1f1b'"
+        )

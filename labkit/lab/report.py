@@ -1,0 +1,81 @@
+"""What a training run gave and what it took: the table, the picture, plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from labkit.plan.breakdown import KINDS
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.view.curve import curve
+from labkit.view.svg import Picture
+from labkit.view.units import binary_text, seconds_text
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run gave and what it took.
+
+    losses          (step, loss) from step 0, those before a resume included
+    step_s          median seconds of a step (without the probed one)
+    memory          by rank: bytes by kind at the peak of one step
+    sent, law       by rank: bytes sent in that step by axis, and what the laws say (None in half precision)
+    peak_flops      flop/s of a matrix product on one rank while all ranks compute
+    """
+
+    config: dict[str, Any]
+    recipe: dict[str, Any]
+    layout: dict[str, int]
+    losses: list[tuple[int, float]]
+    step_s: float
+    tokens_per_s: float
+    mfu: float
+    peak_flops: float
+    memory: list[dict[str, float]]
+    sent: list[dict[str, float]]
+    law: list[dict[str, float]] | None
+    skipped: int = 0
+    saved: str = ""
+    resumed_at: int = 0
+
+    def picture(self) -> Picture:
+        """The loss curve."""
+        return curve({"loss": self.losses}, f"loss of {Layout(**self.layout)}, {Recipe(**self.recipe)}")
+
+    def __rich__(self) -> Table:
+        """A table for the terminal: one row a rank, memory and wire beside their totals and laws."""
+        table = Table(title=self._headline(), title_justify="left", caption=self._caption(), caption_justify="left")
+        table.add_column("rank")
+        for kind in (*KINDS, "peak"):
+            table.add_column(kind, justify="right")
+        for axis in ("dp", "tp", "pp"):
+            table.add_column(f"{axis} sent", justify="right")
+        for rank, (memory, sent) in enumerate(zip(self.memory, self.sent, strict=True)):
+            held = [binary_text(memory.get(kind, 0)) for kind in KINDS]
+            law = self.law[rank] if self.law else None
+            wire = [_beside(sent.get(axis, 0), law[axis] if law else None) for axis in ("dp", "tp", "pp")]
+            table.add_row(str(rank), *held, binary_text(sum(memory.values())), *wire)
+        return table
+
+    def _headline(self) -> str:
+        (first, start), (last, end) = self.losses[0], self.losses[-1]
+        return (
+            f"loss {start:.4f} at step {first} -> {end:.4f} at step {last}\n"
+            f"{seconds_text(self.step_s)} a step, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%} of "
+            f"{self.peak_flops / 1e9:,.1f} Gflop/s a rank (a matrix product, measured with all ranks at work)"
+            + (f"\n{self.skipped} steps were skipped for gradients that were not finite" if self.skipped else "")
+        )
+
+    def _caption(self) -> str:
+        note = "memory: at the peak of one step; sent: in that step, by this rank"
+        note += ", beside the law" if self.law else " (the laws are for fp32 and fp64)"
+        return note + (f"\nsaved: {self.saved}" if self.saved else "")
+
+
+def _beside(measured: float, law: float | None) -> str:
+    if law is None or (not law and not measured):
+        return binary_text(measured) if measured else "-"
+    return f"{binary_text(measured)} = law" if measured == law else f"{measured:,.0f} B (law {law:,.0f})"

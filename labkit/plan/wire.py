@@ -1,0 +1,65 @@
+"""What one rank sends in one training step, axis by axis: the laws that the ledger is held against.
+
+    dp    N = bytes of this rank's parameters
+          ddp      2(n-1)/n N      one all_reduce of the gradients
+          zero1,2  2(n-1)/n N      reduce_scatter of gradients, all_gather of weights
+          zero3    3m(n-1)/n N     two gathers and a reduce_scatter for each of m micro-batches
+    tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
+          2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
+          (forward) and one for the head (backward); and 3 numbers a token for the loss
+    pp    A to the next rank for each stage boundary that leaves this rank forward, A back for each that came in
+
+Padding of flat buffers and the few numbers of a norm or a loss come on top. Sources: the docstrings of
+labkit/parallel; Rajbhandari 2020, arXiv:1910.02054, section 7; Narayanan 2021, arXiv:2104.04473, section 3.2.
+"""
+
+from __future__ import annotations
+
+from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+
+
+def sent_per_step(
+    layout: Layout, recipe: Recipe, rank: int, *, parameter_bytes: int, n_layer: int, d_model: int, seq: int
+) -> Breakdown:
+    """Bytes that `rank` sends in a step, by axis, in fp32. `parameter_bytes` and `n_layer` are those on this rank.
+
+    Raises ValueError for precisions whose activations travel in half the bytes on some edges only."""
+    if recipe.precision not in ("fp32", "fp64"):
+        raise ValueError(f"the laws here are for fp32 and fp64, got precision={recipe.precision!r}")
+    word = 8 if recipe.precision == "fp64" else 4
+    place, rows = layout.coords(rank), recipe.batch_size // layout.dp
+    return Breakdown(
+        [
+            _dp(layout.dp, recipe, parameter_bytes),
+            _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word),
+            _pp(layout, recipe, place["pp"], rows * seq * d_model * word),
+        ]
+    )
+
+
+def _dp(n: int, recipe: Recipe, n_bytes: int) -> Item:
+    if recipe.strategy == "zero3":
+        value = 3 * recipe.n_micro * (n - 1) / n * n_bytes
+        return Item(
+            "dp", value, "B", f"3 x {recipe.n_micro} (n-1)/n N, n={n}, N={n_bytes:,}", "arXiv:1910.02054, 7.2.2"
+        )
+    return Item("dp", 2 * (n - 1) / n * n_bytes, "B", f"2(n-1)/n N, n={n}, N={n_bytes:,}", "arXiv:1910.02054, 7.2.1")
+
+
+def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:
+    n = layout.tp
+    reduces = 4 * n_layer + (stage_rank == 0) + (stage_rank == layout.pp - 1)
+    loss = 3 * tokens * word * (stage_rank == layout.pp - 1)
+    value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss)
+    return Item("tp", value, "B", f"2(n-1)/n ({reduces} A + loss), n={n}", "arXiv:1909.08053, 3")
+
+
+def _pp(layout: Layout, recipe: Recipe, rank: int, n_bytes: int) -> Item:
+    p, v = layout.pp, recipe.stages_per_rank
+    stages = range(rank, p * v, p)
+    forward = sum(stage < p * v - 1 for stage in stages) if p > 1 else 0
+    back = sum(stage > 0 for stage in stages) if p > 1 else 0
+    value = (forward + back) * n_bytes / (layout.tp if recipe.sequence_parallel else 1)
+    return Item("pp", value, "B", f"({forward} + {back}) A, A={n_bytes:,}", "arXiv:2104.04473, 3.2")

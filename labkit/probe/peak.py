@@ -1,0 +1,40 @@
+"""How many flops a rank can do in a second here: what MFU is a share of.
+
+    flops of an [m, m] x [m, m] product = 2 m^3
+
+A data sheet says what a chip does at best; on a laptop whose ranks share cores there is no such sheet, so all ranks
+multiply at the same time and the slowest counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from labkit.comm.group import Group
+
+
+def matmul_flops(group: Group, dtype: torch.dtype = torch.float32, size: int = 512, repeats: int = 8) -> float:
+    """flop/s of one rank in products of [size, size] matrices while all ranks of the group do the same.
+
+    Median of `repeats` after two to warm up, of the slowest rank, the same number on every rank. ValueError for a size
+    or a number of repeats below 1."""
+    if size < 1 or repeats < 1:
+        raise ValueError(f"size and repeats are at least 1, got {size} and {repeats}")
+    a = torch.randn(size, size, device=group.device).to(dtype)
+    times = []
+    for attempt in range(repeats + 2):
+        group.barrier()
+        started = time.perf_counter()
+        for _ in range(4):
+            a @ a
+        if a.is_cuda:
+            torch.cuda.synchronize()
+        if attempt >= 2:
+            times.append((time.perf_counter() - started) / 4)
+    slowest = group.all_reduce(
+        torch.tensor([statistics.median(times)], dtype=torch.float64, device=group.device), "max"
+    )
+    return 2 * size**3 / float(slowest)

@@ -1,0 +1,171 @@
+"""Mixed precision by hand: fp32 master weights for a model that computes in bf16 or fp16.
+
+A step changes a weight by about lr * gradient. When that is less than half the gap to the next bf16 number (1/256 of
+the weight), adding it changes nothing, step after step. So the sum is kept in fp32, and what the model computes with is
+a rounded copy:
+
+    w (bf16)  -> forward, backward -> g (bf16)
+        ^                                |  widen
+        |  round                         v
+    master (fp32)  <--  optimizer  <-- g (fp32)
+
+    bytes a parameter, Adam:   2 w + 4 master + 8 moments + 4 g in fp32 (the bf16 gradient is freed as it is widened)
+
+That is 2 more than plain fp32 training (4 + 8 + 4): what is saved is activations, time and gathers, not state. Sends
+nothing. Source: Micikevicius et al., 1710.03740, section 3.1.
+
+The other parts of precision are a file each, and can be had from here too: number formats (`formats`), tables of them
+(`explore`), modules that stay in fp32 (`selective`), what torch.autocast changes (`autocast`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from labkit.train.autocast import AutocastReport, OpDtypes, autocast_ops
+from labkit.train.explore import Table, explore, limits
+from labkit.train.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, INT8, TF32, Bits, Format, round_to
+from labkit.train.selective import selective
+
+__all__ = (
+    "BF16",
+    "E4M3",
+    "E5M2",
+    "FORMATS",
+    "FP16",
+    "FP32",
+    "INT8",
+    "TF32",
+    "AutocastReport",
+    "Bits",
+    "Format",
+    "MasterWeights",
+    "OpDtypes",
+    "Table",
+    "autocast_ops",
+    "explore",
+    "limits",
+    "round_to",
+    "selective",
+)
+NARROW = (torch.bfloat16, torch.float16)
+
+
+class MasterWeights(Optimizer):
+    """Any torch optimizer, stepping on fp32 masters of the bf16 and fp16 parameters it is given.
+
+    `MasterWeights(model.parameters(), partial(torch.optim.AdamW, lr=1e-3))`; parameter groups work too. Parameters that
+    are already wide (a norm kept in fp32) are their own masters and cost nothing. It is an optimizer itself: schedules
+    of the learning rate, `Scaler` and the data-parallel strategies take it as one (`make_optimizer`)."""
+
+    def __init__(self, params: Iterable[Any], make_optimizer: Callable[[Any], Optimizer]):
+        self.masters: dict[Tensor, Tensor] = {}  # parameter: what is stepped on; itself, if it is wide already
+        self.taken: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}
+        given = list(params)
+        masters = [self._group(each) if isinstance(each, dict) else self._master(each) for each in given]
+        self.inner = make_optimizer(masters)
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+        self._share()
+        self.needs_whole_layers = getattr(self.inner, "needs_whole_layers", False)  # LARS and LAMB
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters later, as torch's optimizers do; the narrow ones get masters."""
+        own = any(param_group is each for each in self.inner.param_groups)  # torch's __init__ hands us the inner's
+        super().add_param_group(param_group if own else self._group(param_group))
+
+    def _group(self, group: dict[str, Any]) -> dict[str, Any]:
+        params = group["params"]
+        return {**group, "params": [self._master(p) for p in ([params] if isinstance(params, Tensor) else params)]}
+
+    def _master(self, p: Tensor) -> Tensor:
+        if not isinstance(p, Tensor):
+            raise ValueError(f"MasterWeights takes parameters or groups of parameters, got {type(p).__name__}")
+        if p in self.masters or p.dtype not in NARROW:
+            return self.masters.setdefault(p, p)
+        master = p.detach().float().requires_grad_(p.requires_grad)
+        if hasattr(p, "shard_dim"):  # a tensor-parallel part of a layer stays known as one
+            master.shard_dim = p.shard_dim  # type: ignore[attr-defined]
+        self.masters[p] = master
+        return master
+
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """(narrow parameter, its fp32 master), in the order they were given."""
+        return [(p, master) for p, master in self.masters.items() if p is not master]
+
+    def _share(self) -> None:
+        # the same objects: a schedule that sets our learning rate sets the inner optimizer's
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def grads(self) -> list[Tensor]:
+        """The fp32 gradients that `step` will use, after taking over those that backward has left in bf16 or fp16.
+
+        Unscale and clip these: a scaled fp16 gradient that is divided in fp16 falls below what fp16 can hold."""
+        for p, master in self.pairs:
+            grad = p.grad
+            if grad is None or self._has_taken(p, grad):
+                continue
+            master.grad = grad.detach().float()
+            if grad._is_view():  # a window into a strategy's bucket, which is not ours to free
+                self.taken[p] = weakref.ref(grad), grad._version
+            else:
+                p.grad = None
+        return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    def _has_taken(self, p: Tensor, grad: Tensor) -> bool:
+        of, version = self.taken.get(p, (None, 0))
+        return of is not None and of() is grad and grad._version == version
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """One step of the inner optimizer on the masters, then each parameter becomes its rounded master.
+
+        Raises ValueError for a closure: it would evaluate the model between the two."""
+        if closure is not None:
+            raise ValueError("MasterWeights takes no closure: the model would be evaluated on weights not yet rounded")
+        self.grads()
+        result = self.inner.step()
+        self.masters_to_params()
+        self.taken.clear()
+        return result
+
+    @torch.no_grad()
+    def masters_to_params(self) -> None:
+        """Round every master into its parameter: after a step, and after masters were loaded."""
+        for p, master in self.pairs:
+            p.copy_(master)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the masters and of the parameters (or fill them with zeros)."""
+        self.inner.zero_grad(set_to_none)
+        for p, _ in self.pairs:
+            if set_to_none:
+                p.grad = None
+            elif p.grad is not None:
+                p.grad.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state and the masters: the bits that rounding took cannot be found in the model."""
+        return {"inner": self.inner.state_dict(), "masters": [master.detach() for _, master in self.pairs]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave, and round the masters into the parameters.
+
+        Raises ValueError if the masters are others in number or shape; then nothing has changed."""
+        masters = state_dict.get("masters")
+        found = None if masters is None else [tuple(each.shape) for each in masters]
+        wanted = [tuple(master.shape) for _, master in self.pairs]
+        if found != wanted:
+            raise ValueError(f"this optimizer has masters of shapes {wanted}, the saved state has {found}")
+        self.inner.load_state_dict(state_dict["inner"])
+        self._share()
+        for (_, master), saved in zip(self.pairs, masters or (), strict=True):
+            master.copy_(saved)
+        self.masters_to_params()

@@ -1,0 +1,119 @@
+"""`labkit train`: a real run in processes of its own, killed in the middle and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+SMALL = shlex.split("--steps 12 --batch 4 --seq 16 --layers 2 --width 16 --heads 2 --micro 2 --clip 1.0 --warmup 3")
+
+
+def labkit(*words):
+    return [sys.executable, "-m", "labkit", "train", *SMALL, *map(str, words)]
+
+
+def run(*words, fails=False):
+    done = subprocess.run(labkit(*words), capture_output=True, text=True, timeout=150)
+    assert (done.returncode != 0) == fails, done.stderr + done.stdout
+    return done.stderr if fails else done.stdout
+
+
+def losses(folder):
+    return json.loads((folder / "report.json").read_text())["losses"]
+
+
+def test_a_run_that_was_killed_goes_on_with_the_losses_that_it_would_have_had(tmp_path):
+    """Would catch data, optimizer state or learning rate that start anew, and a checkpoint that is half written."""
+    cut = tmp_path / "cut"
+    words = ("--dp", 2, "--strategy", "zero1", "--save-every", 2, "--out")
+    process = subprocess.Popen(labkit(*words, cut, "--steps", 5000), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(cut.glob("step-*[0-9]")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(family, 5)
+    assert not alive, "ranks outlive their kernel"
+    last = max(int(folder.name[5:]) for folder in cut.glob("step-*[0-9]"))
+    assert last < 5000
+    more = last + 4
+    run(*words, cut, "--resume", "--steps", more)
+    run(*words, tmp_path / "again", "--steps", more)
+    resumed, straight = losses(cut), losses(tmp_path / "again")
+    assert len(straight) == more
+    assert resumed == straight
+
+
+def test_a_run_goes_on_in_another_layout(tmp_path):
+    """Would catch a checkpoint that only its own layout and strategy can read."""
+    before, after = ("--dp", 2, "--strategy", "zero3"), ("--dp", 1, "--tp", 2, "--strategy", "ddp")
+    run(*before, "--steps", 6, "--out", tmp_path / "run")
+    run(*after, "--resume", "--out", tmp_path / "run")
+    run(*before, "--out", tmp_path / "straight")
+    moved, straight = losses(tmp_path / "run"), losses(tmp_path / "straight")
+    assert len(moved) == len(straight) == 12
+    assert moved[:6] == straight[:6]
+    for (_, here), (_, there) in zip(moved[6:], straight[6:], strict=True):
+        assert here == pytest.approx(there, rel=2e-4)  # fp32, sums in another order, through six AdamW steps
+
+
+def test_a_truncated_checkpoint_is_passed_over_and_named_when_asked_for(tmp_path):
+    """Would catch a resume from half a file, and one that gives up though an older checkpoint is whole."""
+    out = tmp_path / "run"
+    run("--dp", 2, "--save-every", 4, "--out", out)
+    newest = sorted(out.glob("step-*"))[-1] / "rank-0.pt"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert "step" in run("--dp", 2, "--resume", "--steps", 14, "--out", out)
+    assert len(losses(out)) == 14
+    for file in out.glob("step-*/whole.json"):
+        file.unlink()
+    assert "no whole checkpoint" in run("--dp", 2, "--resume", "--out", out, fails=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--pp", 4), "2 blocks cannot fill 4 stages"),
+        (("--tp", 3), "has no 3 equal parts; for this plan tp = 1 or 2 would do"),
+        (("--dp", 3), "does not cut evenly for dp=3"),
+        (("--strategy", "zero4"), "must be one of ddp, zero1, zero2, zero3"),
+        (("--optimizer", "lamb", "--strategy", "zero1"), "use ddp"),
+        (("--save-every", 2), "--out"),
+        (("--resume", "--out", "nowhere"), "no whole checkpoint"),
+        (("--schedule", "zero_bubble", "--strategy", "zero3"), "use '1f1b'"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_numbers_and_the_mend(words, told, tmp_path):
+    """Would catch a traceback, or a hang, where a sentence would do."""
+    said = run(*(tmp_path / each if each == "nowhere" else each for each in words), fails=True)
+    assert told in " ".join(said.split())
+
+
+def test_a_folder_with_another_runs_checkpoints_is_not_overwritten(tmp_path):
+    """Would catch a run that loses an earlier one, or resumes another model."""
+    run("--steps", 2, "--out", tmp_path)
+    assert "earlier run" in run("--steps", 2, "--out", tmp_path, fails=True)
+    assert "d_model was 16, is 32" in run("--width", 32, "--resume", "--out", tmp_path, fails=True)
+    assert len(losses(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("words", [("--precision", "fp16"), ("--precision", "bf16", "--dp", 2, "--strategy", "zero3")])
+def test_half_precision_learns(words):
+    """Would catch a loss that is reported times its scale, and a scaler that skips every step."""
+    report = json.loads("{" + run(*words, "--json").partition("\n{")[2])
+    (_, first), (_, last) = report["losses"][0], report["losses"][-1]
+    assert 5 < first < 6
+    assert last < first - 0.2
+    assert report["skipped"] <= 2
