@@ -10,14 +10,11 @@ torch.distributed.all_reduce. Bytes are counted by the ledger and compared with 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import time
-from pathlib import Path
 from typing import Any
 
-import psutil
+import machine
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -108,17 +105,7 @@ def main() -> None:
     rows = measure(arguments.quick)
     show(rows)
     if arguments.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "memory GB": round(psutil.virtual_memory().total / 1e9, 1),
-            "processor": platform.machine(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "when": time.strftime("%Y-%m-%d"),
-            "load before, after": [busy_before, os.getloadavg()[0]],  # before: work of others
-            "quick": arguments.quick,
-        }
-        Path(arguments.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        machine.write(arguments.json, rows, quick=arguments.quick, load_before=busy_before)
 
 
 if __name__ == "__main__":

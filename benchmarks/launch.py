@@ -9,9 +9,7 @@ installed is left out and named. Medians; ratios are peer over labkit. Times are
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,10 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import psutil
+import machine
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -221,15 +218,7 @@ def main() -> None:
     found = measure(arguments.quick)
     show(found)
     if arguments.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "memory GB": round(psutil.virtual_memory().total / 1e9, 1),
-            "processor": platform.machine(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "when": time.strftime("%Y-%m-%d"),
-        }
-        Path(arguments.json).write_text(json.dumps({"machine": machine, "measured": found}, indent=1) + "\n")
+        machine.write(arguments.json, found, quick=arguments.quick)
 
 
 if __name__ == "__main__":

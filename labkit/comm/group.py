@@ -110,8 +110,8 @@ class Group:
         check_in_place(x, "an in-place all_reduce")
         if self._asynchronous("all_reduce"):
             return self._begin("all_reduce", x, 2 * _n_bytes(x), op=op)
-        with torch.no_grad():
-            x.copy_(self.all_reduce(x, op))
+        if self.size > 1:
+            x.detach().copy_(self.all_reduce(x, op))
         return Work.finished_with(self, self._call("all_reduce", x), x)
 
     def reduce_scatter(self, x: Tensor, op: str = "sum") -> Tensor:

@@ -36,6 +36,13 @@ class Work:
             self._finish()
         return self.result
 
+    def open(self) -> None:
+        """For a message: wait for its announcement and ask for the payload. A wire without tags, such as NCCL's, gives
+        payloads in the order of these calls, which must be that of the sends."""
+        if not self.finished:
+            with Watched(self.group.ledger, self.call):
+                self.under_way.open()
+
     def pieces(self) -> Iterator[Tensor]:
         """What is being received, bit by bit: flat pieces in order, each as soon as it is there."""
         with Watched(self.group.ledger, self.call):

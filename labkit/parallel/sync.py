@@ -57,7 +57,7 @@ class DataParallel(Protocol):
     sharded: bool
 
     def zero_grad(self) -> None:
-        """Forget the gradients. (Never `optimizer.zero_grad()`: it would cut p.grad from its bucket.)"""
+        """Forget the gradients; p.grad is None until the next backward. (`optimizer.zero_grad()` forgets only some.)"""
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside add to the gradients; what can wait is not sent."""

@@ -1,0 +1,145 @@
+"""What a pipeline schedule is, and what it must obey to be run.
+
+A model is cut into stages, a batch into micro-batches. The forward, or the backward, of one micro-batch in one stage is
+an action; a schedule is one program of actions for each rank, a value that can be drawn, timed and run.
+
+    F of stage s    needs F of stage s - 1                             of the same micro-batch
+    B of stage s    needs F of stage s and B of stage s + 1
+    W of stage s    needs B of stage s                                 only where the backward is cut in two
+
+Ranks run their programs in order and wait for what is needed, so an order can be wrong: two ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import starmap
+from typing import NamedTuple
+
+KINDS = ("F", "B", "W")
+
+
+class Action(NamedTuple):
+    """One piece of work. `kind` "F": forward; "B": backward (where there is a "W", of the input only); "W": of weights.
+
+    `str(Action("F", 1, 0))` is `1F0`: stage 1 runs the forward of micro-batch 0."""
+
+    kind: str
+    stage: int
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro}"
+
+
+Program = tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One program a rank. Stage s lives on rank `placement[s]`; without a placement on rank s % n_ranks.
+
+    Programs may be written by hand as lists of ("F", 0, 0); `validate` says what is wrong with them."""
+
+    name: str
+    n_ranks: int
+    n_stages: int
+    n_micro: int
+    programs: tuple[Program, ...]
+    placement: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "programs", tuple(tuple(starmap(Action, program)) for program in self.programs))
+
+    def rank_of(self, stage: int) -> int:
+        """The rank that holds `stage`. ValueError for a stage outside the schedule."""
+        if not 0 <= stage < self.n_stages:
+            raise ValueError(f"stages of {self.name} are 0 to {self.n_stages - 1}, got {stage}")
+        return stage % self.n_ranks if self.placement is None else self.placement[stage]
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages on `rank`, in order."""
+        return tuple(stage for stage in range(self.n_stages) if self.rank_of(stage) == rank)
+
+    @property
+    def splits(self) -> bool:
+        """Whether backward comes in two actions: B for the input's gradient, W for those of the weights."""
+        return any(action.kind == "W" for program in self.programs for action in program)
+
+
+def needs(action: Action, n_stages: int) -> list[Action]:
+    """What must be done, on whatever rank, before `action` can start: happens-before, said once."""
+    kind, stage, i = action
+    if kind == "F":
+        return [Action("F", stage - 1, i)] if stage > 0 else []
+    if kind == "W":
+        return [Action("B", stage, i)]
+    return [Action("F", stage, i), *([Action("B", stage + 1, i)] if stage < n_stages - 1 else [])]
+
+
+def play(schedule: Schedule) -> Iterator[tuple[int, Action, list[Action]]]:
+    """(rank, action, what it needs) in an order in which everything comes after what it needs; linear in the actions.
+
+    A rank that has to wait is woken by what it waits for. If ranks wait for each other there is no such order, and a
+    ValueError names the stuck action of each."""
+    done: set[Action] = set()
+    waiting: dict[Action, list[int]] = {}
+    at, ready = [0] * schedule.n_ranks, deque(range(schedule.n_ranks))
+    while ready:
+        rank = ready.popleft()
+        program = schedule.programs[rank]
+        while at[rank] < len(program):
+            action = program[at[rank]]
+            before = needs(action, schedule.n_stages)
+            missing = next((each for each in before if each not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            done.add(action)
+            at[rank] += 1
+            ready.extend(waiting.pop(action, ()))
+            yield rank, action, before
+    if waiting:
+        stuck = sorted((rank, missing) for missing, ranks in waiting.items() for rank in ranks)
+        said = "; ".join(f"rank {rank} at {schedule.programs[rank][at[rank]]} needs {what}" for rank, what in stuck)
+        raise ValueError(f"schedule {schedule.name!r} deadlocks: {said}: move what is needed before what waits for it")
+
+
+def validate(schedule: Schedule) -> Schedule:
+    """The schedule itself, if every action is there once, on the rank of its stage, and nobody waits for ever.
+
+    Otherwise ValueError: what is missing or doubled or misplaced, or the stuck action of each rank."""
+    check_counts(n_ranks=schedule.n_ranks, n_stages=schedule.n_stages, n_micro=schedule.n_micro)
+    name, kinds = f"schedule {schedule.name!r}", KINDS if schedule.splits else KINDS[:2]
+    homes = schedule.placement if schedule.placement is not None else range(schedule.n_stages)
+    if len(schedule.programs) != schedule.n_ranks or len(homes) != schedule.n_stages:
+        raise ValueError(
+            f"{name} has {len(schedule.programs)} programs for {schedule.n_ranks} ranks and places for {len(homes)} of "
+            f"{schedule.n_stages} stages: one program a rank, one place a stage"
+        )
+    want = {Action(kind, s, i) for kind in kinds for s in range(schedule.n_stages) for i in range(schedule.n_micro)}
+    have = Counter(action for program in schedule.programs for action in program)
+    doubled = [action for action, count in have.items() if count > 1]
+    for what, wrong in (("lacks", want - set(have)), ("knows no", set(have) - want), ("does twice", doubled)):
+        if wrong:
+            raise ValueError(f"{name} {what} {_some(wrong)}: each of {', '.join(kinds)} once for every stage and micro")
+    for rank, program in enumerate(schedule.programs):
+        if strays := [action for action in program if schedule.rank_of(action.stage) != rank]:
+            at = f"stage {strays[0].stage} lives on rank {schedule.rank_of(strays[0].stage)}"
+            raise ValueError(f"{name} has {_some(strays)} on rank {rank}, but {at}")
+    deque(play(schedule), maxlen=0)
+    return schedule
+
+
+def _some(actions: Iterable[Action]) -> str:
+    named = sorted(map(str, actions))
+    return ", ".join(named[:6]) + (f" and {len(named) - 6} more" if len(named) > 6 else "")
+
+
+def check_counts(**counts: int) -> None:
+    """ValueError that names the first that is not a whole number, 1 or more."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"{name} must be a whole number, at least 1, got {count!r}")
