@@ -41,6 +41,35 @@ _WHERE = MappingProxyType(
         "Predict": "view.widgets.predict",
         "RingFilm": "view.widgets.ring_film",
         "CrossoverExplorer": "view.widgets.crossover",
+        "gpipe": "plan.schedule",
+        "one_f_one_b": "plan.schedule",
+        "interleaved": "plan.schedule",
+        "zero_bubble": "plan.schedule",
+        "Action": "plan.schedule",
+        "Schedule": "plan.schedule",
+        "needs": "plan.schedule",
+        "validate": "plan.schedule",
+        "simulate": "plan.schedule",
+        "Item": "plan.breakdown",
+        "Breakdown": "plan.breakdown",
+        "Recipe": "plan.recipe",
+        "DDP": "parallel.ddp",
+        "ZeRO1": "parallel.zero1",
+        "ZeRO2": "parallel.zero2",
+        "ZeRO3": "parallel.zero3",
+        "ColumnParallelLinear": "parallel.tensor",
+        "RowParallelLinear": "parallel.tensor",
+        "split": "parallel.split",
+        "Pipeline": "parallel.pipeline",
+        "GPT": "train.gpt",
+        "GPTConfig": "train.config",
+        "LossScale": "train.loss_scale",
+        "Scaler": "train.loss_scale",
+        "checkpoint": "train.checkpoint",
+        "checkpoint_sequential": "train.checkpoint",
+        "LoRALinear": "train.lora",
+        "inject_lora": "train.lora",
+        "MemoryProbe": "probe.memory",
     }
 )
 
@@ -57,37 +86,92 @@ if TYPE_CHECKING:
     from labkit.launch.progress import track
     from labkit.launch.reply import Reply, WorkerError
     from labkit.launch.watch import Autopsy
+    from labkit.parallel.ddp import DDP
+    from labkit.parallel.pipeline import Pipeline
+    from labkit.parallel.split import split
+    from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+    from labkit.parallel.zero1 import ZeRO1
+    from labkit.parallel.zero2 import ZeRO2
+    from labkit.parallel.zero3 import ZeRO3
+    from labkit.plan.breakdown import Breakdown, Item
     from labkit.plan.layout import Layout
+    from labkit.plan.recipe import Recipe
+    from labkit.plan.schedule import (
+        Action,
+        Schedule,
+        gpipe,
+        interleaved,
+        needs,
+        one_f_one_b,
+        simulate,
+        validate,
+        zero_bubble,
+    )
     from labkit.probe.film import Film
+    from labkit.probe.memory import MemoryProbe
+    from labkit.train.checkpoint import checkpoint, checkpoint_sequential
+    from labkit.train.config import GPTConfig
+    from labkit.train.gpt import GPT
+    from labkit.train.lora import LoRALinear, inject_lora
+    from labkit.train.loss_scale import LossScale, Scaler
     from labkit.view.bars import compare
     from labkit.view.widgets.crossover import CrossoverExplorer
     from labkit.view.widgets.predict import Predict
     from labkit.view.widgets.ring_film import RingFilm
 
 __all__ = (
+    "Action",
     "Autopsy",
+    "Breakdown",
     "Cluster",
+    "ColumnParallelLinear",
     "CrossoverExplorer",
+    "DDP",
     "Film",
+    "GPT",
+    "GPTConfig",
     "Group",
+    "Item",
     "Layout",
     "Ledger",
+    "LoRALinear",
+    "LossScale",
+    "MemoryProbe",
     "Mesh",
+    "Pipeline",
     "Predict",
+    "Recipe",
     "Reply",
     "RingFilm",
+    "RowParallelLinear",
+    "Scaler",
+    "Schedule",
     "Transfer",
     "Work",
     "WorkerError",
+    "ZeRO1",
+    "ZeRO2",
+    "ZeRO3",
+    "checkpoint",
+    "checkpoint_sequential",
     "compare",
     "doctor",
+    "gpipe",
+    "inject_lora",
+    "interleaved",
+    "needs",
+    "one_f_one_b",
     "ring",
     "run",
     "run_threads",
     "show",
+    "simulate",
+    "split",
     "star",
     "track",
     "tree",
+    "validate",
+    "zero_bubble",
 )
 
 
