@@ -2,11 +2,13 @@
 
     dp    N = bytes of this rank's parameters
           ddp      2(n-1)/n N      one all_reduce of the gradients
-          zero1,2  2(n-1)/n N      reduce_scatter of gradients, all_gather of weights
+          zero1    2(n-1)/n N      reduce_scatter of gradients, all_gather of weights
+          zero2    (m+1)(n-1)/n N  a reduce_scatter for each of m micro-batches: whole gradients cannot wait
           zero3    3m(n-1)/n N     two gathers and a reduce_scatter for each of m micro-batches
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
-          (forward) and one for the head (backward); and 3 numbers a token for the loss
+          (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's
+          closing all_reduce again, and not that of the MLP, with which a block ends
     pp    A to the next rank for each stage boundary that leaves this rank forward, A back for each that came in
 
 Padding of flat buffers and the few numbers of a norm or a loss come on top. Sources: the docstrings of
@@ -45,12 +47,17 @@ def _dp(n: int, recipe: Recipe, n_bytes: int) -> Item:
         return Item(
             "dp", value, "B", f"3 x {recipe.n_micro} (n-1)/n N, n={n}, N={n_bytes:,}", "arXiv:1910.02054, 7.2.2"
         )
+    if recipe.strategy == "zero2":
+        value = (recipe.n_micro + 1) * (n - 1) / n * n_bytes
+        return Item(
+            "dp", value, "B", f"({recipe.n_micro} + 1)(n-1)/n N, n={n}, N={n_bytes:,}", "arXiv:1910.02054, 7.2.1"
+        )
     return Item("dp", 2 * (n - 1) / n * n_bytes, "B", f"2(n-1)/n N, n={n}, N={n_bytes:,}", "arXiv:1910.02054, 7.2.1")
 
 
 def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:
     n = layout.tp
-    reduces = 4 * n_layer + (stage_rank == 0) + (stage_rank == layout.pp - 1)
+    reduces = (4 + recipe.checkpointing) * n_layer + (stage_rank == 0) + (stage_rank == layout.pp - 1)
     loss = 3 * tokens * word * (stage_rank == layout.pp - 1)
     value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss)
     return Item("tp", value, "B", f"2(n-1)/n ({reduces} A + loss), n={n}", "arXiv:1909.08053, 3")

@@ -9,7 +9,7 @@ from labkit.view.svg import PALETTE, Picture, line, text
 from labkit.view.units import number_text
 
 LEFT, RIGHT, TOP, BOTTOM = 64, 690, 52, 300
-COLOURS = (PALETTE[5], PALETTE[6], PALETTE[2], PALETTE[3])
+COLOURS = ("#2B8CD6", PALETTE[6], PALETTE[2], PALETTE[3])
 DASHES = ("", "8 4", "2 3", "8 3 2 3")
 Points = Sequence[tuple[float, float]]
 

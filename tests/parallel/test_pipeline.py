@@ -538,7 +538,7 @@ def test_no_rank_holds_more_micro_batches_than_the_plan_says(name):
 
 
 class Queued(LocalWire):
-    """A wire like NCCL's: payloads have no tags, and what a rank has queued in a queue_of goes one after the other, so that
+    """A wire like NCCL's: payloads have no tags, and what a rank has queued goes one after the other, so that
     a send blocks all behind it until the other side has the receive at the head of its own queue."""
 
     on_device = True

@@ -1,0 +1,179 @@
+"""Checkpoints: what is damaged, foreign or half written is named, and nothing that was whole is lost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from labkit.comm.local import run_threads
+from labkit.comm.mesh import Mesh
+from labkit.parallel import saved
+from labkit.parallel.ddp import DDP
+from labkit.parallel.zero1 import ZeRO1
+from labkit.parallel.zero2 import ZeRO2
+from labkit.parallel.zero3 import ZeRO3
+from labkit.plan.layout import Layout
+
+STRATEGIES = {"ddp": DDP, "zero1": ZeRO1, "zero2": ZeRO2, "zero3": ZeRO3}
+
+
+def model(wide=5):
+    return drawn(nn.Sequential(nn.Linear(3, wide), nn.Tanh(), nn.Linear(wide, 2)).double(), 3)
+
+
+def drawn(module, seed):
+    """Weights from a generator of their own: ranks on threads share torch's."""
+    own = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=own))
+    return module
+
+
+def made(group, kind="ddp", wide=5, optimizer=torch.optim.AdamW):
+    """A strategy around a model, its parts, a mesh."""
+    module = model(wide)
+    more = {"units": list(module)[::2]} if kind == "zero3" else {}
+    sync = STRATEGIES[kind](module, group, lambda params: optimizer(params, lr=0.1), **more)
+    names = {name: name for name, _ in module.named_parameters()}
+    return sync, saved.parts_of([(sync, names)]), Mesh.connect(Layout(dp=group.size), group)
+
+
+def steps(sync, n, first=0):
+    for number in range(first, first + n):
+        own = torch.Generator().manual_seed(number)
+        rows = torch.randn(12, 3, dtype=torch.float64, generator=own).tensor_split(sync.group.size)[sync.group.rank]
+        sync.zero_grad()
+        sync.module(rows).square().mean().backward()
+        sync.finish()
+        sync.step()
+
+
+def save(group, folder, number=2, **how):
+    sync, parts, mesh = made(group, **how)
+    steps(sync, number)
+    return saved.save(folder, number, parts, mesh, {"note": "kept"})
+
+
+def load(group, folder, **how):
+    sync, parts, mesh = made(group, **how)
+    return saved.load(folder, parts, mesh)
+
+
+@pytest.mark.parametrize("before", STRATEGIES)
+@pytest.mark.parametrize("after", STRATEGIES)
+@pytest.mark.parametrize(("n", "m"), [(4, 2), (4, 3), (4, 1), (2, 4)])
+def test_training_goes_on_in_another_number_of_ranks_and_another_strategy(before, after, n, m, tmp_path):
+    """Would catch momentum that is left behind, and shards that land on the wrong parameter."""
+    run_threads(lambda g: save(g, tmp_path, kind=before), n)
+
+    def go_on(group):
+        sync, parts, mesh = made(group, after)
+        assert saved.load(saved.latest(tmp_path), parts, mesh) == {"note": "kept", "step": 2}
+        steps(sync, 2, first=2)
+        saved.save(tmp_path, 4, parts, mesh)
+
+    run_threads(go_on, m)
+
+    def alone(group):
+        sync, _, _ = made(group)
+        steps(sync, 4)
+        return {name: p.detach().clone() for name, p in sync.module.named_parameters()}
+
+    want = run_threads(alone, 1)[0]
+    found = saved.state_dict(saved.latest(tmp_path))
+    assert found.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(found[name], want[name], rtol=1e-12, atol=1e-12)
+    model().load_state_dict(found)
+
+
+def test_only_the_last_few_stay_and_an_unfinished_one_is_not_looked_at(tmp_path):
+    """Would catch a disk that fills up, and a folder without whole.json that is taken for a checkpoint."""
+
+    def several(group):
+        sync, parts, mesh = made(group, "zero2")
+        for number in range(1, 6):
+            saved.save(tmp_path, number, parts, mesh, keep=2)
+
+    run_threads(several, 2)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-000004", "step-000005"]
+    (tmp_path / "step-000006.part").mkdir()
+    (tmp_path / "step-000007").mkdir()
+    assert saved.latest(tmp_path).name == "step-000005"
+    assert saved.latest(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("damage", ["short", "gone", "bits", "whole.json"])
+def test_a_damaged_file_is_named_on_every_rank_and_the_step_before_is_found(damage, tmp_path):
+    """Would catch half a file that is loaded, and ranks of which only one notices."""
+    run_threads(lambda g: save(g, tmp_path, 2, kind="zero1"), 2)
+    folder = run_threads(lambda g: save(g, tmp_path, 3, kind="zero1"), 2)[0]
+    file = folder / ("whole.json" if damage == "whole.json" else "rank-1.pt")
+    data = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(b"\0" * len(data) if damage == "bits" else data[: len(data) // 2])
+
+    def refused(group):
+        with pytest.raises(ValueError, match=r"rank-1\.pt|whole\.json") as caught:
+            load(group, folder, kind="zero1")
+        return str(caught.value)
+
+    assert len(set(run_threads(refused, 2))) == 1
+    if damage != "bits":  # of the same size: only reading it tells
+        assert saved.latest(tmp_path).name == "step-000002"
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"wide": 6}, r"another model: 0\.bias is \(6,\) in this one, \(5,\) in the checkpoint"),
+        ({"optimizer": torch.optim.SGD}, "holds the state of AdamW, this run steps with SGD"),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_anything_changes(how, told, tmp_path):
+    """Would catch weights that are half the old model's and half the new one's."""
+    folder = run_threads(lambda g: save(g, tmp_path, kind="zero2"), 2)[0]
+
+    def refused(group):
+        sync, parts, mesh = made(group, "zero2", **how)
+        before = [piece.value.clone() for piece in sync.pieces()]
+        with pytest.raises(ValueError, match=told):
+            saved.load(folder, parts, mesh)
+        return all(map(torch.equal, before, [piece.value for piece in sync.pieces()]))
+
+    assert all(run_threads(refused, 2))
+
+
+def test_a_rank_that_cannot_write_stops_all_and_the_old_checkpoint_stays(tmp_path, monkeypatch):
+    """Would catch ranks that wait for ever for one whose disk is full."""
+    run_threads(lambda g: save(g, tmp_path, 2), 2)
+    real = saved._write
+
+    def full(file, what):
+        if file.name == "rank-1.pt":
+            raise OSError("no space left on device")
+        return real(file, what)
+
+    monkeypatch.setattr(saved, "_write", full)
+
+    def refused(group):
+        with pytest.raises(OSError, match=r"no space left|rank 1 could not write"):
+            save(group, tmp_path, 3)
+        return True
+
+    assert all(run_threads(refused, 2))
+    assert saved.latest(tmp_path).name == "step-000002"
+
+
+def test_the_same_step_once_more_replaces_it(tmp_path):
+    """Would catch a rename onto a folder that is not empty."""
+    for _ in range(2):
+        folder = run_threads(lambda g: save(g, tmp_path, 2), 2)[0]
+    assert json.loads((folder / "whole.json").read_text())["step"] == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["step-000002"]

@@ -1,0 +1,46 @@
+"""Numbers over steps."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from labkit.view.curve import curve
+
+
+def test_a_curve_shows_its_last_value_and_says_both_ends():
+    """Would catch a picture without numbers, and one that cannot be read aloud."""
+    picture = curve({"loss": [(0, 5.5), (1, 4.25), (2, 3.04)]}, "loss of a run")
+    ET.fromstring(str(picture))
+    assert ">3.04<" in str(picture)
+    assert "5.5 at step 0, 3.04 at 2" in picture.label
+
+
+def test_what_is_not_finite_leaves_a_gap_and_does_not_break_the_axes():
+    """Would catch a NaN in a path, which browsers drop whole."""
+    drawn = str(curve({"loss": [(0, 3.0), (1, math.nan), (2, math.inf), (3, 2.0), (4, 1.0)]}))
+    assert "nan" not in drawn.replace("font", "")
+    assert drawn.count("<path") == 2
+
+
+def test_series_differ_in_more_than_colour():
+    """Would catch two curves that a colour-blind reader cannot tell apart."""
+    drawn = str(curve({"one": [(0, 1.0), (9, 2.0)], "two": [(0, 2.0), (9, 1.0)]}))
+    assert len(set(re.findall(r'stroke-dasharray="([^"]+)" ?/?>?', drawn))) >= 2
+
+
+@pytest.mark.parametrize("series", [{}, {"a": []}, {"a": [(0, math.nan)]}])
+def test_nothing_to_draw_is_refused(series):
+    """Would catch a division by zero in the axes."""
+    with pytest.raises(ValueError, match="no series holds a finite value"):
+        curve(series)
+
+
+@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0, 0.0], [-3.0, 4.0], [1e-9, 2e-9], [1e12, 3e12]])
+def test_any_range_has_axes(values):
+    """Would catch axes that need two different values."""
+    picture = curve({"x": list(enumerate(values))})
+    assert str(picture).count("<text") >= 4
