@@ -71,7 +71,7 @@ class Ledger:
         self.transfers: list[Transfer] = []
         self.within: list[tuple[str, int]] = []
         self.received: Counter[int] = Counter()
-        self.outbox: list[Any] = []
+        self.under_way: dict[int, Any] = {}
 
     def sent_bytes(self, verb: str | None = None, axis: str | None = None) -> int:
         """Bytes that this rank sent. A message sent by a swapped-in all_reduce counts for "send" and for "all_reduce";
@@ -101,19 +101,21 @@ class Ledger:
 
     def keep(self, message: Any) -> Any:
         """Hold on to a message until it is through, also when nobody waits: the wire uses its memory."""
-        if len(self.outbox) > 32:
-            self.outbox = [each for each in self.outbox if not each.ended]
-        if len(self.outbox) > 256:  # somebody never waits; asking the wire costs more than looking
-            self.outbox = [each for each in self.outbox if not each.done()]
-        self.outbox.append(message)
+        if len(self.under_way) > 256:  # somebody never waits
+            self.under_way = {key: each for key, each in self.under_way.items() if not each.done()}
+        self.under_way[id(message)] = message
         return message
+
+    def let_go(self, message: Any) -> None:
+        """The message is through, and whoever waited for it has what came."""
+        self.under_way.pop(id(message), None)
 
     def clear(self) -> None:
         """Forget everything written so far."""
         self.transfers = []
         self.within = []
         self.received.clear()
-        self.outbox.clear()
+        self.under_way.clear()
 
     def __iter__(self) -> Iterator[Transfer]:
         return iter(self.transfers)
@@ -122,7 +124,7 @@ class Ledger:
         return len(self.transfers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"witness": None, "transfers": self.transfers, "within": [], "received": self.received, "outbox": []}
+        return {"witness": None, "transfers": self.transfers, "within": [], "received": self.received, "under_way": {}}
 
     def __repr__(self) -> str:
         verbs = sorted({(t.verb, t.axis) for t in self.transfers})

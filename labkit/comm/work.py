@@ -59,6 +59,7 @@ class Work:
         return self.finished
 
     def _finish(self) -> None:
+        self.group.ledger.let_go(self.under_way)
         self.finished, self.under_way = True, None
         if self.number is not None:
             self.group.ledger.close(self.number)

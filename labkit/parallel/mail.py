@@ -12,32 +12,39 @@ there every rank queues its messages in one order that all work out from the sch
 step makes them: before a rank sends, it queues the receives of all that was made earlier. What one rank sends next is
 then what the other receives next, for any schedule, over a single group.
 
+A sent tensor is let go as soon as something comes back that the receiver made later: it had taken it by then.
+
 Bytes sent: what is given, once for each rank boundary that it crosses; between stages of one rank nothing is sent.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.comm.message import wire_is_device
-from labkit.comm.work import Watched, Work
+from labkit.comm.work import Work
 from labkit.plan.program import KINDS
 from labkit.plan.schedule import Action, Schedule, needs, simulate
+
+EMPTY: Mapping[Action, int] = MappingProxyType({})
 
 
 class Mail:
     """One step's messages on one rank: `take` what an action needs from another stage, `give` what it made to the next.
 
-    `order` is what `one_order` says for this schedule and group."""
+    `order` is what `one_order` says for this schedule and group, `places` what `places_of` says for the schedule."""
 
-    def __init__(self, schedule: Schedule, group: Group, order: Sequence[Action] = ()):
-        self.schedule, self.group, self.order = schedule, group, deque(order)
+    def __init__(
+        self, schedule: Schedule, group: Group, order: Sequence[Action] = (), places: Mapping[Action, int] = EMPTY
+    ):
+        self.schedule, self.group, self.order, self.places = schedule, group, deque(order), places
         self.here: dict[Action, Tensor] = {}  # made on this rank for this rank
-        self.sent: list[Work] = []
+        self.sent: list[tuple[int, int, Work]] = []  # to whom, for which place in its program
         makers = (_maker(action, schedule) for action in schedule.programs[group.rank])
         self.coming = {
             maker: group.recv_start(schedule.rank_of(maker.stage), self._tag(maker))
@@ -53,7 +60,7 @@ class Mail:
         elif maker is not None:
             self._take_in_until(maker)
             x = self.coming.pop(maker).wait()
-        self.sent = [work for work in self.sent if not work.done]  # what has arrived need not be kept alive
+            self._let_go(self.schedule.rank_of(maker.stage), self.places.get(maker, 0))
         return x
 
     def give(self, action: Action, x: Tensor | None) -> None:
@@ -65,22 +72,34 @@ class Mail:
             self.here[action] = x.detach()
             return
         self._take_in_until(action)
-        self.sent.append(self.group.send(x, self.schedule.rank_of(to), self._tag(action)))
+        rank = self.schedule.rank_of(to)
+        wanted = self.places.get(Action(action.kind, to, action.micro), len(self.places))
+        self.sent.append((rank, wanted, self.group.send(x, rank, self._tag(action))))
 
     def finish(self) -> None:
         """Wait until everything sent has been received."""
-        for work in self.sent:
+        for _, _, work in self.sent:
             work.wait()
+
+    def _let_go(self, rank: int, place: int) -> None:
+        """`rank` is past `place` in its program, so what it needed before has arrived there."""
+        for to, wanted, work in self.sent:
+            if to == rank and wanted <= place:
+                work.wait()
+        self.sent = [each for each in self.sent if each[0] != rank or each[1] > place]
 
     def _take_in_until(self, action: Action) -> None:
         while self.order and action in self.order:
             if (maker := self.order.popleft()) in self.coming:
-                work = self.coming[maker]
-                with Watched(self.group.ledger, work.call):
-                    work.open()
+                self.coming[maker].open()
 
     def _tag(self, maker: Action) -> int:
         return (maker.stage * self.schedule.n_micro + maker.micro) * len(KINDS) + KINDS.index(maker.kind)
+
+
+def places_of(schedule: Schedule) -> dict[Action, int]:
+    """Where each action stands in the program of its rank."""
+    return {action: place for program in schedule.programs for place, action in enumerate(program)}
 
 
 def one_order(schedule: Schedule, group: Group) -> tuple[Action, ...]:

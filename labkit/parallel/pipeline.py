@@ -30,7 +30,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from labkit.comm.group import Group
 from labkit.parallel.backward import input_first
-from labkit.parallel.mail import Mail, one_order
+from labkit.parallel.mail import Mail, one_order, places_of
 from labkit.plan.schedule import Action, Schedule, Span, validate
 
 
@@ -83,6 +83,7 @@ class Pipeline:
         self.program, self.splits = schedule.programs[group.rank], schedule.splits
         self.last = {(action.stage, action.kind): action for action in self.program}  # later ones replace earlier ones
         self.end, self.order = schedule.n_stages - 1, one_order(schedule, group)
+        self.places = places_of(schedule)
         self.away = {stage for stage, module in self.stages.items() if any(map(_is_away, module.parameters()))}
         self.spans: list[Span] = []
 
@@ -102,7 +103,11 @@ class Pipeline:
         self.held: dict[tuple[int, int], Held] = {}
         self.weights: dict[tuple[int, int], Callable[[], None]] = {}  # W's whose B is done
         self.total: Tensor | None = None
-        self.mail, self.spans, self.begin = Mail(self.schedule, self.group, self.order), [], time.perf_counter()
+        self.mail, self.spans, self.begin = (
+            Mail(self.schedule, self.group, self.order, self.places),
+            [],
+            time.perf_counter(),
+        )
         for action in self.program:
             self._run(action)
             if action == self.last[action.stage, "W" if self.splits else "B"] and action.stage in self.sync:
