@@ -34,6 +34,8 @@ _WHERE = MappingProxyType(
         "star": "comm.star",
         "run_threads": "comm.local",
         "Layout": "plan.layout",
+        "Links": "plan.topology",
+        "Link": "plan.link",
         "Film": "probe.film",
         "compare": "view.bars",
         "doctor": "lab.doctor",
@@ -70,6 +72,7 @@ _WHERE = MappingProxyType(
         "LoRALinear": "train.lora",
         "inject_lora": "train.lora",
         "MemoryProbe": "probe.memory",
+        "Clock": "probe.clock",
     }
 )
 
@@ -95,6 +98,7 @@ if TYPE_CHECKING:
     from labkit.parallel.zero3 import ZeRO3
     from labkit.plan.breakdown import Breakdown, Item
     from labkit.plan.layout import Layout
+    from labkit.plan.link import Link
     from labkit.plan.recipe import Recipe
     from labkit.plan.schedule import (
         Action,
@@ -107,6 +111,8 @@ if TYPE_CHECKING:
         validate,
         zero_bubble,
     )
+    from labkit.plan.topology import Links
+    from labkit.probe.clock import Clock
     from labkit.probe.film import Film
     from labkit.probe.memory import MemoryProbe
     from labkit.train.checkpoint import checkpoint, checkpoint_sequential
@@ -123,6 +129,7 @@ __all__ = (
     "Action",
     "Autopsy",
     "Breakdown",
+    "Clock",
     "Cluster",
     "ColumnParallelLinear",
     "CrossoverExplorer",
@@ -134,6 +141,8 @@ __all__ = (
     "Item",
     "Layout",
     "Ledger",
+    "Link",
+    "Links",
     "LoRALinear",
     "LossScale",
     "MemoryProbe",

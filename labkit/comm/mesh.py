@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.comm import local, native
+from labkit.comm import local, native, shaped
 from labkit.comm.group import Group
 from labkit.plan.layout import AXES, Layout
 
@@ -42,4 +42,5 @@ def _connect(axis: str, layout: Layout, world: Group) -> Group:
     for ranks in sorted({layout.ranks(axis, rank) for rank in range(layout.size)}):
         made = native.subgroup(ranks)  # a collective of the whole world: everybody forms everybody's group
         handle = made if ranks == mine else handle
-    return native.over(handle, axis, mine, index, world.device, world.ledger)
+    group = native.over(handle, axis, mine, index, world.device, world.ledger)
+    return shaped.shape(group, world.wire.traffic) if isinstance(world.wire, shaped.Shaped) else group

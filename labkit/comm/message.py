@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 SLAB_BYTES = 4096
-HEADER = struct.Struct("<BB8q")  # dtype code, number of dims, up to 8 sizes
+HEADER = struct.Struct("<BB8q3d")  # dtype code, number of dims, up to 8 sizes, stamp of the lane
 MOST_DIMS = 8
 EAGER_BYTES = SLAB_BYTES - 128
 PIECE_BYTES = 4 << 20
@@ -27,6 +27,10 @@ DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
+
+
+Stamp = tuple[float, float, float]
+UNSTAMPED: Stamp = (0.0, 0.0, 0.0)
 
 
 class Handle(Protocol):
@@ -49,6 +53,35 @@ class Wire(Protocol):
         """Start receiving into `buffer`."""
 
 
+class Lane(Protocol):
+    """What one directed edge makes of time: on a shaped wire a message is there when its stamp says so (traffic.py)."""
+
+    def book(self, n_bytes: int) -> Stamp:
+        """A message of `n_bytes` is handed over now; its stamp, which travels in the header."""
+
+    def rest(self, stamp: Stamp, behind: int = 0) -> None:
+        """Sleep until all but the last `behind` bytes of the message are there."""
+
+    def here(self, stamp: Stamp) -> bool:
+        """Whether `rest` would return at once."""
+
+
+class Free:
+    """The lane of a wire that is as fast as it is."""
+
+    def book(self, n_bytes: int) -> Stamp:
+        """No stamp."""
+        return UNSTAMPED
+
+    def rest(self, stamp: Stamp, behind: int = 0) -> None:
+        """Everything is there."""
+        return None
+
+    def here(self, stamp: Stamp) -> bool:
+        """Always."""
+        return True
+
+
 class Sending:
     """A message on its way out; keeps its tensors alive until the wire has let go of them."""
 
@@ -56,10 +89,11 @@ class Sending:
         x = x.detach()
         raw = as_bytes(x)
         memory = bytearray(SLAB_BYTES)
-        HEADER.pack_into(memory, 0, code_of(x.dtype), x.dim(), *x.shape, *(0,) * (8 - x.dim()))
+        self.lane = _lane(wire, to, True)
+        self.stamp = self.lane.book(raw.numel())
+        HEADER.pack_into(memory, 0, code_of(x.dtype), x.dim(), *x.shape, *(0,) * (8 - x.dim()), *self.stamp)
         slab = torch.frombuffer(memory, dtype=torch.uint8)
         self.kept: list[Tensor] = [slab]
-        self.ended = False
         if raw.numel() <= EAGER_BYTES and not wire_is_device(wire):
             slab[128 : 128 + raw.numel()] = raw
             self.handles = [wire.isend(slab, to, _announcing(tag))]
@@ -72,12 +106,12 @@ class Sending:
         """Block until the receiver has taken it."""
         for handle in self.handles:
             handle.wait()
+        self.lane.rest(self.stamp)
         self.kept.clear()
-        self.ended = True
 
     def done(self) -> bool:
         """Whether the receiver has taken it."""
-        return all(handle.done() for handle in self.handles)
+        return all(handle.done() for handle in self.handles) and self.lane.here(self.stamp)
 
 
 class Receiving:
@@ -89,17 +123,18 @@ class Receiving:
         self.slab = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.header = wire.irecv(self.slab, source, _announcing(tag))
         self.pieces: list[Handle] = []
+        self.lane, self.stamp = _lane(wire, source, False), UNSTAMPED
         if into is not None and not wire_is_device(wire) and into.numel() * into.element_size() > EAGER_BYTES:
             self._ask(as_bytes(into))  # the size is known: do not lose a trip to waiting for the header
         self.result: Tensor | None = None
-        self.ended = False
 
     def open(self) -> None:
         """Wait for the header and ask for the payload. ValueError if the message does not fit `into`."""
         if self.result is not None:
             return
         self.header.wait()
-        code, dims, *sizes = HEADER.unpack_from(self.memory)
+        code, dims, *rest = HEADER.unpack_from(self.memory)
+        sizes, self.stamp = rest[:MOST_DIMS], (rest[-3], rest[-2], rest[-1])
         dtype, shape = DTYPES[code], tuple(sizes[:dims])
         out = self.into
         if out is None:
@@ -126,11 +161,13 @@ class Receiving:
         flat = self.result.view(-1)
         step = PIECE_BYTES // flat.element_size()
         if not self.pieces:
+            self.lane.rest(self.stamp)
             yield flat
         for k, piece in enumerate(self.pieces):
             piece.wait()
+            self.lane.rest(self.stamp, max(0, flat.numel() - (k + 1) * step) * flat.element_size())
             yield flat[k * step : (k + 1) * step]
-        self.pieces, self.ended = [], True
+        self.pieces = []
 
     def wait(self) -> Tensor:
         """The whole message."""
@@ -144,7 +181,12 @@ class Receiving:
         if self.result is None and not self.header.done():
             return False
         self.open()
-        return all(piece.done() for piece in self.pieces)
+        return all(piece.done() for piece in self.pieces) and self.lane.here(self.stamp)
+
+
+def _lane(wire: Any, peer: int, outgoing: bool) -> Lane:
+    shaped = getattr(wire, "lane", None)
+    return Free() if shaped is None else shaped(peer, outgoing)
 
 
 def _announcing(tag: int) -> int:

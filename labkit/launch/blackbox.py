@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PAGE = 8192
 _HEAD = struct.Struct("<QQQdddd")  # call id, verbs done, depth, entered at, progress, total, alive at
+_COUNT = struct.Struct("<Q")
 _SEAL = struct.Struct("<II")  # length and checksum of the call below
 _SEAL_AT, _CALL_AT, _POSTS_AT = 56, 64, 4096
 _POST = struct.Struct("<IIQH110s")  # key, seq, call id, length, text
@@ -145,6 +146,11 @@ class Page:
         """Say how far a loop has come; the kernel draws the bar."""
         self.progress, self.total = done, total
         self._write()
+
+    def beat(self) -> None:
+        """A sign of life from a verb that takes its time. May be called by any thread."""
+        self.done += 1
+        _COUNT.pack_into(self.box.memory, self.at + _COUNT.size, self.done)
 
     def enter(self, call: Call) -> None:
         """Write what is about to be waited for. Raises ValueError if another rank brought something else to it."""

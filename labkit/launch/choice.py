@@ -6,6 +6,8 @@ import os
 import re
 from typing import NamedTuple
 
+from labkit.plan.topology import Links
+
 
 class Choice(NamedTuple):
     """`device` of rank r is `devices[r]`."""
@@ -15,8 +17,10 @@ class Choice(NamedTuple):
     sentence: str
 
 
-def choose(n_ranks: int, device: str = "auto", gpus: tuple[str, ...] | None = None) -> Choice:
-    """Device and backend for `n_ranks` ranks.
+def choose(
+    n_ranks: int, device: str = "auto", gpus: tuple[str, ...] | None = None, links: Links | None = None
+) -> Choice:
+    """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 
     "auto"    a GPU for each rank and NCCL if there are enough, else CPU and gloo
     "cpu"     CPU and gloo
@@ -25,6 +29,8 @@ def choose(n_ranks: int, device: str = "auto", gpus: tuple[str, ...] | None = No
     """
     if not isinstance(n_ranks, int) or isinstance(n_ranks, bool) or n_ranks < 1:
         raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
+    if links is not None:
+        return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus), links)
     if gpus is None:
         from labkit.launch.zygote import zygote
 
@@ -61,6 +67,15 @@ def choose(n_ranks: int, device: str = "auto", gpus: tuple[str, ...] | None = No
     raise ValueError(
         f'unknown device {device!r}: use "auto", "cpu", "cuda" (a GPU for each rank) or "cuda:0" (all on one)'
     )
+
+
+def _shaped(choice: Choice, links: Links) -> Choice:
+    if not isinstance(links, Links):
+        raise ValueError(f"links= takes Links, such as Links.two_nodes(2, scale=1e-3); got {links!r}")
+    links.check(len(choice.devices))
+    if choice.backend == "nccl":
+        raise ValueError('shaped links hold messages back, which NCCL allows nobody: use device="cpu" or "cuda:0"')
+    return choice._replace(sentence=f"{choice.sentence}; shaped links: {links.words}")
 
 
 def _no_gpu(n_gpus: int, n_ranks: int) -> str:

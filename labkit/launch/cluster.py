@@ -15,6 +15,7 @@ from labkit.launch.crew import Crew
 from labkit.launch.reply import Reply
 from labkit.launch.state import State
 from labkit.launch.status import Status, status_of
+from labkit.plan.topology import Links
 
 
 class Cluster:
@@ -27,12 +28,13 @@ class Cluster:
     device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo)
     timeout_s      how long the ranks may go without a sign of life (a finished verb, a print, a return) before the
                    call is given up with an autopsy; None: for ever. Certain deadlocks are found in 1 to 2 s anyhow
+    links          `Links.two_nodes(2, scale=1e-3)` and the like: the ranks' wire takes the time of those links
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
     meet through files in a private folder; nothing listens beyond this machine.
-    Raises ValueError for zero ranks, unknown devices, more ranks than GPUs.
+    Raises ValueError for zero ranks, unknown devices, more ranks than GPUs, links for another number of ranks.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Cluster:
         n_ranks: int = 4,
         device: str = "auto",
         timeout_s: float | None = 60,
-        links: Any = None,
+        links: Links | None = None,
         memory_bytes: Any = None,
         strict: bool = False,
         fresh: bool = False,
@@ -48,16 +50,14 @@ class Cluster:
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
-        if links is not None or memory_bytes is not None:
-            raise ValueError(
-                "shaped links and memory caps are not part of this version: leave links and memory_bytes at None"
-            )
-        self.choice = choose(n_ranks, device)
+        if memory_bytes is not None:
+            raise ValueError("memory caps are not part of this version: leave memory_bytes at None")
+        self.choice = choose(n_ranks, device, links=links)
         self.n_ranks, self.timeout_s = n_ranks, timeout_s
         self._lock = threading.RLock()
         self._calls, self._doubt = 0, False
         self.born = time.monotonic()
-        self._crew = Crew(n_ranks, self.choice, strict, fresh)
+        self._crew = Crew(n_ranks, self.choice, strict, fresh, links)
         self._close = weakref.finalize(self, self._crew.close)
         try:
             self._crew.heal(everybody=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from labkit.launch.choice import Choice
 from labkit.launch.lines import Lines
 from labkit.launch.output import Tail
 from labkit.launch.zygote import zygote
+from labkit.plan.topology import Links
 
 START_S = 60.0
 JOIN_S = 20.0
@@ -27,7 +29,7 @@ TORCH_TIMEOUT_S = 1800.0
 class Crew(Lines):
     """The ranks of one cluster, and the private folder in which they meet."""
 
-    def __init__(self, n_ranks: int, choice: Choice, strict: bool, fresh: bool):
+    def __init__(self, n_ranks: int, choice: Choice, strict: bool, fresh: bool, links: Links | None = None):
         self.n_ranks, self.owner = n_ranks, os.getpid()
         self.folder = _private_folder()
         self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
@@ -42,6 +44,8 @@ class Crew(Lines):
             "address": address,
             "blackbox": os.path.join(self.folder, "blackbox"),
             "store": os.path.join(self.folder, "store"),
+            "traffic": os.path.join(self.folder, "traffic"),
+            "links": None if links is None else pickle.dumps(links),
             "backend": choice.backend,
             "threads": threads,
             "strict": strict,

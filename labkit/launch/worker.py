@@ -6,6 +6,7 @@ stuck: it tells where the main thread stands, and frees it from a gloo collectiv
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -22,9 +23,10 @@ from typing import Any
 
 import zmq
 
-from labkit.comm import native
+from labkit.comm import native, shaped
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
+from labkit.comm.traffic import Traffic
 from labkit.launch import free, ship
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.reply import Answer, Failure, failure_of
@@ -104,6 +106,7 @@ class Rank:
         self.main_thread = threading.main_thread().ident or 0
         self.busy, self.spared = False, 0
         self.sent: ship.Parcel | None = None
+        self.traffic: Traffic | None = None
         self.page = Page(BlackBox(spec["blackbox"], spec["n_ranks"]), self.rank)
         self.ledger = Ledger(self.page)
         self.notebook = types.ModuleType("__main__")
@@ -152,6 +155,7 @@ class Rank:
         """Leave the old world, if any, and meet the others in a new one."""
         try:
             native.stop()
+            self._shape(generation)
             gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
             spec = self.spec
             native.start(
@@ -169,9 +173,20 @@ class Rank:
             return
         self.send("joined", None, generation, None)
 
+    def _shape(self, generation: int) -> None:
+        """Open the page on which ranks keep the traffic of this generation, if links are shaped; forget the last."""
+        if self.spec["links"] is None:
+            return
+        if self.traffic is not None:
+            self.traffic.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.spec['traffic']}{generation - 1}")
+        self.traffic = Traffic(f"{self.spec['traffic']}{generation}", pickle.loads(self.spec["links"]), self.page.beat)
+
     def group(self) -> Group:
         """A fresh view of the world for one call: collectives are counted from 1."""
-        return native.world(self.rank, self.spec["n_ranks"], self.spec["device"], self.ledger, state=self.state)
+        world = native.world(self.rank, self.spec["n_ranks"], self.spec["device"], self.ledger, state=self.state)
+        return world if self.traffic is None else shaped.shape(world, self.traffic)
 
     def call(self, call_id: int, sources: dict[str, list[str]], frames: list[Any]) -> None:
         """Run one call and answer it, whatever happens in it."""

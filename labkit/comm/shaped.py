@@ -1,0 +1,131 @@
+"""A shaped wire: real bytes between real processes, in the time that the links of another machine would take.
+
+    Cluster(4, links=Links.two_nodes(2, intra="nvlink", inter="infiniband", scale=1e-3))
+
+Each message travels over gloo at once and is held back at its receiver until `Traffic` says that it has arrived; its
+sender is held back as long, since a send is over when the receiver has the message. Both directions of an edge are
+independent (full duplex), and edges that share a port or a network card share its bytes a second.
+
+Collectives are labkit's own over such messages, since gloo's know nothing of the shape:
+
+    all_reduce, reduce_scatter, all_gather, broadcast   ring.py        bytes and steps: see there
+    all_to_all      n - 1 exchanges with everybody, hop by hop         (n-1)/n N
+    barrier         ceil(log2 n) rounds: tell rank + 2^k, hear from rank - 2^k          0 bytes
+
+Edges are those between global ranks, so the groups of a mesh are shaped as their world is. `verb_start` runs in a
+thread of the group, one verb after the other, as a stream of NCCL does: a backward pass overlaps with it for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm import ring
+from labkit.comm.group import Algorithm, Group
+from labkit.comm.ledger import Ledger
+from labkit.comm.message import Handle, Lane, Wire
+from labkit.comm.stream import Apart, Started, Stream
+from labkit.comm.traffic import Traffic
+
+
+def shape(group: Group, traffic: Traffic) -> Group:
+    """The same group with its messages, and so its collectives, in the time of the links of `traffic`."""
+    traffic.punctual()
+    wire = Shaped(group.wire, traffic, group.ranks, group.rank, group.device)
+    return Group(group.axis, group.ranks, group.rank, wire, wire.verbs, group.ledger, group.device, group.state)
+
+
+class Shaped:
+    """Wire and collectives of one group; members by their index in it."""
+
+    on_device = False  # through host memory, as gloo does: a kernel of NCCL cannot be held back
+
+    def __init__(self, wire: Wire, traffic: Traffic, ranks: tuple[int, ...], rank: int, device: str):
+        self.wire, self.traffic, self.ranks, self.rank = wire, traffic, ranks, rank
+        self.stream, self.n = Stream(), len(ranks)
+        self.all_reduce, self.reduce_scatter = self._in_order(ring.all_reduce), self._in_order(ring.reduce_scatter)
+        self.all_gather, self.broadcast = self._in_order(ring.all_gather), self._in_order(ring.broadcast)
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+        self.verbs: dict[str, Algorithm] = {name: getattr(self, name) for name in names}
+        self.verbs |= {"all_to_all": self._in_order(all_to_all), "barrier": self._in_order(barrier)}
+        self.apart = Apart("stream", ranks, rank, self, self.verbs, Ledger(), device)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def isend(self, x: Tensor, to: int, tag: int) -> Handle:
+        """Start sending the bytes of x: the real wire has no part in the timing."""
+        return self.wire.isend(x, to, tag)
+
+    def irecv(self, buffer: Tensor, source: int, tag: int) -> Handle:
+        """Start receiving into `buffer`."""
+        return self.wire.irecv(buffer, source, tag)
+
+    def lane(self, peer: int, outgoing: bool) -> Lane:
+        """The edge to member `peer`, or from it."""
+        a, b = self.ranks[self.rank], self.ranks[peer]
+        return self.traffic.road(a, b) if outgoing else self.traffic.road(b, a)
+
+    # -- collectives under way ---------------------------------------------------------------------------------------
+
+    def all_reduce_start(self, x: Tensor, op: str) -> Started:
+        """In place, in the stream."""
+        return self._start(lambda: x.detach().copy_(ring.all_reduce(x.detach(), self.apart, op)))
+
+    def reduce_scatter_start(self, x: Tensor, op: str) -> Started:
+        """In the stream.   [n*k, ...] -> [k, ...]"""
+        return self._start(lambda: ring.reduce_scatter(x, self.apart, op))
+
+    def all_gather_start(self, x: Tensor, into: Tensor | None) -> Started:
+        """In the stream.   [k, ...] -> [n*k, ...]"""
+
+        def gather() -> Tensor:
+            whole = ring.all_gather(x, self.apart)
+            return whole if into is None else into.detach().copy_(whole)
+
+        return self._start(gather)
+
+    def _start(self, fn: Callable[[], Tensor]) -> Started:
+        def verb() -> Tensor:
+            try:
+                return fn()
+            finally:
+                self.apart.ledger.clear()  # the caller's ledger has the verb; this one would only grow
+
+        return self.stream.start(verb)
+
+    def _in_order(self, algorithm: Algorithm) -> Algorithm:
+        def verb(x: Tensor, group: Group, **options: Any) -> Tensor:
+            self.stream.drain()  # what was started first goes first, as on a stream of NCCL
+            return algorithm(x, group, **options)
+
+        return verb
+
+
+def all_to_all(x: Tensor, group: Group) -> Tensor:
+    """Part j of x goes to rank j, all at the same time.   [n*k, ...] -> [n*k, ...]; sends (n-1)/n N"""
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    parts = x.reshape(group.size, x.shape[0] // group.size, *x.shape[1:]).unbind()
+    expected = [(rank, group.recv_start(rank)) for rank in others]
+    sent = [group.send(parts[rank], rank) for rank in others]
+    out = [parts[group.rank].clone()] * group.size
+    for rank, work in expected:
+        came = work.wait()
+        assert came is not None
+        out[rank] = came
+    for work in sent:
+        work.wait()
+    return torch.cat(out)
+
+
+def barrier(x: Tensor, group: Group) -> Tensor:
+    """Wait for everybody: in round k hear from rank - 2^k, who has heard from 2^k ranks (Hensgen, Finkel and Manber,
+    1988). ceil(log2 n) messages without payload a rank."""
+    hop = 1
+    while hop < group.size:
+        group.exchange(x.new_zeros(0), (group.rank + hop) % group.size, (group.rank - hop) % group.size, tag=hop)
+        hop *= 2
+    return x

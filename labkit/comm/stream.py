@@ -1,0 +1,104 @@
+"""A stream: verbs that were started on a group, carried out by a thread, one after the other.
+
+    main thread     start(a)  start(b)  ... backward ...          wait(a)   wait(b)
+    stream               [ a ========== ][ b ============ ]
+
+What NCCL does on a stream of its own, for collectives that are made of messages. Their order is that in which they were
+started, the same on every rank, and their messages carry tags of their own, so that they never meet those of the main
+thread. The thread ends when it has had nothing to do for a moment.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from labkit.comm.checks import TAGS
+from labkit.comm.group import Group
+
+IDLE_S = 0.5
+WAKE_S = 0.05
+_RESERVED = 1 << 10
+"""Tags at the top of the range; a ring of more ranks than this would use more."""
+
+
+class Apart(Group):
+    """A view of a group for the stream's thread, with a ledger of its own and tags that nobody else uses."""
+
+    def _stream(self, tag: int) -> int:
+        assert tag < _RESERVED, f"tag {tag} in a verb that was started, {_RESERVED} at most"
+        return 2 * (TAGS - _RESERVED + tag) + 1
+
+
+class Started:
+    """A verb in a stream."""
+
+    def __init__(self, fn: Callable[[], Tensor]):
+        self.fn: Callable[[], Tensor] | None = fn
+        self.over = threading.Event()
+        self.result: Tensor | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Carry it out. (In the stream's thread.)"""
+        assert self.fn is not None
+        try:
+            with torch.no_grad():
+                self.result = self.fn()
+        except BaseException as error:  # raised where the verb is waited for
+            self.error = error
+        self.fn = None
+        self.over.set()
+
+    def wait(self) -> Tensor | None:
+        """Its result, when it is through; or what it raised."""
+        while not self.over.wait(WAKE_S):  # a signal is heard between two looks
+            continue
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def done(self) -> bool:
+        """Whether it is through."""
+        return self.over.is_set()
+
+
+class Stream:
+    """The verbs that a group has under way."""
+
+    def __init__(self) -> None:
+        self.waiting: queue.SimpleQueue[Started] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.last: Started | None = None
+
+    def start(self, fn: Callable[[], Tensor]) -> Started:
+        """Have `fn()` carried out after all that was started before."""
+        started = Started(fn)
+        self.last = started
+        with self.lock:
+            self.waiting.put(started)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._live, daemon=True, name="labkit-stream")
+                self.thread.start()
+        return started
+
+    def drain(self) -> None:
+        """Wait until all that was started is through. (Errors are for those who wait for the verb itself.)"""
+        while self.last is not None and not self.last.over.wait(WAKE_S):
+            continue
+        self.last = None
+
+    def _live(self) -> None:
+        while True:
+            try:
+                self.waiting.get(timeout=IDLE_S).run()
+            except queue.Empty:
+                with self.lock:
+                    if self.waiting.empty():
+                        self.thread = None
+                        return

@@ -1,0 +1,139 @@
+"""Offload: the optimizer lives somewhere else, usually in the memory of the CPU.
+
+    device (GPU)    gradient [N/n] ---copy--+          +--copy---> weights [N/n]
+                                            |          |
+    CPU                                  gradient -> optimizer -> master
+                                                     momentum, variance, ...
+
+`Offload(make_optimizer)` is itself a make_optimizer, for any strategy: under ZeRO the parameters it is given are this
+rank's 1/n, so n CPUs share the work. The optimizer steps on masters: copies of the parameters, in fp32 at least, so
+that weights may be kept in bf16 without losing the small updates. With `device=None` the masters stay where the
+parameters are: plain mixed precision.
+
+    bytes copied per step     gradients there, weights back (over PCIe, not over the wire between ranks)
+    device memory             nothing but weights and gradients;     CPU memory: master, gradient, optimizer's state
+
+On a GPU the CPU's side is pinned memory and all copies are under way at once; the step waits for the gradients, the
+device does not wait for the weights until somebody reads them.
+
+Source: Ren et al. (ZeRO-Offload), arXiv:2101.06840, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.parallel.sync import MakeOptimizer
+
+
+class Offload:
+    """A make_optimizer whose optimizer works on copies of the parameters: `ZeRO2(module, group, Offload(make))`."""
+
+    def __init__(
+        self,
+        make_optimizer: MakeOptimizer,
+        device: torch.device | str | None = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`device` of the masters, None for the parameters' own; `dtype` of the masters, None for fp32 at least."""
+        self.make_optimizer, self.device, self.dtype = make_optimizer, device, dtype
+
+    def __call__(self, params: list[nn.Parameter]) -> Offloaded:
+        """The optimizer for these parameters."""
+        return Offloaded(params, self.make_optimizer, self.device, self.dtype)
+
+
+class Offloaded(torch.optim.Optimizer):
+    """An optimizer of masters elsewhere; `param_groups` (the learning rate) and `state` are those of `inner`.
+
+    inner     the optimizer that `make_optimizer` made
+    masters   parameter -> the copy that `inner` steps on
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        make_optimizer: MakeOptimizer,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Copy the parameters, and make the optimizer for the copies."""
+        self.masters = {p: _master(p, device, dtype) for p in params}
+        self.incoming = {p: _room(m.detach(), p) for p, m in self.masters.items()}
+        self.inner = make_optimizer(list(self.masters.values()))
+        super().__init__(list(self.masters.values()), self.inner.defaults)
+        self._share()
+
+    @property
+    def needs_whole_layers(self) -> bool:
+        """Whether `inner` looks at more than one element at a time."""
+        return bool(getattr(self.inner, "needs_whole_layers", False))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        """Gradients there, the step, weights back. A parameter without a gradient is left alone."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for p, master in self.masters.items():
+            master.grad = None if p.grad is None else self.incoming[p].copy_(p.grad, non_blocking=True)
+        for device in {p.device for p in self.masters if p.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # the CPU is about to read what the copies bring
+        self.inner.step()
+        for p, master in self.masters.items():
+            if master.grad is not None:
+                p.copy_(master, non_blocking=True)
+        return loss
+
+    @torch.no_grad()
+    def masters_to_params(self) -> None:
+        """The parameters are what the masters are: for masters that were loaded."""
+        for p, master in self.masters.items():
+            p.copy_(master)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the parameters' gradients."""
+        for p in self.masters:
+            if set_to_none or p.grad is None:
+                p.grad = None
+            else:
+                p.grad.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of `inner`, and the masters: in it they are exact where the parameters may be rounded."""
+        return {**self.inner.state_dict(), "masters": [master.detach().clone() for master in self.masters.values()]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave; the parameters follow. ValueError for another number of masters."""
+        masters = state_dict.get("masters", [])
+        if len(masters) != len(self.masters):
+            raise ValueError(f"the state has {len(masters)} masters, this optimizer has {len(self.masters)}")
+        self.inner.load_state_dict({key: each for key, each in state_dict.items() if key != "masters"})
+        for master, saved in zip(self.masters.values(), masters, strict=True):
+            master.copy_(saved)
+        self._share()
+        self.masters_to_params()
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+
+def stepped_on(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> nn.Parameter:
+    """What the optimizer steps on for `param`: the parameter itself, or its copy elsewhere (see offload.py)."""
+    return getattr(optimizer, "masters", {}).get(param, param)
+
+
+def _master(p: nn.Parameter, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
+    exact = dtype or torch.promote_types(p.dtype, torch.float32)
+    copy = p.detach().to(device=device or p.device, dtype=exact, copy=True)
+    return nn.Parameter(copy.pin_memory() if p.is_cuda and not copy.is_cuda else copy)
+
+
+def _room(master: Tensor, p: nn.Parameter) -> Tensor:
+    return torch.empty_like(master, pin_memory=p.is_cuda and not master.is_cuda)

@@ -1,0 +1,85 @@
+"""ZeRO-2: as ZeRO-1, but a gradient lives only until its bucket has left.
+
+    backward of    block 3        block 2        block 1        block 0
+    bucket 0       | fill |pack, reduce_scatter |-> 1/n stays
+    bucket 1                      | fill |pack, reduce_scatter |-> 1/n stays
+    bucket 2                                     | fill |pack, reduce_scatter |-> ...
+
+When the gradients of a bucket are complete they are packed into one buffer, dropped, and sent; the bucket before must
+have come through by then, so that two buckets are alive at most. What it trades: there is no place where whole
+gradients of several micro-batches could add up, so every backward pass sends its own, and only the parts are added.
+
+    bytes sent per rank and step    m (n-1)/n N gradients + (n-1)/n N weights      m micro-batches, N = bytes of weights
+    memory                          weights N, gradients N/n + 2 buckets, optimizer state 1/n of it
+
+Ranks must agree on the order in which buckets leave, also when one rank has no gradient for some parameter: the bucket
+that misses it leaves with a zero when the pass is over. A pass is over at the end of `accumulate()`, at `finish()`, and
+where a forward begins after a backward.
+
+Source: Rajbhandari et al., arXiv:1910.02054, sections 5.2 and 7.2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.parallel.sharded import Sharded
+from labkit.parallel.sync import MakeOptimizer
+from labkit.parallel.zero1 import BUCKET_BYTES, ZeRO1
+
+
+class ZeRO2(ZeRO1):
+    """A strategy (see sync.py) that shards optimizer state and gradients; weights, step and buckets are ZeRO1's."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        make_optimizer: MakeOptimizer,
+        bucket_bytes: int = BUCKET_BYTES,
+        *,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        """As ZeRO1. Smaller buckets save memory, larger ones latency."""
+        super().__init__(module, group, make_optimizer, bucket_bytes, broadcast_buffers=broadcast_buffers)
+        self._passes = 0
+        holders = [each for each in module.modules() if each is module or any(True for _ in each.parameters(False))]
+        self._hooks += [each.register_forward_pre_hook(lambda module, args: self._forward_begins()) for each in holders]
+
+    def zero_grad(self) -> None:
+        """Forget the gradients. If some are on their way, first let them come through."""
+        super().zero_grad()
+        self._passes = 0
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Each backward pass in here sends its gradients and adds what comes back to this rank's part."""
+        yield
+        self._pass_ends()
+
+    def finish(self) -> None:
+        """Send what has not been sent, wait for all: every rank has its part of the mean gradients."""
+        if self.order.begun or not self._passes:  # a rank without any gradient still answers the others
+            self._end_pass()
+        self._settle()
+
+    def _arrive(self, p: Tensor) -> None:
+        Sharded._arrive(self, p)
+        self.order.arrived(p)
+
+    def _forward_begins(self) -> None:
+        if torch._C._current_graph_task_id() == -1:  # else backward runs a checkpointed block again: it is not over
+            self._pass_ends()
+
+    def _pass_ends(self) -> None:
+        if self.order.begun:
+            self._end_pass()
+
+    def _end_pass(self) -> None:
+        self._passes += 1
+        self.order.flush()

@@ -1,0 +1,97 @@
+"""Ears of a clock: they stand between a ledger and its witness, and note when each verb is entered and left.
+
+    verb --enter--> Ears --enter--> the witness that was there (the page that a hang is read from)
+         --leave-->      --leave-->
+
+A call is noted under a number: the start of an asynchronous verb and the wait for it are the same call, twice.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from typing import Any, NamedTuple
+
+from labkit.comm.ledger import Call, Ledger
+from labkit.probe.rows import Entry
+
+
+class Open(NamedTuple):
+    """A verb that has been entered and not left. `guess` is where its transfer stands, or will, or -1."""
+
+    call: Call
+    t0: float
+    blocks: bool
+    inside: bool
+    guess: int
+
+
+class Ears:
+    """A `Witness` that passes everything on to the one before it, until it is `deaf` only that."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Listen on behalf of the thread that makes it; the caller puts it into `ledger.witness`, and takes it out."""
+        self.ledger, self.inner = ledger, ledger.witness
+        self.transfers, self.first = ledger.transfers, len(ledger.transfers)
+        self.deaf = False
+        self._thread = threading.get_ident()
+        self._open: dict[int, list[Open]] = defaultdict(list)  # by thread
+        self._entries: list[Entry] = []
+        self._kept: list[Call] = []  # kept, so that no two have the same id
+        self._numbers: dict[int, int] = {}
+
+    def enter(self, call: Call) -> None:
+        """Pass it on, since the other may refuse the call; then note the time."""
+        if self.inner is not None:
+            self.inner.enter(call)
+        if self.deaf:
+            return
+        thread = threading.get_ident()
+        around, within = self._open[thread], self.ledger.within
+        guess = -1
+        if call.peer is None and not around and id(call) not in self._numbers:
+            guess = within[-1][1] if within else len(self.transfers)  # a blocking verb has been written down already
+        if id(call) not in self._numbers:
+            self._numbers[id(call)] = len(self._kept)
+            self._kept.append(call)
+        inside = bool(within) if call.peer is not None else bool(around)
+        around.append(Open(call, time.perf_counter(), thread == self._thread and not around, inside, guess))
+
+    def leave(self, call: Call) -> None:
+        """Note the time, then pass it on."""
+        t1 = time.perf_counter()
+        if self.inner is not None:
+            self.inner.leave(call)
+        around = self._open[threading.get_ident()]
+        for k in reversed(range(len(around))):
+            if around[k].call is call:
+                self._entries.append(self._entry(around.pop(k), t1))
+                break
+
+    def track(self, done: float, total: float) -> None:
+        """Progress goes to the witness that knows what to do with it."""
+        track: Any = getattr(self.inner, "track", None)
+        if track is not None:
+            track(done, total)
+
+    def read(self, end: float) -> tuple[Entry, ...]:
+        """The entries so far by their begin; those that are still open end at `end`."""
+        still = [self._entry(each, end) for around in self._open.values() for each in around]
+        return tuple(sorted((*self._entries, *still), key=lambda entry: (entry.t0, -entry.t1)))
+
+    def taken(self) -> Counter[int]:
+        """Global rank -> messages from there that were waited for."""
+        calls = {each.call: each.peer for each in self._entries if each.verb == "recv"}
+        return Counter(peer for peer in calls.values() if peer is not None)
+
+    def _entry(self, each: Open, t1: float) -> Entry:
+        call, number = each.call, each.guess
+        written = self.transfers[number] if 0 <= number < len(self.transfers) else None
+        if written is None or written.verb != call.verb:  # a wait writes nothing down
+            written, number = None, self.first - 1
+        starts = written is not None and written.t0 >= each.t0  # a blocking verb is written down before it is entered
+        peer = None if call.peer is None else call.ranks[call.peer]
+        place = (call.verb, call.axis, call.ranks, peer, call.tag, call.seq)
+        blocks, number = each.blocks and not starts, max(-1, number - self.first)
+        return Entry(self._numbers[id(call)], *place, each.t0, t1, blocks, each.inside, number)

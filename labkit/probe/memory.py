@@ -1,0 +1,250 @@
+"""MemoryProbe: the live and the highest bytes of a step, by what they are held for.
+
+    with MemoryProbe(model, optimizer) as probe:
+        cross_entropy(model(tokens), targets).backward()
+        optimizer.step()
+    probe.peak              parameters 4 N, gradients 4 N, optimizer 8 N (AdamW), activations ..., other ...
+    probe.now               the same for this moment            probe.timeline      the same for every moment
+    probe.modules           the peak while each module was at work
+    probe.saved             what autograd held when a backward began, by operator and module
+    probe.largest(5)        who holds the most
+
+Bytes are those of storages: views and ties count once, a storage resized to 0 counts 0. They are the same for real
+tensors on any device and for fake ones, so that a prediction, a rehearsal and a run can be held against each other.
+
+    parameters     of modules and optimizers, by identity
+    gradients      what reaches a parameter, and its .grad
+    optimizer      tensors in an optimizer's state, and the wider copies that mixed precision steps on
+    activations    made in a module's forward or recorded by autograd, and whatever autograd holds
+    other          the rest: buffers, gradients of activations, temporaries of a step
+
+Seen is what is made in the context, and what is watched. Not seen: tensors made before and not watched (a batch) or by
+other threads, and what C++ allocates for itself: scratch of kernels and of gloo or NCCL, the allocator's rounding,
+buckets of torch's DDP that were made before the context and are no `.grad`'s storage. Nothing is polled or copied.
+
+Kinds follow Rajbhandari 2020, arXiv:1910.02054, section 3.1 ("where did all the memory go"): 16 N bytes for fp32 AdamW.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._guards import active_fake_mode
+
+from labkit.plan.breakdown import KINDS, Breakdown
+from labkit.probe.allocator import Allocator
+from labkit.probe.history import Moment, breakdown
+from labkit.probe.kinds import ACTIVATIONS, GRADIENTS, OPTIMIZER, OTHER, Owners, leads_to_parameter
+from labkit.probe.listen import Operators, resizes
+from labkit.probe.parts import plain, tensors_in
+from labkit.probe.places import Places
+from labkit.probe.saved import Saved, held_bytes, walk
+from labkit.probe.storages import Held, Holder, Storages, VirtualOutOfMemory
+
+__all__ = ("Allocator", "Holder", "MemoryProbe", "Moment", "Saved", "VirtualOutOfMemory")
+
+
+class MemoryProbe:
+    """Counts storages by kind while it is entered; it can be entered again, and read at any time, also afterwards."""
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        cap_bytes: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        """Watch a model and an optimizer, and have VirtualOutOfMemory raised where `cap_bytes` would be exceeded.
+
+        Modules that are called and optimizers that step in the context are found without being named. `device` is the
+        type to count ("cuda": leave out what lies on the host); None counts all. ValueError for a cap below 1."""
+        if cap_bytes is not None and cap_bytes < 1:
+            raise ValueError(f"cap_bytes={cap_bytes}: a cap is a positive number of bytes, or None for no cap")
+        self.cap_bytes = cap_bytes
+        self._storages = Storages(device, None)
+        self._mode = Operators(self._made)
+        self._places = Places(self._mode.heard_here, self._called)
+        self._owners = Owners(self._storages, self._places, self._mode)
+        self._ends: deque[weakref.ref[Tensor]] = deque(maxlen=64)
+        self._saved: tuple[Saved, ...] = ()
+        self._fields: dict[type, tuple[str, ...]] = {}
+        self._backward = -1
+        self._entered: ExitStack | None = None
+        if model is not None or optimizer is not None:
+            self.watch(model, optimizer)
+
+    def watch(self, module: nn.Module | None = None, optimizer: Any = None, name: str = "") -> None:
+        """Know a module's parameters and an optimizer's state, also those that they get later.
+
+        `name` goes before the module's names where there are several. ValueError if the cap is already exceeded."""
+        if module is not None:
+            self._places.add(module, name)
+        if optimizer is not None:
+            self._owners.add(optimizer)
+        if self._entered:
+            self._look()
+            self._check_cap()
+
+    def label(self, tensor: Tensor, kind: str, name: str = "") -> None:
+        """Say what a tensor's storage is held for, a bucket or a flat shard; counted from now on if it was not known.
+
+        Overrules whatever is found out. Gradients of a leaf that is labelled as a parameter are found by themselves.
+        ValueError for a kind that is not one of KINDS."""
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is no kind of memory; there are {', '.join(KINDS)}")
+        self._owners.label(tensor, KINDS.index(kind), name)
+
+    def __enter__(self) -> MemoryProbe:
+        if self._entered:
+            raise ValueError("this probe is at work already: leave it first, or make a second one")
+        self._storages.fake_mode = active_fake_mode() or self._storages.fake_mode or self._owners.fake_mode()
+        with ExitStack() as stack:
+            stack.enter_context(self._places.watching())
+            stack.enter_context(self._owners.watching())
+            stack.enter_context(resizes(self._resizing, self._resized))
+            stack.enter_context(self._mode)
+            self._look()
+            self._check_cap()
+            self._storages.cap_bytes = self.cap_bytes
+            self._entered = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        assert self._entered
+        entered, self._entered = self._entered, None
+        self._storages.cap_bytes = None
+        entered.__exit__(*error)
+
+    @property
+    def now(self) -> Breakdown:
+        """Bytes that are alive, by kind. After the context: those that are left of what was seen in it."""
+        self._look()
+        return self._storages.by_kind()
+
+    @property
+    def peak(self) -> Breakdown:
+        """Bytes by kind at the moment at which their total was highest."""
+        self._look()
+        return breakdown(self._storages.history.read().peak)
+
+    @property
+    def timeline(self) -> tuple[Moment, ...]:
+        """The bytes by kind after each birth, death and change of size (of long runs the older part is thinned)."""
+        self._look()
+        return tuple(self._storages.history.read().moments)
+
+    @property
+    def modules(self) -> Mapping[tuple[str, str], Breakdown]:
+        """(phase, module) -> bytes by kind when their total was highest while that module, or one in it, was at work.
+
+        Phases are "forward", "recompute" (of a checkpoint), "backward" and "step"; module "" is the whole phase."""
+        self._look()
+        return {place: breakdown(each) for place, each in self._storages.history.read().modules.items()}
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        """What autograd held when that backward began whose graph held most; before any backward: what it holds now."""
+        if self._saved:
+            return self._saved
+        return self._walk([tensor.grad_fn for ref in self._ends if (tensor := ref()) is not None])
+
+    @property
+    def allocator(self) -> Allocator | None:
+        """The allocator's own numbers for the current CUDA device, None without one."""
+        return Allocator.read()
+
+    def largest(self, n: int = 5) -> tuple[Holder, ...]:
+        """The n storages that hold the most now, largest first."""
+        self._look()
+        return self._storages.largest(n)
+
+    def reset_peak(self) -> None:
+        """From now on peaks, also those of modules, and `saved` are those of what follows."""
+        self._look()
+        self._storages.history.reset_peak()
+        self._saved = ()
+
+    def _look(self) -> None:
+        self._storages.settle()
+        self._owners.look()
+
+    def _made(self, op: str, args: tuple[Any, ...], output: Any) -> Exception | None:
+        here = self._places.here()
+        kind = ACTIVATIONS if here[0] in ("forward", "recompute") else OTHER
+        if here[0] == "backward":
+            task = torch._C._current_graph_task_id()
+            if task != self._backward:
+                self._backward = task
+                found = self._walk([torch._C._current_autograd_node()])
+                self._saved = max(found, self._saved, key=held_bytes)
+        elif not here[0] and any(_wants_grad(each) for each in args):
+            kind = ACTIVATIONS if torch.is_grad_enabled() else OTHER
+            self._ends.extend(weakref.ref(each) for each in _tensors(output))
+        for tensor in _tensors(output):
+            wanted = self._storages.born(tensor, kind, op, here)
+            if wanted is not None:
+                return self._refuse(wanted)
+        return None
+
+    def _refuse(self, wanted: Held) -> Exception:
+        self._look()  # the holders are named by what they have become
+        if wanted.where[0] == "step" and wanted.op.startswith(("zeros", "empty", "full")):
+            wanted.kind = OPTIMIZER
+        node = torch._C._current_autograd_node()
+        if wanted.where[0] == "backward" and leads_to_parameter(node, wanted.shape.numel()):
+            wanted.kind = GRADIENTS
+        return self._storages.refusal(wanted)
+
+    def _called(self, module: nn.Module, name: str, output: Any) -> None:
+        self._owners.called(module, name)
+        if not self._places.stack:
+            self._ends.extend(weakref.ref(each) for each in tensors_in(output))
+
+    def _resizing(self, storage: torch.UntypedStorage, n_bytes: int) -> None:
+        wanted = self._storages.growth(storage, n_bytes, self._places.here())
+        if wanted is not None:
+            raise self._storages.refusal(wanted)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        self._storages.resized(storage, self._places.here())
+
+    def _check_cap(self) -> None:
+        held = self._storages.by_kind()
+        if self.cap_bytes is not None and held.total > self.cap_bytes:
+            told = ", ".join(f"{name} {held[name]:,}" for name in held if held[name])
+            raise ValueError(
+                f"cap_bytes={self.cap_bytes:,} is less than the {held.total:,} bytes that are there before anything "
+                f"runs ({told}): raise the cap, or shard the model"
+            )
+
+    def _walk(self, roots: list[Any]) -> tuple[Saved, ...]:
+        self._storages.settle()
+        return walk(roots, self._places.owner, self._autograd_holds, self._fields)
+
+    def _autograd_holds(self, tensor: Tensor) -> list[tuple[int, int, str]]:
+        found = []
+        for part in plain(tensor):
+            storage = part.untyped_storage()
+            held = self._storages.live.get(storage._cdata)
+            if held is not None and held.kind == OTHER and not held.rank and not held.name:
+                self._storages.history.rename(held, ACTIVATIONS)
+            found.append((storage._cdata, storage.nbytes(), KINDS[held.kind] if held else ""))
+        return found
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, tuple | list):
+        for each in output:
+            yield from _tensors(each)
+
+
+def _wants_grad(argument: Any) -> bool:
+    return any(tensor.requires_grad for tensor in _tensors(argument))

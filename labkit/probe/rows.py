@@ -1,0 +1,234 @@
+"""What each rank did when, and what follows from it: plain values, no clock and no wire.
+
+    rank 0   main thread   |### compute ###|.... bubble ....|== exposed ==|## compute ##|
+             wire                |------ all_reduce started here ---------|
+                                                            |<-- moving ->|
+    rank 1   main thread   |########### compute ############|== exposed ==|## compute ##|
+                                                            ^ the last rank has come: from here on bytes can move
+
+    compute    the main thread is not blocked in a verb of a group; sleeping and reading data count, too
+    exposed    it is blocked, and everybody that the verb needs has come: what it waits for is the wire
+    bubble     it is blocked, and somebody has not come yet; and the time before a rank begins and after it ends
+    wire       something is on its way from or to this rank, whatever its main thread does meanwhile
+
+The first three add up to the whole, the time from the first rank's begin to the last one's end. Who "has come": all
+members of a collective have called it; the sender of a message has sent it; its receiver has begun to wait for it.
+Where the recording does not tell (a rank is missing in it), everybody counts as come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from labkit.comm.ledger import Transfer
+from labkit.probe.intervals import Interval, common, union, without
+
+
+class Span(NamedTuple):
+    """A named piece of a rank's program, in seconds. `phase` is "" for your own, "forward", "backward" or "recompute"
+    for a watched module, "gpu" for the time between two events on the device."""
+
+    name: str
+    t0: float
+    t1: float
+    phase: str = ""
+
+
+class Entry(NamedTuple):
+    """A rank was in a verb from t0 to t1: the start of an asynchronous one and the wait for it are two entries of one
+    `call`. `peer` is a global rank, None for a collective; `blocks` if the main thread was in it, in no verb around it,
+    and not just starting it; `inside` if a swapped-in collective called it; `number` is the place of its transfer, -1
+    if it has none."""
+
+    call: int
+    verb: str
+    axis: str
+    ranks: tuple[int, ...]
+    peer: int | None
+    tag: int
+    seq: int
+    t0: float
+    t1: float
+    blocks: bool
+    inside: bool
+    number: int = -1
+
+
+class Row(NamedTuple):
+    """One rank between `begin` and `end`: its spans, the verbs it was in and what it sent, in seconds.
+
+    Its clock was `offset_s` ahead of that of rank `reference`, give or take `error_s`. `earlier` has (peer, messages
+    sent to it, messages had from it) before `begin`; `unseen` are the ranks from which messages came that nobody waited
+    for (`Work.done` saw them). `queued`: verbs return when the device has been told: times are those of the host."""
+
+    rank: int
+    begin: float
+    end: float
+    spans: tuple[Span, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    offset_s: float = 0.0
+    error_s: float = 0.0
+    reference: int = 0
+    earlier: tuple[tuple[int, int, int], ...] = ()
+    unseen: tuple[int, ...] = ()
+    queued: bool = False
+
+    def shifted(self, by: float) -> Row:
+        """The same row with `by` seconds added to every time."""
+        return self._replace(
+            begin=self.begin + by,
+            end=self.end + by,
+            spans=tuple(each._replace(t0=each.t0 + by, t1=each.t1 + by) for each in self.spans),
+            entries=tuple(each._replace(t0=each.t0 + by, t1=each.t1 + by) for each in self.entries),
+            transfers=tuple(each._replace(t0=each.t0 + by, t1=each.t1 + by) for each in self.transfers),
+        )
+
+
+class Message(NamedTuple):
+    """Both ends of a message: handed over at t0, known to be through at t1; the receiver began to wait at `came` and
+    had it at `left`. `number` is the sender's transfer, `call` the receiver's call."""
+
+    source: int
+    to: int
+    axis: str
+    tag: int
+    n_bytes: int
+    inside: bool
+    t0: float
+    t1: float
+    came: float
+    left: float
+    number: int
+    call: int
+
+    @property
+    def moving(self) -> Interval:
+        """When it was on the wire: from when both ends were there, or, if it was through before the receiver waited for
+        it, from when it was handed over. Until then it lies in the sender's memory, or in a mailbox."""
+        return (max(self.t0, self.came) if self.came < self.t1 else self.t0), self.t1
+
+
+class Parts(NamedTuple):
+    """The time of one rank, each part as disjoint intervals in order."""
+
+    compute: tuple[Interval, ...]
+    exposed: tuple[Interval, ...]
+    bubble: tuple[Interval, ...]
+    wire: tuple[Interval, ...]
+
+
+# -- who met whom ------------------------------------------------------------------------------------------------------
+
+
+def messages(rows: Sequence[Row]) -> list[Message]:
+    """Every message of which the recording has both ends. Of one sender, receiver, axis and tag they come in order.
+
+    Where messages were on their way when the recording began, receives that ended before the first one of the recording
+    was sent took those. Where a rank took in messages that nobody waited for, its order is not known, and messages from
+    there are left out."""
+    sent: dict[tuple[object, ...], list[tuple[int, Transfer]]] = defaultdict(list)
+    for row in rows:
+        for number, each in enumerate(row.transfers):
+            if each.verb == "send":
+                sent[row.rank, each.to, each.axis, each.tag, bool(each.within)].append((number, each))
+    at: Counter[tuple[object, ...]] = Counter()
+    error = {row.rank: row.error_s for row in rows}
+    flying: Counter[tuple[int, int]] = Counter()  # sent before the recording, and not had yet
+    for row in rows:
+        for peer, n_sent, n_had in row.earlier:
+            flying[row.rank, peer] += n_sent
+            flying[peer, row.rank] -= n_had
+    found = []
+    for row in rows:
+        for first, left in _calls(row):
+            source = first.peer
+            key = (source, row.rank, first.axis, first.tag, first.inside)
+            if first.verb != "recv" or source in row.unseen or at[key] >= len(sent[key]):
+                continue
+            number, each = sent[key][at[key]]
+            pair = source or 0, row.rank
+            if flying[pair] > 0 and left < each.t0 - row.error_s - error[source or 0]:
+                flying[pair] -= 1
+                continue
+            at[key] += 1
+            t0 = min(each.t0, left)  # the ledger notes a send when it is under way, and the sender may have been paused
+            t1 = max(t0, min(left, each.t1) if each.t1 > each.t0 else left)
+            what = (*pair, each.axis, each.tag, each.n_bytes, first.inside)
+            found.append(Message(*what, t0, t1, first.t0, left, number, first.call))
+    return found
+
+
+def parts(rows: Sequence[Row], met: Sequence[Message]) -> dict[int, Parts]:
+    """rank -> compute, exposed, bubble and wire, as the head of this file defines them. `met` are `messages(rows)`."""
+    whole = min(row.begin for row in rows), max(row.end for row in rows)
+    sent = {(each.source, each.number): each for each in met}
+    coming: dict[int, list[Message]] = defaultdict(list)
+    for each in met:
+        coming[each.to].append(each)
+    here, found = _last_to_come(rows), {}
+    for row in rows:
+        arrivals = {each.call: each.t0 for each in coming[row.rank]}
+        sends = _sends_by_end(row)
+        blocked, late = [], [(whole[0], row.begin), (row.end, whole[1])]
+        for entry in row.entries:
+            if entry.blocks:
+                t0, t1 = max(entry.t0, row.begin), min(entry.t1, row.end)
+                ready = here.get((row.rank, entry.call), arrivals.get(entry.call, t0))
+                if entry.verb == "send":
+                    message = sent.get((row.rank, _send_of(entry, sends)))
+                    ready = message.came if message and message.came < entry.t1 else t0
+                blocked.append((t0, t1))
+                late.append((t0, min(max(ready, t0), t1)))
+        calls = {entry.number: here.get((row.rank, entry.call), entry.t0) for entry in row.entries if entry.number >= 0}
+        moving = [each.moving for each in coming[row.rank] if not each.inside]
+        for number, transfer in enumerate(row.transfers):
+            if not transfer.within and transfer.t1 > transfer.t0:
+                message, came = sent.get((row.rank, number)), calls.get(number, transfer.t0)
+                moving.append(message.moving if message else (max(transfer.t0, came), transfer.t1))
+        mine, waits, bubble = union([(row.begin, row.end)]), union(blocked), union(late)
+        exposed = without(waits, bubble)
+        wire = common(union((*moving, *exposed)), mine)
+        found[row.rank] = Parts(without(mine, waits), exposed, bubble, wire)
+    return found
+
+
+def _calls(row: Row) -> Iterator[tuple[Entry, float]]:
+    """The first entry of each call, in order, and when its last one ended."""
+    ends = {entry.call: entry.t1 for entry in row.entries}
+    seen: set[int] = set()
+    for entry in row.entries:
+        if entry.call not in seen:
+            seen.add(entry.call)
+            yield entry, ends[entry.call]
+
+
+def _last_to_come(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
+    """(rank, call) of each collective -> when the last of its members called it."""
+    met: dict[tuple[object, ...], list[tuple[int, int, float]]] = defaultdict(list)
+    for row in rows:
+        again: Counter[tuple[object, ...]] = Counter()  # a group formed anew counts its collectives from 1 again
+        for first, _ in _calls(row):
+            if first.peer is None:
+                key = (first.axis, first.ranks, first.seq)
+                met[*key, again[key]].append((row.rank, first.call, first.t0))
+                again[key] += 1
+    return {(rank, call): max(t0 for _, _, t0 in each) for each in met.values() for rank, call, _ in each}
+
+
+def _sends_by_end(row: Row) -> dict[tuple[object, ...], list[tuple[float, int]]]:
+    sends: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
+    for number, each in enumerate(row.transfers):
+        if each.verb == "send":
+            sends[each.to, each.axis, each.tag].append((each.t1, number))
+    return {key: sorted(each) for key, each in sends.items()}
+
+
+def _send_of(entry: Entry, sends: dict[tuple[object, ...], list[tuple[float, int]]]) -> int:
+    """The transfer that a wait for a send ended: the ledger closes it just after the wait."""
+    ended = sends.get((entry.peer, entry.axis, entry.tag), [])
+    place = bisect_left(ended, (entry.t1, -1))
+    return ended[place][1] if place < len(ended) else -1

@@ -1,0 +1,140 @@
+"""A recording as a trace file that https://ui.perfetto.dev and chrome://tracing open.
+
+    rank 0   spans             |-------- step --------|        a process for each rank, a thread for each lane;
+                                 |forward| |backward|          what overlaps goes into lanes of its own
+             compute           |####|      |#########|
+             waiting                |recv 1|
+             communication     |send to 1|                     arrows lead from each send to the receive
+             receiving              |recv 1|                   that took it
+
+The file is JSON: `{"traceEvents": [...]}` with complete events ("X": ts and dur in microseconds), flows ("s", "f") and
+names ("M"). Source: Google, Trace Event Format, sections "Complete Events", "Flow Events" and "Metadata Events".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit.probe.rows import Message, Parts, Row
+
+LANES = ("spans", "compute", "waiting", "communication", "receiving", "device")
+"""The kinds of lanes of a rank, from the top; the k-th lane of the i-th kind is thread 1000 i + k."""
+
+
+Place = tuple[int, str, int]
+"""Rank, "send" or "recv", and which of them."""
+
+
+class Slice(NamedTuple):
+    """A bar: t0 and t1 in whole nanoseconds, since a trace that rounds twice shows bars that overlap."""
+
+    t0: int
+    t1: int
+    name: str
+    args: dict[str, Any]
+    key: tuple[str, int] | None = None
+
+
+def trace_events(rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[Message]) -> list[dict[str, Any]]:
+    """The events of a trace, names first, then bars and arrows in the order of time. The first rank's begin is 0."""
+    origin = min(row.begin for row in rows)
+    names: list[dict[str, Any]] = []
+    bars: list[dict[str, Any]] = []
+    places: dict[Place, tuple[int, Slice]] = {}
+    for row in rows:
+        leaves = {each.number: each.t0 for each in met if each.source == row.rank}
+        names.append(_meta(row.rank, 0, "process_name", {"name": f"rank {row.rank}"}))
+        names.append(_meta(row.rank, 0, "process_sort_index", {"sort_index": row.rank}))
+        for i, kind in enumerate(LANES):
+            for k, lane in enumerate(_lanes(_slices(kind, row, parts[row.rank], leaves, origin), kind)):
+                thread = 1000 * i + k
+                names.append(_meta(row.rank, thread, "thread_name", {"name": kind if k == 0 else f"{kind} {k + 1}"}))
+                names.append(_meta(row.rank, thread, "thread_sort_index", {"sort_index": thread}))
+                for each in lane:
+                    bars.append(_event("X", row.rank, thread, each.t0, each.name, kind, args=each.args))
+                    bars[-1]["dur"] = (each.t1 - each.t0) / 1e3
+                    if each.key is not None:
+                        places[row.rank, *each.key] = (thread, each)
+    bars += _arrows(met, places)
+    return [*names, *sorted(bars, key=lambda event: (event["ts"], -event.get("dur", 0.0)))]
+
+
+def write(path: str | Path, rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[Message]) -> Path:
+    """Write the trace to `path` and return it. OSError if that cannot be written."""
+    path = Path(path)
+    told = {f"rank {row.rank}": f"{row.offset_s:+.6f} s, give or take {row.error_s:.6f} s" for row in rows}
+    content = {
+        "traceEvents": trace_events(rows, parts, met),
+        "displayTimeUnit": "ms",
+        "otherData": {"corrected clock offsets": told},
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def _slices(kind: str, row: Row, parts: Parts, leaves: Mapping[int, float], origin: float) -> Iterator[Slice]:
+    def bar(t0: float, t1: float, name: str, key: tuple[str, int] | None = None, **args: Any) -> Slice:
+        a, b = max(0, round((t0 - origin) * 1e9)), max(0, round((t1 - origin) * 1e9))
+        return Slice(a, max(a, b), name, args, key)
+
+    if kind in ("spans", "device"):
+        for span in row.spans:
+            if (span.phase == "gpu") == (kind == "device"):
+                yield bar(span.t0, span.t1, f"{span.phase} {span.name}".strip(), phase=span.phase)
+    elif kind == "compute":
+        yield from (bar(t0, t1, "compute") for t0, t1 in parts.compute)
+    elif kind == "waiting":
+        for entry in row.entries:
+            if entry.blocks:
+                whom = "" if entry.peer is None else f" {entry.peer}"
+                yield bar(entry.t0, entry.t1, f"{entry.verb}{whom}", axis=entry.axis, tag=entry.tag)
+    elif kind == "communication":
+        for number, each in enumerate(row.transfers):
+            name = each.verb if each.to is None else f"{each.verb} to {each.to}"
+            told: dict[str, Any] = {"axis": each.axis, "bytes": each.n_bytes, "tag": each.tag, "within": each.within}
+            yield bar(leaves.get(number, each.t0), each.t1, name, ("send", number), **told)
+    else:
+        last = {entry.call: entry.t1 for entry in row.entries}
+        for entry in row.entries:
+            if entry.verb == "recv" and entry.call in last:
+                name, until = f"recv from {entry.peer}", last.pop(entry.call)
+                yield bar(entry.t0, until, name, ("recv", entry.call), axis=entry.axis, tag=entry.tag)
+
+
+def _lanes(slices: Iterable[Slice], kind: str) -> list[list[Slice]]:
+    """As few lanes as it takes: in one lane bars follow each other, or (your spans) lie wholly in one another."""
+    lanes: list[list[Slice]] = []
+    around: list[list[int]] = []  # for each lane, the ends of the bars that are still open
+    for each in sorted(slices, key=lambda each: (each.t0, -each.t1)):
+        for ends in around:
+            while ends and ends[-1] <= each.t0:
+                ends.pop()
+        fits = (k for k, ends in enumerate(around) if not ends or (kind == "spans" and each.t1 <= ends[-1]))
+        k = next(fits, len(lanes))
+        if k == len(lanes):
+            lanes.append([])
+            around.append([])
+        lanes[k].append(each)
+        around[k].append(each.t1)
+    return lanes
+
+
+def _arrows(met: Sequence[Message], places: Mapping[Place, tuple[int, Slice]]) -> Iterator[dict[str, Any]]:
+    """An arrow for each message, from the begin of its send to the end of its receive, each within a bar."""
+    for number, each in enumerate(met):
+        sender, start = places[each.source, "send", each.number]
+        receiver, end = places[each.to, "recv", each.call]
+        yield {**_event("s", each.source, sender, start.t0, "message", "message"), "id": number}
+        arrives = max(start.t0, end.t0, end.t1 - 1)
+        yield {**_event("f", each.to, receiver, arrives, "message", "message"), "id": number, "bp": "e"}
+
+
+def _event(phase: str, rank: int, thread: int, at: int, name: str, category: str, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "pid": rank, "tid": thread, "ts": at / 1e3, "name": name, "cat": category, **more}
+
+
+def _meta(rank: int, thread: int, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "pid": rank, "tid": thread, "ts": 0, "name": name, "args": args}

@@ -1,0 +1,163 @@
+"""The picture of compute, wire and waiting: its numbers, its scale, and that nothing runs over the edge."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.comm.ledger import Transfer
+from labkit.probe.intervals import union
+from labkit.probe.recording import Recording
+from labkit.probe.rows import Entry, Row, Span
+from labkit.view.overlap import (
+    BUBBLE,
+    COMPUTE,
+    EXPOSED,
+    LANE,
+    LEFT,
+    MOST_BARS,
+    MOST_RANKS,
+    RIGHT,
+    WIRE,
+    _joined,
+    overlap,
+)
+from labkit.view.svg import WIDTH
+from labkit.view.units import seconds_text
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def meets(seq, t0, t1):
+    return Entry(seq, "all_reduce", "world", (0, 1), None, 0, seq, t0, t1, True, False, seq)
+
+
+def two_ranks(**more):
+    """Rank 0 waits from 20 to 80 ms for rank 1, which comes at 60 ms."""
+    named = (Span("step", 0.0, 0.1), Span("forward", 0.0, 0.02))
+    rows = []
+    for rank, came, spans in ((0, 0.02, named), (1, 0.06, ())):
+        sent = (Transfer("all_reduce", "world", None, 64, came, 0.08),)
+        rows.append(Row(rank, 0.0, 0.1, spans, (meets(0, came, 0.08),), sent, **more))
+    return Recording.of([Recording((row,)) for row in rows])
+
+
+def texts(picture) -> list[str]:
+    """All text of a picture; parsing it proves that it is well-formed."""
+    return [node.text or "" for node in ET.fromstring(str(picture)).iter(SVG + "text")]
+
+
+def bars(picture) -> dict[str, dict[str, str]]:
+    """What the pointer is told -> the rectangle that tells it."""
+    groups = ET.fromstring(str(picture)).iter(SVG + "g")
+    return {title: node.find(SVG + "rect").attrib for node in groups if (title := node.findtext(SVG + "title"))}
+
+
+def fits(picture):
+    """Nothing leaves the page, and nothing is too small to read."""
+    root = ET.fromstring(str(picture))
+    assert picture.width <= 800
+    for node in root.iter(SVG + "rect"):
+        x, y = float(node.get("x")), float(node.get("y"))
+        assert x >= 0
+        assert y >= 0
+        assert x + float(node.get("width")) <= WIDTH + 0.1
+        assert y + float(node.get("height")) <= picture.height
+    for node in root.iter(SVG + "text"):
+        size = float(node.get("font-size", 13))
+        wide = 0.56 * size * len(node.text or "")
+        start = float(node.get("x")) - wide * {"middle": 0.5, "end": 1.0}.get(node.get("text-anchor"), 0.0)
+        assert size >= 9
+        assert start >= -2, node.text
+        assert start + wide <= WIDTH + 2, node.text
+        assert float(node.get("y")) <= picture.height
+
+
+def test_each_rank_has_its_seconds_and_shares_written_out():
+    """Would catch a picture that only a ruler can read, and shares of another rank."""
+    picture = overlap(two_ranks())
+    said = texts(picture)
+    assert "compute 40 ms (40%) · exposed 20 ms (20%) · bubble 40 ms (40%) · wire 0 of 20 ms hidden (0%)" in said
+    assert "compute 80 ms (80%) · exposed 20 ms (20%) · bubble 0 (0%) · wire 0 of 20 ms hidden (0%)" in said
+    assert "2 ranks, 100 ms: compute 60%, exposed 20%, bubble 20%; 0% of the communication hidden" in said
+    assert picture.label == said[0]
+    assert {"rank 0", "rank 1", "compute", "wire", "waiting", "spans", "0", "50 ms", "100 ms"} <= set(said)
+    assert "forward" in said
+    assert "step" not in said, "a span that holds another would hide it"
+    fits(picture)
+
+
+def test_bars_stand_where_and_as_long_as_they_were_on_one_scale():
+    """Would catch each rank drawn to its own scale, and lanes that are told apart by colour alone."""
+    found = bars(overlap(two_ranks()))
+    scale = (RIGHT - LEFT) / 0.1
+    late = found["rank 0 waits for a rank: 40 ms from 20 ms"]
+    exposed = found["rank 0 waits: 20 ms from 60 ms"]
+    wire = found["rank 0 on the wire: 20 ms from 60 ms"]
+    first = found["rank 1 computes: 60 ms from 0"]
+    assert [float(each["x"]) for each in (late, exposed, wire, first)] == pytest.approx(
+        [LEFT + 0.02 * scale, LEFT + 0.06 * scale, LEFT + 0.06 * scale, LEFT], abs=1e-2
+    )
+    assert [float(each["width"]) / scale for each in (late, exposed, wire, first)] == pytest.approx(
+        [0.04, 0.02, 0.02, 0.06], abs=1e-5
+    )
+    assert [each["fill"] for each in (late, exposed, wire, first)] == [BUBBLE, EXPOSED, WIRE, COMPUTE]
+    assert len({each["y"] for each in (exposed, wire, first)}) == 3
+    assert float(exposed["height"]) == float(late["height"]) / 2
+    assert float(exposed["y"]) + float(exposed["height"]) == float(late["y"]) + float(late["height"])
+
+
+def test_a_silent_run_a_host_that_only_hands_over_and_a_title_are_said():
+    """Would catch 0% hidden where there was nothing to hide, and numbers of the host sold as the device's."""
+    quiet = Recording((Row(0, 5.0, 6.0, (Span("work", 5.0, 6.0), Span("work", 5.1, 5.2, "gpu"))),))
+    picture = overlap(quiet, "my step")
+    assert picture.label == "my step, 1 s: compute 100%, exposed 0%, bubble 0%; no communication"
+    assert "compute 1 s (100%) · exposed 0 (0%) · bubble 0 (0%) · no communication" in texts(picture)
+    assert texts(picture).count("work") == 1
+    assert overlap(quiet).label.startswith("1 rank, 1 s")
+    assert "as the host saw it" in overlap(two_ranks(queued=True)).label
+    with pytest.raises(ValueError, match="no shares"):
+        overlap(Recording((Row(0, 1.0, 1.0),)))
+
+
+def test_many_ranks_and_many_bars_stay_on_the_page_and_the_picture_says_what_is_missing():
+    """Would catch a page of a megabyte, and ranks that vanish without a word."""
+    n_spans = 4 * MOST_BARS
+    entries = tuple(meets(k, k / n_spans, (k + 0.5) / n_spans) for k in range(n_spans))
+    crowd = [Recording((Row(rank, 0.0, 1.0, (), entries if rank < 2 else ()),)) for rank in range(MOST_RANKS + 3)]
+    picture = overlap(Recording.of(crowd))
+    fits(picture)
+    assert f"the first {MOST_RANKS} ranks are drawn; 3 are not, and are in the numbers above" in texts(picture)
+    assert len(str(picture)) < 1_000_000
+    assert picture.height == pytest.approx(58 + MOST_RANKS * (4 * LANE + 8) + 48)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1e-3)), max_size=2 * MOST_BARS), st.floats(1e-6, 1e-2))
+def test_bars_that_run_together_still_tell_the_seconds_that_they_cover(starts, least):
+    """Would catch gaps that are counted as compute when they are drawn over, and bars that are dropped."""
+    spans = union((a, a + wide) for a, wide in starts)
+    joined = _joined(spans, least)
+    assert len(joined) <= MOST_BARS
+    assert sum(took for _, _, took in joined) == pytest.approx(sum(b - a for a, b in spans))
+    assert [a for a, _, _ in joined[:1]] == [a for a, _ in spans[:1]]
+    assert [b for _, b, _ in joined[-1:]] == [b for _, b in spans[-1:]]
+    assert all(second[0] - first[1] >= least for first, second in zip(joined, joined[1:], strict=False))
+
+
+def test_a_narrow_span_is_named_by_its_letter_and_a_wide_one_in_full():
+    """Would catch names that run into each other, and a forward that cannot be told from a backward."""
+    spans = (
+        Span("stage", 0.0, 0.1, "forward"),
+        Span("stage", 0.1, 0.13, "backward"),
+        Span("stage", 0.13, 1.0, "backward"),
+        Span("stage", 1.0, 1.0),
+    )
+    said = texts(overlap(Recording((Row(0, 0.0, 1.0, spans),))))
+    assert "backward stage" in said
+    assert "F stage" in said
+    assert "B" in said
+    assert seconds_text(1.0) in said
