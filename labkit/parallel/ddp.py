@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.parallel.bucket import Bucket, as_on_rank_0, in_buckets
 from labkit.parallel.compress import Reduce, exact
+from labkit.parallel.offload import stepped_on
 from labkit.parallel.sync import MakeOptimizer, Piece, check_module
 
 
@@ -149,10 +150,11 @@ class DDP:
         }
         for name, p in self.module.named_parameters():
             if p.requires_grad:
-                state = {key: _flat(name, key, each, p, windows) for key, each in kept.get(p, {}).items()}
+                own = stepped_on(self.optimizer, p)
+                state = {key: _flat(name, key, each, p, windows) for key, each in kept.get(own, {}).items()}
                 grad = None if p.grad is None or self._touched else p.grad.view(-1)
                 cut = getattr(p, "shard_dim", None)
-                yield Piece(name, tuple(p.shape), 0, p.detach().view(-1), grad, state, cut)
+                yield Piece(name, tuple(p.shape), 0, own.detach().view(-1), grad, state, cut)
 
     def load(self, name: str, start: int, value: Tensor, state: dict[str, Any]) -> None:
         """Put `value` [k] at elements `start`, ... of a parameter, and its optimizer state ([k] tensors and scalars).
@@ -167,18 +169,21 @@ class DDP:
             size = "there is no such parameter" if p is None else f"it has {p.numel()}"
             raise ValueError(f"cannot load elements {start} to {start + value.numel()} of {name}: {size}")
         part = slice(start, start + value.numel())
-        p.detach().view(-1)[part] = value.to(p.device)
-        kept = self.optimizer.state[p] if state else {}
+        own = stepped_on(self.optimizer, p)
+        own.detach().view(-1)[part] = value.to(own.device)
+        kept = self.optimizer.state[own] if state else {}
         for key, each in state.items():
             if isinstance(each, Tensor) and each.dim():
                 if key not in kept:
-                    kept[key] = torch.zeros_like(p, dtype=each.dtype)
-                kept[key].view(-1)[part] = each.to(p.device)
+                    kept[key] = torch.zeros_like(own, dtype=each.dtype)
+                kept[key].view(-1)[part] = each.to(own.device)
             else:
                 kept[key] = each.clone() if isinstance(each, Tensor) else each
 
     def loaded(self) -> None:
         """The module computes with what was loaded; gradients of the old weights are forgotten."""
+        if hasattr(self.optimizer, "masters_to_params"):
+            self.optimizer.masters_to_params()
         self.zero_grad()
 
     def close(self) -> None:

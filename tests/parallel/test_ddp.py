@@ -690,3 +690,41 @@ def test_a_wrapped_module_can_be_copied_and_pickled():
         return group.ledger.calls("all_reduce") > 0
 
     assert all(run_threads(train, 2))
+
+
+@pytest.mark.parametrize("wrap", ["offload", "masters"])
+def test_pieces_of_an_optimizer_that_steps_on_copies_are_those_copies(wrap):
+    """A bug: DDP saved the bf16 weights and no state, where an optimizer keeps fp32 masters."""
+    from labkit.parallel.offload import Offload
+    from labkit.train.precision import MasterWeights
+
+    def make(params):
+        if wrap == "offload":
+            return Offload(lambda copies: torch.optim.AdamW(copies, lr=0.1))(params)
+        return MasterWeights(params, lambda copies: torch.optim.AdamW(copies, lr=0.1))
+
+    def trained(group, steps):
+        torch.manual_seed(0) if group.size == 1 else None
+        module = nn.Linear(3, 2).to(torch.bfloat16)
+        sync = DDP(module, group, make)
+        for _ in range(steps):
+            sync.zero_grad()
+            module(torch.ones(4, 3, dtype=torch.bfloat16)).square().sum().backward()
+            sync.finish()
+            sync.step()
+        return sync
+
+    def round_trip(group):
+        one = trained(group, 2)
+        saved = {piece.name: (piece.value.clone(), dict(piece.state)) for piece in one.pieces()}
+        assert {value.dtype for value, _ in saved.values()} == {torch.float32}
+        assert all({"exp_avg", "exp_avg_sq"} <= set(state) for _, state in saved.values())
+        other = trained(group, 0)
+        for name, (value, state) in saved.items():
+            other.load(name, 0, value, state)
+        other.loaded()
+        return all(
+            torch.equal(a, b) for a, b in zip(one.module.parameters(), other.module.parameters(), strict=True)
+        ) and all(torch.equal(piece.value, saved[piece.name][0]) for piece in other.pieces())
+
+    assert all(run_threads(round_trip, 1))
