@@ -159,13 +159,9 @@ def _find(name: str) -> Path:
     """A notebook by path (`notebooks/03_collectives.ipynb`), name (`03_collectives`) or number (`3`)."""
     if Path(name).is_file():
         return Path(name).resolve()
-    labs = sorted(
-        {
-            path.resolve()
-            for folder in (Path("notebooks"), CHECKOUT / "notebooks")
-            for path in folder.glob("[0-9]*.ipynb")
-        }
-    )
+    folders = (CHECKOUT / "notebooks", Path("notebooks"))  # what is here comes before what labkit brings
+    found = {path.name: path.resolve() for folder in folders for path in folder.glob("[0-9]*.ipynb")}
+    labs = [found[name] for name in sorted(found)]
     for path in labs:
         if path.name.startswith(name.zfill(2)) or path.name == f"{name}.ipynb":
             return path

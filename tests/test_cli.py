@@ -148,3 +148,15 @@ def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) is not None
     assert psutil.wait_procs(family, timeout=5)[1] == []
+
+
+@pytest.mark.parametrize("place", ["aaa", "zzz"])
+def test_a_lab_in_the_present_folder_comes_before_that_of_the_checkout(place, tmp_path, monkeypatch):
+    """A bug: of two labs with one name, the one whose path came first in the alphabet was opened."""
+    monkeypatch.setattr("labkit.cli.CHECKOUT", tmp_path / "mmm")
+    for folder in ("mmm", place):
+        (tmp_path / folder / "notebooks").mkdir(parents=True)
+        (tmp_path / folder / "notebooks/00_doctor_and_first_cluster.ipynb").touch()
+    monkeypatch.chdir(tmp_path / place)
+    assert _find("0").parts[-3] == place
+    assert _find("00_doctor_and_first_cluster.ipynb").parts[-3] == place
