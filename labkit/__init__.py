@@ -40,6 +40,7 @@ _WHERE = MappingProxyType(
         "compare": "view.bars",
         "doctor": "lab.doctor",
         "show": "lab.source",
+        "Play": "view.widgets.play",
         "Predict": "view.widgets.predict",
         "RingFilm": "view.widgets.ring_film",
         "CrossoverExplorer": "view.widgets.crossover",
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from labkit.train.loss_scale import LossScale, Scaler
     from labkit.view.bars import compare
     from labkit.view.widgets.crossover import CrossoverExplorer
+    from labkit.view.widgets.play import Play
     from labkit.view.widgets.predict import Predict
     from labkit.view.widgets.ring_film import RingFilm
 
@@ -148,6 +150,7 @@ __all__ = (
     "MemoryProbe",
     "Mesh",
     "Pipeline",
+    "Play",
     "Predict",
     "Recipe",
     "Reply",

@@ -145,7 +145,7 @@ def test_lab_00_runs_and_its_slider_moves_the_picture(page, address, tmp_path):
     no_errors(page)
     handle = page.locator(".noUi-handle").first
     handle.scroll_into_view_if_needed()
-    output = page.locator(".jp-OutputArea-output", has=page.locator(".noUi-handle")).first
+    output = page.locator(".jp-OutputArea-output", has=handle).first
     before = output.inner_html()
     handle.focus()
     page.keyboard.press("ArrowRight")

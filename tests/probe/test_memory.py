@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from labkit import run_threads
+from labkit.plan.breakdown import KINDS
 from labkit.probe import history
 from labkit.probe.listen import resizes
 from labkit.probe.memory import MemoryProbe, VirtualOutOfMemory
@@ -88,6 +89,17 @@ def test_a_linear_with_adamw_takes_what_the_law_says(inside, outside, dtype):
         assert now == {"parameters": n, "gradients": n, "optimizer": 2 * n + 2 * 4, "activations": 0, "other": 0}
         optimizer.zero_grad()
         assert probe.now["gradients"] == 0
+
+
+def test_a_gradient_that_is_added_to_another_is_a_gradient_too():
+    """Would catch half of the gradients' peak of a second micro-batch under `other`: two stand there for a moment."""
+    model = nn.Linear(32, 32, bias=False)
+    n = 32 * 32 * 4
+    with MemoryProbe(model) as probe:
+        for _ in range(2):
+            model(torch.ones(1, 32)).sum().backward()
+    assert max(moment.bytes[KINDS.index("gradients")] for moment in probe.timeline) == 2 * n
+    assert probe.now["gradients"] == n
 
 
 def test_every_moment_of_a_small_step_is_as_counted_by_hand():

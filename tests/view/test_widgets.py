@@ -14,7 +14,7 @@ import torch
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from labkit import CrossoverExplorer, Film, Predict, RingFilm, ring, run_threads
+from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ring, run_threads
 from labkit.plan.collectives import Line
 from labkit.probe import film
 from labkit.view.widgets import ring_film, twin
@@ -186,3 +186,39 @@ def test_the_explorer_draws_in_under_100_ms():
         explorer.draw()
         took.append(time.perf_counter() - started)
     assert statistics.median(took) < 0.1
+
+
+def test_play_draws_now_and_again_when_a_control_moves():
+    """Would catch a picture that is of the controls before, and a notebook that needs an Output widget."""
+    play = Play(lambda log2_bytes: compare(law=2.0**log2_bytes, unit="B", title="size"), log2_bytes=(6, 30, 20))
+    assert "1,048,576 B" in play.shown.value
+    play.controls["log2_bytes"].value = 21
+    assert "2,097,152 B" in play.shown.value
+    assert play.values == {"log2_bytes": 21}
+    assert "2,097,152 B" in str(play.static())
+    assert not any("Output" in type(each).__name__ for each in play.children)
+
+
+def test_play_tells_an_error_and_keeps_the_picture_before_it():
+    """Would catch an explorer that dies of one bad value."""
+
+    def draw(n):
+        if n == 3:
+            raise ValueError("3 <does> not divide")
+        return compare(law=float(n), unit="s")
+
+    play = Play(draw, n=(1, 9, 2))
+    before = play.shown.value
+    play.controls["n"].value = 3
+    assert "3 &lt;does&gt; not divide" in play.said.value
+    assert play.shown.value == before
+    play.controls["n"].value = 4
+    assert "4 s" in play.shown.value
+    assert "in " in play.said.value
+
+
+@pytest.mark.parametrize("control", [(6, 3, 4), (1, 2), "x", (1.0, 2.0, 1.5), (1, 5, 9)])
+def test_play_refuses_what_is_no_control(control):
+    """Would catch a slider that starts outside its range."""
+    with pytest.raises(ValueError, match="n: a control is a widget"):
+        Play(lambda n: compare(law=1.0), n=control)
