@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -214,8 +215,10 @@ def test_f28_two_threads_that_call_at_once_take_turns(four):
 
 
 @pytest.mark.slow
-def test_f29_two_hundred_clusters_in_a_row_leave_nothing():
+def test_f29_two_hundred_clusters_in_a_row_leave_nothing(monkeypatch):
     """Would catch one descriptor, thread, process or file left behind by each cluster."""
+    folder = tempfile.mkdtemp(prefix="f29-")  # our own: others may be making clusters at the same time
+    monkeypatch.setattr(tempfile, "tempdir", folder)
 
     def one():
         with Cluster(2, quiet=True) as cluster:
@@ -227,3 +230,4 @@ def test_f29_two_hundred_clusters_in_a_row_leave_nothing():
     for _ in range(200):
         one()
     assert belongings() == before
+    os.rmdir(folder)
