@@ -19,6 +19,7 @@ of them is in use. Bytes on the wire: see the part that sends them.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -167,7 +168,8 @@ class TrainStep:
     def __call__(self, tokens: Tensor, targets: Tensor, number: int = 0) -> float:
         """One step on this dp rank's rows, [rows, T] each; `number` counts steps from 0 and sets the learning rate.
 
-        Raises ValueError on every rank if the gradients are not finite (in fp16 the step is skipped instead)."""
+        Raises ValueError on every rank, before anything is stepped, if the loss is not finite or, with a clip_norm, the
+        gradients are not (in fp16 the step is skipped instead)."""
         recipe, syncs = self.recipe, list(self.syncs.values())
         for sync in syncs:
             sync.zero_grad()
@@ -175,20 +177,25 @@ class TrainStep:
                 group["lr"] = recipe.lr * self.warmup(number)
         rows = tokens.tensor_split(recipe.n_micro), targets.tensor_split(recipe.n_micro)
         loss = self.pipeline.step(*rows, loss_weights=[len(each) for each in rows[0]])
-        found = [self.scaler.unscale_(sync) for sync in syncs] if self.scaler else []  # all of them, finite or not
-        finite = all(found)
-        self.skipped = not finite
-        if finite and recipe.clip_norm is not None:
+        mean = self._everybodys(loss, self.scaler.loss_scale.scale if self.scaler else 1.0)
+        if self.scaler:
+            found = [self.scaler.unscale_(sync) for sync in syncs]  # all of them, finite or not
+            self.skipped = not all(found)
+        elif not math.isfinite(mean):
+            raise ValueError(
+                f"the loss of step {number} is {mean}: nothing was stepped. Look at the data of this step, or "
+                f"lower the learning rate of {recipe.lr * self.warmup(number):g}"
+            )
+        if recipe.clip_norm is not None and not self.skipped:
             self.norm = clip_grad_norm_(syncs, self.mesh, recipe.clip_norm)
         for sync in syncs:
             if self.scaler:
                 self.scaler.step(sync)
             else:
                 sync.step()
-        factor = self.scaler.loss_scale.scale if self.scaler else 1.0
         if self.scaler:
             self.scaler.update()
-        return self._everybodys(loss, factor)
+        return mean
 
     @property
     def parameter_bytes(self) -> int:

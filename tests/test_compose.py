@@ -235,11 +235,31 @@ def test_not_a_number_in_the_data_path_is_told_on_every_rank(tmp_path):
         if group.rank == 1:
             with torch.no_grad():
                 next(iter(step.stages[0].parameters()))[:] = float("nan")
-        with pytest.raises(ValueError, match="the norm of the gradients is nan"):
+        with pytest.raises(ValueError, match="is nan"):
             step(*batch(0, 0, group.rank, 2, 16, CONFIG.seq), 0)
         return True
 
     assert all(run_threads(poisoned, 2))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 2, 2)], ids=str)
+def test_a_loss_that_is_not_a_number_stops_every_rank_before_the_step(sizes):
+    """Would catch a run without clipping that goes on with weights of NaN."""
+
+    def poisoned(group):
+        mesh = Mesh.connect(Layout(*sizes), group)
+        step = assemble(CONFIG, Recipe("zero1", batch_size=4, n_micro=2), mesh)
+        if group.rank == group.size - 1:
+            module = max(step.stages.items())[1]
+            with torch.no_grad():
+                list(module.parameters())[-1].fill_(float("nan"))
+        healthy = [p.clone() for stage in step.stages.values() for p in stage.parameters() if p.isfinite().all()]
+        with pytest.raises(ValueError, match="the loss of step 3 is nan: nothing was stepped"):
+            step(*batch(0, 3, mesh.dp.rank, mesh.dp.size, 4, CONFIG.seq), 3)
+        after = [p for stage in step.stages.values() for p in stage.parameters() if p.isfinite().all()]
+        return len(healthy) == len(after) and all(map(torch.equal, healthy, after))
+
+    assert all(run_threads(poisoned, Layout(*sizes).size))
 
 
 def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
