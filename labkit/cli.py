@@ -1,4 +1,4 @@
-"""The command line: `labkit doctor | lab | train | bench`."""
+"""The command line: `labkit doctor | lab | train | plan | bench`."""
 
 from __future__ import annotations
 
@@ -141,6 +141,25 @@ def train(
         print(json.dumps(asdict(report), indent=2))
     else:
         Console().print(report)
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Option(help="A published model, such as llama-70b or gpt3-175b.")] = "llama-70b",
+    gpus: Annotated[int, typer.Option(help="Devices.")] = 256,
+    gpu: Annotated[str, typer.Option(help="A device, such as h100, a100-80gb or laptop.")] = "h100",
+    batch: Annotated[int, typer.Option(help="Rows of a step, over all devices.")] = 1024,
+    seq: Annotated[int | None, typer.Option(help="Tokens of a row; the model's own by default.")] = None,
+    count: Annotated[int, typer.Option(help="Plans to show, and half as many refused ones.")] = 8,
+) -> None:
+    """Plans for a model on devices that you need not have: the fastest first, the refused with a reason."""
+    from labkit.plan.explain import explain, table
+    from labkit.plan.search import plans
+
+    found = plans(model, gpu, gpus, batch, seq)
+    print(table(found, count=count, refused=(count + 1) // 2))
+    print()
+    print(explain(found))
 
 
 @app.command()

@@ -160,3 +160,25 @@ def test_a_lab_in_the_present_folder_comes_before_that_of_the_checkout(place, tm
     monkeypatch.chdir(tmp_path / place)
     assert _find("0").parts[-3] == place
     assert _find("00_doctor_and_first_cluster.ipynb").parts[-3] == place
+
+
+def test_a_plan_is_a_table_and_an_answer_in_order():
+    """Would catch a table without reasons, and an answer that begins with the strategy."""
+    done = labkit_says("plan", "--model", "llama-70b", "--gpus", "64", "--gpu", "h100", "--batch", "512")
+    assert done.returncode == 0
+    assert "refused:" in done.stdout
+    places = [
+        done.stdout.index(word) for word in ("1 memory", "2 baselines", "3 simplest", "4 communication", "5 batch")
+    ]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [(("--model", "lama-70b"), "llama-70b"), (("--gpu", "h1000"), "h100"), (("--gpus", "0"), "0")]
+)
+def test_a_plan_for_what_there_is_not_is_refused_with_the_nearest(words, told):
+    """Would catch a traceback for a typing error."""
+    done = labkit_says("plan", *words)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr

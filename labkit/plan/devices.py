@@ -1,0 +1,106 @@
+"""Devices that `Hardware.preset` knows: figures of their data sheets, and what is reached of them, with the sources.
+
+The share of the peak that a large bf16 product reaches is measured (S. Bekman, "Machine Learning Engineering", MAMF
+table): 86.9% on an A100, 80.3% on an H100. Elsewhere it is assumed, and says so. GB here are 10^9 bytes where the data
+sheet says GB; the memory that a job can use is a little less (the driver and the libraries take about 1 GB).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from labkit.plan.breakdown import Item
+from labkit.plan.hardware import Hardware
+from labkit.plan.link import Link, link_of
+
+MAMF = "github.com/stas00/ml-engineering, compute/accelerator, MAMF table, bf16"
+STREAM = "assumed: a streaming kernel reaches 80 to 90% of the data sheet's bandwidth"
+ASSUMED = "assumed"
+
+
+class Row(NamedTuple):
+    """A device in one line: flop/s by precision, efficiency and its source, memory, bandwidth, links, data sheet."""
+
+    flops: tuple[tuple[str, float], ...]
+    efficiency: float
+    efficiency_source: str
+    memory_bytes: float
+    bytes_per_s: float
+    node_size: int
+    intra: str
+    inter: str
+    sheet: str
+    device: str = "cuda"
+    launch_s: float = 4e-6
+    memory_share: float = 0.85
+
+    def hardware(self, name: str) -> Hardware:
+        """The row as Hardware."""
+        return Hardware(
+            name,
+            tuple(Item(precision, rate, "flop/s", "dense", self.sheet) for precision, rate in self.flops),
+            Item("efficiency", self.efficiency, "", "large product / peak", self.efficiency_source),
+            Item("memory", self.memory_bytes, "B", "", self.sheet),
+            Item("memory bandwidth", self.bytes_per_s, "B/s", "", self.sheet),
+            Item("share of the bandwidth", self.memory_share, "", "", STREAM),
+            self.node_size, _link(self.intra), _link(self.inter), self.launch_s, self.device,
+        )  # fmt: skip
+
+
+def _rates(fp64: float, fp32: float, bf16: float, fp16: float) -> tuple[tuple[str, float], ...]:
+    given = (("fp64", fp64), ("fp32", fp32), ("bf16", bf16), ("fp16", fp16))
+    return tuple((name, rate * 1e12) for name, rate in given if rate)
+
+
+def _link(name: str) -> Link:
+    return next((link for link in OLDER if link.name == name), None) or link_of(name)
+
+
+HOP = "latency as of the newer one"
+OLDER = (
+    Link("nvlink-v100", 1.9e-6, 150e9, f"NVLink 2: 300 GB/s both ways, NVIDIA V100 data sheet; {HOP}"),
+    Link("infiniband-edr", 4.0e-6, 12.5e9, f"EDR, 100 Gb/s a port, InfiniBand roadmap; {HOP}"),
+    Link(
+        "tpu-ici", 2e-6, 100e9, "TPU v4: 6 links of 50 GB/s each way, arXiv:2304.01433, table 4; a ring takes 2 of them"
+    ),
+    Link(
+        "tpu-dcn",
+        20e-6,
+        6.25e9,
+        "assumed: a host of 4 chips has 200 Gb/s to the other pod, arXiv:2204.02311, section 4",
+    ),
+    Link(
+        "loopback", 50e-6, 1.5e9, "assumed for gloo between processes of one machine: measure with labkit.probe.links"
+    ),
+)
+"""Links that devices have and labkit.plan.link does not."""
+
+A100 = _rates(19.5, 19.5, 312, 312)
+H100 = _rates(67, 67, 989.4, 989.4)
+GB = 1e9
+
+DEVICES: Mapping[str, Row] = MappingProxyType(
+    {
+        "v100": Row(_rates(7.8, 15.7, 0, 125), 0.75, ASSUMED, 32 * GB, 900e9, 8, "nvlink-v100", "infiniband-edr",
+                    "NVIDIA V100 SXM2 data sheet, 2018"),
+        "a100-40gb": Row(A100, 0.869, MAMF, 40 * GB, 1555e9, 8, "nvlink-a100", "infiniband-hdr",
+                         "NVIDIA A100 data sheet, 2020"),
+        "a100-80gb": Row(A100, 0.869, MAMF, 80 * GB, 2039e9, 8, "nvlink-a100", "infiniband-hdr",
+                         "NVIDIA A100 80GB data sheet, 2021"),
+        "h100": Row(H100, 0.803, MAMF, 80 * GB, 3350e9, 8, "nvlink", "infiniband",
+                    "NVIDIA H100 SXM data sheet, 2023"),
+        "h200": Row(H100, 0.803, f"{MAMF} (as H100)", 141 * GB, 4800e9, 8, "nvlink", "infiniband",
+                    "NVIDIA H200 SXM data sheet, 2024"),
+        "b200": Row(_rates(37, 75, 2250, 2250), 0.776, MAMF, 180 * GB, 7700e9, 8, "nvlink-b200", "infiniband",
+                    "NVIDIA HGX B200 data sheet, 2025"),
+        "rtx-4090": Row(_rates(1.3, 82.6, 165.2, 165.2), 0.9, ASSUMED, 24 * GB, 1008e9, 2, "pcie4", "ethernet",
+                        "NVIDIA Ada architecture white paper, appendix A"),
+        "tpu-v4": Row((("bf16", 275e12), ("fp32", 275e12 / 6)), 0.85, ASSUMED, 32 * 2**30, 1228e9, 4096, "tpu-ici",
+                      "tpu-dcn", "Jouppi et al., arXiv:2304.01433, table 4; fp32 in six bf16 passes"),
+        "laptop": Row(_rates(0.05, 0.1, 0.05, 0.01), 0.8, ASSUMED, 8 * 2**30, 20e9, 8, "loopback", "ethernet",
+                      "assumed: two cores, 16 multiply-adds a clock, 3 GHz; measure yours: Hardware.measured",
+                      "cpu", 2e-6),
+    }
+)  # fmt: skip

@@ -1,0 +1,116 @@
+"""explain: a search's result in the order in which a good answer to "how would you train this?" is given.
+
+    1  memory          what must be held, and how many devices that takes at least
+    2  baselines       one device, then plain data parallelism: why they do or do not do
+    3  simplest        the plan with the fewest axes that fits, and the fastest one
+    4  communication   bytes over each link, and whether they hide
+    5  batch           rows, micro-batches, accumulation, tokens of a step
+
+Pure text, every number with its formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from labkit.plan.rank import STATES
+from labkit.plan.search import Plan
+
+GB = 1e9
+
+
+def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
+    """The first `count` kept plans, and `refused` of the others with their reasons, in columns."""
+    head = ("dp", "pp", "tp", "strategy", "schedule", "micro", "again", "step", "MFU", "memory", "waits")
+    lines = [head]
+    for plan in [plan for plan in found if plan.kept][:count]:
+        lay, r, step = plan.layout, plan.recipe, plan.step
+        assert step is not None
+        schedule = f"{r.schedule} x{r.stages_per_rank}" if r.stages_per_rank > 1 else r.schedule
+        lines.append((
+            str(lay.dp), str(lay.pp), str(lay.tp), r.strategy if lay.dp > 1 else "-",
+            schedule if lay.pp > 1 else "-", f"{r.n_micro} x {r.batch_size // lay.dp // r.n_micro}",
+            "yes" if r.checkpointing else "no", f"{step.total:.3g} s", f"{100 * plan.mfu:.0f}%",
+            f"{plan.memory.total / GB:.1f} GB", f"{100 * step['bubble'] / step.total:.0f}%",
+        ))  # fmt: skip
+    wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    text = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
+    text += [f"refused: {plan}" for plan in [plan for plan in found if not plan.kept][:refused]]
+    return "\n".join(text)
+
+
+def explain(found: Sequence[Plan]) -> str:
+    """Five paragraphs about the plans of one search. ValueError for none."""
+    if not found:
+        raise ValueError("there are no plans to explain: ask plans(...) first")
+    return "\n".join([_memory(found[0]), _baselines(found), _simplest(found), _communication(found), _batch(found)])
+
+
+def simplest(found: Sequence[Plan]) -> Plan | None:
+    """The kept plan with the fewest ideas in it (axes, then strategy, checkpointing, stages), fastest of its kind."""
+    order = ("ddp", "zero1", "zero2", "zero3")
+
+    def ideas(plan: Plan) -> tuple[float, ...]:
+        lay, r = plan.layout, plan.recipe
+        axes = (lay.pp > 1) + (lay.tp > 1)
+        return axes, order.index(r.strategy) * (lay.dp > 1), r.checkpointing, r.stages_per_rank, plan.step_s
+
+    return min((plan for plan in found if plan.kept), key=ideas, default=None)
+
+
+def _memory(plan: Plan) -> str:
+    shape, room = plan.shape, plan.hardware.memory_bytes.value
+    n, width = shape.n_params, 8 if plan.recipe.precision == "fp64" else 4
+    states = dict(STATES)[plan.recipe.optimizer]
+    each = width * (2 + states)
+    return (
+        f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters. Weights {width} B, gradients "
+        f"{width} B, {plan.recipe.optimizer} {states * width} B: {each} N = {each * n / GB:,.0f} GB, so at least "
+        f"{-(-each * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
+    )
+
+
+def _baselines(found: Sequence[Plan]) -> str:
+    plain = [plan for plan in found if plan.layout.pp == plan.layout.tp == 1]
+    for strategy in ("ddp", "zero1", "zero2", "zero3"):
+        fits = [plan for plan in plain if plan.recipe.strategy == strategy and plan.kept]
+        if fits:
+            return f"2 baselines      data parallelism alone does: {fits[0]}"
+    why = plain[-1].refused if plain else "no layout has dp alone"
+    return f"2 baselines      data parallelism alone does not do, not even ZeRO-3: {why}"
+
+
+def _simplest(found: Sequence[Plan]) -> str:
+    easy, best = simplest(found), found[0]
+    if easy is None:
+        near = min(found, key=lambda plan: plan.needs_bytes or math.inf)
+        return f"3 simplest       nothing fits. Nearest comes {near}"
+    if easy == best:
+        return f"3 simplest       the simplest that fits is the fastest too: {best}"
+    gain = easy.step_s / best.step_s
+    return f"3 simplest       {easy}\n  fastest        {best}, {gain:.2f} times as fast for more ideas"
+
+
+def _communication(found: Sequence[Plan]) -> str:
+    plan = found[0]
+    if plan.step is None:
+        return "4 communication  nothing runs, so nothing is sent"
+    step, hw = plan.step, plan.hardware
+    parts = [f"{axis} {step[axis]:.3g} s" for axis in ("tp", "pp", "dp") if step[axis]]
+    hidden, behind = -step["overlap"], step["compute"]
+    return (
+        f"4 communication  {', '.join(parts) or 'none'}; {hidden:.3g} s of it hide behind {behind:.3g} s of compute. "
+        f"Inside a node: {hw.intra.name}, {hw.intra.bytes_per_s / GB:.3g} GB/s, and tp stays there. "
+        f"Between nodes: {hw.inter.name}, {hw.inter.bytes_per_s / GB:.3g} GB/s a device."
+    )
+
+
+def _batch(found: Sequence[Plan]) -> str:
+    plan, r = found[0], found[0].recipe
+    rows, tokens = r.batch_size // plan.layout.dp, r.batch_size * plan.shape.seq
+    bubble = f"; the bubble is {100 * plan.step['bubble'] / plan.step.total:.0f}%" if plan.step is not None else ""
+    return (
+        f"5 batch          {r.batch_size} rows x {plan.shape.seq} = {tokens:,} tokens a step = dp {plan.layout.dp} x "
+        f"{r.n_micro} micro-batches x {rows // r.n_micro} rows{bubble}. At most dp = {r.batch_size} has a row for each."
+    )

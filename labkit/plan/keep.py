@@ -1,0 +1,219 @@
+"""What each strategy of data parallelism does with weights and gradients while a step goes on, in bytes.
+
+              weights   gradients                                                         on their way
+    DDP       N         N: the buckets                                                    nothing
+    ZeRO1     N         N, as autograd makes them; then 1/n of each bucket that has left  one bucket
+    ZeRO2     N         those of one bucket; then 1/n of each that has left               one bucket
+    ZeRO3     N/n       those of one unit; then 1/n of each that has left                 one unit (see units.py)
+
+A keeper hears what happens (a unit is needed, a gradient arrives, a pass ends) and changes what is alive. The sizes are
+those of labkit.parallel: parameters from last to first in buckets of `bucket_bytes` (the first of 1 MiB), flat, padded
+so that n divides them; what leaves is packed into one buffer first, which lives until it has been reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.plan.buckets import Bucket, Live, Params, in_buckets
+from labkit.plan.tape import GRADIENTS, NOTHING, OTHER, Bytes, minus
+
+
+class Keeper:
+    """DDP: the buckets are the gradients, and nothing else ever changes. Also what all keepers have in common.
+
+    n: ranks that share the state; width: bytes of a weight."""
+
+    def __init__(self, layers: Sequence[Params], n: int, width: int, bucket_bytes: int) -> None:
+        self.layers, self.n, self.width = layers, n, width
+        self.buckets = self.cut(bucket_bytes)
+        self.sizes = {(layer.layer, name): size for layer in layers for name, size in layer.sizes}
+        self.home = {member: bucket for bucket in self.buckets for member in bucket.members}
+        self.final, self.sending, self.next, self.passes = True, True, 0, 0
+
+    def cut(self, bucket_bytes: int) -> list[Bucket]:
+        """The buckets; DDP's need no padding."""
+        return in_buckets(self.layers, 1, self.width, bucket_bytes)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all buckets, padding included."""
+        return sum(bucket.numel for bucket in self.buckets)
+
+    @property
+    def owned(self) -> list[int]:
+        """Elements of each tensor that this rank's optimizer steps on."""
+        return [size for layer in self.layers for _, size in layer.sizes]
+
+    def weights(self) -> int:
+        """Bytes of weights between steps."""
+        return self.numel * self.width
+
+    def gradients(self) -> int:
+        """Bytes of gradients that are there all the time."""
+        return self.numel * self.width
+
+    def pass_begins(self, sending: bool) -> None:
+        """A backward of one micro-batch begins; `sending` says whether it is the last of the step."""
+        self.final, self.sending, self.next = sending, sending, 0
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.members)
+
+    def need(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
+        """A layer's weights are needed, those `ahead` next; `more` is alive besides."""
+        return None
+
+    def left(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
+        """Nobody computes with the layer's weights any more; in backward its gradients have all arrived."""
+        return None
+
+    def arrive(self, live: Live, more: Bytes, member: tuple[int, str], fresh: int, when: str) -> None:
+        """A gradient of `fresh` bytes arrives; `more` is what the layer's tape says is alive, the gradient included."""
+        bucket = self.home[member]
+        bucket.missing -= 1
+        live.see(more, when)
+        more = self.take(live, more, bucket, member, fresh)
+        while self.sending and self.next < len(self.buckets) and not self.buckets[self.next].missing:
+            self.next += 1
+            self.send(live, self.buckets[self.next - 1], more, when)
+
+    def take(self, live: Live, more: Bytes, bucket: Bucket, member: tuple[int, str], fresh: int) -> Bytes:
+        """The gradient goes into its bucket and is gone; what is left of `more`."""
+        return minus(more, (0, fresh, 0, 0, 0))
+
+    def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
+        """A bucket is complete and is reduced in place."""
+        return None
+
+    def between(self, live: Live, numel: int) -> None:
+        """The gradients of blocks that are not walked, `numel` parameters, have come and gone as the others did."""
+        return None
+
+    def pass_ends(self, live: Live) -> None:
+        """The backward is over."""
+        self.passes += 1
+
+    def fill(self, live: Live, numel: int, times: int) -> None:
+        """`times` backwards were there before, also of `numel` parameters that are not walked: their gradients."""
+        self.passes += 1
+
+    def finish(self, live: Live) -> None:
+        """The step's gradients are complete and reduced."""
+        return None
+
+
+class ZeRO1Keeper(Keeper):
+    """Gradients stay as they are until the last pass; then each bucket leaves, and 1/n of it comes back."""
+
+    leaving: Bucket | None = None
+
+    def cut(self, bucket_bytes: int) -> list[Bucket]:
+        """Padded buckets."""
+        return in_buckets(self.layers, self.n, self.width, bucket_bytes)
+
+    @property
+    def owned(self) -> list[int]:
+        """One flat part of each bucket."""
+        return [bucket.numel // self.n for bucket in self.buckets]
+
+    def gradients(self) -> int:
+        """None are there all the time."""
+        return 0
+
+    def take(self, live: Live, more: Bytes, bucket: Bucket, member: tuple[int, str], fresh: int) -> Bytes:
+        """The first gradient stays, later ones are added to it."""
+        if member not in bucket.here:
+            bucket.here.add(member)
+            bucket.grads += fresh
+            live.add(GRADIENTS, fresh)
+        return minus(more, (0, fresh, 0, 0, 0))
+
+    def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
+        """Pack and drop what is here, when the bucket before has arrived; memory for 1/n of it is made at once."""
+        if self.leaving is not None:
+            self.settle(live, self.leaving)
+        self.leaving = bucket
+        live.add(OTHER, bucket.numel * self.width)
+        live.see(more, when)
+        bucket.here.clear()
+        live.add(GRADIENTS, -bucket.grads)
+        bucket.grads, bucket.packed = 0, self.part
+        live.add(bucket.packed, bucket.numel // self.n * self.width)
+        live.see(more, when)
+        if self.n == 1:  # the answer is a copy, made at once
+            live.add(OTHER, -bucket.numel * self.width)
+
+    def settle(self, live: Live, bucket: Bucket) -> None:
+        """What was on its way is here: its buffer is let go, and parts of later passes are added to the first's."""
+        if bucket.packed is not None:
+            live.add(OTHER, -bucket.numel * self.width if self.n > 1 else 0)
+            if bucket.packed == OTHER:
+                live.add(OTHER, -(bucket.numel // self.n * self.width))
+            bucket.packed = None
+
+    @property
+    def part(self) -> int:
+        """What an arriving 1/n is held for: it is this rank's gradient, or is added to it."""
+        return GRADIENTS
+
+    def between(self, live: Live, numel: int) -> None:
+        """They stay until the last pass; then 1/n of them."""
+        n_bytes = numel * self.width
+        if not self.passes:
+            live.add(GRADIENTS, n_bytes)
+        if self.sending:
+            live.add(GRADIENTS, n_bytes // self.n - n_bytes)
+
+    def pass_ends(self, live: Live) -> None:
+        """At the end of the last pass everything arrives; before that, what is on its way may stay on its way."""
+        if self.final:
+            self.finish(live)
+        super().pass_ends(live)
+
+    def fill(self, live: Live, numel: int, times: int) -> None:
+        """They are as autograd made them."""
+        for bucket in self.buckets:
+            bucket.here = set(bucket.members)
+            bucket.grads = sum(self.sizes[member] for member in bucket.members) * self.width
+            live.add(GRADIENTS, bucket.grads)
+        live.add(GRADIENTS, numel * self.width)
+        self.passes += 1
+
+    def finish(self, live: Live) -> None:
+        """Everything that is on its way arrives."""
+        for bucket in self.buckets:
+            self.settle(live, bucket)
+
+
+class ZeRO2Keeper(ZeRO1Keeper):
+    """Every pass sends."""
+
+    @property
+    def part(self) -> int:
+        """Parts of later passes are added to those of the first."""
+        return OTHER if self.passes else GRADIENTS
+
+    def pass_begins(self, sending: bool) -> None:
+        """Every pass sends what it has."""
+        super().pass_begins(sending)
+        self.sending = True
+
+    def between(self, live: Live, numel: int) -> None:
+        """1/n of them stays."""
+        if not self.passes:
+            live.add(GRADIENTS, numel * self.width // self.n)
+
+    def fill(self, live: Live, numel: int, times: int) -> None:
+        """1/n of each, and the last bucket is still on its way."""
+        live.add(GRADIENTS, (self.numel + numel) * self.width // self.n)
+        self.passes = times
+        if self.n > 1:
+            self.leaving = self.last
+            self.leaving.packed = GRADIENTS if times == 1 else OTHER
+            live.add(OTHER, self.leaving.numel * self.width)
+            live.add(OTHER, (times > 1) * self.leaving.numel // self.n * self.width)
+
+    @property
+    def last(self) -> Bucket:
+        """The bucket that leaves last."""
+        return self.buckets[-1]

@@ -1,0 +1,147 @@
+"""The layers of labkit's GPT on shadows: what autograd holds of each, tensor by tensor, and its highest moments.
+
+    Embedding   ids                                                  -> x [B,T,D]
+    Block       x, n1, q, k, v, mixed, x1, n2, u [F], g [F]          -> x            (8 D + 2 F) B T elements are held
+    Head        x, n                                                 -> logits [B,T,V]
+    loss        log-probabilities [B,T,V]                            -> one number
+
+The same program as labkit.train.gpt, op by op, with what tensor and sequence parallelism (labkit.parallel.tensor,
+.sequence, .vocab), autocast and checkpointing make of it. Attention is a fused kernel, as torch runs it: it holds q, k,
+v, its result and one number a row, and never the T x T scores (Dao et al., arXiv:2205.14135, section 3.1).
+
+    way          weights  activations
+    "fp32"       4 bytes  4 bytes
+    "fp64"       8        8
+    "autocast"   4        products 2, norms and the residual path 4; a half copy of each weight until its backward
+    "half"       2        2: what ZeRO-3 computes with
+
+Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm) are the plain torch program for them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.ops import Ops, Setting
+from labkit.plan.shape import ModelShape
+from labkit.plan.tape import OTHER, Bytes, Segment, Shadow
+
+LAYERS = ("embedding", "block", "head", "loss")
+
+
+class Profile(NamedTuple):
+    """What one layer holds and when. All bytes are by kind and count from an empty memory.
+
+    forward    the highest moment of its forward, its input included
+    held       what is left of it after its forward, its input included and its result not
+    result     bytes of its result
+    cached     what autocast's cache holds besides until the forward of all layers is over
+    segments   its backward, cut where a weight's gradient arrives
+    tensors    what is held, tensor by tensor: (name, bytes)
+    top        the highest moment of its backward
+    """
+
+    forward: Bytes
+    held: Bytes
+    result: int
+    cached: int
+    segments: tuple[Segment, ...]
+    tensors: tuple[tuple[str, int], ...]
+    top: Bytes
+
+
+@lru_cache(maxsize=4096)
+def profile(shape: ModelShape, layer: str, setting: Setting) -> Profile:
+    """Run one layer of the model on a tape, forward and backward. The same question is answered once."""
+    return Program(shape, setting).measured(layer)
+
+
+def held(shape: ModelShape, setting: Setting) -> Breakdown:
+    """What autograd holds of one block, item by item; equal names are added up."""
+    found: dict[str, int] = {}
+    for name, n_bytes in profile(shape, "block", setting).tensors:
+        found[name] = found.get(name, 0) + n_bytes
+    b, t = setting.rows, setting.seq
+    per = b * t
+    return Breakdown(
+        Item(name, n_bytes, "B", f"{n_bytes / per:,.6g} bytes x B T = {b} x {t}", "labkit.plan.layers")
+        for name, n_bytes in found.items()
+    )
+
+
+class Program(Ops):
+    """One layer on a tape of its own."""
+
+    def measured(self, layer: str) -> Profile:
+        """The layer's profile."""
+        tape, rows, tp = self.tape, self.rows // self.cut, self.setting.tp
+        if layer == "embedding":
+            y = self.embedding()
+        elif layer == "loss":
+            y = self.loss(tape.enter(self.rows * (self.shape.vocab // tp), self.narrow, "logits"))
+        else:
+            x = tape.enter(rows * self.shape.d_model, self.wide, f"x, input of the {layer}")
+            run = self.block if layer == "block" else self.head
+            again = self.setting.checkpointing and layer == "block"
+            y = tape.checkpoint(run, x, self.cache.clear) if again else run(x)
+            del x
+        forward, end, result = tape.mark(), y.node, y.storage.n_bytes
+        del y
+        before = tape.total
+        self.cache.clear()
+        held, cached = tape.moment(), before - tape.total
+        tensors = tuple((each.name, each.n_bytes) for each in tape.held(end))
+        grad = tape.new(result, OTHER)
+        tape.mark()
+        left = tape.backward(end, grad)
+        del grad
+        tape.segments.append(Segment(tape.mark(), tape.moment(), None, 0))
+        del left
+        top = max((segment.top for segment in tape.segments), key=sum)
+        return Profile(forward, held, result, cached, tuple(tape.segments), tensors, top)
+
+    # -- layers ------------------------------------------------------------------------------------------------------
+
+    def embedding(self) -> Shadow:
+        """[B, T] -> [B, T, D]"""
+        shape, tape, d, tp = self.shape, self.tape, self.shape.d_model, self.setting.tp
+        own = [] if tp == 1 else [tape.new(8 * self.rows, name="ids of this rank's rows")]
+        x = self.look_up("token", shape.vocab // tp * d, self.rows * d, own)
+        if tp > 1:
+            x = self.leave(self.op(x, x.numel, x.width, [tape.new(self.rows, name="which ids are this rank's")]))
+        if shape.position == "learned":
+            n = self.setting.seq // self.cut
+            x = self.add(x, self.look_up("position", self.shape.seq * d, n * d, [tape.new(8 * n, name="positions")]))
+        return x
+
+    def block(self, x: Shadow) -> Shadow:
+        """[B, T, D] -> [B, T, D]"""
+        x = self.add(x, self.attention(self.norm(x, "norm1")))
+        return self.add(x, self.mlp(self.norm(x, "norm2")))
+
+    def attention(self, x: Shadow) -> Shadow:
+        """[B, T, D] -> [B, T, D], over this rank's heads."""
+        shape, tp = self.shape, self.setting.tp
+        heads, keys = shape.n_head // tp, max(1, shape.kv_heads // tp)
+        x = self.enter(x)
+        query = self.linear(x, heads * shape.width, "query")
+        key, value = self.linear(x, keys * shape.width, "key"), self.linear(x, keys * shape.width, "value")
+        if shape.position == "rotary":
+            query, key = self.rotate(query, "query"), self.rotate(key, "key")
+        return self.row(self.attend(query, key, value, heads), "out")
+
+    def mlp(self, x: Shadow) -> Shadow:
+        """[B, T, D] -> [B, T, D], through this rank's hidden units."""
+        hidden = self.shape.hidden // self.setting.tp
+        x = self.enter(x)
+        if self.shape.gated:
+            gate = self.pointwise(self.linear(x, hidden, "gate"), "silu of gate")
+            return self.row(self.product(gate, self.linear(x, hidden, "up")), "down")
+        return self.row(self.pointwise(self.linear(x, hidden, "up"), "gelu of up"), "down")
+
+    def head(self, x: Shadow) -> Shadow:
+        """[B, T, D] -> [B, T, V], over this rank's words."""
+        n = self.enter(self.norm(x, "norm"))
+        return self.linear(n, self.shape.vocab // self.setting.tp, "logits", False)

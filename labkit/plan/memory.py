@@ -1,0 +1,172 @@
+"""predict_memory: what one rank holds at the highest moment of a step, by kind.
+
+    between steps    parameters, the optimizer's state, gradients that stay            one look at a keeper (keep.py)
+    forward          + what each layer holds, layer by layer
+    backward         + gradients that come and go, - what is held; the last layer, the first, and all between
+    step             + two temporaries of the optimizer
+
+    bytes of N parameters in fp32 with AdamW     parameters   gradients          optimizer
+    ddp                                          4 N          4 N                8 N
+    zero1                                        4 N          4 N, then 4 N/n    8 N/n
+    zero2                                        4 N          4 N/n + buckets    8 N/n
+    zero3                                        4 N/n        4 N/n + units      8 N/n      + units on their way
+
+A pipeline's rank holds several micro-batches at once: in_flight of its schedule. All numbers are those of labkit's own
+strategies (labkit.parallel) with torch's optimizers, counted as MemoryProbe counts: the batch itself, the buffers of
+gloo or NCCL and the allocator's rounding are not in them.
+
+Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Korthikanti et al., arXiv:2205.05198, section 4;
+Narayanan et al., arXiv:2104.04473, section 2.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.plan.breakdown import KINDS, Breakdown, Item
+from labkit.plan.buckets import Live
+from labkit.plan.keep import Keeper
+from labkit.plan.layers import Profile
+from labkit.plan.layout import Layout
+from labkit.plan.rank import STATES, Rank
+from labkit.plan.recipe import Recipe
+from labkit.plan.shape import ModelShape
+from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER
+
+
+def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, device: str = "cpu") -> Breakdown:
+    """Bytes that `rank` holds at the highest moment of a step, by kind: parameters, gradients, optimizer, ...
+
+    `shape` is a ModelShape or a GPTConfig; `device` "cpu" or "cuda" says how torch's optimizers step (one tensor after
+    another, or all at once) and whether offloaded state is on the device. Compare with `MemoryProbe().peak`:
+    `predict_memory(...).against(probe.peak)`. ValueError for what cannot be cut or run."""
+    step = Walk(ModelShape.of(shape), layout, recipe, rank, device)
+    live = step.walk()
+    said = step.formulas()
+    return Breakdown(
+        Item(
+            kind, n_bytes, "B", said[kind] + f"; at the peak: {live.when}" * (kind in ("activations", "other")), source
+        )
+        for kind, n_bytes, source in zip(KINDS, live.top, SOURCES, strict=True)
+    )
+
+
+SOURCES = (
+    "arXiv:1910.02054, 5.3", "arXiv:1910.02054, 5.2", "arXiv:1910.02054, 5.1", "arXiv:2205.05198, 4", "labkit.plan.ops",
+)  # fmt: skip
+
+
+class Walk(Rank):
+    """One rank's step, moment by moment."""
+
+    def walk(self) -> Live:
+        """Forward and backward with as many micro-batches in flight as the schedule has, then the optimizer."""
+        live, m = Live(self.base()), self.recipe.n_micro
+        live.add(ACTIVATIONS, self.message() * (self.place < self.layout.pp - 1))  # on its way to the next stage
+        live.add(OTHER, self.message() * (self.place > 0))  # a gradient on its way to the one before
+        if m * len(self.stages) > sum(self.in_flight):  # with as many in flight, and gradients of passes before
+            for stage, keeper in zip(self.stages, self.keepers, strict=True):
+                keeper.fill(live, stage.middle, min(2, m - 1))
+            self.turn(live, 1, False)
+        else:
+            self.turn(live, 1, m == 1)
+        if m > 1 and (self.recipe.strategy == "zero1" or m * len(self.stages) <= sum(self.in_flight)):
+            self.turn(live, 0, True)
+        for keeper in self.keepers:
+            keeper.finish(live)
+        self.optimizer(live)
+        return live
+
+    def turn(self, live: Live, busy: int, final: bool) -> None:
+        """A micro-batch forward, and one back through each stage; `busy`: with all others in flight, 0: alone."""
+        total, counts = busy * self.in_flight_bytes(), self.in_flight
+        newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
+        self.forward(live, newest, max(0, total - self.stages[newest].held))
+        for index in range(len(self.stages) - 1, -1, -1):
+            self.backward(live, index, max(0, total - self.stages[index].held), final)
+
+    def forward(self, live: Live, index: int, others: int) -> None:
+        """One micro-batch through stage `index`, while `others` bytes of activations wait."""
+        stage, keeper = self.stages[index], self.keepers[index]
+        before, cached = live.now[ACTIVATIONS], 0
+        live.add(ACTIVATIONS, others)
+        order = range(len(stage.profiles))
+        for k in order:
+            each, copies = stage.profiles[k], stage.skipped + 1 if k == stage.at else 1
+            ahead = [*order[k + 1 :], *order[::-1]]
+            if stage.kinds[k] != "loss":
+                keeper.need(live, k, ahead, (0, 0, 0, stage.profiles[k - 1].result if k else 0, 0))
+            cached += each.cached * (copies - 1)
+            live.add(ACTIVATIONS, each.held[ACTIVATIONS] * (copies - 1))
+            more = cached if stage.kinds[k] != "loss" else 0  # which is outside of autocast
+            live.see((0, 0, 0, each.forward[ACTIVATIONS] + more, each.forward[OTHER]), "forward")
+            live.add(ACTIVATIONS, each.held[ACTIVATIONS])
+            cached += each.cached
+            keeper.left(live, k)
+        live.now[ACTIVATIONS] = before
+
+    def backward(self, live: Live, index: int, others: int, sending: bool) -> None:
+        """One micro-batch back through stage `index`, while `others` bytes of activations wait."""
+        stage, keeper = self.stages[index], self.keepers[index]
+        live.add(ACTIVATIONS, others + stage.held)
+        keeper.pass_begins(sending)
+        for k in range(len(stage.profiles) - 1, -1, -1):
+            each = stage.profiles[k]
+            if stage.kinds[k] != "loss":
+                keeper.need(live, k, range(k - 1, -1, -1), (0, 0, 0, 0, each.result))
+            live.add(ACTIVATIONS, -each.held[ACTIVATIONS])
+            self.layer_back(live, keeper, each, k)
+            keeper.left(live, k, (0, 0, 0, 0, each.segments[-1].end[OTHER]))
+            if k == stage.at and stage.skipped:
+                live.add(ACTIVATIONS, -stage.skipped * each.held[ACTIVATIONS])
+                keeper.between(live, stage.middle)
+        keeper.pass_ends(live)
+        live.add(ACTIVATIONS, -others)
+
+    def layer_back(self, live: Live, keeper: Keeper, each: Profile, k: int) -> None:
+        """A layer's backward, gradient by gradient."""
+        when = "backward of the last layers" if k > 1 else "backward of the first layers"
+        if self.recipe.strategy == "ddp" and not self.tied:  # buckets stand still, so one look is enough
+            live.see(each.top, when)
+            return
+        for seg in each.segments:
+            live.see(seg.top, when)
+            if seg.weight is None:
+                continue
+            if self.tied and seg.weight.name == "logits":  # waits for the other use of the table, below everything
+                live.add(GRADIENTS, seg.grad_bytes)
+                continue
+            if self.tied and seg.weight.name == "token":
+                live.see((seg.end[0], seg.end[1] + seg.grad_bytes, *seg.end[2:]), when)
+                live.add(GRADIENTS, -seg.grad_bytes)
+            keeper.arrive(live, seg.end, (k, seg.weight.name), seg.grad_bytes, when)
+
+    def optimizer(self, live: Live) -> None:
+        """The temporaries of the optimizer: for Adam the square root of the variance, and that over its correction."""
+        owned = [size * max(self.width, 4) for size in self.owned()]
+        if self.recipe.offload and self.device != "cpu":
+            return
+        if not self.recipe.optimizer.startswith("adam"):
+            more = 0
+        elif self.device == "cpu":
+            more = max(2 * size + before for size, before in zip(owned, [0, *owned], strict=False))
+        else:
+            more = sum(owned)
+        live.see((0, 0, 0, 0, more), "the optimizer's step")
+
+    def formulas(self) -> dict[str, str]:
+        """What each kind is made of, in words."""
+        r, n = self.recipe, self.layout.dp
+        local = sum(stage.numel for stage in self.stages)
+        w, states = self.width, dict(STATES)[r.optimizer]
+        whole = f"N = {local:,} parameters here" + (f", n = {n}" if n > 1 else "")
+        share = "/n" if n > 1 else ""
+        zero3 = r.strategy == "zero3"
+        grads = {"ddp": f"{w} N", "zero1": f"{w} N, then {w} N{share}", "zero2": f"{w} N{share} + fresh ones"}
+        return {
+            "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
+            "gradients": grads.get(r.strategy, f"{w} N{share} + fresh ones"),
+            "optimizer": f"{states * max(w, 4)} N{share if r.strategy != 'ddp' else ''} ({r.optimizer})",
+            "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight",
+            "other": "gradients of activations, buckets and units on their way, temporaries",
+        }

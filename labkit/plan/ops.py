@@ -1,0 +1,248 @@
+"""The ops of a GPT on shadows: what each makes, what its derivative holds, and what its backward makes.
+
+    op            holds                              backward makes
+    linear        x, [W's half copy]                 gx, gW, gb
+    norm          x, two numbers a row               gx, gw, gb
+    pointwise     x                                  gx
+    attend        q, k, v, result, a number a row    gq, gk, gv
+    add           nothing                            nothing: its gradient goes to both
+    loss          log-probabilities                  a gradient of their size, twice
+
+A fused attention never holds the T x T scores (Dao et al., arXiv:2205.14135, section 3.1). Under tensor parallelism a
+region is entered through f and left through g (labkit.parallel.tensor; by position: labkit.parallel.sequence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.plan.shape import ModelShape
+from labkit.plan.tape import GRADIENTS, OTHER, Node, Run, Shadow, Storage, Tape, Weight
+
+WAYS = ("fp32", "fp64", "autocast", "half")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a layer is run: `rows` x `seq` tokens, over `tp` ranks (`in_sequence`: also cut by position), which `way`.
+
+    ValueError for a way there is not, and sizes below 1."""
+
+    rows: int
+    seq: int
+    tp: int = 1
+    in_sequence: bool = False
+    way: str = "fp32"
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.way not in WAYS:
+            raise ValueError(f"a layer is run in one of {', '.join(WAYS)}, got {self.way!r}")
+        for name in ("rows", "seq", "tp"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class Ops:
+    """The ops, in one setting, on one tape."""
+
+    def __init__(self, shape: ModelShape, setting: Setting) -> None:
+        self.shape, self.setting, self.tape = shape, setting, Tape()
+        self.wide = {"fp64": 8, "half": 2}.get(setting.way, 4)  # bytes of a weight, and of the residual path
+        self.narrow = 2 if setting.way == "autocast" else self.wide  # of what products are computed in
+        self.rows = setting.rows * setting.seq  # of tokens, inside the parallel regions
+        self.cut = setting.tp if setting.in_sequence else 1
+        self.cache: list[Storage] = []  # autocast's, which lives as long as the forward
+
+    def op(self, x: Shadow, numel: int, width: int, saved: Sequence[Storage] = (), name: str = "") -> Shadow:
+        """A new tensor made of x; backward makes one like x."""
+        back = x.numel * x.width
+        y = self.tape.new(numel * width, name=name)
+        return Shadow(y, numel, width, self.tape.node((x.node,), self.makes(back), saved))
+
+    def makes(self, *sizes: int) -> Run:
+        """A backward that makes gradients of these sizes."""
+        return lambda g: [self.tape.new(each, OTHER) for each in sizes]
+
+    def view(self, x: Shadow) -> Shadow:
+        """The same memory in another shape."""
+        return Shadow(x.storage, x.numel, x.width, self.tape.node((x.node,), lambda g: [g], ()))
+
+    def cast(self, x: Shadow, width: int) -> Shadow:
+        """x in another width, or x itself if it has it."""
+        return x if x.width == width else self.op(x, x.numel, width, (), x.storage.name)
+
+    def half(self, weight: Weight) -> list[Storage]:
+        """Autocast's copy of a weight, [] without autocast."""
+        copies = [self.tape.new(weight.numel * self.narrow, name="half copies of weights")]
+        self.cache += copies
+        return copies
+
+    def linear(self, x: Shadow, out: int, name: str, bias: bool | None = None) -> Shadow:
+        """x W^T + b. Holds x, and W's half copy."""
+        x = self.cast(x, self.narrow)
+        count = 2 if (self.shape.bias if bias is None else bias) else 1
+        weights = [Weight(name, x.numel // self.rows * out), Weight(f"{name}.bias", out)][:count]
+        copies = [self.half(each) for each in weights] if self.narrow < self.wide else [[]]
+        givers = [self.giver(each) for each in weights]
+        x = self.view(x)
+        back, sizes = x.numel * x.width, [each.numel * self.narrow for each in weights]
+        kind = GRADIENTS if self.narrow == self.wide else OTHER
+        node = self.tape.node(
+            (x.node, *givers),
+            lambda g: [self.tape.new(back, OTHER), *(self.tape.new(each, kind) for each in sizes)],
+            (x.storage, *copies[0]),
+        )
+        return Shadow(self.tape.new(self.rows * out * self.narrow, name=name), self.rows * out, self.narrow, node)
+
+    def giver(self, weight: Weight) -> Node | Weight:
+        """Who takes a product's gradient of a weight: the weight, or autocast's copy, which widens it."""
+        if self.narrow == self.wide:
+            return weight
+        return self.tape.node((weight,), lambda g: [self.tape.new(weight.numel * self.wide, GRADIENTS)], ())
+
+    def row(self, x: Shadow, name: str) -> Shadow:
+        """A linear whose terms are summed over tp, with the bias added after the sum."""
+        if self.setting.tp == 1:
+            return self.linear(x, self.shape.d_model, name)
+        y = self.leave(self.linear(x, self.shape.d_model, name, False))
+        if not self.shape.bias:
+            return y
+        bias = Weight(f"{name}.bias", self.shape.d_model)
+        node = self.tape.node((y.node, bias), lambda g: [g, self.tape.new(bias.numel * self.wide, GRADIENTS)], ())
+        return Shadow(self.tape.new(y.numel * self.wide), y.numel, self.wide, node)
+
+    def enter(self, x: Shadow) -> Shadow:
+        """f: nothing forward, a sum backward; in sequence f': the whole of all parts, and backward one's part."""
+        if self.setting.tp == 1:
+            return x
+        back = x.numel * x.width
+        if self.cut == 1:
+            node = self.tape.node((x.node,), lambda g: [self.tape.new(g.n_bytes, OTHER)], ())
+            return Shadow(x.storage, x.numel, x.width, node)
+        whole = f"{x.storage.name}, whole"
+        parts = self.tape.new(back * self.cut, name=whole)  # rank by rank, as they come; then row by row
+
+        def run(g: Storage) -> list[Storage]:
+            self.tape.scratch(g.n_bytes)
+            return [self.tape.new(back, OTHER)]
+
+        y = self.tape.new(back * self.cut, name=whole) if self.setting.rows > 1 else parts
+        return Shadow(y, x.numel * self.cut, x.width, self.tape.node((x.node,), run, ()))
+
+    def leave(self, x: Shadow) -> Shadow:
+        """g: a sum forward, nothing backward; in sequence g': one's part of the sum, and backward the whole."""
+        numel, whole = x.numel // self.cut, x.numel * x.width
+        if self.cut == 1:
+            return Shadow(self.tape.new(whole), numel, x.width, self.tape.node((x.node,), lambda g: [g], ()))
+        self.tape.scratch(whole)
+
+        def run(g: Storage) -> list[Storage]:
+            parts = self.tape.new(whole, OTHER)
+            return [self.tape.new(whole, OTHER) if self.setting.rows > 1 else parts]
+
+        return Shadow(self.tape.new(numel * x.width), numel, x.width, self.tape.node((x.node,), run, ()))
+
+    def norm(self, x: Shadow, name: str) -> Shadow:
+        """Holds x, and two numbers a row (one for RMSNorm)."""
+        d, back = self.shape.d_model, x.numel * x.width
+        slots = 2 if self.shape.norm == "layer" else 1
+        y = self.tape.new(back, name=f"{name} [B,T,D]")
+        stats = [self.tape.new(x.numel // d * x.width, name="numbers of the norms") for _ in range(slots)]
+        weights = [Weight(f"{name}.{k}", d) for k in range(self.shape.norm_size // d)]
+
+        def run(g: Storage) -> list[Storage]:
+            return [self.tape.new(back, OTHER), *(self.tape.new(d * self.wide, GRADIENTS) for _ in weights)]
+
+        return Shadow(y, x.numel, x.width, self.tape.node((x.node, *weights), run, (x.storage, *stats)))
+
+    def pointwise(self, x: Shadow, name: str) -> Shadow:
+        """A function of each element. Holds x."""
+        return self.op(x, x.numel, x.width, (x.storage,), name)
+
+    def product(self, x: Shadow, y: Shadow) -> Shadow:
+        """Element by element. Holds both."""
+        back = x.numel * x.width
+        z = self.tape.new(back, name="gate x up")
+        node = self.tape.node((x.node, y.node), self.makes(back, back), (x.storage, y.storage))
+        return Shadow(z, x.numel, x.width, node)
+
+    def add(self, x: Shadow, y: Shadow) -> Shadow:
+        """A residual sum: holds nothing, and hands its gradient to both; y's in y's width."""
+        numel, width = max(x.numel, y.numel), max(x.width, y.width)
+
+        def run(g: Storage) -> list[Storage]:
+            theirs = y_bytes if y_bytes < g.n_bytes else 0
+            return [g, self.tape.new(theirs, OTHER) if theirs else g]
+
+        y_bytes = y.numel * y.width
+        z = self.tape.new(numel * width, name="x + attention [B,T,D]")
+        return Shadow(z, numel, width, self.tape.node((x.node, y.node), run, ()))
+
+    def look_up(self, name: str, table: int, numel: int, ids: Sequence[Storage]) -> Shadow:
+        """Rows of a table. Holds the ids."""
+        weight = Weight(name, table)
+        node = self.tape.node((weight,), lambda g: [self.tape.new(table * self.wide, GRADIENTS)], ids)
+        return Shadow(self.tape.new(numel * self.wide), numel, self.wide, node)
+
+    def rotate(self, x: Shadow, name: str) -> Shadow:
+        """Rotary positions, in fp32 at least. Holds cosines and sines, a number each for half of a head's width."""
+        exact = max(4, x.width)
+        table = self.setting.seq * self.shape.width // 2 * exact
+        half, back = x.numel // 2 * exact, x.numel * x.width
+        saved = [self.tape.new(table, name="cosines and sines") for _ in range(2)]
+        parts = [self.tape.new(half) for _ in range(2)]
+        self.tape.scratch(2 * half)
+
+        def run(g: Storage) -> list[Storage]:
+            self.tape.scratch(3 * half)
+            return [self.tape.new(back, OTHER)]
+
+        y = self.tape.new(back, name=f"{name}, turned [B,T,{x.numel // self.rows}]")
+        del parts
+        return Shadow(y, x.numel, x.width, self.tape.node((x.node,), run, saved))
+
+    def attend(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
+        """A fused attention. Holds query, key, value, its result, and one number a row and head."""
+        sizes = [each.numel * each.width for each in (query, key, value)]
+        if not self.shape.fused_attention:
+            return self.attend_plainly(query, key, value, heads)
+        y = self.tape.new(sizes[0], name="mixed values [B,T,A]")
+        log = self.tape.new(self.rows * heads * max(4, query.width), name="log-sums of attention")
+        saved = (query.storage, key.storage, value.storage, y, log)
+        node = self.tape.node((query.node, key.node, value.node), self.makes(*sizes), saved)
+        if self.shape.position == "rotary":  # the result lies as q does, head by head: its rows are a copy
+            y = self.tape.new(sizes[0], name="mixed values, in rows")
+        return Shadow(y, query.numel, query.width, node)
+
+    def attend_plainly(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
+        """Scores, softmax, and the mean of values, one after the other. Holds the T x T probabilities, too."""
+        n = self.rows * self.setting.seq * heads
+        back, table = [each.numel * each.width for each in (query, key, value)], n * query.width
+        scores = self.tape.new(table)
+        first = self.tape.node((query.node, key.node), self.makes(*back[:2]), (query.storage, key.storage))
+        shares = self.tape.new(table, name="probabilities [B,h,T,T]")
+        second = self.tape.node((first,), self.makes(table), (shares,))
+        del scores
+        y = self.tape.new(back[0], name="mixed values [B,T,A]")
+        mix = self.tape.node((second, value.node), self.makes(table, back[2]), (shares, value.storage))
+        return Shadow(y, query.numel, query.width, mix)
+
+    def loss(self, logits: Shadow) -> Shadow:
+        """Cross-entropy in fp32 at least. Holds the log-probabilities, over tp ranks the exponentials."""
+        width, back = max(4, logits.width), logits.numel * logits.width
+        n_bytes = logits.numel * width
+
+        def over_ranks(g: Storage) -> list[Storage]:
+            out = self.tape.new(n_bytes, OTHER)
+            return [out if back == n_bytes else self.tape.new(back, OTHER)]
+
+        if self.setting.tp > 1:
+            kept = self.tape.new(n_bytes, name="exponentials of logits")
+            return Shadow(self.tape.new(width), 1, width, self.tape.node((logits.node,), over_ranks, (kept,)))
+        exact = self.cast(logits, width)
+        kept = self.tape.new(n_bytes, name="log-probabilities")
+        first = self.tape.node((exact.node,), self.makes(n_bytes), (kept,))
+        picked = self.tape.node((first,), self.makes(n_bytes), (kept,))
+        return Shadow(self.tape.new(width), 1, width, picked)

@@ -1,0 +1,134 @@
+"""What one rank has of a model: its stages, the strategy around each, what it holds between two steps.
+
+    stages       the first or second half of the blocks, say, with 1/tp of each matrix          stack.py
+    keepers      around each stage, what its strategy holds of weights and gradients           keep.py, units.py
+    owned        what this rank's optimizer steps on, and keeps its state for
+    in flight    so many micro-batches between their forward and their backward                 stages.py
+
+`bounds` says between which numbers the highest moment lies; labkit.plan.memory finds it.
+Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXiv:2104.04473, section 2.2.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.plan.shape import ModelShape
+from labkit.plan.stack import Stage, stage_of
+from labkit.plan.stages import blocks_of, check_plan, pairs_in_flight, setting_of
+from labkit.plan.tape import Bytes
+from labkit.plan.units import ZeRO3Keeper
+
+STATES = (("adamw", 2), ("adam", 2), ("lamb", 2), ("lars", 1), ("sgd", 1))
+"""Tensors of the parameter's size that an optimizer keeps."""
+
+
+class Rank:
+    """One rank of a layout. Raises ValueError for what cannot be cut or run."""
+
+    def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
+        check_plan(shape, recipe, layout)
+        self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
+        self.place = layout.coords(rank)["pp"]
+        self.setting = setting_of(shape, layout, recipe)
+        way = self.setting.way
+        self.width = 8 if way == "fp64" else 4
+        self.gathered = 2 if way == "half" else self.width
+        n_stages = layout.pp * recipe.stages_per_rank
+        self.stages = [
+            stage_of(shape, self.setting, blocks_of(shape.n_layer, n_stages, stage), stage == 0, stage == n_stages - 1)
+            for stage in range(self.place, n_stages, layout.pp)
+        ]
+        self.tied = shape.tied and n_stages == 1
+        self.in_flight = pairs_in_flight(recipe, layout, self.place)
+
+    @cached_property
+    def keepers(self) -> list[Keeper]:
+        """One strategy around each stage."""
+        return [self.keeper(stage) for stage in self.stages]
+
+    def keeper(self, stage: Stage) -> Keeper:
+        """The strategy around one stage."""
+        r, n = self.recipe, self.layout.dp
+        if r.strategy == "zero3":
+            stays = frozenset({"token"}) if self.tied else frozenset()
+            return ZeRO3Keeper(stage.params, n, self.width, self.gathered, r.prefetch, stays)
+        kind = {"ddp": Keeper, "zero1": ZeRO1Keeper, "zero2": ZeRO2Keeper}[r.strategy]
+        return kind(stage.params, n, self.width, r.bucket_bytes)
+
+    # -- between steps -----------------------------------------------------------------------------------------------
+
+    def owned(self) -> list[int]:
+        """Elements of each tensor that the optimizer steps on; the blocks between as one more run of the same."""
+        found: list[int] = []
+        for stage, keeper in zip(self.stages, self.keepers, strict=True):
+            found += keeper.owned
+            if stage.skipped:
+                each = [size for _, size in stage.params[stage.at].sizes]
+                if self.recipe.strategy != "ddp":
+                    each = [-(-sum(each) // self.layout.dp)]
+                found += each * stage.skipped
+        return found
+
+    def base(self) -> Bytes:
+        """What is there between two steps: weights, gradients that stay, the optimizer's state.
+
+        With offloading, masters and room for their gradients count where the CPU is the device; a ZeRO-3 shard is then
+        only what is gathered from, in the width that it is gathered in, and no owner claims it: "other"."""
+        r, n, w = self.recipe, self.layout.dp, self.width
+        weights = gradients = 0
+        for stage, keeper in zip(self.stages, self.keepers, strict=True):
+            weights += keeper.weights() + stage.middle * w // (n if r.strategy == "zero3" else 1)
+            gradients += keeper.gradients() + stage.middle * w * (r.strategy == "ddp")
+        owned, wide = self.owned(), max(w, 4)
+        state = sum(owned) * wide * dict(STATES)[r.optimizer] + 4 * len(owned) * r.optimizer.startswith("adam")
+        if not r.offload:
+            return weights, gradients, state, 0, 0
+        here = self.device == "cpu"
+        masters = sum(owned) * wide * here
+        shard = sum(owned) * self.gathered if r.strategy == "zero3" else 0
+        return masters + (0 if shard else weights), gradients, state * here, 0, masters + shard
+
+    def in_flight_bytes(self) -> int:
+        """Activations of all micro-batches in flight."""
+        held = sum(count * stage.held for count, stage in zip(self.in_flight, self.stages, strict=True))
+        return held + self.waiting()
+
+    def bounds(self) -> tuple[int, int]:
+        """Bytes between which the highest moment lies, without walking: a search asks thousands of plans."""
+        r, n, w = self.recipe, self.layout.dp, self.width
+        numel, states = sum(stage.numel for stage in self.stages), dict(STATES)[r.optimizer]
+        owned = numel // (1 if r.strategy == "ddp" else n)
+        away = r.offload and self.device != "cpu"
+        state = 0 if away else owned * max(w, 4) * (states + 2 * r.offload)
+        shard = owned * (self.gathered if r.offload else w)
+        least = (shard if r.strategy == "zero3" else numel * w) + state + numel * w * (r.strategy == "ddp")
+        least += self.in_flight_bytes()
+        unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
+        bucket = r.bucket_bytes + param * w
+        comes = {"ddp": 0, "zero1": (numel + owned) * w + 3 * bucket, "zero2": owned * w + 4 * bucket}.get(
+            r.strategy, owned * w + unit * (4 * w + (2 + r.prefetch) * 2 * self.gathered)
+        )
+        copies = 2 * numel if self.setting.way == "autocast" else 0
+        tied = 3 * self.shape.vocab * self.shape.d_model * w * self.tied
+        step = 2 * owned * max(w, 4) + 8 * 20 * (self.shape.n_layer + 2) * n
+        highest = max(stage.highest for stage in self.stages)
+        return least, least + highest + comes + copies + tied + step + 2 * self.message()
+
+    def message(self) -> int:
+        """Bytes that are on their way to each neighbour in a pipeline, while the next message is made."""
+        count = {"1f1b": 1, "zero_bubble": 1, "interleaved": 2}.get(self.recipe.schedule, 0) * (self.layout.pp > 1)
+        rows = self.setting.rows * self.setting.seq // (self.layout.tp if self.setting.in_sequence else 1)
+        return count * rows * self.shape.d_model * self.gathered
+
+    def waiting(self) -> int:
+        """Bytes that zero_bubble keeps of gradients whose W is still to come: those of each product and norm."""
+        if self.recipe.schedule != "zero_bubble" or self.layout.pp == 1:
+            return 0
+        d, f = self.shape.d_model, self.shape.hidden // self.layout.tp
+        blocks = sum(len(stage.profiles) + stage.skipped for stage in self.stages)
+        rows = self.setting.rows * self.setting.seq
+        return min(self.place, self.recipe.n_micro - 1) * blocks * rows * (7 * d + f) * self.width

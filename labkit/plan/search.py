@@ -1,0 +1,216 @@
+"""plans: every way to lay a model on so many ranks, the fast ones first, the impossible ones with the reason.
+
+    dp x pp x tp = n_ranks
+      x strategy (ddp, zero1, zero2, zero3)  x schedule (1f1b, interleaved, zero_bubble)  x checkpointing  x micro-batch
+
+    tp     inside a node only: four sums a block would cross the slow links otherwise
+    sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
+    gpipe  never: 1f1b takes as long and holds less
+
+For each way: does the batch divide, does the model divide, does it fit the memory (predict_memory on the first and the
+last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
+A larger micro-batch holds more, so when one does not fit the larger ones are not tried.
+
+Sources: Narayanan et al., arXiv:2104.04473, section 3 (what to choose, in this order); Rajbhandari et al.,
+arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from labkit.plan.breakdown import Breakdown
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.memory import Walk, predict_memory
+from labkit.plan.recipe import PRECISIONS, STRATEGIES, Recipe
+from labkit.plan.shape import ModelShape
+from labkit.plan.stages import check_plan
+from labkit.plan.time import predict_step
+
+WORDS = 128
+MICRO_ROWS = (1, 2, 4, 8, 16)
+HEADROOM = 0.06
+"""Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run a model. `refused` is "" for a plan that is kept, else the reason with the numbers.
+
+    step   seconds of a step by what they are spent on, None for a refused plan
+    mfu    model flops utilisation, 0 to 1
+    needs_bytes   where it was refused for its memory: what a rank would hold, at least"""
+
+    shape: ModelShape
+    hardware: Hardware
+    layout: Layout
+    recipe: Recipe
+    step: Breakdown | None = None
+    mfu: float = 0.0
+    refused: str = ""
+    needs_bytes: float = 0.0
+
+    @cached_property
+    def memory(self) -> Breakdown:
+        """Bytes of the fullest rank by kind, worked out when it is asked for. ValueError where nothing can be run."""
+        lay, device = self.layout, self.hardware.device
+        found = [predict_memory(self.shape, lay, self.recipe, rank, device) for rank in ends(lay)]
+        return max(found, key=lambda each: each.total)
+
+    @property
+    def kept(self) -> bool:
+        """Whether it can be run."""
+        return not self.refused
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step; infinite for a refused plan."""
+        return self.step.total if self.step is not None else float("inf")
+
+    def __str__(self) -> str:
+        """`dp=8 pp=4 tp=8, zero1, 1f1b of 16, checkpointing: 2.1 s, 43% MFU, 61 GB`"""
+        lay, r = self.layout, self.recipe
+        parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.strategy] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
+        parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else f"{r.n_micro} micro-batches"]
+        parts += ["checkpointing"] * r.checkpointing
+        end = self.refused or f"{self.step_s:.3g} s, {100 * self.mfu:.0f}% MFU, {self.memory.total / 1e9:.1f} GB"
+        return f"{', '.join(parts)}: {end}"
+
+
+def plans(
+    shape: Any,
+    hardware: Hardware | str,
+    n_ranks: int,
+    global_batch: int,
+    seq: int | None = None,
+    *,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    headroom: float = HEADROOM,
+) -> list[Plan]:
+    """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by step
+    time, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq` tokens of a row.
+    For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages has a copy at
+    each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was planned for.
+
+    ValueError for numbers below 1, unknown presets, and a headroom that is not a share."""
+    shape = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
+    hardware = Hardware.preset(hardware) if isinstance(hardware, str) else hardware
+    for name, value in (
+        ("n_ranks", n_ranks),
+        ("global_batch", global_batch),
+        ("seq", shape.seq if seq is None else seq),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if precision not in PRECISIONS or not 0 <= headroom < 1:
+        raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}")
+    words = shape.vocab + -shape.vocab % WORDS if n_ranks > 1 else shape.vocab
+    shape = shape.changed(seq=seq or shape.seq, vocab=words, name=shape.name, source=shape.source)
+    search = Search(shape, hardware, headroom, precision)
+    found = [plan for layout in layouts(n_ranks) for plan in search.on(layout, global_batch, optimizer)]
+    return sorted(found, key=lambda plan: plan.step_s)
+
+
+def ends(layout: Layout) -> list[int]:
+    """The ranks of a pipeline that hold most: the first has most micro-batches in flight, the last the logits."""
+    return [0, layout.size - 1] if layout.pp > 1 else [0]
+
+
+def layouts(n_ranks: int) -> Iterator[Layout]:
+    """Every dp x pp x tp with that many ranks."""
+    for tp in divisors(n_ranks):
+        for pp in divisors(n_ranks // tp):
+            yield Layout(n_ranks // tp // pp, pp, tp)
+
+
+def divisors(number: int) -> list[int]:
+    """What divides `number`, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+class Search:
+    """The questions, in the order in which they are cheap."""
+
+    def __init__(self, shape: ModelShape, hardware: Hardware, headroom: float, precision: str) -> None:
+        self.shape, self.hardware, self.precision = shape, hardware, precision
+        self.room = hardware.memory_bytes.value * (1 - headroom)
+
+    def on(self, layout: Layout, batch: int, optimizer: str) -> Iterator[Plan]:
+        """All plans on one layout; a single refused one if nothing there can work."""
+        base = Recipe(batch_size=batch, precision=self.precision, optimizer=optimizer)
+        reason = self.impossible(layout, base)
+        if reason:
+            yield Plan(self.shape, self.hardware, layout, base, refused=reason)
+            return
+        sizes = [rows for rows in MICRO_ROWS if batch // layout.dp % rows == 0]
+        for strategy in STRATEGIES if layout.dp > 1 else ("ddp",):
+            for schedule, v in self.schedules(layout):
+                for again in (False, True):
+                    for rows in sizes:
+                        plan = self.judge(layout, base, strategy, schedule, v, again, rows)
+                        if plan is not None:
+                            yield plan
+                        if plan is not None and plan.refused:
+                            break  # a larger micro-batch holds more
+
+    def impossible(self, layout: Layout, recipe: Recipe) -> str:
+        """Why nothing can work on this layout; "" if something may."""
+        if layout.tp > self.hardware.node_size:
+            return (
+                f"tp={layout.tp} spans {-(-layout.tp // self.hardware.node_size)} nodes of {self.hardware.node_size}: "
+                f"4 sums a block would cross a link of {self.hardware.inter.bytes_per_s / 1e9:.3g} GB/s"
+            )
+        try:
+            check_plan(self.shape, recipe, layout)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def schedules(self, layout: Layout) -> list[tuple[str, int]]:
+        """(schedule, stages on a rank) worth trying."""
+        if layout.pp == 1:
+            return [("1f1b", 1)]
+        thinner = [("interleaved", v) for v in (2, 4) if layout.pp * v <= self.shape.n_layer]
+        return [("1f1b", 1), *thinner, ("zero_bubble", 1)]
+
+    def judge(
+        self, layout: Layout, base: Recipe, strategy: str, schedule: str, v: int, again: bool, rows: int
+    ) -> Plan | None:
+        """One plan; None for a combination that is no choice (no recipe has it, or another is the same)."""
+        m = base.batch_size // layout.dp // rows
+        if schedule == "zero_bubble" and (again or strategy == "zero3"):
+            return None
+        if schedule == "interleaved" and m % layout.pp:
+            return None
+        recipe = Recipe(
+            strategy, schedule, base.batch_size, m, v, again, layout.tp > 1 and self.shape.seq % layout.tp == 0,
+            self.precision, optimizer=base.optimizer,
+        )  # fmt: skip
+        needs, reason = self.too_large(layout, recipe)
+        if reason:
+            return Plan(self.shape, self.hardware, layout, recipe, refused=reason, needs_bytes=needs)
+        step = predict_step(self.shape, layout, recipe, self.hardware, simulated=0)
+        speed = base.batch_size * self.shape.seq / step.total
+        mfu = self.shape.mfu(speed, layout.size * self.hardware.peak(self.precision))
+        return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
+
+    def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
+        """Bytes and the reason; "" if it fits. Only what is neither far above nor far below is walked."""
+        for rank in ends(layout):
+            step = Walk(self.shape, layout, recipe, rank, self.hardware.device)
+            needs, most = step.bounds()
+            said = "at least "
+            if needs <= self.room < most:
+                needs, said = sum(step.walk().top), ""
+            if needs > self.room:
+                return needs, (
+                    f"{said}{needs / 1e9:.1f} GB on rank {rank}, {self.room / 1e9:.1f} GB are there: "
+                    f"{step.in_flight_bytes() / 1e9:.1f} GB activations, else weights, gradients, optimizer"
+                )
+        return 0.0, ""

@@ -1,0 +1,82 @@
+"""Layers in a row: the profile and the parameters of each layer of a pipeline's stage.
+
+    embedding  block 0  block 1  block 2   (. . .)   block 93  block 94  block 95  head  loss
+                                   skipped: like the others
+
+Blocks are alike, so of a long stage only six are walked one by one when its memory is predicted; the others hold what
+their neighbours hold. Parameters stand in the order in which the module names them, for buckets are filled by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from labkit.plan.buckets import Params
+from labkit.plan.layers import Profile, profile
+from labkit.plan.ops import Setting
+from labkit.plan.shape import ModelShape
+from labkit.plan.tape import ACTIVATIONS
+
+WALKED = 6
+"""Blocks of a stage that are walked one by one."""
+NAMES = (
+    "token", "position", "norm1", "query", "key", "value", "out", "norm2", "gate", "up", "down", "norm", "logits",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers in a row: the profile and the parameters of each; `skipped` blocks are like the one before `at`."""
+
+    kinds: tuple[str, ...]
+    profiles: tuple[Profile, ...]
+    params: tuple[Params, ...]
+    skipped: int
+    at: int
+
+    @cached_property
+    def held(self) -> int:
+        """Bytes of activations of one micro-batch between its forward and its backward."""
+        middle = self.profiles[self.at].held[ACTIVATIONS] * self.skipped
+        return sum(each.held[ACTIVATIONS] for each in self.profiles) + middle
+
+    @cached_property
+    def middle(self) -> int:
+        """Elements of the parameters of the blocks that are not walked."""
+        return self.skipped * self.params[self.at].numel
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all parameters."""
+        return self.middle + sum(each.numel for each in self.params)
+
+    @cached_property
+    def largest(self) -> tuple[int, int]:
+        """Elements of the largest layer, and of the largest parameter."""
+        return max(each.numel for each in self.params), max(n for each in self.params for _, n in each.sizes)
+
+    @cached_property
+    def highest(self) -> int:
+        """Bytes of the highest moment of any layer alone."""
+        return max(max(sum(each.forward), sum(each.top)) for each in self.profiles)
+
+
+@lru_cache(maxsize=1024)
+def stage_of(shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool) -> Stage:
+    """A stage with so many blocks, with the embedding if it is the first, with the head if it is the last."""
+    walked = min(n_blocks, WALKED)
+    kinds = ["embedding"] * first + ["block"] * walked + ["head", "loss"] * last
+    profiles = tuple(profile(shape, kind, setting) for kind in kinds)
+    params = []
+    for index, each in enumerate(profiles):
+        sizes = {seg.weight.name: seg.weight.numel for seg in each.segments if seg.weight is not None}
+        if kinds[index] == "head" and first and shape.tied:
+            del sizes["logits"]  # it is the token table
+        params.append(Params(index, tuple((name, sizes[name]) for name in _in_order(sizes))))
+    return Stage(tuple(kinds), profiles, tuple(params), n_blocks - walked, first + walked // 2)
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (NAMES.index(name.split(".")[0]), name))

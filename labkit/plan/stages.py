@@ -1,0 +1,79 @@
+"""How a model, a batch and a schedule fall on the ranks of a layout: blocks of a stage, rows of a micro-batch.
+
+12 blocks on 5 stages      2 2 3 2 3      a stage gets those between 12 s/5 and 12 (s+1)/5, as labkit.assemble cuts
+micro-batches in flight    of stage and micro-batch, on each rank: the law of each schedule (labkit.plan.schedule)
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from labkit.plan.layout import Layout
+from labkit.plan.ops import Setting
+from labkit.plan.recipe import Recipe, check
+from labkit.plan.shape import ModelShape
+
+
+def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
+    """ValueError, with the numbers and the mend, for a combination of model, recipe and layout that cannot work.
+
+    A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM."""
+    shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
+    check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
+
+
+def blocks_of(n_layer: int, n_stages: int, stage: int) -> int:
+    """Blocks of one stage."""
+    return n_layer * (stage + 1) // n_stages - n_layer * stage // n_stages
+
+
+def micro_rows(recipe: Recipe, layout: Layout) -> int:
+    """Rows of the largest micro-batch on a rank."""
+    return -(-(recipe.batch_size // layout.dp) // recipe.n_micro)
+
+
+def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
+    """The most micro-batches that a rank holds at once, for each of its stages; `place` is its position along pp.
+
+    gpipe m; 1f1b min(m, p-r); zero_bubble min(m, p); interleaved min(v m, (v-1) p + 2(p-1-r) + 1) over its v stages,
+    which get p micro-batches each in turn (labkit.plan.schedule)."""
+    p, m, v = layout.pp, recipe.n_micro, recipe.stages_per_rank
+    if p == 1 and v == 1 and recipe.schedule != "gpipe":
+        return [1]
+    if v == 1 and recipe.schedule != "interleaved":
+        return [{"naive": 1, "gpipe": m, "1f1b": min(m, p - place)}.get(recipe.schedule, min(m, p))]
+    left = min(v * m, (v - 1) * p + 2 * (p - 1 - place) + 1)
+    counts = [0] * v
+    while left > 0:
+        for index in range(v):
+            more = min(p, left, m - counts[index])
+            counts[index], left = counts[index] + more, left - more
+    return counts
+
+
+def way_of(recipe: Recipe) -> str:
+    """How layers are run: see labkit.plan.ops."""
+    if recipe.precision in ("bf16", "fp16"):
+        return "half" if recipe.strategy == "zero3" else "autocast"
+    return recipe.precision
+
+
+def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
+    """How this recipe runs a layer on one rank."""
+    in_sequence = recipe.sequence_parallel and layout.tp > 1
+    rows = micro_rows(recipe, layout)
+    return Setting(rows, shape.seq, layout.tp, in_sequence, way_of(recipe), recipe.checkpointing)
+
+
+@lru_cache(maxsize=1024)
+def state_params(shape: ModelShape, tp: int, p: int, v: int) -> tuple[float, ...]:
+    """Parameters on the ranks of each position along pp, a tensor-parallel part of every matrix counted as 1/tp."""
+    sizes = shape.parameters
+    block = (sizes["attention"] + sizes["mlp"] + sizes["norms"]) / shape.n_layer / tp
+    table = shape.vocab * shape.d_model / tp
+    found = [0.0] * p
+    for stage in range(p * v):
+        found[stage % p] += block * blocks_of(shape.n_layer, p * v, stage)
+        found[stage % p] += (table + sizes["position embedding"]) * (stage == 0)
+        found[stage % p] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
+    return tuple(found)

@@ -1,0 +1,99 @@
+"""Seconds of computing one layer, op by op: products at the rate of products, the rest at the rate of memory.
+
+    op                forward flops              bytes read and written (w: bytes of a number)
+    a product         2 tokens x I x O           w (in + weights + out)
+    attention         4 tokens x T x A           in and out; a causal kernel skips half, and reaches half the rate
+    norm              few                        2 w B T D
+    residual sum      few                        3 w B T D
+    plain attention   the same                   6 w B h T T on top: the scores are in memory
+    gelu              few                        2 w B T F      (gated: 5)
+    loss              few                        3 x 4 B T V
+
+Backward makes two products of each and moves twice the bytes. With autocast every weight is read in 4 bytes and written
+in 2 before it is used, and its gradient the other way round. Source: Williams et al. 2009; arXiv:2104.04473, appendix.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from labkit.plan.hardware import Hardware
+from labkit.plan.ops import Setting
+from labkit.plan.shape import ModelShape
+
+
+class Seconds(NamedTuple):
+    """Forward and backward of one layer and one micro-batch, on one rank, without communication."""
+
+    forward: float
+    backward: float
+
+
+@lru_cache(maxsize=4096)
+def seconds_of(shape: ModelShape, layer: str, setting: Setting, precision: str, hardware: Hardware) -> Seconds:
+    """Time of "embedding", "block" or "head" (with the loss)."""
+    return Bench(shape, setting, precision, hardware).time(layer)
+
+
+class Bench:
+    """Adds up ops."""
+
+    def __init__(self, shape: ModelShape, setting: Setting, precision: str, hardware: Hardware) -> None:
+        self.shape, self.setting, self.precision, self.hardware = shape, setting, precision, hardware
+        self.tokens, self.tp = setting.rows * setting.seq, setting.tp
+        self.outside = self.tokens // setting.tp if setting.in_sequence else self.tokens
+        self.wide = {"fp64": 8, "half": 2}.get(setting.way, 4)
+        self.narrow = 2 if setting.way == "autocast" else self.wide
+        self.forward = self.backward = 0.0
+
+    def time(self, layer: str) -> Seconds:
+        """Both directions of one layer."""
+        {"embedding": self.embedding, "block": self.block, "head": self.head}[layer]()
+        return Seconds(self.forward, self.backward)
+
+    def product(self, inside: int, out: int) -> None:
+        """[tokens, inside] x [inside, out]"""
+        flops, w = 2.0 * self.tokens * inside * out, self.narrow
+        n_bytes = w * (self.tokens * (inside + out) + inside * out)
+        self.forward += self.hardware.op_s(flops, n_bytes, self.precision)
+        self.backward += 2 * self.hardware.op_s(flops, n_bytes, self.precision)
+        if self.narrow < self.wide:
+            self.moves((self.wide + self.narrow) * inside * out, 1)
+
+    def moves(self, n_bytes: float, back: float = 2) -> None:
+        """An op that only moves bytes; its backward moves `back` times as many."""
+        self.forward += self.hardware.op_s(0, n_bytes, self.precision)
+        self.backward += self.hardware.op_s(0, back * n_bytes, self.precision)
+
+    def embedding(self) -> None:
+        """Rows are read and written, and the gradient of the table is written whole."""
+        d, table = self.shape.d_model, self.shape.vocab // self.tp * self.shape.d_model
+        self.moves(2 * self.wide * self.outside * d, 1)
+        self.backward += self.hardware.op_s(0, self.wide * table, self.precision)
+
+    def block(self) -> None:
+        """Attention and MLP, two norms, two sums."""
+        s, tp, t = self.shape, self.tp, self.tokens
+        d, f = s.d_model, s.hidden // tp
+        a, k = s.n_head // tp * s.width, max(1, s.kv_heads // tp) * s.width
+        for inside, out in ((d, a), (d, k), (d, k), (a, d), *((d, f),) * (2 if s.gated else 1), (f, d)):
+            self.product(inside, out)
+        attention = 4.0 * t * self.setting.seq * a
+        self.forward += self.hardware.op_s(attention, self.narrow * t * (2 * a + 2 * k), self.precision)
+        self.backward += self.hardware.op_s(2 * attention, 2 * self.narrow * t * (2 * a + 2 * k), self.precision)
+        if not s.fused_attention:  # scores written, masked, their softmax taken, and read again
+            self.moves(6 * self.narrow * t * self.setting.seq * (s.n_head // tp), 1.5)
+        if s.position == "rotary":
+            self.moves(4 * max(4, self.narrow) * t * (a + k))
+        for _ in range(2):
+            self.moves(2 * self.wide * self.outside * d)
+            self.moves(3 * self.wide * self.outside * d, 0.5)
+        self.moves((5 if s.gated else 2) * self.narrow * t * f)
+
+    def head(self) -> None:
+        """The last norm, the product with the vocabulary, and the loss."""
+        d, v = self.shape.d_model, self.shape.vocab // self.tp
+        self.moves(2 * self.wide * self.outside * d)
+        self.product(d, v)
+        self.moves(3 * max(4, self.narrow) * self.tokens * v, 1)

@@ -1,0 +1,105 @@
+"""Hardware: figures with sources, links that rings really get, and what makes no sense refused."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.plan.devices import DEVICES
+from labkit.plan.hardware import PRECISIONS, Hardware
+from labkit.plan.link import Link, preset
+
+NAMES = ("h100", "h200", "a100-80gb", "a100-40gb", "v100", "laptop", "tpu-v4")
+
+
+@pytest.mark.parametrize("name", [*NAMES, *DEVICES])
+def test_every_preset_says_where_each_of_its_figures_is_written(name):
+    """Would catch a number that nobody can look up."""
+    hardware = Hardware.preset(name.upper())
+    figures = (*hardware.flops, hardware.efficiency, hardware.memory_bytes, hardware.bytes_per_s, hardware.memory_share)
+    assert all(figure.value > 0 and figure.source for figure in figures)
+    assert hardware.intra.source
+    assert hardware.inter.source
+    assert hardware.name == name
+    assert hash(hardware) == hash(Hardware.preset(name))
+    assert pickle.loads(pickle.dumps(hardware)) == hardware
+
+
+def test_figures_are_those_of_the_data_sheets():
+    """Would catch sparse flops taken for dense ones, bits for bytes, and both directions of a link for one."""
+    h100 = Hardware.preset("h100")
+    assert h100.peak("bf16") == pytest.approx(989.4e12)
+    assert h100.peak("fp32") == 67e12
+    assert (h100.memory_bytes.value, h100.bytes_per_s.value, h100.node_size) == (80e9, 3.35e12, 8)
+    assert (h100.intra.bytes_per_s, h100.inter.bytes_per_s) == (450e9, 50e9)
+    assert Hardware.preset("a100-80gb").peak("fp16") == 312e12
+    assert Hardware.preset("tpu-v4").peak("bf16") == 275e12
+    assert Hardware.preset("h200").memory_bytes.value == 141e9
+
+
+def test_a_precision_that_a_device_lacks_runs_in_one_that_it_has():
+    """Would catch a V100 without bf16 that is said to be endlessly slow, or refuses to answer."""
+    v100 = Hardware.preset("v100")
+    assert v100.peak("bf16") == v100.peak("fp16") == 125e12
+    assert Hardware.preset("tpu-v4").peak("fp64") == Hardware.preset("tpu-v4").peak("fp32")
+
+
+def test_measured_figures_are_taken_as_they_are():
+    """Would catch an efficiency that is taken off a rate that was measured, and so contains it already."""
+    here = Hardware.measured(1e11, 2e10, intra=(1e-5, 3e9), inter="ethernet", node_size=4, launch_s=1e-6)
+    assert all(here.rate(precision) == 1e11 for precision in PRECISIONS)
+    assert here.op_s(1e9, 0, "fp32") == pytest.approx(1e-2 + 1e-6)
+    assert here.op_s(0, 1e9, "fp32") == pytest.approx(5e-2 + 1e-6)
+    assert here.op_s(1e9, 1e9, "fp32") == pytest.approx(5e-2 + 1e-6)  # the longer of the two
+    assert (here.intra.alpha_s, here.intra.bytes_per_s, here.inter) == (1e-5, 3e9, preset("ethernet"))
+    both = Hardware.measured({"fp32": 1e11, "bf16": 2e11}, 2e10)
+    assert (both.rate("fp32"), both.rate("bf16"), both.rate("fp16")) == (1e11, 2e11, 2e11)
+
+
+def test_a_ring_gets_the_links_that_it_crosses():
+    """Would catch a node of 8 that pays for the network inside, and a ring between nodes with one port of eight."""
+    h100 = Hardware.preset("h100")
+    assert h100.link(8, 1) == h100.intra  # tp inside a node
+    assert h100.link(4, 2) == h100.intra
+    assert h100.link(1, 1024) == h100.intra  # nobody to talk to
+    assert h100.link(64, 8).bytes_per_s == 50e9  # one member of the ring in each node: one port
+    assert h100.link(64, 1).bytes_per_s == 8 * 50e9  # eight members in each node share eight ports
+    assert h100.link(64, 2).bytes_per_s == 4 * 50e9
+    assert h100.changed(inter=preset("nvlink")).link(64, 1).bytes_per_s == 450e9  # no more than the node's own link
+
+
+@given(st.floats(0.1, 10), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5))
+def test_fitting_makes_predictions_as_slow_as_what_was_seen(factor, predicted):
+    """Would catch a factor that is applied upside down, or to the flops and not to the memory."""
+    here = Hardware.measured(1e11, 2e10, launch_s=1e-6)
+    fitted = here.fitted([(seconds, seconds * factor) for seconds in predicted])
+    for flops, n_bytes in ((1e9, 1.0), (1.0, 1e9), (0.0, 0.0)):
+        assert fitted.op_s(flops, n_bytes, "fp32") == pytest.approx(factor * here.op_s(flops, n_bytes, "fp32"))
+
+
+BAD = [
+    (lambda: Hardware.preset("h101"), "did you mean .*'h100'"),
+    (lambda: Hardware.preset("zz"), "there are v100"),
+    (lambda: Hardware.measured(0, 1e9), "it must be above zero"),
+    (lambda: Hardware.measured(1e9, 0), "memory bandwidth is 0"),
+    (lambda: Hardware.measured({"int4": 1e9}, 1e9), "got int4"),
+    (lambda: Hardware.measured(1e9, 1e9, node_size=0), "1 device or more"),
+    (lambda: Hardware.measured(1e9, 1e9, intra=(0.0, 0.0)), "bandwidth must be above 0"),
+    (lambda: Hardware.measured(1e9, 1e9, inter="infinband"), "did you mean 'infiniband'"),
+    (lambda: Hardware.preset("h100").changed(efficiency=1.5), "is a share, 0 to 1, got 1.5"),
+    (lambda: Hardware.preset("h100").changed(memory_bytes=0), "memory is 0"),
+    (lambda: Hardware.preset("h100").peak("int8"), "got 'int8'"),
+    (lambda: Hardware.preset("h100").fitted([]), "seconds above zero"),
+    (lambda: Hardware.preset("h100").fitted([(0.0, 1.0)]), "seconds above zero"),
+    (lambda: Link("slow", 0.0, 0.0), "bandwidth must be above 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "said"), BAD)
+def test_figures_that_make_no_sense_are_refused_with_the_numbers(make, said):
+    """Would catch a division by zero that comes up somewhere else, and a name that is not helped."""
+    with pytest.raises(ValueError, match=said):
+        make()

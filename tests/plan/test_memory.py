@@ -1,0 +1,189 @@
+"""Predicted memory: its laws, and published configurations. (Against real steps: test_memory_measured.py.)"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.plan.breakdown import KINDS
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.memory import Walk, predict_memory
+from labkit.plan.ops import Setting
+from labkit.plan.recipe import STRATEGIES, Recipe
+from labkit.plan.shape import ModelShape
+from labkit.plan.stages import pairs_in_flight
+from labkit.train.config import GPTConfig
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+SMALL = ModelShape.gpt(4, 64, 4, 256, 32, tied=False)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 64])
+def test_states_follow_the_table_of_zero(n):
+    """Would catch a share that is not shared: 16 N, 4 N + 12 N/n, ... of a large model (arXiv:1910.02054, figure 1)."""
+    shape = ModelShape.gpt(24, 1024, 16, 50_304, 8, tied=False)
+    whole, held = 4 * shape.n_params, {}
+    for strategy in STRATEGIES:
+        walk = Walk(shape, Layout(dp=n), Recipe(strategy=strategy, batch_size=n), 0, "cuda")
+        weights, gradients, state, *_ = walk.base()
+        held[strategy] = (weights / whole, gradients / whole, state / whole)
+    assert held["ddp"] == pytest.approx((1, 1, 2), rel=1e-3)
+    assert held["zero1"] == held["zero2"] == pytest.approx((1, 0, 2 / n), rel=1e-3)  # gradients come and go
+    assert held["zero3"] == pytest.approx((1 / n, 0, 2 / n), rel=1e-3)
+    both = Recipe(batch_size=2 * n, n_micro=2)  # with one micro-batch ZeRO-1 and 2 are the same
+    peak = {
+        strategy: predict_memory(shape, Layout(dp=n), replace(both, strategy=strategy), 0, "cuda").total
+        for strategy in STRATEGIES
+    }
+    assert peak["ddp"] > peak["zero1"] > peak["zero2"] > peak["zero3"]
+
+
+def test_micro_batches_in_flight_are_those_of_the_schedules():
+    """Would catch a pipeline that is said to hold as many micro-batches as GPipe does, or too few."""
+    from labkit.plan.schedule import in_flight
+
+    for p in (2, 3, 4):
+        for m in (1, 2, 4, 8, 12):
+            for schedule, v in (("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3)):
+                if schedule == "interleaved" and m % p:
+                    continue
+                recipe = Recipe(batch_size=m, n_micro=m, schedule=schedule, stages_per_rank=v)
+                real = in_flight(recipe.schedule_for(p))
+                mine = [sum(pairs_in_flight(recipe, Layout(pp=p), rank)) for rank in range(p)]
+                assert mine == real, (p, m, schedule, v)
+
+
+sizes = st.fixed_dictionaries(
+    {"n_layer": st.integers(1, 12), "d_model": st.sampled_from([32, 64, 128]), "vocab": st.sampled_from([128, 512])}
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    sizes, st.sampled_from(STRATEGIES), st.booleans(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
+    st.sampled_from(["fp32", "bf16"]), st.sampled_from(["n_layer", "d_model", "vocab", "seq", "rows"]), st.booleans(),
+)  # fmt: skip
+def test_a_bigger_model_never_needs_fewer_bytes(size, strategy, again, dp, tp, precision, grows, doubled):
+    """Would catch a term with the wrong sign, or one that forgets what it is multiplied with.
+
+    What is held for sure never shrinks. The peak may, by the one bucket or unit that is packed at that moment: a larger
+    model can cut its gradients in smaller ones (two of 13 MB for one of 24), and then real memory is less, too."""
+    recipe = Recipe(strategy, batch_size=8, checkpointing=again, precision=precision)
+    small = ModelShape.gpt(n_head=4, seq=32, tied=False, **size)
+    steps = {"n_layer": 1, "d_model": 32, "vocab": 64, "seq": 32}
+    large = small
+    if grows != "rows":
+        large = small.changed(**{grows: getattr(small, grows) + (getattr(small, grows) if doubled else steps[grows])})
+    layout, more = Layout(dp=dp, tp=tp), replace(recipe, batch_size=16) if grows == "rows" else recipe
+    before, after = Walk(small, layout, recipe, 0, "cpu"), Walk(large, layout, more, 0, "cpu")
+    assert after.bounds()[0] > before.bounds()[0]
+    packed = 0 if strategy == "ddp" else max(bucket.numel for keeper in before.keepers for bucket in keeper.buckets) * 4
+    assert sum(after.walk().top) >= sum(before.walk().top) - packed
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    sizes, st.sampled_from(STRATEGIES), st.booleans(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 4]), st.sampled_from(["fp32", "bf16", "fp64"]), st.sampled_from(["cpu", "cuda"]),
+)  # fmt: skip
+def test_bounds_hold_the_predicted_peak_between_them(size, strategy, again, dp, pp, m, precision, device):
+    """Would catch a search that refuses what fits, or keeps what does not, without having walked it."""
+    shape = ModelShape.gpt(n_head=4, seq=32, tied=False, **{**size, "n_layer": size["n_layer"] + 1})
+    recipe = Recipe(strategy=strategy, batch_size=16, n_micro=m, checkpointing=again, precision=precision)
+    layout = Layout(dp=dp, pp=pp)
+    for rank in (0, layout.size - 1):
+        least, most = Walk(shape, layout, recipe, rank, device).bounds()
+        assert least <= predict_memory(shape, layout, recipe, rank, device).total <= most
+
+
+def test_every_figure_has_a_formula_and_a_source_and_a_config_will_do():
+    """Would catch a number that cannot be argued with."""
+    for strategy in STRATEGIES:
+        predicted = predict_memory(SMALL, Layout(dp=2), Recipe(strategy=strategy))
+        assert predicted.keys() == list(KINDS)
+        assert all(item.formula and item.source and item.unit == "B" for item in predicted.items)
+    config = GPTConfig(n_layer=4, d_model=64, n_head=4, vocab=256, seq=32, tied=False)
+    assert predict_memory(config, Layout(), Recipe()) == predict_memory(SMALL, Layout(), Recipe())
+
+
+# -- published configurations ------------------------------------------------------------------------------------------
+
+A100, H100, TPU = (Hardware.preset(name).memory_bytes.value for name in ("a100-80gb", "h100", "tpu-v4"))
+
+MEGATRON = (
+    ("1.7b", 1, 1, 32, 512), ("3.6b", 2, 1, 64, 512), ("7.5b", 4, 1, 128, 512), ("18.4b", 8, 1, 256, 1024),
+    ("39.1b", 8, 2, 512, 1536), ("76.1b", 8, 4, 1024, 1792), ("145.6b", 8, 8, 1536, 2304),
+    ("310.1b", 8, 16, 1920, 2160), ("529.6b", 8, 35, 2520, 2520), ("1t", 8, 64, 3072, 3072),
+)  # fmt: skip
+"""Name, tp, pp, GPUs, batch: arXiv:2104.04473, table 1; blocks are checkpointed, micro-batches of 1 row."""
+
+
+def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> float:
+    """Bytes of the fuller end of the pipeline, on a GPU."""
+    return max(predict_memory(shape, layout, recipe, rank, "cuda").total for rank in {0, layout.size - 1})
+
+
+@pytest.mark.parametrize(("name", "tp", "pp", "gpus", "batch"), MEGATRON)
+def test_the_runs_of_megatron_fit_the_gpus_that_they_ran_on(name, tp, pp, gpus, batch):
+    """Would catch memory that is predicted too large, and too small: without the pipeline, which is why the paper has
+    one (section 5.1), 76.1B and more do not fit."""
+    shape, layout = ModelShape.preset(f"megatron-{name}"), Layout(dp=gpus // tp // pp, pp=pp, tp=tp)
+    recipe = Recipe(batch_size=batch, n_micro=batch // layout.dp, checkpointing=True, precision="bf16")
+    assert fullest(shape, layout, recipe) < A100
+    if pp > 2:
+        alone = Layout(dp=gpus // tp, tp=tp)
+        batch = alone.dp * 4
+        assert fullest(shape, alone, replace(recipe, batch_size=batch, n_micro=4)) > A100
+
+
+def test_palm_fits_its_chips_and_not_with_its_activations_whole():
+    """540B on 6,144 chips, 12-way model and 512-way data parallel (arXiv:2204.02311, section 4).
+
+    It fits with two micro-batches. With one (as PaLM ran) it does not: labkit's tensor parallelism keeps the residual
+    path whole on each rank, PaLM's cuts it as well, along the other dimension of its mesh."""
+    shape, layout = ModelShape.preset("palm-540b").changed(vocab=256_008), Layout(dp=512, tp=12)
+    recipe = Recipe("zero3", batch_size=2048, n_micro=2, checkpointing=True, precision="bf16")
+    assert predict_memory(shape, layout, recipe, 0, "cuda").total < TPU
+    whole = replace(recipe, n_micro=1)
+    assert predict_memory(shape, layout, whole, 0, "cuda").total > TPU
+    assert Walk(shape, layout, whole, 0, "cuda").in_flight_bytes() > TPU * 0.7
+
+
+def test_llama_3_fits_with_checkpointing_and_not_as_it_ran():
+    """405B on 16,384 GPUs, tp 8, pp 16, dp 128, 16 rows a rank (arXiv:2407.21783, table 4 and section 3.3.2).
+
+    Meta ran it without checkpointing; labkit's blocks could not: they hold the gathered input of each parallel region
+    whole (2 D of a token, where only D / tp would do), SwiGLU's four hidden tensors apart, and up to 16 micro-batches
+    of them. With checkpointing it fits."""
+    shape, layout = ModelShape.preset("llama3-405b"), Layout(dp=128, pp=16, tp=8)
+    recipe = Recipe("zero3", batch_size=2048, n_micro=16, checkpointing=True, precision="bf16", sequence_parallel=True)
+    assert fullest(shape, layout, recipe) < H100
+    plain = replace(recipe, checkpointing=False)
+    assert fullest(shape, layout, plain) > H100
+    held = shape.activations(1, 8, in_sequence=True, way="half")
+    wholes = sum(n_bytes for name, n_bytes in dict(held).items() if "whole" in name)
+    assert wholes > 0.4 * held.total
+
+
+BAD = [
+    (lambda: predict_memory(SMALL, Layout(dp=2), Recipe(), 2), "ranks of .* are 0 to 1, got 2"),
+    (lambda: predict_memory(SMALL, Layout(tp=3), Recipe()), "n_head=4 has no tp=3 equal parts"),
+    (lambda: predict_memory(SMALL, Layout(pp=8), Recipe()), "4 blocks cannot fill 8 stages"),
+    (lambda: predict_memory(SMALL, Layout(dp=3), Recipe()), "a batch of 8 rows does not cut evenly for dp=3"),
+    (lambda: predict_memory(SMALL, Layout(dp=8), Recipe(n_micro=2)), "fewer than n_micro=2"),
+    (lambda: predict_memory(SMALL.changed(vocab=257), Layout(tp=2), Recipe()), "pad it to 258"),
+    (lambda: predict_memory(SMALL.changed(seq=30), Layout(tp=4), Recipe(sequence_parallel=True)), "seq=30"),
+    (lambda: Setting(1, 1, 0), "tp must be at least 1, got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ask", "said"), BAD)
+def test_what_cannot_be_cut_is_refused_with_the_numbers(ask, said):
+    """Would catch a prediction for something that nobody can run."""
+    with pytest.raises(ValueError, match=said):
+        ask()

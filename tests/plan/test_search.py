@@ -1,0 +1,197 @@
+"""The search: complete, quick, honest about what it refuses, and told in a good order."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.plan.explain import explain, simplest, table
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.memory import predict_memory
+from labkit.plan.recipe import check
+from labkit.plan.search import HEADROOM, Plan, divisors, ends, layouts, plans
+from labkit.plan.shape import ModelShape
+from labkit.plan.time import predict_step
+
+H100 = Hardware.preset("h100")
+SMALL = ModelShape.gpt(8, 512, 8, 8192, 256, tied=False)
+
+
+def key(plan: Plan) -> tuple:
+    """What makes a plan another one."""
+    return plan.layout, plan.recipe
+
+
+@pytest.fixture(scope="module")
+def large() -> list[Plan]:
+    """Llama 70B on 256 GPUs."""
+    return plans("llama-70b", "h100", 256, 512, 4096)
+
+
+def test_kept_plans_come_first_and_best_first(large):
+    """Would catch a table whose first row is not the best, and refused plans among the kept."""
+    kept = [plan for plan in large if plan.kept]
+    assert kept == large[: len(kept)]
+    assert [plan.step_s for plan in kept] == sorted(plan.step_s for plan in kept)
+    assert all(plan.refused for plan in large[len(kept) :])
+    assert len({key(plan) for plan in large}) == len(large)
+
+
+def test_every_kept_plan_fits_and_is_what_the_predictions_say(large):
+    """Would catch a search that uses other numbers than the functions that everybody can call."""
+    room = H100.memory_bytes.value * (1 - HEADROOM)
+    for plan in [plan for plan in large if plan.kept][::7]:
+        held = max(
+            predict_memory(plan.shape, plan.layout, plan.recipe, rank, "cuda").total for rank in ends(plan.layout)
+        )
+        assert plan.memory.total == held <= room
+        assert plan.step == predict_step(plan.shape, plan.layout, plan.recipe, H100, simulated=0)
+        check(plan.shape, plan.recipe, plan.layout)
+        assert plan.layout.size == 256
+        assert 0 < plan.mfu < 1
+
+
+def test_every_plan_that_was_refused_for_its_memory_would_not_fit(large):
+    """Would catch a bound that is too careful: the plan is walked to the end here."""
+    room = H100.memory_bytes.value * (1 - HEADROOM)
+    tight = sorted((plan for plan in large if plan.needs_bytes), key=lambda plan: plan.needs_bytes)
+    assert tight
+    for plan in tight[:40]:
+        assert "GB" in plan.refused
+        assert plan.memory.total > room
+
+
+def test_every_way_to_share_the_ranks_is_looked_at(large):
+    """Would catch a layout that is skipped without a word."""
+    assert {plan.layout for plan in large} == set(layouts(256))
+    assert {plan.recipe.strategy for plan in large} == {"ddp", "zero1", "zero2", "zero3"}
+    assert {plan.recipe.schedule for plan in large} == {"1f1b", "interleaved", "zero_bubble"}
+    assert {plan.recipe.checkpointing for plan in large} == {True, False}
+    reasons = [plan.refused for plan in large if plan.layout.tp == 16]
+    assert reasons
+    assert all("spans 2 nodes of 8" in reason for reason in reasons)
+
+
+def test_the_search_for_a_thousand_ranks_takes_less_than_a_second():
+    """Would catch a prediction that became slow: thousands of plans have to be judged. The quickest of three runs."""
+    taken = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        found = plans("llama-70b", "h100", 1024, 1024)
+        taken.append(time.perf_counter() - begun)
+    assert len(found) > 500
+    assert min(taken) < 1, taken
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.floats(0.02, 80), st.floats(1, 20), st.sampled_from([1, 2, 4, 6, 8]), st.sampled_from([8, 24]))
+def test_more_memory_never_refuses_a_plan(gigabytes, factor, n_ranks, batch):
+    """Would catch a reason that depends on memory in the wrong way."""
+    little = H100.changed(memory_bytes=gigabytes * 1e9)
+    much = H100.changed(memory_bytes=gigabytes * factor * 1e9)
+    before, after = ({key(p) for p in plans(SMALL, hw, n_ranks, batch) if p.kept} for hw in (little, much))
+    assert before <= after
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.sampled_from(["n_layer", "vocab", "seq"]), st.sampled_from([2, 8]))
+def test_a_bigger_model_is_never_kept_where_a_smaller_one_is_refused_for_its_state(grows, n_ranks):
+    """Would catch a bound that falls as the model grows."""
+    machine = H100.changed(memory_bytes=1.5e9)
+    bigger = SMALL.changed(**{grows: 2 * getattr(SMALL, grows)})
+    needs = {key(p): p.needs_bytes for p in plans(SMALL, machine, n_ranks, 16)}
+    for plan in plans(bigger, machine, n_ranks, 16):
+        if plan.kept:
+            assert needs.get(key(plan), 0) < plan.memory.total * 1.02
+
+
+def test_one_rank_and_ranks_that_are_no_power_of_two_have_plans():
+    """Would catch a search that only knows 8, 64 and 512."""
+    assert all(plan.layout == Layout() for plan in plans("gpt2", "h100", 1, 8))
+    assert plans("gpt2", "h100", 1, 8)[0].kept
+    found = plans(SMALL, H100, 12, 24)
+    assert {plan.layout.tp for plan in found if plan.kept} == {1, 2, 4}
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_models_as_they_were_published_can_be_planned():
+    """Would catch a planner that refuses GPT-3 for its 50,257 words and its tied table: both are mended, and told."""
+    best = plans("gpt3-175b", "a100-80gb", 1024, 1536)[0]
+    assert best.kept
+    assert best.shape.vocab == 50_304
+    assert any(plan.layout.pp > 1 and plan.kept for plan in plans("gpt3-175b", "a100-80gb", 1024, 1536))
+
+
+def test_the_best_plan_for_70_billion_is_one_that_people_use(large):
+    """Would catch a search that prefers plain data parallelism, tensor parallelism across nodes, or no sharding."""
+    best = large[0]
+    assert best.layout.tp <= 8
+    assert best.recipe.strategy in ("zero1", "zero2", "zero3")
+    assert 0.35 < best.mfu < 0.7
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_explanation_has_the_order_of_a_good_answer_and_its_numbers(large):
+    """Would catch a story that begins with the solution, or leaves the learner without a number."""
+    said = explain(large)
+    words = ("memory", "baselines", "simplest", "communication", "batch")
+    assert [line.split()[1] for line in said.splitlines() if line[0].isdigit()] == list(words)
+    shape = ModelShape.preset("llama-70b")
+    assert f"16 N = {16 * shape.n_params / 1e9:,.0f} GB" in said
+    assert "so at least 14 devices of 80 GB" in said
+    assert "512 rows x 4096 = 2,097,152 tokens" in said
+
+
+def test_the_simplest_plan_has_the_fewest_axes(large):
+    """Would catch "simple" that means "fast"."""
+    easy = simplest(large)
+    assert easy is not None
+    assert easy.kept
+    assert (easy.layout.pp, easy.layout.tp) == (1, 1)
+    assert simplest([plan for plan in large if not plan.kept]) is None
+
+
+def test_the_table_shows_the_best_and_says_why_others_are_not_there(large):
+    """Would catch columns that do not line up and reasons that are lost."""
+    rows = table(large, 5, refused=2).splitlines()
+    assert len(rows) == 1 + 5 + 2
+    assert len({len(row) for row in rows[:6]}) == 1
+    assert all("GB" in row or "nodes" in row or "stages" in row for row in rows[6:])
+    nothing = plans("llama3-405b", "laptop", 2, 8)
+    assert "nothing fits" in explain(nothing)
+    assert "nothing runs" in explain(nothing)
+
+
+BAD = [
+    (lambda: plans("llama-71b", "h100", 8, 8), "did you mean .*'llama-70b'"),
+    (lambda: plans("gpt2", "h101", 8, 8), "did you mean .*'h100'"),
+    (lambda: plans("gpt2", "h100", 0, 8), "n_ranks must be a whole number of at least 1, got 0"),
+    (lambda: plans("gpt2", "h100", 8, 0), "global_batch must be a whole number of at least 1, got 0"),
+    (lambda: plans("gpt2", "h100", 8, 8, 0), "seq must be a whole number of at least 1, got 0"),
+    (lambda: plans("gpt2", "h100", 8, 8, precision="int8"), "precision is one of"),
+    (lambda: plans("gpt2", "h100", 8, 8, headroom=1.0), "headroom a share"),
+    (lambda: plans("gpt2", H100.changed(memory_bytes=-1), 8, 8), "memory is -1"),
+    (lambda: explain([]), "no plans to explain"),
+]
+
+
+@pytest.mark.parametrize(("ask", "said"), BAD)
+def test_questions_that_make_no_sense_are_refused_with_the_numbers(ask, said):
+    """Would catch an empty table in the place of an answer."""
+    with pytest.raises(ValueError, match=said):
+        ask()
+
+
+def test_plans_that_differ_in_their_batch_say_why_they_cannot_be():
+    """Would catch a batch that does not divide and is planned for all the same."""
+    found = plans(SMALL, H100, 16, 6)
+    reasons = [plan.refused for plan in found if plan.layout.dp == 16]
+    assert reasons == ["a batch of 6 rows does not cut evenly for dp=16: make it a multiple"] * len(reasons)
+    assert replace(found[0], refused="x").kept is False
