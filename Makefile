@@ -30,6 +30,9 @@ bench: $(VENV)/.has-bench
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/launch.py --json benchmarks/results/launch.json
 	$(BIN)/python benchmarks/collectives.py --json benchmarks/results/collectives.json
+	$(BIN)/python benchmarks/strategies.py --json benchmarks/results/strategies.json
+	$(BIN)/python benchmarks/memory.py --json benchmarks/results/memory.json
+	$(BIN)/python benchmarks/shaped.py --json benchmarks/results/shaped.json
 
 notebooks: $(VENV)/.has-test
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \

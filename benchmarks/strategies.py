@@ -305,7 +305,7 @@ def measure(kinds: list[str], quick: bool, device: str) -> list[dict[str, Any]]:
     rows = []
     for kind in kinds:
         for n_ranks in (1,) if kind in ("checkpoint", "scaler") else (2, 4):
-            repeats = 5 if quick else 21
+            repeats = 5 if quick else 13
             with Cluster(n_ranks, device=device, quiet=True, timeout_s=600) as cluster:
                 found = [reply.value for reply in cluster.run(race, kind, repeats)]
             slowest = [[max(each["times"][who][k] for each in found) for k in range(repeats)] for who in (0, 1)]

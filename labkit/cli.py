@@ -32,6 +32,9 @@ class Benchmark(StrEnum):
 
     launch = "launch"
     collectives = "collectives"
+    strategies = "strategies"
+    memory = "memory"
+    shaped = "shaped"
 
 
 def main() -> None:
