@@ -11,10 +11,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from labkit.comm import ring
+from labkit.comm import hops, ring
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 
@@ -127,8 +126,8 @@ def group_on(exchange: Exchange, axis: str, ranks: tuple[int, ...], rank: int, l
         "reduce_scatter": ring.reduce_scatter,
         "all_gather": ring.all_gather,
         "broadcast": ring.broadcast,
-        "all_to_all": _all_to_all,
-        "barrier": _barrier,
+        "all_to_all": hops.all_to_all,
+        "barrier": hops.barrier,
     }
     return Group(axis, ranks, rank, wire, algorithms, ledger)
 
@@ -163,16 +162,3 @@ def run_threads(fn: Callable[..., Any], n_ranks: int, *args: Any, timeout_s: flo
     if exchange.undelivered():
         raise RuntimeError(f"{exchange.undelivered()} wire messages were sent and never received")
     return results
-
-
-def _all_to_all(x: Tensor, group: Group) -> Tensor:
-    parts = list(x.chunk(group.size)) if x.shape[0] else [x] * group.size
-    out = [parts[group.rank].clone()] * group.size
-    for hop in range(1, group.size):
-        to, source = (group.rank + hop) % group.size, (group.rank - hop) % group.size
-        out[source] = group.exchange(parts[to], to, source)
-    return torch.cat(out)
-
-
-def _barrier(x: Tensor, group: Group) -> Tensor:
-    return ring.all_reduce(x.new_zeros(0), group)

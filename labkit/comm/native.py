@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ def start(
 
 def stop() -> None:
     """Leave every process group, whatever state it is in."""
+    companion.cache_clear()
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):  # a group whose connections were cut cannot say goodbye
             dist.destroy_process_group()
@@ -93,6 +95,13 @@ def subgroup(ranks: tuple[int, ...]) -> Any:
     return dist.new_group(list(ranks))
 
 
+@lru_cache(maxsize=256)
+def companion(process_group: Any, backend: str, use: str) -> Any:
+    """A second group of the same ranks for one `use`, the same each time. All its members call this, nobody else."""
+    ranks = dist.get_process_group_ranks(process_group)
+    return dist.new_group(ranks, backend=backend, use_local_synchronization=True, group_desc=use)
+
+
 class Native:
     """Wire and collectives over one process group. Peers are indexes in the group."""
 
@@ -100,11 +109,12 @@ class Native:
         self.pg, self.device, self.size = process_group, device, size
         self.backend = dist.get_backend(process_group)
         self.on_device = self.backend == "nccl"
-        self.headers = (
-            dist.new_group(dist.get_process_group_ranks(process_group), backend="gloo")
-            if self.on_device
-            else process_group
-        )
+        self.rank, self.headers, self.up, self.down = dist.get_rank(process_group), *[process_group] * 3
+        if self.on_device:
+            # between two GPUs NCCL queues sends and receives on one stream: two ranks that both send first would wait
+            # for each other, so what goes to a higher member and what goes to a lower one have a group each
+            self.headers = companion(process_group, "gloo", "headers")
+            self.up, self.down = companion(process_group, "nccl", "up"), companion(process_group, "nccl", "down")
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
         self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
@@ -121,7 +131,7 @@ class Native:
             return UnderWay(None)
         if x.is_cuda and not self.on_device:
             x = x.cpu()
-        group = self.pg if x.is_cuda else self.headers
+        group = (self.up if to > self.rank else self.down) if x.is_cuda else self.headers
         return Message(group.send([x], to, 0 if x.is_cuda else tag), x)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> UnderWay:
@@ -131,7 +141,7 @@ class Native:
         if buffer.is_cuda and not self.on_device:
             staged = torch.empty_like(buffer, device="cpu", pin_memory=True)
             return Message(self.pg.recv([staged], source, tag), staged, buffer)
-        group = self.pg if buffer.is_cuda else self.headers
+        group = (self.up if self.rank > source else self.down) if buffer.is_cuda else self.headers
         return Message(group.recv([buffer], source, 0 if buffer.is_cuda else tag), buffer)
 
     # -- collectives under way ---------------------------------------------------------------------------------------

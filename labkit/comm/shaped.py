@@ -21,10 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from labkit.comm import ring
+from labkit.comm import hops, ring
 from labkit.comm.group import Algorithm, Group
 from labkit.comm.ledger import Ledger
 from labkit.comm.message import Handle, Lane, Wire
@@ -51,7 +50,7 @@ class Shaped:
         self.all_gather, self.broadcast = self._in_order(ring.all_gather), self._in_order(ring.broadcast)
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
         self.verbs: dict[str, Algorithm] = {name: getattr(self, name) for name in names}
-        self.verbs |= {"all_to_all": self._in_order(all_to_all), "barrier": self._in_order(barrier)}
+        self.verbs |= {"all_to_all": self._in_order(hops.all_to_all), "barrier": self._in_order(hops.barrier)}
         self.apart = Apart("stream", ranks, rank, self, self.verbs, Ledger(), device)
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -103,29 +102,3 @@ class Shaped:
             return algorithm(x, group, **options)
 
         return verb
-
-
-def all_to_all(x: Tensor, group: Group) -> Tensor:
-    """Part j of x goes to rank j, all at the same time.   [n*k, ...] -> [n*k, ...]; sends (n-1)/n N"""
-    others = [rank for rank in range(group.size) if rank != group.rank]
-    parts = x.reshape(group.size, x.shape[0] // group.size, *x.shape[1:]).unbind()
-    expected = [(rank, group.recv_start(rank)) for rank in others]
-    sent = [group.send(parts[rank], rank) for rank in others]
-    out = [parts[group.rank].clone()] * group.size
-    for rank, work in expected:
-        came = work.wait()
-        assert came is not None
-        out[rank] = came
-    for work in sent:
-        work.wait()
-    return torch.cat(out)
-
-
-def barrier(x: Tensor, group: Group) -> Tensor:
-    """Wait for everybody: in round k hear from rank - 2^k, who has heard from 2^k ranks (Hensgen, Finkel and Manber,
-    1988). ceil(log2 n) messages without payload a rank."""
-    hop = 1
-    while hop < group.size:
-        group.exchange(x.new_zeros(0), (group.rank + hop) % group.size, (group.rank - hop) % group.size, tag=hop)
-        hop *= 2
-    return x
