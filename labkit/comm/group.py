@@ -59,10 +59,10 @@ class Group:
         `wait()` returns when the receiver has taken the message. Raises ValueError for a rank outside the group."""
         x, tag = check_message(self, x, to), check_tag(tag)
         call = self._call("send", x, to, tag)
+        if self.tap is not None:  # before it is on its way, or the receiver's tap may come first
+            self.tap("send", self.ranks[to], tag, x)
         sending = self.ledger.keep(Sending(self.wire, x, to, self._stream(tag)))
         number = self.ledger.open("send", self.axis, self.ranks[to], _n_bytes(x), tag)
-        if self.tap is not None:
-            self.tap("send", self.ranks[to], tag, x)
         return Work(self, call, sending, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:

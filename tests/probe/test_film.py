@@ -120,6 +120,22 @@ def test_real_processes_are_filmed_and_the_film_is_small():
     assert pickle.loads(pickle.dumps(made)) == made
 
 
+def test_a_message_is_filmed_before_it_is_on_its_way():
+    """A bug: the sender's end was noted after the wire had it, and on a busy machine the receiver's came first."""
+    order = []
+
+    def one(group):
+        if group.rank == 0:
+            isend = group.wire.isend
+            group.wire.isend = lambda *message: [order.append("on its way"), isend(*message)][1]
+            group.tapped(lambda *event: order.append(event[0])).send(torch.ones(1), 1).wait()
+        else:
+            group.recv(0)
+
+    run_threads(one, 2)
+    assert order == ["send", "on its way"]
+
+
 def test_a_group_of_some_ranks_is_filmed_under_its_own_numbers():
     """Would catch global ranks taken for places in the group."""
 
