@@ -12,7 +12,6 @@ Memory: the bytes of the gradients, since each p.grad is a window into its bucke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,8 @@ from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
 from labkit.parallel.compress import Pending
 from labkit.parallel.flat import Flat
+from labkit.plan.buckets import fill
 
-FIRST_BUCKET_BYTES = 2**20
-"""The first bucket is small, so that the wire is not idle while the first large one fills."""
 Named = tuple[str, nn.Parameter]
 
 
@@ -79,21 +77,8 @@ def in_buckets(named: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
     """Parameters from last to first in buckets of one dtype and device; sorted by when their last member is expected.
 
     A bucket holds `bucket_bytes` at most, unless one parameter is larger; the first of each kind is full at 1 MiB."""
-    filling: dict[Any, tuple[int, int, list[Named]]] = {}  # kind -> place of the last member, bytes, members
-    full: list[tuple[int, int, list[Named]]] = []
-    first = {(p.dtype, p.device) for _, p in named}
-    for place, (name, p) in enumerate(reversed(named)):
-        kind, n_bytes = (p.dtype, p.device), p.numel() * p.element_size()
-        last, held, members = filling.pop(kind, (0, 0, []))
-        if members and held + n_bytes > bucket_bytes:
-            full.append((last, held, members))
-            first.discard(kind)
-            held, members = 0, []
-        filling[kind] = (place, held + n_bytes, [*members, (name, p)])
-        if kind in first and held + n_bytes >= FIRST_BUCKET_BYTES:
-            full.append(filling.pop(kind))
-            first.discard(kind)
-    return [members for _, _, members in sorted([*full, *filling.values()], key=lambda each: each[0])]
+    sizes = [((p.dtype, p.device), p.numel() * p.element_size()) for _, p in named]
+    return [[named[k] for k in members] for members in fill(sizes, bucket_bytes)]
 
 
 def as_on_rank_0(tensors: Sequence[Tensor], group: Group, run_bytes: int = 25 * 2**20) -> None:

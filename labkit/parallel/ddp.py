@@ -35,7 +35,7 @@ from labkit.comm.group import Group
 from labkit.parallel.bucket import Bucket, as_on_rank_0, in_buckets
 from labkit.parallel.compress import Reduce, exact
 from labkit.parallel.offload import stepped_on
-from labkit.parallel.sync import MakeOptimizer, Piece, check_module
+from labkit.parallel.sync import MakeOptimizer, Piece, check_free, check_module, check_options
 
 
 class DDP:
@@ -64,12 +64,15 @@ class DDP:
 
         Raises ValueError on every rank if ranks hold different modules or options, or the module is wrapped already."""
         check_module(module, group)
-        options = torch.tensor([int(bucket_bytes), broadcast_buffers, skip_unused], device=group.device)
-        if group.all_reduce(options, "max").tolist() != group.all_reduce(options, "min").tolist() or bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes={bucket_bytes}: give all ranks the same options, and buckets of 1 byte up")
+        options = {"broadcast_buffers": broadcast_buffers, "skip_unused": skip_unused}
+        check_options(group, bucket_bytes=int(bucket_bytes), **options)
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         for name, p in trainable:
-            _check_parameter(name, p)
+            check_free(name, p)
+            if not p.is_contiguous():
+                raise ValueError(f"{name} has strides {p.stride()}: make it contiguous, p.data = p.data.contiguous()")
         self.module, self.group = module, group
         self.buckets = tuple(Bucket(named) for named in in_buckets(trainable, bucket_bytes))
         self.compress: Reduce = compress or exact
@@ -222,14 +225,6 @@ class DDP:
         cut = [name for bucket in self.buckets for name in bucket.end()]
         self._started, self._touched, self._sending = 0, False, False
         return cut
-
-
-def _check_parameter(name: str, p: nn.Parameter) -> None:
-    if not p.is_contiguous():
-        raise ValueError(f"{name} has strides {p.stride()}: make it contiguous, p.data = p.data.contiguous()")
-    for hook in (getattr(p, "_post_accumulate_grad_hooks", None) or {}).values():
-        if getattr(hook, "__module__", "").startswith("labkit.parallel."):
-            raise ValueError(f"{name} belongs to another strategy already: close() that one first")
 
 
 def _roll(module: nn.Module) -> dict[str, tuple[int, bool]]:

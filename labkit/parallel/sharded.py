@@ -31,7 +31,7 @@ from labkit.comm.group import Group
 from labkit.parallel.bucket import as_on_rank_0
 from labkit.parallel.offload import stepped_on
 from labkit.parallel.shards import Shard
-from labkit.parallel.sync import MakeOptimizer, Piece, check_module
+from labkit.parallel.sync import MakeOptimizer, Piece, check_free, check_module, check_options
 
 WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Optimizers of torch whose step for one element depends on others, or that want sparse gradients."""
@@ -51,16 +51,9 @@ class Sharded:
 
         ValueError on every rank for modules or options that differ between ranks, and for a module wrapped already."""
         check_module(module, group)
-        numbers = torch.tensor([broadcast_buffers, *options.values()], dtype=torch.int64, device=group.device)
-        if group.all_reduce(numbers, "max").tolist() != group.all_reduce(numbers, "min").tolist():
-            given = ", ".join(f"{key}={each}" for key, each in options.items())
-            raise ValueError(
-                f"ranks were given different options, rank {group.rank} {given}: give all of them the same"
-            )
+        check_options(group, broadcast_buffers=broadcast_buffers, **options)
         for name, p in module.named_parameters():
-            for hook in (getattr(p, "_post_accumulate_grad_hooks", None) or {}).values():
-                if getattr(hook, "__module__", "").startswith("labkit.parallel."):
-                    raise ValueError(f"{name} belongs to another strategy already: close() that one first")
+            check_free(name, p)
         as_on_rank_0([*module.parameters(), *module.buffers()], group)
         self.module, self.group, self.broadcast_buffers = module, group, broadcast_buffers
         self._hooks: list[Any] = []

@@ -105,3 +105,18 @@ def check_module(module: nn.Module, group: Group) -> None:
         raise ValueError(
             f"ranks hold different modules: rank {group.rank} has {len(mine)} parameters, rank 0 has {len(theirs)}"
         )
+
+
+def check_options(group: Group, **options: float) -> None:
+    """The same numbers on every rank, or a ValueError on every rank that gives this rank's."""
+    mine = torch.tensor([float(each) for each in options.values()], dtype=torch.float64, device=group.device)
+    if not torch.equal(group.all_reduce(mine, op="max"), group.all_reduce(mine, op="min")):
+        given = ", ".join(f"{key}={each}" for key, each in options.items())
+        raise ValueError(f"ranks were given different options, rank {group.rank} {given}: give all of them the same")
+
+
+def check_free(name: str, p: nn.Parameter) -> None:
+    """ValueError for a parameter that another strategy of labkit watches."""
+    for hook in (getattr(p, "_post_accumulate_grad_hooks", None) or {}).values():
+        if getattr(hook, "__module__", "").startswith("labkit.parallel."):
+            raise ValueError(f"{name} belongs to another strategy already: close() that one first")

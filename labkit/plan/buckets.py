@@ -1,20 +1,21 @@
-"""Gradients that travel together: how parameters fall into buckets, and what is alive at a moment.
+"""Gradients that travel together: the rule by which parameters fall into buckets, and what is alive at a moment.
 
     parameters     embedding | block 0        | block 1        | head
     expected         last                                        first
     buckets        |     bucket 2     |     bucket 1     | bucket 0 |        bucket 0 is full at 1 MiB
 
-The same rule as labkit.parallel.bucket, on sizes alone (Li et al., arXiv:2006.15704, section 3.2.2).
+labkit.parallel.bucket puts real gradients where this rule says (Li et al., arXiv:2006.15704, section 3.2.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from labkit.plan.tape import Bytes, plus
 
 FIRST_BUCKET_BYTES = 2**20
+"""The first bucket is small, so that the wire is not idle while the first large one fills."""
 
 
 class Params(NamedTuple):
@@ -59,18 +60,33 @@ class Bucket:
         self.packed: int | None = None
 
 
+def fill(sizes: Sequence[tuple[Hashable, int]], bucket_bytes: int) -> list[list[int]]:
+    """Parameters (kind, bytes) from last to first in buckets of one kind: the places of each bucket's members, the
+    buckets sorted by when their last member is expected.
+
+    A bucket holds `bucket_bytes` at most, unless one parameter is larger; the first of each kind is full at 1 MiB."""
+    filling: dict[Hashable, tuple[int, list[int]]] = {}  # kind -> bytes, members
+    full: list[list[int]] = []
+    first = {kind for kind, _ in sizes}
+    for place in reversed(range(len(sizes))):
+        kind, n_bytes = sizes[place]
+        held, members = filling.pop(kind, (0, []))
+        if members and held + n_bytes > bucket_bytes:
+            full.append(members)
+            first.discard(kind)
+            held, members = 0, []
+        members.append(place)
+        if kind in first and held + n_bytes >= FIRST_BUCKET_BYTES:
+            full.append(members)
+            first.discard(kind)
+        else:
+            filling[kind] = (held + n_bytes, members)
+    rest = [members for _, members in filling.values()]
+    return sorted([*full, *rest], key=lambda members: -members[-1])
+
+
 def in_buckets(layers: Sequence[Params], n: int, width: int, bucket_bytes: int) -> list[Bucket]:
-    """Parameters from last to first; a bucket holds `bucket_bytes` at most, unless one parameter is larger."""
-    found: list[Bucket] = []
-    members: list[tuple[int, str]] = []
-    held, first = 0, True
-    for layer in reversed(layers):
-        for name, size in reversed(layer.sizes):
-            if members and (held + size) * width > bucket_bytes:
-                found.append(Bucket(members, held, n))
-                members, held, first = [], 0, False
-            members, held = [*members, (layer.layer, name)], held + size
-            if first and held * width >= FIRST_BUCKET_BYTES:
-                found.append(Bucket(members, held, n))
-                members, held, first = [], 0, False
-    return [*found, Bucket(members, held, n)] if members else found
+    """The buckets of parameters of `width` bytes an element, padded to a multiple of n elements."""
+    named = [(layer.layer, name, size) for layer in layers for name, size in layer.sizes]
+    found = fill([("", size * width) for _, _, size in named], bucket_bytes)
+    return [Bucket([named[k][:2] for k in members], sum(named[k][2] for k in members), n) for members in found]

@@ -26,6 +26,7 @@ from labkit.plan.recipe import Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of, check_plan, setting_of, state_params
+from labkit.plan.wire import dp_moves
 from labkit.plan.work import seconds_of
 
 SIMULATED = 6_000
@@ -145,15 +146,16 @@ class StepTime:
         gather = seconds("ring", "all_gather", n, n_bytes * self.wide / self.master, line)
         backward = max(w[1] for w in self.work) * self.v
         forward = max(w[0] for w in self.work) * self.v
+        scatters, gathers = dp_moves(recipe.strategy, self.m)
+        moved = scatters * scatter + gathers * gather
         if recipe.strategy == "zero3":
             layers = max(1, self.shape.n_layer // (self.p * self.v))
             waits = max(0.0, gather - forward) + max(0.0, gather + scatter - backward) + gather / layers
-            return self.m * (2 * gather + scatter), self.m * min(waits, 2 * gather + scatter)
-        sends = self.m if recipe.strategy == "zero2" else 1
-        moved = scatter * (2 if recipe.strategy == "ddp" else 1)
-        bucket = min(1.0, recipe.bucket_bytes / n_bytes) * moved
-        waits = sends * min(moved, max(bucket, moved - backward))
-        return (moved * sends, waits) if recipe.strategy == "ddp" else (moved * sends + gather, waits + gather)
+            return moved, min(self.m * waits, moved)
+        after = 0.0 if recipe.strategy == "ddp" else gathers * gather  # the new weights, once all are stepped
+        behind = (moved - after) / scatters  # what may hide behind the backward of one micro-batch
+        bucket = min(1.0, recipe.bucket_bytes / n_bytes) * behind
+        return moved, scatters * min(behind, max(bucket, behind - backward)) + after
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""

@@ -41,18 +41,15 @@ def sent_per_step(
     )
 
 
+def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:
+    """How often a step (reduce-scatters, all-gathers) a rank's parameters, (n-1)/n N each; an all_reduce is both."""
+    return {"zero2": (n_micro, 1), "zero3": (n_micro, 2 * n_micro)}.get(strategy, (1, 1))
+
+
 def _dp(n: int, recipe: Recipe, n_bytes: int) -> Item:
-    if recipe.strategy == "zero3":
-        value = 3 * recipe.n_micro * (n - 1) / n * n_bytes
-        return Item(
-            "dp", value, "B", f"3 x {recipe.n_micro} (n-1)/n N, n={n}, N={n_bytes:,}", "arXiv:1910.02054, 7.2.2"
-        )
-    if recipe.strategy == "zero2":
-        value = (recipe.n_micro + 1) * (n - 1) / n * n_bytes
-        return Item(
-            "dp", value, "B", f"({recipe.n_micro} + 1)(n-1)/n N, n={n}, N={n_bytes:,}", "arXiv:1910.02054, 7.2.1"
-        )
-    return Item("dp", 2 * (n - 1) / n * n_bytes, "B", f"2(n-1)/n N, n={n}, N={n_bytes:,}", "arXiv:1910.02054, 7.2.1")
+    scatters, gathers = dp_moves(recipe.strategy, recipe.n_micro)
+    formula = f"({scatters} + {gathers})(n-1)/n N, n={n}, N={n_bytes:,}"
+    return Item("dp", (scatters + gathers) * (n - 1) / n * n_bytes, "B", formula, "arXiv:1910.02054, 7")
 
 
 def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:
