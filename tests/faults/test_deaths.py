@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from labkit import Cluster, WorkerError
-from tests.faults.conftest import all_well, gone
+from tests.faults.conftest import BUSY_S, all_well, gone
 
 pytestmark = pytest.mark.faults
 
@@ -49,7 +49,7 @@ def test_f13_f17_a_rank_killed_in_a_collective_frees_the_others(cluster, victim)
     started = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         cluster.run(dies, victim)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < BUSY_S
     assert caught.value.rank == victim
     assert f"rank {victim} was killed by SIGKILL" in caught.value.reason
     assert [a == b for a, b in zip(before, cluster.pids, strict=True)].count(False) == 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from labkit import Cluster, WorkerError
-from tests.faults.conftest import all_well
+from tests.faults.conftest import BUSY_S, all_well
 
 pytestmark = pytest.mark.faults
 
@@ -20,7 +20,7 @@ def fails(cluster, fn, within_s):
     started = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         cluster.run(fn)
-    assert time.monotonic() - started < within_s
+    assert time.monotonic() - started < within_s + BUSY_S
     return caught.value
 
 
@@ -38,7 +38,7 @@ def test_f01_a_skipped_collective_names_the_missing_rank_the_verb_and_the_line(c
         if group.rank != group.size - 1:
             group.all_reduce(torch.ones(7, 3))  # here
 
-    error = fails(cluster, skips, within_s=3)
+    error = fails(cluster, skips, within_s=2)
     waiting = [each for each in error.autopsy.ranks if each.rank != last]
     assert error.rank == last
     assert all(each.waits_for == (last,) and each.seq == 1 and each.verb == "all_reduce" for each in waiting)
@@ -57,7 +57,7 @@ def test_f01_a_skipped_collective_of_torch_itself_is_named_too(cluster):
         if group.rank != 0:
             dist.all_reduce(torch.ones(5))  # raw
 
-    error = fails(cluster, skips, within_s=4)
+    error = fails(cluster, skips, within_s=2)
     assert error.rank == 0
     assert all("all_reduce" in each.call and each.source.endswith("# raw") for each in error.autopsy.ranks[1:])
     all_well(cluster)
@@ -70,7 +70,7 @@ def test_f02_different_collectives_are_named_both(cluster):
         x = torch.ones(4)
         return group.all_reduce(x) if group.rank else group.broadcast(x)
 
-    error = fails(cluster, confused, within_s=3)
+    error = fails(cluster, confused, within_s=2)
     assert "all_reduce" in error.reason
     assert "broadcast" in error.reason
     all_well(cluster)
@@ -81,7 +81,7 @@ def test_f03_different_shapes_are_named_both(strict):
     """Would catch gloo's abort of the process, which explains nothing and loses the rank's names."""
     with Cluster(2, strict=strict, quiet=True) as cluster:
         cluster.state["k"] = 5
-        error = fails(cluster, lambda group: group.all_reduce(torch.ones(4 + 2 * group.rank)), within_s=3)
+        error = fails(cluster, lambda group: group.all_reduce(torch.ones(4 + 2 * group.rank)), within_s=2)
         assert "(4,)" in error.reason
         assert "(6,)" in error.reason
         all_well(cluster)
@@ -96,7 +96,7 @@ def test_f03_strict_mode_names_the_shapes_of_torchs_own_collectives():
         dist.all_reduce(torch.ones(4 + 2 * group.rank))
 
     with Cluster(2, strict=True, quiet=True) as cluster:
-        error = fails(cluster, raw, within_s=5)
+        error = fails(cluster, raw, within_s=2)
         assert "4" in str(error)
         assert "6" in str(error)
         all_well(cluster, remembers=False)
@@ -104,7 +104,7 @@ def test_f03_strict_mode_names_the_shapes_of_torchs_own_collectives():
 
 def test_f04_a_receive_without_a_send(cluster):
     """Would catch point-to-point waits that torch's recorder does not see."""
-    error = fails(cluster, lambda group: group.recv(1) if group.rank == 0 else None, within_s=3)
+    error = fails(cluster, lambda group: group.recv(1) if group.rank == 0 else None, within_s=2)
     assert "recv from rank 1" in error.reason
     assert error.autopsy.ranks[0].waits_for == (1,)
     all_well(cluster)
@@ -119,7 +119,7 @@ def test_f04_both_send_first(cluster, size):
             group.send(torch.ones(size), 1 - group.rank).wait()
             group.recv(1 - group.rank)
 
-    error = fails(cluster, stuck, within_s=5)
+    error = fails(cluster, stuck, within_s=2)
     assert error.reason.startswith("Deadlock")
     assert set(error.autopsy.stuck) == {0, 1}
     all_well(cluster)
@@ -136,7 +136,7 @@ def test_f05_two_subgroups_in_opposite_order(four):
         first.all_reduce(torch.ones(2))
         second.all_reduce(torch.ones(2))
 
-    error = fails(four, opposite, within_s=6)
+    error = fails(four, opposite, within_s=2)
     assert set(error.autopsy.stuck) == {0, 1, 2, 3}
     assert {each.axis for each in error.autopsy.ranks} == {"dp", "tp"}
     all_well(four)
@@ -172,83 +172,61 @@ def test_f07_the_stop_button_frees_ranks_from_a_collective(cluster):
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         cluster.run(waits)
-    assert time.monotonic() - started < 0.8 + 1.5
+    assert time.monotonic() - started < 0.8 + BUSY_S
     assert cluster.pids == pids
     all_well(cluster)
 
 
-def test_f08_the_stop_button_frees_ranks_from_ddps_backward(cluster):
-    """Would catch a way out that works in Python but not in torch's C++ reducer."""
+def ddps_backward(group):
+    """Rank 0 stays away from the sums of DDP's C++ reducer."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    loss = DistributedDataParallel(torch.nn.Linear(4, 4))(torch.ones(2, 4)).sum()
+    if group.rank == 0 and "warm" in group.state:
+        time.sleep(60)
+    loss.backward()
+
+
+def ddps_constructor(group):
+    """Rank 0 stays away from the broadcast of the weights."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    if group.rank == 0 and "warm" in group.state:
+        time.sleep(60)
+    DistributedDataParallel(torch.nn.Linear(4, 4))
+
+
+def fully_shards_gather(group):
+    """Rank 0 stays away from the all-gather before a forward of FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (group.size,)))
+    model(torch.ones(2, 8)).sum().backward()
+    if group.rank == 0 and "warm" in group.state:
+        time.sleep(60)
+    model(torch.ones(2, 8))
+
+
+@pytest.mark.parametrize("stuck", [ddps_backward, ddps_constructor, fully_shards_gather])
+def test_f08_the_stop_button_frees_ranks_from_torchs_own_strategies(cluster, stuck):
+    """Would catch a way out that works in Python but not in torch's C++. A bug, in the constructor: SIGINT met an error
+    of the cut collective while it was being reported, and the rank died of it."""
     pids = cluster.pids
 
-    def train(group):
-        from torch.nn.parallel import DistributedDataParallel
-
-        model = DistributedDataParallel(torch.nn.Linear(4, 4))
-        loss = model(torch.ones(2, 4)).sum()
-        group.barrier()
-        if group.rank == 0:
-            if "ready" not in group.state:
-                return group.state.update(ready=True)
-            time.sleep(60)
-        if "ready" in group.state:
-            loss.backward()
-        group.state["ready"] = True
-
-    cluster.run(train)  # the first time it imports for two seconds
-    interrupt_soon(1.0)
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        cluster.run(train)
-    assert time.monotonic() - started < 1.0 + 1.5
-    assert cluster.pids == pids
-    all_well(cluster)
-
-
-def test_f08_the_stop_button_frees_ranks_from_ddps_constructor(cluster):
-    """A bug: SIGINT met the error of the cut collective while it was being reported, and the rank died of it."""
-    pids = cluster.pids
-
-    def construct(group):
-        from torch.nn.parallel import DistributedDataParallel
-
-        if group.rank == 0 and "warm" in group.state:
-            time.sleep(60)
-        DistributedDataParallel(torch.nn.Linear(4, 4))
+    def again(group):
+        stuck(group)
         group.state["warm"] = True
 
-    cluster.run(construct)
+    cluster.run(again)  # the first time it imports for two seconds
     for _ in range(3):
-        interrupt_soon(0.5)
+        interrupt_soon(1.0)
+        started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            cluster.run(construct)
+            cluster.run(again)
+        assert time.monotonic() - started < 1.0 + BUSY_S
         assert cluster.pids == pids
         all_well(cluster)
-
-
-def test_f08_the_stop_button_frees_ranks_from_fully_shards_gather(cluster):
-    """Would catch a stop that leaves FSDP2's ranks in the all-gather before a forward."""
-    pids = cluster.pids
-
-    def train(group):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (group.size,)))
-        model(torch.ones(2, 8)).sum().backward()
-        if group.rank == 0 and "warm" in group.state:
-            time.sleep(60)
-        group.state["warm"] = True
-        model(torch.ones(2, 8))
-
-    cluster.run(train)
-    interrupt_soon(1.0)
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        cluster.run(train)
-    assert time.monotonic() - started < 1.0 + 1.5
-    assert cluster.pids == pids
-    all_well(cluster)
 
 
 def test_a_stop_in_the_middle_of_an_import_does_not_leave_half_a_module(cluster, tmp_path):
@@ -341,7 +319,7 @@ def test_a_timeout_without_any_sign_of_life_is_reported_within_two_seconds():
 
     with Cluster(2, timeout_s=2, quiet=True) as cluster:
         cluster.state["k"] = 5
-        error = fails(cluster, endless, within_s=2 + 2 + 1.5)
+        error = fails(cluster, endless, within_s=2 + 2)
         assert "no rank finished a verb" in error.reason
         assert error.autopsy.ranks[0].state == "running"
         all_well(cluster)

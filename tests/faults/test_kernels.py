@@ -19,7 +19,7 @@ from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from labkit import Cluster, WorkerError
-from tests.faults.conftest import all_well, belongings, gone
+from tests.faults.conftest import BUSY_S, all_well, belongings, gone
 
 pytestmark = pytest.mark.faults
 
@@ -77,7 +77,7 @@ def test_f20_a_killed_kernel_leaves_nothing(kernel, with_fork):
     assert len(family) >= 5
     os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
     try:
-        assert gone(family, within_s=3)
+        assert gone(family)
     finally:
         for pid in extra:
             os.kill(pid, signal.SIGKILL)
@@ -89,12 +89,12 @@ def test_f21_restart_and_shutdown_leave_nothing_and_a_new_cluster_starts_at_once
     family = kernel.family()
     kernel.manager.restart_kernel(now=False)
     kernel.client.wait_for_ready(timeout=30)
-    assert gone(family, within_s=5)
+    assert gone(family)
     out, error = kernel.run(START + "print(cluster.run(lambda g: g.all_reduce(torch.ones(1)).item())[0].value)")
     assert (out.strip(), error) == ("3.0", None)
     family = kernel.family()
     kernel.manager.shutdown_kernel(now=False)
-    assert gone(family, within_s=5)
+    assert gone(family)
 
 
 def test_f22_a_rank_that_ignores_the_stop_is_replaced_alone(four):
@@ -111,7 +111,7 @@ def test_f22_a_rank_that_ignores_the_stop_is_replaced_alone(four):
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         four.run(stubborn)
-    assert time.monotonic() - started < 0.7 + 2 + 1.5
+    assert time.monotonic() - started < 0.7 + 2 + BUSY_S
     assert [a == b for a, b in zip(before, four.pids, strict=True)] == [True, True, False, True]
     all_well(four, remembers=False)
 
@@ -127,7 +127,7 @@ def test_f22_a_rank_that_holds_the_gil_in_c_is_replaced(four):
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         four.run(in_c)
-    assert 2 < time.monotonic() - started < 5
+    assert 2 < time.monotonic() - started < 2 + BUSY_S
     all_well(four, remembers=False)
 
 

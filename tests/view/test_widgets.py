@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
-import time
 import xml.etree.ElementTree as ET
 from html import escape
 from pathlib import Path
@@ -18,6 +16,7 @@ from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ri
 from labkit.plan.collectives import Line
 from labkit.probe import film
 from labkit.view.widgets import ring_film, twin
+from tests.counting import lines
 
 STATE = "application/vnd.jupyter.widget-state+json"
 
@@ -177,15 +176,9 @@ def test_the_explorer_takes_links_and_ranks_that_its_sliders_cannot_reach():
     assert CrossoverExplorer(Line(9.0, 9.0), n_ranks=1).ranks.value == 2
 
 
-def test_the_explorer_draws_in_under_100_ms():
-    """Would catch a slider that stutters."""
-    explorer = CrossoverExplorer(Line(1e-5, 1e-9), n_ranks=64)
-    took = []
-    for _ in range(5):
-        started = time.perf_counter()
-        explorer.draw()
-        took.append(time.perf_counter() - started)
-    assert statistics.median(took) < 0.1
+def test_the_explorer_draws_with_little_work():
+    """Would catch a slider that stutters: 100 ms are some 500,000 lines of Python."""
+    assert lines(CrossoverExplorer(Line(1e-5, 1e-9), n_ranks=64).draw) < 50_000
 
 
 def test_play_draws_now_and_again_when_a_control_moves():
