@@ -31,8 +31,10 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/launch.py --json benchmarks/results/launch.json
 	$(BIN)/python benchmarks/collectives.py --json benchmarks/results/collectives.json
 	$(BIN)/python benchmarks/strategies.py --json benchmarks/results/strategies.json
-	$(BIN)/python benchmarks/memory.py --json benchmarks/results/memory.json
+	$(BIN)/python benchmarks/probes.py --json benchmarks/results/probes.json
 	$(BIN)/python benchmarks/shaped.py --json benchmarks/results/shaped.json
+	$(BIN)/python benchmarks/planner.py --json benchmarks/results/planner.json
+	$(BIN)/python benchmarks/rehearsal.py --json benchmarks/results/rehearsal.json
 
 notebooks: $(VENV)/.has-test
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \

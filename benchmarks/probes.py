@@ -1,12 +1,14 @@
-"""What a MemoryProbe costs: a step of a 10-million-parameter GPT alone, under the probe, under torch's MemTracker.
+"""What the probes cost: a step of a 10-million-parameter GPT alone, and under each of them.
 
-    python benchmarks/memory.py [--json PATH] [--quick] [--threads N]
+    python benchmarks/probes.py [--json PATH] [--quick] [--threads N]
 
-The contenders take turns, so that a machine whose speed drifts slows all of them; entering and leaving counts.
-"an empty mode" is a TorchDispatchMode that does nothing: the least that anything that sees every operator can cost.
-Seconds are wall-clock. On a machine that others use too, CPU time with --threads 1 tells more: threads that wait for
-each other spin. The peak is compared with MemTracker's and with the sum that torch's CPU allocator handed out, as
-torch's profiler records it.
+memory    MemoryProbe beside torch's MemTracker (goal: 15% of the step at most), and the peak as both have it, beside what
+          torch's CPU allocator handed out, as its profiler tells. "an empty mode" is a TorchDispatchMode that does
+          nothing: the least that anything that sees every operator can cost
+clock     Clock over a DDP step on 2 ranks, comparing clocks at the start included
+
+The contenders take turns, so that a machine whose speed drifts slows all of them; entering and leaving counts. On a
+machine that others use too, CPU time with --threads 1 tells more than seconds: threads that wait for each other spin.
 """
 
 from __future__ import annotations
@@ -14,16 +16,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import psutil
+import machine
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +30,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labkit import Cluster
 from labkit.probe.memory import MemoryProbe
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
@@ -133,6 +133,36 @@ def race(batch: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def turns(group: Any, repeats: int) -> dict[str, float]:
+    """Median seconds and CPU seconds of a DDP step of this rank, alone and under a Clock, turn by turn."""
+    from labkit import DDP, Clock
+
+    model = GPT(CONFIG, seed=0)
+    sync = DDP(model, group, torch.optim.AdamW)
+    tokens = torch.randint(CONFIG.vocab, (1, CONFIG.seq))
+    times: dict[str, list[tuple[float, float]]] = {"bare": [], "clock": []}
+    for attempt in range(2 * repeats + 4):
+        name = ("bare", "clock")[attempt % 2]
+        group.barrier()
+        wall, cpu = time.perf_counter(), time.process_time()
+        with Clock(group) if name == "clock" else contextlib.nullcontext():
+            sync.zero_grad()
+            cross_entropy(model(tokens), tokens).backward()
+            sync.finish()
+            sync.step()
+        if attempt >= 4:
+            times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    sync.close()
+    found = {name: statistics.median(wall for wall, _ in each) for name, each in times.items()}
+    return found | {f"{name}, CPU": statistics.median(cpu for _, cpu in each) for name, each in times.items()}
+
+
+def clock(repeats: int) -> dict[str, float]:
+    """`turns` on 2 ranks, the slower one."""
+    with Cluster(2, device="cpu", quiet=True) as cluster:
+        return max((reply.value for reply in cluster.run(turns, repeats)), key=lambda found: found["clock"])
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """A table: ratios to the bare step, by wall clock and by CPU time, and the peaks."""
     columns = (
@@ -159,28 +189,23 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, show, and write down."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", default="")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch's kernels")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    busy_before = os.getloadavg()[0]
-    rows = [race(batch, 3 if arguments.quick else 7) for batch in BATCHES]
+    busy_before, repeats = os.getloadavg()[0], 3 if arguments.quick else 7
+    rows, timed = [race(batch, repeats) for batch in BATCHES], clock(repeats)
     show(rows)
+    wall, cpu = timed["clock"] / timed["bare"], timed["clock, CPU"] / timed["bare, CPU"]
+    print(
+        f"a DDP step on 2 ranks under a Clock: {wall:.3f} of the bare one, CPU {cpu:.3f} ({timed['bare'] * 1e3:.0f} ms)"
+    )
     if arguments.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "memory GB": round(psutil.virtual_memory().total / 1e9, 1),
-            "processor": platform.machine(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "when": time.strftime("%Y-%m-%d"),
-            "load before, after": [busy_before, os.getloadavg()[0]],  # before: work of others
-            "quick": arguments.quick,
-        }
-        Path(arguments.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        found = {"memory": rows, "clock": timed}
+        said = {"threads": torch.get_num_threads(), "quick": arguments.quick, "load_before": busy_before}
+        machine.write(arguments.json, found, **said)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ FLOORS = {
     "probe": 2,
     "launch": 2,
     "assemble": 3,
+    "capped": 3,
+    "rehearsal": 4,
     "view": 4,
     "view/widgets": 5,
     "lab": 5,
