@@ -2,7 +2,7 @@
 
     python benchmarks/probes.py [--json PATH] [--quick] [--threads N]
 
-memory    MemoryProbe beside torch's MemTracker (goal: 15% of the step at most), and the peak as both have it, beside what
+memory    MemoryProbe beside torch's MemTracker (goal: 15% of the step at most), and the peaks of both beside what
           torch's CPU allocator handed out, as its profiler tells. "an empty mode" is a TorchDispatchMode that does
           nothing: the least that anything that sees every operator can cost
 clock     Clock over a DDP step on 2 ranks, comparing clocks at the start included
