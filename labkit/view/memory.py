@@ -13,8 +13,8 @@ from typing import Protocol
 
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.view.bars import apart
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, text
-from labkit.view.units import bytes_text, seconds_text, value_text
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, round_marks, text, width_of
+from labkit.view.units import binary_text, bytes_text, seconds_text, value_text
 
 COLOURS = (*PALETTE[:4], PALETTE[7], PALETTE[4], PALETTE[6])
 """One for each kind; without the dark blue, on which dark words are lost."""
@@ -59,9 +59,9 @@ def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: st
     place = f"in {top.phase}{where}" if top.phase else "outside of all modules"
     head = f"{title}: peak {bytes_text(peak)} at {seconds_text(top.t - start)}, {place}"
     body = [text(4, 20, cut(head, 100), size=15, bold=True)]
-    for k in range(5):
-        y = BOTTOM - k * (BOTTOM - TOP) / 4
-        body += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 6, y + 4, bytes_text(round(ceiling * k / 4)), "end", 12)]
+    for mark in round_marks(ceiling, 2):
+        y = BOTTOM - mark * tall
+        body += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 6, y + 4, binary_text(mark), "end", 12)]
     lows = [0.0] * len(columns)
     for kind, name in enumerate(KINDS):
         highs = [low + moment.bytes[kind] for low, moment in zip(lows, columns, strict=True)]
@@ -75,9 +75,11 @@ def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: st
         y = BOTTOM - cap_bytes * tall
         body += [line(LEFT, y, RIGHT, y, "9 4", 2, PALETTE[6]), text(LEFT + 4, y - 4, f"cap {bytes_text(cap_bytes)}")]
     body += _table(top.bytes, peak)
-    for k in range(3):
-        at = LEFT + k * (RIGHT - LEFT) / 2
-        body.append(text(at, BOTTOM + 40, seconds_text(span * k / 2) if k else "0", "middle" if k < 2 else "end", 12))
+    for k, words in enumerate(_why(moments, top, cap_bytes)):
+        body.append(text(RIGHT + 16, TOP + 196 + 17 * k, words, size=12))
+    for mark in round_marks(span) if len(moments) > 1 else [0.0]:
+        at = LEFT + mark / span * (RIGHT - LEFT)
+        body.append(text(at, BOTTOM + 40, seconds_text(mark) if mark else "0", "middle", 12))
     said = ", ".join(f"{name} {n:,} B" for name, n in zip(KINDS, top.bytes, strict=True))
     return Picture("".join(body), BOTTOM + 48, f"{head}: {said}" + (f"; cap {cap_bytes:,} B" if cap_bytes else ""))
 
@@ -152,10 +154,31 @@ def _phases(columns: Sequence[Moment], wide: float) -> list[str]:
         else:
             runs.append((phase, k, k + 1))
     return [
-        box(LEFT + a * wide, BOTTOM + 4, (b - a) * wide, 20, words=name if (b - a) * wide > 24 else "", title=name)
+        box(LEFT + a * wide, BOTTOM + 4, (b - a) * wide, 20, words=_short(name, (b - a) * wide), title=name)
         for name, a, b in runs
         if name
     ]
+
+
+def _short(name: str, wide: float) -> str:
+    """The name, its first letter or nothing: what can be read at this width."""
+    return next((word for word in (name, name[:1].upper()) if width_of(word) + 6 < wide), "")
+
+
+def _why(moments: Sequence[Moment], top: Moment, cap_bytes: int | None) -> list[str]:
+    """The peak in words: what it is made of, what is left at the end, and how far the cap is."""
+    peak, left = sum(top.bytes), sum(moments[-1].bytes)
+    if not peak:
+        return ["nothing was held"]
+    size, name = max(zip(top.bytes, KINDS, strict=True), key=lambda each: each[0])
+    said = [
+        f"most of it: {name}, {bytes_text(size)}",
+        f"at the end: {bytes_text(left)}, {100 * left / peak:.3g}% of it",
+    ]
+    if cap_bytes:
+        apart_from = bytes_text(abs(cap_bytes - peak))
+        said.append(f"{apart_from} {'below' if peak <= cap_bytes else 'above'} the cap")
+    return said
 
 
 def _table(at_peak: tuple[int, ...], peak: int) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from labkit.probe.intervals import Interval, seconds
 from labkit.probe.recording import Recording, overlap_share
 from labkit.probe.rows import Span
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, text
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, round_marks, text
 from labkit.view.units import seconds_text
 
 LEFT, RIGHT, TOP, LANE = 66.0, WIDTH - 12.0, 58.0, 18.0
@@ -86,9 +86,10 @@ def overlap(recording: Recording, title: str = "") -> Picture:
             y += LANE
         y += 8
     body.append(line(LEFT, y, RIGHT, y))
-    for k in range(5):
-        x, anchor = LEFT + (RIGHT - LEFT) * k / 4, "end" if k == 4 else "middle"
-        body += [line(x, y, x, y + 5), text(x, y + 19, seconds_text(whole * k / 4) if k else "0", anchor, 12)]
+    for mark in round_marks(whole):
+        x, said = LEFT + mark * scale, seconds_text(mark) if mark else "0"
+        anchor = "end" if x + 30 > WIDTH else "middle"
+        body += [line(x, y, x, y + 5), text(x, y + 19, said, anchor, 12)]
     if n > MOST_RANKS:
         left = f"the first {MOST_RANKS} ranks are drawn; {n - MOST_RANKS:,} are not, and are in the numbers above"
         body.append(text(LEFT, y + 40, left, size=12))

@@ -8,7 +8,7 @@ them can stand on one page.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -100,6 +100,52 @@ def arrow(points: Sequence[tuple[float, float]], title: str = "") -> str:
 def cut(words: str, length: int) -> str:
     """The words, or as many as fit in `length` characters and an ellipsis."""
     return words if len(words) <= length else words[: length - 1] + "…"
+
+
+def width_of(words: object, size: float = 13) -> float:
+    """About how wide words are, in the picture's units; rather too wide than too narrow."""
+    return 0.59 * size * len(str(words))
+
+
+@dataclass
+class Room:
+    """What is taken of a page, so that words do not lie on words: boxes as (left, top, width, height)."""
+
+    left: float = 0.0
+    top: float = 0.0
+    right: float = WIDTH
+    bottom: float = math.inf
+    taken: tuple[tuple[float, float, float, float], ...] = ()
+
+    def take(self, x: float, y: float, w: float, h: float) -> bool:
+        """Take this box if it is inside the page and meets no other; whether that worked."""
+        inside = self.left <= x and self.top <= y and x + w <= self.right and y + h <= self.bottom
+        if not inside or any(x < a + c and a < x + w and y < b + d and b < y + h for a, b, c, d in self.taken):
+            return False
+        self.taken = (*self.taken, (x, y, w, h))
+        return True
+
+    def first(self, places: Iterable[tuple[float, float]], w: float, h: float) -> tuple[float, float] | None:
+        """The first of these corners at which a box of this size is free, which is then taken; None if none is."""
+        return next(((x, y) for x, y in places if self.take(x, y, w, h)), None)
+
+
+def round_marks(high: float, base: int = 10) -> list[float]:
+    """0 and about four more round numbers up to `high`: 0, 25, 50, 75, 100. `base` 2: halves and doubles, for bytes."""
+    if not 0 < high < math.inf:
+        return [0.0]
+    if base == 2:
+        step = 2.0 ** math.ceil(math.log2(high / 6))
+    else:
+        size = 10.0 ** math.floor(math.log10(high / 4.5))
+        step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= high / 4.5 * 0.999)
+    return [k * step for k in range(math.floor(high / step * (1 + 1e-9)) + 1)]
+
+
+def shade(part: float) -> str:
+    """From pale to full blue for 0 to 1; all of them light enough for dark text, on a page of any colour."""
+    ends = zip((236, 246, 253), (86, 180, 233), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * min(1.0, max(0.0, part))):02x}" for a, b in ends)
 
 
 def _rect(x: float, y: float, w: float, h: float, fill: str, width: float) -> str:

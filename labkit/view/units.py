@@ -15,6 +15,7 @@ SCALES = MappingProxyType(
     }
 )
 """What may stand behind a number that a person types, and what it multiplies by."""
+PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def bytes_text(n_bytes: float) -> str:
@@ -28,6 +29,14 @@ def binary_text(n_bytes: float) -> str:
         if abs(n_bytes) >= size:
             return f"{_short(n_bytes / size)} {unit}"
     return f"{_short(n_bytes)} B"
+
+
+def metric_text(value: float, unit: str) -> str:
+    """`450 GB/s`, `12.5 MB/s`, `6.87 Tflop`: powers of a thousand, as data sheets write rates."""
+    for size, prefix in PREFIXES:
+        if abs(value) >= size * 0.9995:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -121,3 +121,27 @@ def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match="bars need items"):
         beside(Breakdown([]), Breakdown([]))
     assert "0 B" in words(over_time([Moment(0.0, "", "", (0,) * len(KINDS))]))
+
+
+def test_the_peak_is_explained_in_words_with_the_cap_and_what_stays():
+    """Would catch a peak that one has to read off a scale, and "below" for what is above."""
+    said = words(over_time(STEP[:4], cap_bytes=1 << 20))
+    assert "most of it: parameters, 4,096 B" in said
+    assert "at the end: 8,192 B, 76.2% of it" in said  # of 10,752
+    assert f"{bytes_text((1 << 20) - 10752)} below the cap" in said
+    assert "752 B above the cap" in words(over_time(STEP[:4], cap_bytes=10_000))
+
+
+def test_a_phase_too_short_for_its_name_has_its_first_letter_or_nothing():
+    """Would catch names of three pixels."""
+    moments = [Moment(t / 100, "forward" if t < 5 else "backward", "", (8, 0, 0, 0, 0)) for t in range(101)]
+    picture = over_time(moments)
+    sizes = {
+        node.text: float(node.get("font-size", "13"))
+        for node in ET.fromstring(str(picture)).iter(SVG + "text")
+        if node.text
+    }
+    assert "forward" not in sizes
+    assert sizes["F"] >= 11
+    assert sizes["backward"] >= 11
+    assert {"0 B", "4 B", "8 B"} <= set(sizes)

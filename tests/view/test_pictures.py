@@ -17,7 +17,7 @@ from labkit.view import units
 from labkit.view.autopsy import autopsy
 from labkit.view.film import strip
 from labkit.view.lines import fitted, laws
-from labkit.view.svg import INK, PALETTE, Picture, box
+from labkit.view.svg import INK, PALETTE, Picture, Room, box, round_marks
 from labkit.view.timeline import MOST, timeline
 from labkit.view.topology import topology
 
@@ -287,3 +287,36 @@ def test_a_long_number_gets_smaller_and_markup_is_shown_as_text():
     assert inside.text == "-123456.789"
     assert float(inside.get("font-size")) * 0.58 * 11 <= 50
     assert "<b>" in (ET.fromstring(box(0, 0, 50, 30, "none", "<b>", 'a "title" <b>')).findtext("title") or "")
+
+
+def test_a_timeline_of_many_ranks_with_many_transfers_at_a_time_stays_a_page():
+    """Would catch sixteen ranks on five metres of paper, words on thin bars, and the ticks of an odd number."""
+    ledger = Ledger()
+    ledger.transfers = [Transfer("send", "world", 1, 1 << 20, k * 1e-3, 1.0) for k in range(60)]
+    picture = timeline([Reply(rank, None, "", ledger, 1.0) for rank in range(64)])
+    assert picture.height < 1700
+    assert {"rank 0", "rank 63", "250 ms", "1 s"} <= set(texts(picture))
+    assert "1 MiB" not in texts(picture)
+    tall = [float(node.get("height")) for node in ET.fromstring(str(picture)).iter(SVG + "rect")]
+    assert min(tall) >= 2
+    few = timeline([Reply(0, None, "", ledger, 1.0)])
+    assert "1 MiB" in texts(few)
+
+
+@pytest.mark.parametrize(
+    ("high", "base", "marks"),
+    [(100, 10, [0, 25, 50, 75, 100]), (0.0363, 10, [0, 0.01, 0.02, 0.03]), (7, 10, [0, 2, 4, 6]),
+     (40 << 20, 2, [k * (8 << 20) for k in range(6)]), (0, 10, [0]), (math.inf, 10, [0])],
+)  # fmt: skip
+def test_marks_on_an_axis_are_round(high, base, marks):
+    """Would catch 7.04 ms on an axis, 10.6 MiB where 8 could stand, and an endless loop for an endless number."""
+    assert round_marks(high, base) == pytest.approx(marks)
+
+
+def test_words_find_a_free_place_or_none():
+    """Would catch words on words, and words outside of the page."""
+    room = Room(0, 0, 100, 100)
+    assert room.first([(10, 10), (50, 50)], 30, 20) == (10, 10)
+    assert room.first([(10, 10), (39, 29), (40, 10)], 30, 20) == (40, 10)
+    assert room.first([(80, 80), (-1, 50)], 30, 20) is None
+    assert len(room.taken) == 2

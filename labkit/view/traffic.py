@@ -1,0 +1,222 @@
+"""A collective as a graph: the ranks, and what crossed each edge between them, from the ledgers of a real run.
+
+    traffic([ledger of rank 0, ledger of rank 1, ...], law=[bytes that rank 0 should send, ...])
+
+    ring    0 -> 1        every edge as hot as any other       2(n-1)/n N each
+            ^    |
+            3 <- 2
+    star    1 = 0 = 2     the middle takes part in everything  (n-1) N sent by rank 0, as much taken
+                3
+
+The picture is drawn from the messages, not from a name: a ring, a tree, a star, a hierarchy and what a learner wrote
+look like what they did. Width and number of an arrow tell its bytes, the table beside it what each rank sent and took,
+next to the law. (Laws: labkit.plan.collectives; Thakur, Rabenseifner and Gropp 2005, section 4.)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from labkit.plan.collectives import sent_bytes
+from labkit.view.bars import apart
+from labkit.view.flow import Flow, Ledgers
+from labkit.view.places import Frame, Spot, places
+from labkit.view.strokes import Stroke
+from labkit.view.svg import INK, Picture, Room, cut, line, shade, text, width_of
+from labkit.view.units import bytes_text
+
+NUMBERED, LABELLED, MOST_EDGES, MOST_ROWS = 64, 16, 2000, 9
+"""Ranks that have their number in them; ranks whose edges have words on them; edges drawn; rows of a table."""
+RIGHT = 522.0
+"""Where the tables begin."""
+
+
+def traffic(
+    ledgers: Ledgers,
+    law: Sequence[float] | None = None,
+    title: str = "who sent how much to whom",
+    axis: str | None = None,
+    nodes: Sequence[Sequence[int]] | None = None,
+) -> Picture:
+    """The ranks as a graph, each arrow with the bytes and messages that crossed it, each rank beside its law.
+
+    `ledgers` are `group.ledger` of ranks 0, 1, ... (or replies); `law` is what each of them should send, in bytes;
+    `nodes` puts the ranks of a node in a row. ValueError for no ledgers, none of which holds a transfer though there
+    are several ranks, or a law for another number of ranks."""
+    flow = Flow.of(ledgers, axis)
+    n = len(flow.ranks)
+    if law is not None and len(law) != n:
+        raise ValueError(f"the law names the bytes of {len(law)} ranks, the ledgers are of {n}: one number for each")
+    if n > 1 and not flow.edges and not flow.unplaced:
+        where = f" along {axis}" if axis else ""
+        raise ValueError(f"the ledgers of {n} ranks hold no transfers{where}: run a collective first")
+    half = 18.0 if n <= LABELLED else 9.5 if n <= NUMBERED else 3.0
+    frame = Frame(8, 62, 510, 190 if n < 3 else 480 if n <= 32 else 560, half)
+    shape, spots = places(flow.ranks, flow.edges, Frame(8, 62, 792, 400, half) if n > 32 else frame)
+    wide = n > 32 and shape == "tree"
+    if not wide:
+        shape, spots = places(flow.ranks, flow.edges, frame, nodes)
+    told = _said(flow)
+    body = [text(4, 20, cut(title, 96), size=15, bold=True), text(4, 42, told)]
+    body += _arrows(flow, spots, half) + _ranks(flow, spots, half)
+    below = 426.0 if wide else 76.0
+    rows, bottom = _table(flow, law, 4.0 if wide else RIGHT, below)
+    kinds, last = _kinds(flow, 330.0 if wide else RIGHT, below if wide else bottom + 34)
+    label = f"{title}: {n} rank{'s' * (n != 1)} as a {shape}; {told}; " + "; ".join(
+        f"rank {a} to rank {b} {n_bytes:,} bytes in {_messages(many)}"
+        for (a, b), (n_bytes, many) in [*flow.edges.items()][:64]
+    )
+    return Picture("".join([*body, *rows, *kinds]), max(frame.bottom * (not wide), bottom, last) + 10, label)
+
+
+def beside_law(
+    ledgers: Ledgers, algorithm: str, verb: str, n_bytes: int, item_bytes: int = 1, title: str = ""
+) -> Picture:
+    """`traffic` with the law of one "ring", "tree" or "star" collective on a tensor of `n_bytes` in all.
+
+    Ledgers should hold that collective alone. ValueError as of plan.collectives.sent_bytes, and of `traffic`."""
+    n = len(ledgers)
+    law = [sent_bytes(algorithm, verb, n, n_bytes, rank, item_bytes) for rank in range(n)]
+    return traffic(ledgers, law, title or f"{algorithm} {verb} of {bytes_text(n_bytes)} on {n} ranks")
+
+
+def _said(flow: Flow) -> str:
+    """The one thing to see."""
+    if not flow.edges:
+        total = sum(flow.unplaced.values())
+        return f"the backend moved {bytes_text(total)} and does not say whom to" if total else "a world of one: no edge"
+    sizes = {n_bytes for n_bytes, _ in flow.edges.values()}
+    n = len(flow.edges)
+    count = f"{n} edge{'s' * (n != 1)}"
+    through = {rank: flow.through(rank) for rank in flow.ranks}
+    most, mean = max(through.values()), sum(through.values()) / len(through)
+    if most == min(through.values()):
+        same = f"{'both edges' if n == 2 else count} carry {bytes_text(sizes.pop())} each" if len(sizes) == 1 else count
+        return f"{same}; every rank sends and takes the same: none is hotter than another"
+    hottest = [rank for rank, n_bytes in through.items() if n_bytes == most]
+    who = f"rank {hottest[0]} is" if len(hottest) == 1 else f"ranks {cut(_runs(hottest), 24)} are"
+    return f"{count}; {who} hottest: {bytes_text(most)} sent and taken, {most / mean:.3g} times the mean of all ranks"
+
+
+def _ranks(flow: Flow, spots: Mapping[int, Spot], half: float) -> list[str]:
+    """A disc for each rank, fuller the more it sends and takes; the hottest have a thick edge."""
+    through = {rank: flow.through(rank) for rank in flow.ranks}
+    most, uneven = max(through.values()) or 1, len(set(through.values())) > 1
+    out = []
+    for rank, (x, y) in spots.items():
+        hover = f"rank {rank} sent {flow.sent(rank):,} bytes and took {flow.took(rank):,}"
+        edge = 3 if uneven and through[rank] == most else 1
+        disc = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{half:g}" fill="{shade(through[rank] / most)}" '
+        disc += f'stroke="currentColor" stroke-width="{edge}"/>'
+        size = 13 if half > 12 else 11
+        word = f'<text x="{x:.1f}" y="{y + 0.36 * size:.1f}" text-anchor="middle" font-size="{size}" fill="{INK}">'
+        out.append(f"<g><title>{hover}</title>{disc}{f'{word}{rank}</text>' if half > 5 else ''}</g>")
+    return out
+
+
+def _arrows(flow: Flow, spots: Mapping[int, Spot], half: float) -> list[str]:
+    """Heaviest first. Two directions that carry the same share their words; among many ranks they share a line."""
+    most = max((n_bytes for n_bytes, _ in flow.edges.values()), default=0) or 1
+    heavy = sorted(flow.edges.items(), key=lambda edge: (-edge[1][0], edge[0]))[:MOST_EDGES]
+    few, strokes, marks = len(spots) <= LABELLED, [], []
+    for (a, b), (n_bytes, messages) in heavy:
+        twin = flow.edges.get((b, a))
+        alike = twin == (n_bytes, messages)
+        hover = f"rank {a} to rank {b}: {n_bytes:,} bytes in {_messages(messages)}" + ", each way" * alike
+        others = [spot for rank, spot in spots.items() if rank not in (a, b)] if len(spots) <= NUMBERED else ()
+        stroke = middle = Stroke.between(spots[a], spots[b], half + 1, 0.0, others)
+        if few or not alike:
+            stroke = Stroke.between(spots[a], spots[b], half + 1, 5.0 if twin else 0.0, others)
+            strokes.append(stroke.svg(1.2 + 3.3 * n_bytes / most if few else 0.8, hover))
+        elif a < b:
+            strokes.append(middle.svg(0.8, hover, head=False))
+        if few and (a < b or not alike):
+            said = (bytes_text(n_bytes), f" · {messages} msg", " each way" * alike)
+            marks.append((middle if alike else stroke, said, shade(n_bytes / most), hover))
+    taken = tuple((x - half, y - half, 2 * half, 2 * half) for x, y in spots.values())
+    for length in (3, 2, 1):  # all of them in full, or all of them shorter; the shortest where they fit
+        room, plates = Room(2, 48, 514, 486, taken), []
+        for mark, said, fill, hover in marks:
+            words = "".join(said[:length])
+            wide = width_of(words, 11) + 6
+            along = map(mark.at, (0.5, 0.4, 0.6, 0.3, 0.7, 0.22, 0.78))
+            if corner := room.first([(x - wide / 2, y - 8) for x, y in along], wide, 16):
+                plates.append(_plate(*corner, wide, words, fill, hover))
+        if len(plates) == len(marks):
+            break
+    return [*strokes, *plates]
+
+
+def _plate(x: float, y: float, wide: float, words: str, fill: str, hover: str) -> str:
+    """Dark words on a light ground, for they lie on lines."""
+    ground = f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="16" rx="3" fill="{fill}"/>'
+    said = f'<text x="{x + wide / 2:.1f}" y="{y + 12:.1f}" text-anchor="middle" font-size="11" fill="{INK}">{words}'
+    return f"<g><title>{hover}</title>{ground}{said}</text></g>"
+
+
+def _table(flow: Flow, law: Sequence[float] | None, x: float, y: float) -> tuple[list[str], float]:
+    """Ranks that sent and took the same in one row; where they differ from the law, that in words."""
+    rows: dict[tuple[int, float | None, int], list[int]] = defaultdict(list)
+    for place, rank in enumerate(flow.ranks):
+        rows[flow.sent(rank), None if law is None else law[place], flow.took(rank)].append(rank)
+    out = [text(x, y, "ranks", bold=True), text(x + 128, y, "sent", "end", bold=True)]
+    out += [text(x + 202, y, "law", "end", bold=True)] if law is not None else []
+    out += [text(x + 274, y, "took", "end", bold=True), line(x, y + 6, x + 274, y + 6)]
+    off = []
+    for (sent, should, took), ranks in [*rows.items()][:MOST_ROWS]:
+        y += 21
+        names = _runs(ranks) if len(_runs(ranks)) < 9 else f"{len(ranks)} ranks"
+        hover = f"<g><title>ranks {_runs(ranks)}</title>{text(x, y, names)}</g>"
+        out += [hover, text(x + 128, y, bytes_text(sent), "end"), text(x + 274, y, bytes_text(took), "end")]
+        if should is not None:
+            out.append(text(x + 202, y, bytes_text(should), "end"))
+            off += [f"{names}: law {apart(should, sent)}"] if sent != should else []
+    if len(rows) > MOST_ROWS:
+        left = sum(len(ranks) for ranks in [*rows.values()][MOST_ROWS:])
+        out.append(text(x, y := y + 19, f"and {left} more ranks", size=12))
+    if law is not None:
+        for said in off[:4] or ["every rank sent what the law says"]:
+            out.append(text(x, y := y + 20, cut(said, 40), size=12))
+    if flow.unplaced and flow.edges:
+        said = f"{bytes_text(sum(flow.unplaced.values()))} by the backend: no receiver told"
+        out.append(text(x, y := y + 20, said, size=12))
+    return out, y
+
+
+def _kinds(flow: Flow, x: float, y: float) -> tuple[list[str], float]:
+    """How many edges there are of each weight."""
+    if not flow.edges:
+        return [], y
+    most = max(n_bytes for n_bytes, _ in flow.edges.values()) or 1
+    kinds: dict[tuple[int, int], int] = defaultdict(int)
+    for each in flow.edges.values():
+        kinds[each] += 1
+    out = [text(x, y, "edges", bold=True), text(x + 180, y, "bytes, each", "end", bold=True)]
+    out += [text(x + 274, y, "messages", "end", bold=True), line(x, y + 6, x + 274, y + 6)]
+    for (n_bytes, messages), count in sorted(kinds.items(), reverse=True)[:MOST_ROWS]:
+        y += 21
+        out += [line(x, y - 4, x + 26, y - 4, width=1.2 + 3.3 * n_bytes / most), text(x + 34, y, count)]
+        out += [text(x + 180, y, bytes_text(n_bytes), "end"), text(x + 274, y, messages, "end")]
+    if len(kinds) > MOST_ROWS:
+        out.append(text(x, y := y + 19, f"and {len(kinds) - MOST_ROWS} more kinds of edge", size=12))
+    if len(flow.edges) > MOST_EDGES:
+        out.append(text(x, y := y + 19, f"the heaviest {MOST_EDGES:,} edges are drawn", size=12))
+    if len(flow.ranks) > LABELLED and any(flow.edges.get((b, a)) == n for (a, b), n in flow.edges.items()):
+        out.append(text(x, y := y + 20, "a line without a head: both ways alike", size=12))
+    return out, y
+
+
+def _runs(ranks: Sequence[int]) -> str:
+    """`0`, `1–7`, `1, 3, 5`: ranks in a row are told by their ends."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'s' * (count != 1)}"
