@@ -81,8 +81,9 @@ def in_buckets(named: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
     return [[named[k] for k in members] for members in fill(sizes, bucket_bytes)]
 
 
-def as_on_rank_0(tensors: Sequence[Tensor], group: Group, run_bytes: int = 25 * 2**20) -> None:
-    """Give tensors of any dtype rank 0's values, several in one broadcast; sends their bytes from rank 0."""
+def as_on_rank_0(tensors: Sequence[Tensor], group: Group, run_bytes: int = 2**20) -> None:
+    """Give tensors of any dtype rank 0's values, small ones together; sends their bytes from rank 0. Holds three times
+    `run_bytes`, or the largest tensor, meanwhile."""
     run: list[Tensor] = []
     held = 0
     for k, x in enumerate(tensors if group.size > 1 else ()):

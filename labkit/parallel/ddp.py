@@ -35,7 +35,7 @@ from labkit.comm.group import Group
 from labkit.parallel.bucket import Bucket, as_on_rank_0, in_buckets
 from labkit.parallel.compress import Reduce, exact
 from labkit.parallel.offload import stepped_on
-from labkit.parallel.sync import MakeOptimizer, Piece, check_free, check_module, check_options
+from labkit.parallel.sync import MakeOptimizer, Piece, Watch, check_free, check_module, check_options
 
 
 class DDP:
@@ -84,8 +84,8 @@ class DDP:
             as_on_rank_0(bucket.flat.params, group)
         as_on_rank_0([*(p for p in module.parameters() if not p.requires_grad), *module.buffers()], group)
         self._hooks = [
-            p.register_post_accumulate_grad_hook(lambda _, bucket=bucket, k=k: self._arrive(bucket, k))
-            for bucket in self.buckets
+            Watch(p, self._arrive, number, k)
+            for number, bucket in enumerate(self.buckets)
             for k, p in enumerate(bucket.flat.params)
         ]
         self.optimizer = make_optimizer([p for _, p in trainable])
@@ -194,8 +194,9 @@ class DDP:
         for hook in self._hooks:
             hook.remove()
 
-    def _arrive(self, bucket: Bucket, k: int) -> None:
-        """Autograd has just added to p.grad of member k."""
+    def _arrive(self, p: Tensor, number: int, k: int) -> None:
+        """Autograd has just added to p.grad of member k of a bucket."""
+        bucket = self.buckets[number]
         if k in bucket.arrived:  # its bucket may be on its way, and it holds a share already
             raise ValueError(
                 f"a second gradient for {bucket.flat.names[k]} came before finish(), when the first may have left: "

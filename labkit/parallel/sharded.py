@@ -31,7 +31,7 @@ from labkit.comm.group import Group
 from labkit.parallel.bucket import as_on_rank_0
 from labkit.parallel.offload import stepped_on
 from labkit.parallel.shards import Shard
-from labkit.parallel.sync import MakeOptimizer, Piece, check_free, check_module, check_options
+from labkit.parallel.sync import MakeOptimizer, Piece, Watch, check_free, check_module, check_options
 
 WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Optimizers of torch whose step for one element depends on others, or that want sparse gradients."""
@@ -66,7 +66,7 @@ class Sharded:
         training = [shard for shard in shards if shard.trains]
         self.optimizer = build(make_optimizer, [shard.master for shard in training])
         params = [p for shard in training for p in shard.flat.params]
-        self._hooks += [p.register_post_accumulate_grad_hook(self._arrive) for p in params]
+        self._hooks += [Watch(p, self._arrive) for p in params]
 
     def _arrive(self, p: Tensor) -> None:
         """Autograd has just added to p.grad."""

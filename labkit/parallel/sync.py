@@ -13,6 +13,7 @@ loss scaling, saving and statistics need to know nothing about the strategy.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -115,8 +116,26 @@ def check_options(group: Group, **options: float) -> None:
         raise ValueError(f"ranks were given different options, rank {group.rank} {given}: give all of them the same")
 
 
+class Watch:
+    """Calls `method(p, *args)` of a strategy whenever a gradient of p has come, for as long as the strategy is alive.
+
+    torch keeps what it calls where Python's collector of garbage does not see it: a hook that held the strategy, which
+    holds the parameter, would keep both for ever."""
+
+    def __init__(self, p: nn.Parameter, method: Callable[..., None], *args: Any) -> None:
+        """Begin; `remove()` ends it."""
+        self.method, self.args = weakref.WeakMethod(method), args
+        self.remove: Callable[[], None] = p.register_post_accumulate_grad_hook(self).remove
+
+    def __call__(self, p: Tensor) -> None:
+        """Autograd has just added to p.grad."""
+        method = self.method()
+        if method is not None:
+            method(p, *self.args)
+
+
 def check_free(name: str, p: nn.Parameter) -> None:
     """ValueError for a parameter that another strategy of labkit watches."""
     for hook in (getattr(p, "_post_accumulate_grad_hooks", None) or {}).values():
-        if getattr(hook, "__module__", "").startswith("labkit.parallel."):
+        if isinstance(hook, Watch) and hook.method() is not None:
             raise ValueError(f"{name} belongs to another strategy already: close() that one first")
