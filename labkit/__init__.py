@@ -18,8 +18,8 @@ __version__ = "0.1.0"
 
 _WHERE = MappingProxyType(
     {
-        "Cluster": "launch.cluster",
-        "run": "launch.cluster",
+        "Cluster": "capped",
+        "run": "capped",
         "track": "launch.progress",
         "Reply": "launch.reply",
         "WorkerError": "launch.reply",
@@ -78,6 +78,7 @@ _WHERE = MappingProxyType(
 )
 
 if TYPE_CHECKING:
+    from labkit.capped import Cluster, run
     from labkit.comm import ring, star, tree
     from labkit.comm.group import Group
     from labkit.comm.ledger import Ledger, Transfer
@@ -86,7 +87,6 @@ if TYPE_CHECKING:
     from labkit.comm.work import Work
     from labkit.lab.doctor import doctor
     from labkit.lab.source import show
-    from labkit.launch.cluster import Cluster, run
     from labkit.launch.progress import track
     from labkit.launch.reply import Reply, WorkerError
     from labkit.launch.watch import Autopsy

@@ -9,7 +9,7 @@ other ranks) read it even when the rank is stuck in C, stopped or dead. Three us
                       others posted under the same number, and refuses *before* the wire is touched
                       (gloo would abort the process; torch's own check costs ten times the collective)
 
-    page:  [ head | seal | the call being waited for, marshalled | ring of posted collectives ]
+    page:  [ head | seal | the call being waited for, marshalled | memory | ring of posted collectives ]
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from labkit.comm.ledger import Call
+    from labkit.launch.around import Around
 
 PAGE = 8192
 _HEAD = struct.Struct("<QQQdddd")  # call id, verbs done, depth, entered at, progress, total, alive at
 _COUNT = struct.Struct("<Q")
+_MEMORY = struct.Struct("<QQ")  # live bytes, cap; 0 for no cap
 _SEAL = struct.Struct("<II")  # length and checksum of the call below
-_SEAL_AT, _CALL_AT, _POSTS_AT = 56, 64, 4096
+_SEAL_AT, _CALL_AT, _MEMORY_AT, _POSTS_AT = 56, 64, 4080, 4096
 _POST = struct.Struct("<IIQH110s")  # key, seq, call id, length, text
 _N_POSTS = (PAGE - _POSTS_AT) // _POST.size
 _OURS = tuple(os.sep + name + os.sep for name in ("labkit", "torch"))
@@ -103,10 +105,14 @@ class BlackBox:
         entry = None
         if depth:
             length, checksum = _SEAL.unpack_from(self.memory, at + _SEAL_AT)
-            packed = self.memory[at + _CALL_AT : at + _CALL_AT + min(length, _POSTS_AT - _CALL_AT)]
+            packed = self.memory[at + _CALL_AT : at + _CALL_AT + min(length, _MEMORY_AT - _CALL_AT)]
             if zlib.crc32(packed) == checksum:  # marshal must not see half of one call and half of another
                 entry = Entry(*marshal.loads(packed))
         return State(call_id, done, entered, progress, total, entry)
+
+    def held(self, rank: int) -> tuple[int, int]:
+        """Live bytes of `rank` when it last entered or left a verb or ended a call, and its cap; (0, 0) without one."""
+        return _MEMORY.unpack_from(self.memory, rank * PAGE + _MEMORY_AT)
 
     def posted(self, rank: int, call_id: int, axis: str, ranks: Sequence[int], seq: int) -> str | None:
         """What `rank` brought to collective `seq` of this group in this call, or None if it has not come."""
@@ -134,6 +140,7 @@ class Page:
         self.progress = self.total = 0.0
         self.stack: list[tuple] = []
         self.last = ""
+        self.around: Around | None = None
 
     def begin(self, call_id: int) -> None:
         """A new call starts: nothing is waited for, no progress is known."""
@@ -170,12 +177,20 @@ class Page:
         self.done += 1
         self._write()
 
+    def weigh(self) -> None:
+        """Write down how full the rank is, if that is counted."""
+        if self.around is not None:
+            held = self.around.held_bytes, self.around.cap_bytes
+            _MEMORY.pack_into(self.box.memory, self.at + _MEMORY_AT, *held)
+
     def _write(self) -> None:
         memory, at = self.box.memory, self.at
+        if self.around is not None:
+            self.weigh()
         depth = len(self.stack)
         if depth:
             packed = marshal.dumps(self.stack[-1])
-            if len(packed) > _POSTS_AT - _CALL_AT:  # a group of very many ranks: keep the rest readable
+            if len(packed) > _MEMORY_AT - _CALL_AT:  # a group of very many ranks: keep the rest readable
                 packed = marshal.dumps((*self.stack[-1][:2], (), *self.stack[-1][3:]))
             memory[at + _CALL_AT : at + _CALL_AT + len(packed)] = packed
             _SEAL.pack_into(memory, at + _SEAL_AT, len(packed), zlib.crc32(packed))

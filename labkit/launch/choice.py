@@ -6,6 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
+from labkit.launch.around import MakesAround
 from labkit.plan.topology import Links
 
 
@@ -18,7 +19,11 @@ class Choice(NamedTuple):
 
 
 def choose(
-    n_ranks: int, device: str = "auto", gpus: tuple[str, ...] | None = None, links: Links | None = None
+    n_ranks: int,
+    device: str = "auto",
+    gpus: tuple[str, ...] | None = None,
+    links: Links | None = None,
+    around: MakesAround | None = None,
 ) -> Choice:
     """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 
@@ -29,6 +34,9 @@ def choose(
     """
     if not isinstance(n_ranks, int) or isinstance(n_ranks, bool) or n_ranks < 1:
         raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
+    if around is not None:
+        choice = choose(n_ranks, device, gpus, links)
+        return choice._replace(sentence=f"{choice.sentence}; {around.words}")
     if links is not None:
         return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus), links)
     if gpus is None:

@@ -6,9 +6,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from labkit.launch import ship, verdict
+from labkit.launch.around import MakesAround
 from labkit.launch.call import Call
 from labkit.launch.choice import choose
 from labkit.launch.crew import Crew
@@ -31,6 +32,8 @@ class Cluster:
     links          `Links.two_nodes(2, scale=1e-3)` and the like: the ranks' wire takes the time of those links
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
+    quiet          do not print the line that says what was chosen
+    around         made once in each rank and entered around each of its calls (launch/around.py)
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
     meet through files in a private folder; nothing listens beyond this machine.
@@ -43,21 +46,19 @@ class Cluster:
         device: str = "auto",
         timeout_s: float | None = 60,
         links: Links | None = None,
-        memory_bytes: Any = None,
         strict: bool = False,
         fresh: bool = False,
         quiet: bool = False,
+        around: MakesAround | None = None,
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
-        if memory_bytes is not None:
-            raise ValueError("memory caps are not part of this version: leave memory_bytes at None")
-        self.choice = choose(n_ranks, device, links=links)
+        self.choice = choose(n_ranks, device, links=links, around=around)
         self.n_ranks, self.timeout_s = n_ranks, timeout_s
         self._lock = threading.RLock()
         self._calls, self._doubt = 0, False
         self.born = time.monotonic()
-        self._crew = Crew(n_ranks, self.choice, strict, fresh, links)
+        self._crew = Crew(n_ranks, self.choice, strict, fresh, links, around)
         self._close = weakref.finalize(self, self._crew.close)
         try:
             self._crew.heal(everybody=True)
@@ -180,7 +181,10 @@ class Cluster:
         self._crew.interrupt()
 
     def status(self) -> Status:
-        """A row for each rank: process id, alive or how it ended, what it is doing, private memory."""
+        """A row for each rank: process id, alive or how it ended, what it is doing, private memory; live bytes and cap.
+
+        Asks no rank anything. Live bytes are those at the rank's last verb or, if it is idle, at the end of its call.
+        """
         self._ensure_open()
         if self._lock.acquire(blocking=False):
             try:
@@ -213,7 +217,7 @@ class Cluster:
         if self.closed:
             raise ValueError("this cluster is closed: make a new one with Cluster(n_ranks)")
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -232,9 +236,3 @@ class Some:
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Reply]:
         """Call `fn(group, ...)` on these ranks only; the group is still the whole world."""
         return self.cluster._run(self.ranks, fn, args, kwargs)
-
-
-def run(fn: Callable[..., Any], /, *args: Any, n_ranks: int = 4, device: str = "auto", **kwargs: Any) -> list[Reply]:
-    """One shot: a cluster of `n_ranks`, one call of `fn(group, *args, **kwargs)`, and everything is gone again."""
-    with Cluster(n_ranks, device=device, quiet=True) as cluster:
-        return cluster.run(fn, *args, **kwargs)

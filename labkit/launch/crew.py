@@ -10,9 +10,12 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
+from typing import Any
 
+import cloudpickle
 import psutil
 
+from labkit.launch.around import MakesAround
 from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
 from labkit.launch.lines import Lines
@@ -29,7 +32,15 @@ TORCH_TIMEOUT_S = 1800.0
 class Crew(Lines):
     """The ranks of one cluster, and the private folder in which they meet."""
 
-    def __init__(self, n_ranks: int, choice: Choice, strict: bool, fresh: bool, links: Links | None = None):
+    def __init__(
+        self,
+        n_ranks: int,
+        choice: Choice,
+        strict: bool,
+        fresh: bool,
+        links: Links | None = None,
+        around: MakesAround | None = None,
+    ):
         self.n_ranks, self.owner = n_ranks, os.getpid()
         self.folder = _private_folder()
         self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
@@ -39,13 +50,14 @@ class Crew(Lines):
         super().__init__(address, Connection(zygote().warden().detach()))
         self.warden.send(("keep", self.folder))
         threads = max(1, (os.cpu_count() or 1) // n_ranks)
-        self.spec = {
+        self.spec: dict[str, Any] = {
             "n_ranks": n_ranks,
             "address": address,
             "blackbox": os.path.join(self.folder, "blackbox"),
             "store": os.path.join(self.folder, "store"),
             "traffic": os.path.join(self.folder, "traffic"),
             "links": None if links is None else pickle.dumps(links),
+            "around": None if around is None else cloudpickle.dumps(around),
             "backend": choice.backend,
             "threads": threads,
             "strict": strict,

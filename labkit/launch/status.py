@@ -13,7 +13,9 @@ from labkit.launch.crew import Crew
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank: `signal` names what killed it, `doing` is the verb it waits in; `private_bytes` is its own memory."""
+    """One rank: `signal` names what killed it, `doing` is the verb it waits in; `private_bytes` is its own memory.
+
+    Under a memory cap `held_bytes` are its live bytes, counted as the cap counts them; without one both are None."""
 
     rank: int
     pid: int
@@ -22,6 +24,8 @@ class RankStatus:
     device: str
     private_bytes: int
     signal: str | None = None
+    held_bytes: int | None = None
+    cap_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,21 +50,26 @@ class Status:
         """Whether every rank is."""
         return all(each.alive for each in self.ranks)
 
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (str(r.rank), str(r.pid or "-"), r.device, f"{r.private_bytes / 1e6:.1f} MB" if r.alive else "-", r.doing)
-            for r in self.ranks
-        ]
+    def _table(self) -> list[tuple[str, ...]]:
+        """The head, then a row for each rank; what is held only if there is a cap that it can be compared with."""
+        capped = any(r.cap_bytes is not None for r in self.ranks)
+        rows: list[tuple[str, ...]] = [("rank", "process", "device", "private", *(("held",) * capped), "doing")]
+        for r in self.ranks:
+            private = f"{r.private_bytes / 1e6:.1f} MB" if r.alive else "-"
+            held = f"{r.held_bytes:,} of {r.cap_bytes:,} B" if r.alive and r.cap_bytes is not None else "-"
+            rows.append((str(r.rank), str(r.pid or "-"), r.device, private, *((held,) * capped), r.doing))
+        return rows
 
     def __repr__(self) -> str:
-        rows = [("rank", "process", "device", "private", "doing"), *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        rows = self._table()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([f"{self.sentence}; generation {self.generation}", *lines])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("rank", "process", "device", "private", "doing"))
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
+        names, *rows = self._table()
+        head = "".join(f"<th>{name}</th>" for name in names)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         return f"<p>{escape(self.sentence)}; generation {self.generation}</p><table><tr>{head}</tr>{body}</table>"
 
 
@@ -73,7 +82,9 @@ def status_of(crew: Crew, sentence: str) -> Status:
         entry = crew.box.read(rank).entry
         doing = str(ended) if ended and not pid else f"waiting in {entry}" if entry else "ready"
         signal = ended.signal if ended and not pid else None
-        rows.append(RankStatus(rank, pid, bool(pid), doing, crew.devices[rank], _private(pid), signal))
+        held_bytes, cap_bytes = crew.box.held(rank)
+        memory = (held_bytes, cap_bytes) if cap_bytes else ()
+        rows.append(RankStatus(rank, pid, bool(pid), doing, crew.devices[rank], _private(pid), signal, *memory))
     return Status(sentence, crew.generation, tuple(rows))
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import gc
-import io
 import os
 import pickle
-import random
 import signal
 import sys
 import threading
@@ -30,72 +27,19 @@ from labkit.comm.traffic import Traffic
 from labkit.launch import free, ship
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.reply import Answer, Failure, failure_of
+from labkit.launch.settle import Screen, settle
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 SPARED = 3
 """An import under way is spared this many of the kernel's interrupts, which come every 0.4 s."""
 
 
 def main(spec: dict[str, Any]) -> None:
     """Become rank `spec["rank"]` and serve until the kernel says goodbye; never returns."""
-    _settle(spec)
+    settle(spec)
     rank = Rank(spec)
     control = (rank.context, spec["address"], rank.rank, rank.main_thread)
     threading.Thread(target=free.control, args=control, daemon=True, name="labkit-control").start()
     rank.serve()
-
-
-def _settle(spec: dict[str, Any]) -> None:
-    """Output file, working directory, import path, environment, threads, seeds: the same on every rank."""
-    out = os.open(spec["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.close(out)
-    sys.stdin = open(os.devnull, encoding="utf-8")
-    sys.stdout, sys.stderr = Screen(1), Screen(2)
-    faulthandler.enable(file=2, all_threads=False)
-    faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
-    os.chdir(spec["cwd"])
-    sys.path[:] = spec["path"]
-    sys.argv[:] = [""]
-    os.environ.clear()
-    os.environ.update(spec["environment"])
-    os.environ.update(GLOO_SOCKET_IFNAME=spec["interface"], RANK=str(spec["rank"]), WORLD_SIZE=str(spec["n_ranks"]))
-    os.environ.update(LOCAL_RANK=str(spec["rank"]), LOCAL_WORLD_SIZE=str(spec["n_ranks"]))
-    import torch
-
-    torch.set_num_threads(spec["threads"])
-    _keep_memory()
-    random.seed(0)
-    torch.manual_seed(0)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(0)
-    if spec["device"].startswith("cuda"):
-        torch.cuda.set_device(torch.device(spec["device"]))
-
-
-def _keep_memory() -> None:
-    """Let the C library reuse the memory of large tensors. By default it returns each one to the system, and every
-    new one costs a page fault for each 4 KiB, which on a small machine is more than the arithmetic."""
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
-        if mallopt is not None:
-            for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 256 << 20)):
-                mallopt(option, value)
-
-
-class Screen(io.TextIOWrapper):
-    """Standard output of a rank, line by line. A thread left over from an earlier call writes to no cell."""
-
-    def __init__(self, fd: int):
-        super().__init__(open(fd, "wb", closefd=False), "utf-8", "replace", line_buffering=True)
-        self.late: frozenset[int] = frozenset()
-
-    def write(self, text: str) -> int:
-        """Write, unless the thread belongs to an earlier call."""
-        if threading.get_ident() in self.late:
-            return len(text)
-        return super().write(text)
 
 
 class Rank:
@@ -108,6 +52,8 @@ class Rank:
         self.sent: ship.Parcel | None = None
         self.traffic: Traffic | None = None
         self.page = Page(BlackBox(spec["blackbox"], spec["n_ranks"]), self.rank)
+        self.around = None if spec["around"] is None else pickle.loads(spec["around"])(spec["device"])
+        self.page.around = self.around
         self.ledger = Ledger(self.page)
         self.notebook = types.ModuleType("__main__")
         self.state: dict[str, Any] = self.notebook.__dict__
@@ -157,6 +103,7 @@ class Rank:
             native.stop()
             self._shape(generation)
             gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
+            self.page.weigh()
             spec = self.spec
             native.start(
                 self.rank,
@@ -197,19 +144,30 @@ class Rank:
         started = time.perf_counter()
         value, failure = None, None
         try:
-            self.spared, self.busy = 0, True
-            fn, args, kwargs = ship.open_parcel(frames)
-            value = fn(self.group(), *args, **kwargs)
-            self._wait_for_device()
+            with self.around or contextlib.nullcontext():
+                value = self._run(frames)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end the call, not the rank
-            self.busy = False  # first of all: the stop button must not interrupt the report
             failure = failure_of(error, self.page)
-        finally:
-            self.busy = False
         seconds = time.perf_counter() - started
+        self.page.weigh()
         self._flush()
         self._reply(call_id, value, failure, seconds)
         self._retire_threads()
+
+    def _run(self, frames: list[Any]) -> Any:
+        """The only place where the learner's code runs, and where the stop button is heard."""
+        try:
+            self.spared, self.busy = 0, True
+            try:
+                fn, args, kwargs = ship.open_parcel(frames)
+            except Exception as error:
+                error.add_note("This happened when the function and the arguments of the call arrived in the rank.")
+                raise
+            value = fn(self.group(), *args, **kwargs)
+            self._wait_for_device()
+        finally:
+            self.busy = False  # before anything else: the stop button must not interrupt the report
+        return value
 
     def _reply(self, call_id: int, value: Any, failure: Failure | None, seconds: float) -> None:
         frames: list[Any] = []

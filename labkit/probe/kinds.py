@@ -23,10 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from labkit.plan.breakdown import KINDS
+from labkit.probe.history import Held
 from labkit.probe.listen import Operators
 from labkit.probe.parts import tensors_in
 from labkit.probe.places import Places
@@ -35,6 +37,8 @@ from labkit.probe.storages import Storages
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, OTHER = range(len(KINDS))
 RANKS = MappingProxyType({PARAMETERS: 3, OPTIMIZER: 2, GRADIENTS: 1, ACTIVATIONS: 0, OTHER: 0})
 CALLER = 4
+JUST_MADE = 2
+"""A module that is being made says what is a parameter, and only later whoever has the model says its name."""
 
 
 class Owners:
@@ -94,6 +98,7 @@ class Owners:
         hooks = (
             register_optimizer_step_pre_hook(partial(self._stepping, 1)),
             register_optimizer_step_post_hook(partial(self._stepping, -1)),
+            register_module_parameter_registration_hook(self._registered),
         )
         self._listening = True
         try:
@@ -103,6 +108,10 @@ class Owners:
             for hook in (*hooks, *(hook for _, pair in self._hooks.values() for hook in pair)):
                 hook.remove()
             self._hooks.clear()
+
+    def _registered(self, module: nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None and not is_lazy(parameter) and self._mode.heard_here():
+            self._storages.keep(parameter, PARAMETERS, JUST_MADE, f"{type(module).__name__}.{name}")
 
     def _stepping(self, change: int, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._mode.heard_here():
@@ -164,6 +173,16 @@ class Owners:
     def _arrived(self, name: str, parameter: Tensor) -> None:
         if parameter.grad is not None:  # a strategy may have put a window into its bucket there
             self._arrives(name, parameter.grad)
+
+
+def would_have_been(wanted: Held) -> int:
+    """The kind of a storage that was refused: what it would have turned out to be had it lived."""
+    phase = wanted.where[0]
+    if phase == "step" and wanted.op.startswith(("zeros", "empty", "full")):
+        return OPTIMIZER
+    if phase == "backward" and leads_to_parameter(torch._C._current_autograd_node(), wanted.shape.numel()):
+        return GRADIENTS
+    return wanted.kind
 
 
 def leads_to_parameter(node: Any, numel: int) -> bool:

@@ -55,8 +55,11 @@ class Operators(TorchDispatchMode):
         if name:
             refused = self._made(name, args, output)
             if refused is not None:
-                del output  # the traceback keeps this frame
-                raise refused
+                del output, func, args, kwargs  # the traceback keeps this frame
+                try:
+                    raise refused
+                finally:
+                    del refused  # and with it, in a circle, the frames of whoever catches this and goes on
         return output
 
     def heard_here(self) -> bool:

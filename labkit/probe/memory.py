@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,9 +40,9 @@ from torch._guards import active_fake_mode
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.probe.allocator import Allocator
 from labkit.probe.history import Moment, breakdown
-from labkit.probe.kinds import ACTIVATIONS, GRADIENTS, OPTIMIZER, OTHER, Owners, leads_to_parameter
+from labkit.probe.kinds import ACTIVATIONS, OTHER, Owners, would_have_been
 from labkit.probe.listen import Operators, resizes
-from labkit.probe.parts import plain, tensors_in
+from labkit.probe.parts import given_back, plain, tensors_in
 from labkit.probe.places import Places
 from labkit.probe.saved import Saved, held_bytes, walk
 from labkit.probe.storages import Held, Holder, Storages, VirtualOutOfMemory
@@ -64,10 +64,9 @@ class MemoryProbe:
 
         Modules that are called and optimizers that step in the context are found without being named. `device` is the
         type to count ("cuda": leave out what lies on the host); None counts all. ValueError for a cap below 1."""
-        if cap_bytes is not None and cap_bytes < 1:
-            raise ValueError(f"cap_bytes={cap_bytes}: a cap is a positive number of bytes, or None for no cap")
-        self.cap_bytes = cap_bytes
         self._storages = Storages(device, None)
+        self._entered: ExitStack | None = None
+        self.cap_bytes = cap_bytes
         self._mode = Operators(self._made)
         self._places = Places(self._mode.heard_here, self._called)
         self._owners = Owners(self._storages, self._places, self._mode)
@@ -75,14 +74,13 @@ class MemoryProbe:
         self._saved: tuple[Saved, ...] = ()
         self._fields: dict[type, tuple[str, ...]] = {}
         self._backward = -1
-        self._entered: ExitStack | None = None
         if model is not None or optimizer is not None:
             self.watch(model, optimizer)
 
     def watch(self, module: nn.Module | None = None, optimizer: Any = None, name: str = "") -> None:
         """Know a module's parameters and an optimizer's state, also those that they get later.
 
-        `name` goes before the module's names where there are several. ValueError if the cap is already exceeded."""
+        `name` goes before the names of the module's parts. ValueError if the cap is already exceeded."""
         if module is not None:
             self._places.add(module, name)
         if optimizer is not None:
@@ -120,6 +118,24 @@ class MemoryProbe:
         entered, self._entered = self._entered, None
         self._storages.cap_bytes = None
         entered.__exit__(*error)
+
+    @property
+    def cap_bytes(self) -> int | None:
+        """How many bytes may be alive, None for no cap. Set, it holds for what is made next. ValueError if below 1."""
+        return self._cap_bytes
+
+    @cap_bytes.setter
+    def cap_bytes(self, cap_bytes: int | None) -> None:
+        if cap_bytes is not None and cap_bytes < 1:
+            raise ValueError(f"cap_bytes={cap_bytes}: a cap is a positive number of bytes, or None for no cap")
+        self._cap_bytes = cap_bytes
+        self._storages.cap_bytes = cap_bytes if self._entered else None
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that are alive, of all kinds: the quick answer, for any thread. Nothing is looked at for it."""
+        self._storages.settle()
+        return self._storages.history.total
 
     @property
     def now(self) -> Breakdown:
@@ -171,7 +187,7 @@ class MemoryProbe:
         self._saved = ()
 
     def _look(self) -> None:
-        self._storages.settle()
+        self._storages.sweep()
         self._owners.look()
 
     def _made(self, op: str, args: tuple[Any, ...], output: Any) -> Exception | None:
@@ -183,10 +199,10 @@ class MemoryProbe:
                 self._backward = task
                 found = self._walk([torch._C._current_autograd_node()])
                 self._saved = max(found, self._saved, key=held_bytes)
-        elif not here[0] and any(_wants_grad(each) for each in args):
+        elif not here[0] and any(tensor.requires_grad for tensor in given_back(args)):
             kind = ACTIVATIONS if torch.is_grad_enabled() else OTHER
-            self._ends.extend(weakref.ref(each) for each in _tensors(output))
-        for tensor in _tensors(output):
+            self._ends.extend(weakref.ref(each) for each in given_back(output))
+        for tensor in given_back(output):
             wanted = self._storages.born(tensor, kind, op, here)
             if wanted is not None:
                 return self._refuse(wanted)
@@ -194,11 +210,7 @@ class MemoryProbe:
 
     def _refuse(self, wanted: Held) -> Exception:
         self._look()  # the holders are named by what they have become
-        if wanted.where[0] == "step" and wanted.op.startswith(("zeros", "empty", "full")):
-            wanted.kind = OPTIMIZER
-        node = torch._C._current_autograd_node()
-        if wanted.where[0] == "backward" and leads_to_parameter(node, wanted.shape.numel()):
-            wanted.kind = GRADIENTS
+        wanted.kind = would_have_been(wanted)
         return self._storages.refusal(wanted)
 
     def _called(self, module: nn.Module, name: str, output: Any) -> None:
@@ -236,15 +248,3 @@ class MemoryProbe:
                 self._storages.history.rename(held, ACTIVATIONS)
             found.append((storage._cdata, storage.nbytes(), KINDS[held.kind] if held else ""))
         return found
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, tuple | list):
-        for each in output:
-            yield from _tensors(each)
-
-
-def _wants_grad(argument: Any) -> bool:
-    return any(tensor.requires_grad for tensor in _tensors(argument))

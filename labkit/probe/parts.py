@@ -38,3 +38,12 @@ def tensors_in(thing: Any) -> Sequence[Tensor]:
     if isinstance(thing, Tensor):
         return (thing,)  # nearly always; a walk through nothing is slow
     return [leaf for leaf in tree_leaves(thing) if isinstance(leaf, Tensor)] if thing is not None else ()
+
+
+def given_back(output: Any) -> Iterator[Tensor]:
+    """The tensors that an operator gives back, or takes: one, or lists of them. It is asked at every operator."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, tuple | list):
+        for each in output:
+            yield from given_back(each)

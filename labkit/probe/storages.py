@@ -11,6 +11,7 @@ hold nothing and count nothing.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import weakref
@@ -41,14 +42,15 @@ class Holder(NamedTuple):
     dtype: str
 
     def __str__(self) -> str:
-        made = f"made by {self.op}" if self.op else ""
+        made = "made from data" if self.op == "lift_fresh" else f"made by {self.op}" if self.op else ""
         place = f"in {self.phase} of {self.module}" if self.module else f"in {self.phase}" if self.phase else ""
         looks = f"{self.dtype} {list(self.shape)}"
         return " ".join(f"{self.n_bytes:,} B of {self.kind}: {self.name} {looks} {made} {place}".split())
 
 
-class VirtualOutOfMemory(RuntimeError):
-    """What would not have fitted under `cap_bytes`; the program's memory is untouched and it can go on.
+class VirtualOutOfMemory(torch.OutOfMemoryError):
+    """What would not have fitted under `cap_bytes`; the program's memory is untouched and it can go on. Code that
+    catches torch's error of a GPU catches this one too.
 
     wanted  the Holder that was refused    held  Breakdown of what was alive    largest  who held the most of it"""
 
@@ -87,6 +89,9 @@ class Storages:
                 if self._deaths:
                     self.settle()
                 old = self.live.get(key)
+                if old and old.ref() is None:  # another's, at an address that was given away again
+                    self.sweep()
+                    old = None
                 more_bytes = n_bytes - old.n_bytes if old else n_bytes
                 if not more_bytes:
                     continue
@@ -100,8 +105,13 @@ class Storages:
         return None
 
     def fits(self, more_bytes: int) -> bool:
-        """Is there room under the cap for so many bytes more?"""
-        return self.cap_bytes is None or more_bytes <= 0 or self.history.total + more_bytes <= self.cap_bytes
+        """Is there room under the cap for so many bytes more? Where there is none, garbage is collected first: what
+        lies in cycles of references would otherwise be held until Python happens to look."""
+        if self.cap_bytes is None or more_bytes <= 0 or self.history.total + more_bytes <= self.cap_bytes:
+            return True
+        gc.collect()
+        self.sweep()
+        return self.history.total + more_bytes <= self.cap_bytes
 
     def sure(self, tensor: Tensor, kind: int, rank: int) -> bool:
         """Is nothing new to be learned if `keep` is told this? (The quick answer to what is asked most.)"""
@@ -155,13 +165,17 @@ class Storages:
         """Write down the deaths that have been heard of."""
         while self._deaths:
             with self._lock:
-                if not self._deaths:
-                    return  # another thread was quicker
-                ref, t = self._deaths.popleft()
-                if self.live.get(ref.key) is ref.held:
-                    del self.live[ref.key]
-                self.history.add(t, ref.held, -ref.held.n_bytes, None)
-                ref.held.ref = None
+                if self._deaths:  # another thread may have been quicker
+                    ref, t = self._deaths.popleft()
+                    self._bury(ref.key, ref.held, t)
+
+    def sweep(self) -> None:
+        """Find the dead that were not heard of: a stop button's KeyboardInterrupt can end the hearing of a death."""
+        with self._lock:
+            self.settle()
+            for key, held in [*self.live.items()]:
+                if held.ref() is None:
+                    self._bury(key, held, self.now())
 
     def now(self) -> float:
         """Seconds since the probe was made."""
@@ -185,8 +199,9 @@ class Storages:
         assert self.cap_bytes is not None
         held, largest = self.by_kind(), self.largest(5)
         room = self.cap_bytes - int(held.total)
+        free = f"{room:,} are free" if room >= 0 else f"{-room:,} more are held already"
         lines = [
-            f"out of memory under a cap of {self.cap_bytes:,} bytes: {room:,} are free",
+            f"out of memory under a cap of {self.cap_bytes:,} bytes: {free}",
             f"wanted   {holder(wanted)}",
             "held     " + ", ".join(f"{name} {held[name]:,}" for name in held) + f": {held.total:,} B",
             *(f"largest  {each}" for each in largest),
@@ -200,6 +215,13 @@ class Storages:
         ref.key, ref.held, held.ref = key, held, ref
         self.live[key] = held
         self.history.add(time.perf_counter() - self.began, held, held.n_bytes, where)
+
+    def _bury(self, key: int, held: Held, t: float) -> None:
+        if held.ref is not None:
+            if self.live.get(key) is held:
+                del self.live[key]
+            self.history.add(t, held, -held.n_bytes, None)
+            held.ref = None
 
     def _died(self, ref: Any) -> None:
         # Called in the middle of anything, in any thread: it may only take note. (A deque's append is atomic.)
@@ -219,9 +241,7 @@ class Storages:
                 self.fake_mode = part.fake_mode  # a probe that sees nothing real is a rehearsal's
             if part.fake_mode is not self.fake_mode:
                 return False  # DTensor tries its operators on fake tensors of its own, to learn shapes
-        elif part.device.type == "meta":
-            return False
-        return self.device in (None, part.device.type)
+        return part.device.type == self.device if self.device else part.device.type != "meta"
 
 
 def holder(held: Held) -> Holder:

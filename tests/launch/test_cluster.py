@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 
@@ -14,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from labkit import Cluster, WorkerError, run, track
 from labkit.launch import watch
 from labkit.launch.choice import choose
+from labkit.launch.cluster import Cluster as BareCluster
 from labkit.launch.watch import Whereabouts, diagnose
 
 
@@ -146,6 +148,50 @@ def test_interrupt_from_another_thread_stops_the_call(cluster):
     cluster.interrupt()
     assert cluster.pids == pids
     assert cluster.run(lambda group: group.rank)[2].value == 2
+
+
+def test_what_stands_around_a_call_is_made_once_a_rank_and_entered_for_each():
+    """Would catch a context that forgets from call to call, that an error skips, or that a new rank lacks."""
+
+    class Counting:
+        words = "calls are counted"
+        cap_bytes = 100
+
+        def __init__(self):
+            self.entered = self.left = 0
+
+        def __call__(self, device):
+            made = type(self)()
+            made.device = device
+            return made
+
+        @property
+        def held_bytes(self):
+            return self.entered
+
+        def __enter__(self):
+            self.entered += 1
+            sys.modules["__main__"].around = self
+
+        def __exit__(self, kind, error, trace):
+            self.left += 1
+
+    def seen(group):
+        import sys
+
+        found = sys.modules["__main__"].around
+        return found.device, found.entered, found.left
+
+    with BareCluster(2, device="cpu", quiet=True, around=Counting()) as made:
+        assert made.choice.sentence.endswith("; calls are counted")
+        assert [reply.value for reply in made.run(seen)] == [("cpu", 1, 0)] * 2
+        with pytest.raises(WorkerError):
+            made.run(lambda group: 1 / 0)
+        assert [reply.value for reply in made.on(1).run(seen)] == [("cpu", 3, 2)]
+        assert [(each.held_bytes, each.cap_bytes) for each in made.status()] == [(2, 100), (3, 100)]
+        made.restart(0)
+        assert made.status()[0].held_bytes == 0
+        assert [reply.value[1:] for reply in made.run(seen)] == [(1, 0), (4, 3)]
 
 
 def test_fresh_ranks_work_where_forking_is_not_to_be_had():

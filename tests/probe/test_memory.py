@@ -438,10 +438,13 @@ def test_modules_and_optimizers_need_not_be_named():
 
 
 def test_a_model_made_in_the_context_is_its_parameters():
-    """Would catch weights that stay `other` because they were not there when the probe began."""
+    """Would catch weights that are `other` because they were not there when the probe began: of a model that does not
+    fit, nothing is called before it is refused. And a name from the module's making that its place in a model does not
+    replace."""
     with MemoryProbe() as probe:
         model = nn.Linear(6, 5)
-        assert probe.now["other"] == 35 * 4
+        assert dict(probe.now)["parameters"] == probe.now.total == 35 * 4
+        assert probe.largest(1)[0].name == "Linear.weight"
         probe.watch(model, name="late")
         assert probe.now["parameters"] == 35 * 4
         assert probe.largest(1)[0].name == "late.weight"
@@ -522,6 +525,21 @@ def test_a_probe_keeps_nothing_alive():
     assert [ref() for ref in gone] == [None, None]
     assert probe.now.total == 0
     assert probe.peak.total > 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_death_whose_hearing_was_interrupted_is_found():
+    """A bug: the stop button, pressed at the moment in which a tensor died, left its bytes in the count for ever."""
+    with MemoryProbe() as probe:
+        x = torch.ones(100)
+        hearing, probe._storages._deaths = probe._storages._deaths, None
+        del x  # the callback ends with an exception, as it does when a signal's handler raises in it
+        probe._storages._deaths = hearing
+        assert probe.live_bytes == 400
+        others = [torch.ones(100) for _ in range(20)]  # one of them may get its address
+        assert probe.now.total == 20 * 400
+        del others
+        assert probe.now.total == 0
 
 
 def test_nothing_of_the_probe_is_left_on_the_model():

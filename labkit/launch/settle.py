@@ -1,0 +1,74 @@
+"""A rank's surroundings, before it meets the others: output, folder, import path, environment, threads, seeds.
+
+file descriptors 1, 2   a file of the rank's own, which the kernel reads; what C and children write lands there too
+standard input          empty: nobody types into a rank
+OMP, torch threads      the machine's cores, shared out among the ranks
+random, numpy, torch    seeded with 0 on every rank
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import io
+import os
+import random
+import signal
+import sys
+import threading
+from typing import Any
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+class Screen(io.TextIOWrapper):
+    """Standard output of a rank, line by line. A thread left over from an earlier call writes to no cell."""
+
+    def __init__(self, fd: int):
+        super().__init__(open(fd, "wb", closefd=False), "utf-8", "replace", line_buffering=True)
+        self.late: frozenset[int] = frozenset()
+
+    def write(self, text: str) -> int:
+        """Write, unless the thread belongs to an earlier call."""
+        if threading.get_ident() in self.late:
+            return len(text)
+        return super().write(text)
+
+
+def settle(spec: dict[str, Any]) -> None:
+    """Output file, working directory, import path, environment, threads, seeds: the same on every rank."""
+    out = os.open(spec["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    sys.stdin = open(os.devnull, encoding="utf-8")
+    sys.stdout, sys.stderr = Screen(1), Screen(2)
+    faulthandler.enable(file=2, all_threads=False)
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
+    os.chdir(spec["cwd"])
+    sys.path[:] = spec["path"]
+    sys.argv[:] = [""]
+    os.environ.clear()
+    os.environ.update(spec["environment"])
+    os.environ.update(GLOO_SOCKET_IFNAME=spec["interface"], RANK=str(spec["rank"]), WORLD_SIZE=str(spec["n_ranks"]))
+    os.environ.update(LOCAL_RANK=str(spec["rank"]), LOCAL_WORLD_SIZE=str(spec["n_ranks"]))
+    import torch
+
+    torch.set_num_threads(spec["threads"])
+    _keep_memory()
+    random.seed(0)
+    torch.manual_seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if spec["device"].startswith("cuda"):
+        torch.cuda.set_device(torch.device(spec["device"]))
+
+
+def _keep_memory() -> None:
+    """Let the C library reuse the memory of large tensors. By default it returns each one to the system, and every
+    new one costs a page fault for each 4 KiB, which on a small machine is more than the arithmetic."""
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
+        if mallopt is not None:
+            for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 256 << 20)):
+                mallopt(option, value)
