@@ -74,117 +74,106 @@ _WHERE = MappingProxyType(
         "inject_lora": "train.lora",
         "MemoryProbe": "probe.memory",
         "Clock": "probe.clock",
+        "VirtualOutOfMemory": "probe.memory",
+        "measure_hardware": "probe.machine",
+        "ModelShape": "plan.shape",
+        "Hardware": "plan.hardware",
+        "predict_memory": "plan.memory",
+        "predict_step": "plan.time",
+        "plans": "plan.search",
+        "Plan": "plan.search",
+        "hierarchy": "comm.hierarchy",
+        "rehearse": "rehearsal",
+        "rehearsed": "probe.rehearsal",
+        "Rehearsal": "probe.rehearsal",
+        "traffic": "view.traffic",
+        "cube": "view.cube",
+        "roofline": "view.roofline",
+        "network": "view.topology",
+        "CubeExplorer": "view.widgets.cube",
+        "RooflineExplorer": "view.widgets.roofline",
+        "Recording": "probe.recording",
     }
 )
 
-if TYPE_CHECKING:
-    from labkit.capped import Cluster, run
-    from labkit.comm import ring, star, tree
-    from labkit.comm.group import Group
-    from labkit.comm.ledger import Ledger, Transfer
-    from labkit.comm.local import run_threads
-    from labkit.comm.mesh import Mesh
-    from labkit.comm.work import Work
-    from labkit.lab.doctor import doctor
-    from labkit.lab.source import show
-    from labkit.launch.progress import track
-    from labkit.launch.reply import Reply, WorkerError
-    from labkit.launch.watch import Autopsy
-    from labkit.parallel.ddp import DDP
-    from labkit.parallel.pipeline import Pipeline
-    from labkit.parallel.split import split
-    from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-    from labkit.parallel.zero1 import ZeRO1
-    from labkit.parallel.zero2 import ZeRO2
-    from labkit.parallel.zero3 import ZeRO3
-    from labkit.plan.breakdown import Breakdown, Item
-    from labkit.plan.layout import Layout
-    from labkit.plan.link import Link
-    from labkit.plan.recipe import Recipe
-    from labkit.plan.schedule import (
-        Action,
-        Schedule,
-        gpipe,
-        interleaved,
-        needs,
-        one_f_one_b,
-        simulate,
-        validate,
-        zero_bubble,
-    )
-    from labkit.plan.topology import Links
-    from labkit.probe.clock import Clock
-    from labkit.probe.film import Film
-    from labkit.probe.memory import MemoryProbe
-    from labkit.train.checkpoint import checkpoint, checkpoint_sequential
-    from labkit.train.config import GPTConfig
-    from labkit.train.gpt import GPT
-    from labkit.train.lora import LoRALinear, inject_lora
-    from labkit.train.loss_scale import LossScale, Scaler
-    from labkit.view.bars import compare
-    from labkit.view.widgets.crossover import CrossoverExplorer
-    from labkit.view.widgets.play import Play
-    from labkit.view.widgets.predict import Predict
-    from labkit.view.widgets.ring_film import RingFilm
+if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is public
+    from labkit.capped import Cluster as Cluster
+    from labkit.capped import run as run
+    from labkit.comm import hierarchy as hierarchy
+    from labkit.comm import ring as ring
+    from labkit.comm import star as star
+    from labkit.comm import tree as tree
+    from labkit.comm.group import Group as Group
+    from labkit.comm.ledger import Ledger as Ledger
+    from labkit.comm.ledger import Transfer as Transfer
+    from labkit.comm.local import run_threads as run_threads
+    from labkit.comm.mesh import Mesh as Mesh
+    from labkit.comm.work import Work as Work
+    from labkit.lab.doctor import doctor as doctor
+    from labkit.lab.source import show as show
+    from labkit.launch.progress import track as track
+    from labkit.launch.reply import Reply as Reply
+    from labkit.launch.reply import WorkerError as WorkerError
+    from labkit.launch.watch import Autopsy as Autopsy
+    from labkit.parallel.ddp import DDP as DDP
+    from labkit.parallel.pipeline import Pipeline as Pipeline
+    from labkit.parallel.split import split as split
+    from labkit.parallel.tensor import ColumnParallelLinear as ColumnParallelLinear
+    from labkit.parallel.tensor import RowParallelLinear as RowParallelLinear
+    from labkit.parallel.zero1 import ZeRO1 as ZeRO1
+    from labkit.parallel.zero2 import ZeRO2 as ZeRO2
+    from labkit.parallel.zero3 import ZeRO3 as ZeRO3
+    from labkit.plan.breakdown import Breakdown as Breakdown
+    from labkit.plan.breakdown import Item as Item
+    from labkit.plan.hardware import Hardware as Hardware
+    from labkit.plan.layout import Layout as Layout
+    from labkit.plan.link import Link as Link
+    from labkit.plan.memory import predict_memory as predict_memory
+    from labkit.plan.recipe import Recipe as Recipe
+    from labkit.plan.schedule import Action as Action
+    from labkit.plan.schedule import Schedule as Schedule
+    from labkit.plan.schedule import gpipe as gpipe
+    from labkit.plan.schedule import interleaved as interleaved
+    from labkit.plan.schedule import needs as needs
+    from labkit.plan.schedule import one_f_one_b as one_f_one_b
+    from labkit.plan.schedule import simulate as simulate
+    from labkit.plan.schedule import validate as validate
+    from labkit.plan.schedule import zero_bubble as zero_bubble
+    from labkit.plan.search import Plan as Plan
+    from labkit.plan.search import plans as plans
+    from labkit.plan.shape import ModelShape as ModelShape
+    from labkit.plan.time import predict_step as predict_step
+    from labkit.plan.topology import Links as Links
+    from labkit.probe.clock import Clock as Clock
+    from labkit.probe.film import Film as Film
+    from labkit.probe.machine import measure_hardware as measure_hardware
+    from labkit.probe.memory import MemoryProbe as MemoryProbe
+    from labkit.probe.memory import VirtualOutOfMemory as VirtualOutOfMemory
+    from labkit.probe.recording import Recording as Recording
+    from labkit.probe.rehearsal import Rehearsal as Rehearsal
+    from labkit.probe.rehearsal import rehearsed as rehearsed
+    from labkit.rehearsal import rehearse as rehearse
+    from labkit.train.checkpoint import checkpoint as checkpoint
+    from labkit.train.checkpoint import checkpoint_sequential as checkpoint_sequential
+    from labkit.train.config import GPTConfig as GPTConfig
+    from labkit.train.gpt import GPT as GPT
+    from labkit.train.lora import LoRALinear as LoRALinear
+    from labkit.train.lora import inject_lora as inject_lora
+    from labkit.train.loss_scale import LossScale as LossScale
+    from labkit.train.loss_scale import Scaler as Scaler
+    from labkit.view.bars import compare as compare
+    from labkit.view.cube import cube as cube
+    from labkit.view.roofline import roofline as roofline
+    from labkit.view.topology import network as network
+    from labkit.view.traffic import traffic as traffic
+    from labkit.view.widgets.crossover import CrossoverExplorer as CrossoverExplorer
+    from labkit.view.widgets.cube import CubeExplorer as CubeExplorer
+    from labkit.view.widgets.play import Play as Play
+    from labkit.view.widgets.predict import Predict as Predict
+    from labkit.view.widgets.ring_film import RingFilm as RingFilm
+    from labkit.view.widgets.roofline import RooflineExplorer as RooflineExplorer
 
-__all__ = (
-    "Action",
-    "Autopsy",
-    "Breakdown",
-    "Clock",
-    "Cluster",
-    "ColumnParallelLinear",
-    "CrossoverExplorer",
-    "DDP",
-    "Film",
-    "GPT",
-    "GPTConfig",
-    "Group",
-    "Item",
-    "Layout",
-    "Ledger",
-    "Link",
-    "Links",
-    "LoRALinear",
-    "LossScale",
-    "MemoryProbe",
-    "Mesh",
-    "Pipeline",
-    "Play",
-    "Predict",
-    "Recipe",
-    "Reply",
-    "RingFilm",
-    "RowParallelLinear",
-    "Scaler",
-    "Schedule",
-    "Transfer",
-    "Work",
-    "WorkerError",
-    "ZeRO1",
-    "ZeRO2",
-    "ZeRO3",
-    "checkpoint",
-    "checkpoint_sequential",
-    "compare",
-    "doctor",
-    "gpipe",
-    "inject_lora",
-    "interleaved",
-    "needs",
-    "one_f_one_b",
-    "ring",
-    "run",
-    "run_threads",
-    "show",
-    "simulate",
-    "split",
-    "star",
-    "track",
-    "tree",
-    "validate",
-    "zero_bubble",
-)
+__all__ = tuple(sorted(_WHERE))
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.ddp import DDP
 from labkit.parallel.norm import clip_grad_norm_
@@ -106,16 +107,16 @@ class Stage(nn.Sequential):
 def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
     """Give a stage the values that GPT(config, seed) has there, one whole layer at a time."""
     dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
+    with torch.device("meta"):
+        model = GPT(config, seed=recipe.seed)
     for path, layer in zip(stage.paths, stage, strict=True):
-        with torch.device("meta"):
-            model = GPT(config, seed=recipe.seed)
         whole = model.get_submodule(path).to_empty(device="cpu")
         model.init_(recipe.seed)  # draws for what has memory, each layer from a stream of its own
-        with torch.no_grad():
-            for name, p in layer.named_parameters():
-                cut, drawn = getattr(p, "shard_dim", None), whole.get_parameter(name)
-                mine = drawn if cut is None else drawn.tensor_split(mesh.tp.size, cut)[mesh.tp.rank]
-                p.data = mine.to(p.device, dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, p in layer.named_parameters():
+            mine = _cut(whole.get_parameter(name).detach(), getattr(p, "shard_dim", None), mesh.tp)
+            p.data = mine.to(p.device, dtype, copy=True, memory_format=torch.contiguous_format)
+            del mine
+        whole.to_empty(device="meta")
 
 
 def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel:
@@ -215,6 +216,10 @@ class TrainStep:
         if loss is not None and self.mesh.tp.rank == 0:
             mine += loss.double() / factor
         return float(self.mesh.world.all_reduce(mine)) / self.mesh.dp.size
+
+
+def _cut(whole: Tensor, dim: int | None, tp: Group) -> Tensor:
+    return whole if dim is None else whole.tensor_split(tp.size, dim)[tp.rank]
 
 
 def _mine(model: GPT, schedule: Any, mesh: Mesh) -> dict[int, list[tuple[str, nn.Module]]]:

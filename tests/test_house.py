@@ -7,6 +7,7 @@ a small bad text that it must complain about and a small good one that it must l
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -465,8 +466,21 @@ def test_each_public_name_is_what_it_says(name):
     """Would catch a name that is looked up in the wrong file: the module itself would be handed out in its place."""
     thing = getattr(labkit, name)
     assert thing.__name__.rsplit(".", 1)[-1] == name
-    assert isinstance(thing, types.ModuleType) == (name in ("ring", "tree", "star"))
+    assert isinstance(thing, types.ModuleType) == (name in ("ring", "tree", "star", "hierarchy"))
     assert name in dir(labkit)
+
+
+def test_type_checkers_see_the_same_names_from_the_same_places():
+    """Would catch a name that is loaded but unknown to editors, or told to be somewhere else."""
+    tree = ast.parse((ROOT / "labkit/__init__.py").read_text(encoding="utf-8"))
+    told = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("labkit."):
+            for alias in node.names:
+                if alias.asname:
+                    thing = getattr(labkit, alias.asname)
+                    told[alias.asname] = thing is getattr(importlib.import_module(node.module), alias.name)
+    assert told == dict.fromkeys(labkit.__all__, True)
 
 
 def test_a_mistyped_name_is_answered_with_the_nearest():

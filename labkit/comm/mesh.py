@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.comm import local, native, shaped
+from labkit.comm import fake, local, native, shaped
 from labkit.comm.group import Group
 from labkit.plan.layout import AXES, Layout
 
@@ -38,6 +38,8 @@ def _connect(axis: str, layout: Layout, world: Group) -> Group:
     index = mine.index(world.rank)
     if isinstance(world.wire, local.LocalWire):
         return local.group_on(world.wire.exchange, axis, mine, index, world.ledger)
+    if isinstance(world.wire, fake.Nobody):
+        return fake.along(world, axis, mine, index)
     handle = None
     for ranks in sorted({layout.ranks(axis, rank) for rank in range(layout.size)}):
         made = native.subgroup(ranks)  # a collective of the whole world: everybody forms everybody's group

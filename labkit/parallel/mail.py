@@ -97,6 +97,12 @@ class Mail:
         return (maker.stage * self.schedule.n_micro + maker.micro) * len(KINDS) + KINDS.index(maker.kind)
 
 
+def said_by(tag: int, n_micro: int) -> Action:
+    """The action whose result travels under `tag`: what a message says without being opened."""
+    place, kind = divmod(tag, len(KINDS))
+    return Action(KINDS[kind], *divmod(place, n_micro))
+
+
 def places_of(schedule: Schedule) -> dict[Action, int]:
     """Where each action stands in the program of its rank."""
     return {action: place for program in schedule.programs for place, action in enumerate(program)}

@@ -13,6 +13,7 @@ loss scaling, saving and statistics need to know nothing about the strategy.
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -93,6 +94,10 @@ def check_module(module: nn.Module, group: Group) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"{type(module).__name__} has no parameter that wants a gradient: nothing to train")
     text = "\n".join(mine).encode()
+    digest = float(int.from_bytes(hashlib.sha256(text).digest()[:6]))
+    number = torch.tensor([digest], dtype=torch.float64, device=group.device)
+    if torch.equal(group.all_reduce(number, op="max"), group.all_reduce(number, op="min")):
+        return  # the texts, tens of kilobytes, travel only where they differ
     length = group.all_reduce(torch.tensor([len(text), -len(text)], device=group.device), op="max").tolist()
     padded = torch.zeros(max(1, length[0]), dtype=torch.uint8, device=group.device)
     padded[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)

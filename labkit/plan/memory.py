@@ -81,7 +81,7 @@ class Walk(Rank):
         """A micro-batch forward, and one back through each stage; `busy`: with all others in flight, 0: alone."""
         total, counts = busy * self.in_flight_bytes(), self.in_flight
         newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
-        self.forward(live, newest, max(0, total - self.stages[newest].held))
+        self.forward(live, newest, max(0, total - self.stages[newest].held) + busy * self.unanswered())
         for index in range(len(self.stages) - 1, -1, -1):
             self.backward(live, index, max(0, total - self.stages[index].held), final)
 

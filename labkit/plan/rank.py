@@ -116,13 +116,23 @@ class Rank:
         tied = 3 * self.shape.vocab * self.shape.d_model * w * self.tied
         step = 2 * owned * max(w, 4) + 8 * 20 * (self.shape.n_layer + 2) * n
         highest = max(stage.highest for stage in self.stages)
-        return least, least + highest + comes + copies + tied + step + 2 * self.message()
+        return least, least + highest + comes + copies + tied + step + 2 * self.message() + self.unanswered()
 
     def message(self) -> int:
         """Bytes that are on their way to each neighbour in a pipeline, while the next message is made."""
         count = {"1f1b": 1, "zero_bubble": 1, "interleaved": 2}.get(self.recipe.schedule, 0) * (self.layout.pp > 1)
+        return count * self.boundary()
+
+    def unanswered(self) -> int:
+        """Bytes that gpipe has sent forward when its last forward runs: nothing has come back yet that says they are
+        there (labkit.parallel.mail)."""
+        sends = self.recipe.schedule == "gpipe" and self.place < self.layout.pp - 1
+        return (self.recipe.n_micro - 1) * self.boundary() * sends
+
+    def boundary(self) -> int:
+        """Bytes of one micro-batch's activation between two stages."""
         rows = self.setting.rows * self.setting.seq // (self.layout.tp if self.setting.in_sequence else 1)
-        return count * rows * self.shape.d_model * self.gathered
+        return rows * self.shape.d_model * self.gathered
 
     def waiting(self) -> int:
         """Bytes that zero_bubble keeps of gradients whose W is still to come: those of each product and norm."""

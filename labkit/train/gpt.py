@@ -209,6 +209,8 @@ class GPT(nn.Module):
         so a stage that is filled alone gets the same weights. Parameters on the meta device are left there."""
         small = INIT_STD / math.sqrt(2 * self.config.n_layer)
         for index, layer in enumerate(self.layers):
+            if next(layer.parameters()).is_meta:
+                continue
             if layer is self.head and self.config.tied:
                 index = 0  # draws what the token embedding drew, also where `to_empty` has parted the two
             stream = torch.Generator().manual_seed(((seed << 16) + index) % 2**63)

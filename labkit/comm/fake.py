@@ -1,0 +1,249 @@
+"""A fake world: one rank whose peers are nobody, for rehearsals on fake tensors.
+
+    real    rank 0 <--- bytes ---> rank 1 ... rank 255        each rank: memory, ledger, time
+    fake    rank 0 ---> nobody     (n = 256)                  one rank: the same memory, the same ledger, no values
+
+The same verbs, in a world of any size, in one process. A verb makes the tensors that it would make on gloo
+(native.py), gives back one of the right shape, and charges the ledger with the bytes that this rank would send; no
+value is ever computed, so tensors must be fake ones (torch's FakeTensorMode). Memory of a group: none.
+
+A collective knows what comes back. A message does not: what it carries, the sender says. So a fake world is told,
+in this order:
+
+    into=           it lands there, and so has that shape
+    hear            `world(n, hear=f)`: f(axis, source, tag) gives the tensor that global rank `source` would send
+    an echo         the k-th message received on an axis looks like the k-th that was sent on it (or the last, if fewer
+                    were): ranks run one program, and in it they mostly do the same
+    the argument    inside a swapped-in collective that has sent nothing yet: like the tensor it was given
+
+and ValueError where none of them says anything. When a sent tensor is let go: at `wait()`, as on a real wire, whatever
+the receiver's speed; a message of up to 3,968 bytes is copied into its header and holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.checks import check_in_place, check_message, check_peer, check_tag
+from labkit.comm.group import Group
+from labkit.comm.ledger import Ledger
+from labkit.comm.message import EAGER_BYTES, PIECE_BYTES, as_bytes
+from labkit.comm.underway import UnderWay
+from labkit.comm.work import Work
+
+Hear = Callable[[str, int, int], Tensor | None]
+"""(axis, global rank of the sender, tag) -> what it sends, None: go by the echo."""
+
+
+def world(n_ranks: int, rank: int = 0, hear: Hear | None = None, ledger: Ledger | None = None) -> Group:
+    """The group of all `n_ranks` ranks, seen from `rank`; `Mesh.connect` makes those of a layout from it.
+
+    Sends nothing, waits for nobody. ValueError for a rank that is not there."""
+    if n_ranks < 1 or not 0 <= rank < n_ranks:
+        raise ValueError(f"a world of n_ranks={n_ranks} has ranks 0 to {n_ranks - 1}, at least one; got rank={rank}")
+    wire: Any = Nobody(n_ranks, hear)
+    return FakeGroup("world", tuple(range(n_ranks)), rank, wire, wire.bound, ledger)
+
+
+def along(whole: Group, axis: str, ranks: tuple[int, ...], rank: int) -> Group:
+    """A group of some ranks of a fake world: same ledger, told by the same `hear`."""
+    wire: Any = Nobody(len(ranks), whole.wire.hear)  # type: ignore[attr-defined]
+    return FakeGroup(axis, ranks, rank, wire, wire.bound, whole.ledger)
+
+
+class FakeGroup(Group):
+    """A Group on which nobody else is. ValueError for a tensor with values: nobody could add to them."""
+
+    wire: Any
+
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
+        """Nobody takes it. x is kept as a real wire would keep it, until `wait()`."""
+        x, tag = _fake(check_message(self, x, to)), check_tag(tag)
+        call = self._call("send", x, to, tag)
+        if self.tap is not None:
+            self.tap("send", self.ranks[to], tag, x)
+        said = self.ledger.keep(Said(x))
+        self.wire.sent[self.axis].append((tuple(x.shape), x.dtype))
+        number = self.ledger.open("send", self.axis, self.ranks[to], x.numel() * x.element_size(), tag)
+        return Work(self, call, said, number)
+
+    def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
+        """What would come from member `source`: memory for it is taken when you wait, as on a real wire."""
+        check_peer(self, source, "receive from")
+        if into is not None:
+            check_in_place(into, "into=")
+        call = self._call("recv", into, source, check_tag(tag))
+        return Work(self, call, self.ledger.keep(Heard(self, source, tag, into)))
+
+    def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
+        before, self.wire.given = self.wire.given, x
+        try:
+            result = super()._collective(verb, x if verb == "barrier" else _fake(x), shape, **options)
+        finally:
+            self.wire.given = before
+        wanted = tuple(x.shape)
+        if verb == "all_gather":
+            wanted = (x.shape[0] * self.size, *x.shape[1:])
+        elif verb == "reduce_scatter":
+            wanted = tuple(x.tensor_split(self.size)[self.rank].shape)
+        if tuple(result.shape) != wanted:
+            raise ValueError(
+                f"in this fake world {verb} of {tuple(x.shape)} gave {tuple(result.shape)}, not {wanted}: it is wrong, "
+                "or peers send other shapes; then say which, hear=lambda axis, source, tag: torch.empty(...)"
+            )
+        return result
+
+    def expects(self, source: int, tag: int, into: Tensor | None) -> Tensor:
+        """`into`, or a tensor like the one that member `source` would send. ValueError if nothing says."""
+        wire, place = self.wire, self.wire.received[self.axis]
+        wire.received[self.axis] += 1
+        if into is not None:
+            return into
+        if wire.hear is not None and (told := wire.hear(self.axis, self.ranks[source], tag)) is not None:
+            return _fake(told)
+        if sent := wire.sent[self.axis]:
+            shape, dtype = sent[min(place, len(sent) - 1)]
+        elif wire.given is not None:
+            shape, dtype = tuple(wire.given.shape), wire.given.dtype
+        else:
+            raise ValueError(
+                f"what would rank {self.ranks[source]} send on axis {self.axis} under tag {tag}? Nobody is there to "
+                "say, and this rank has sent nothing yet to go by: receive with into=, or say it, "
+                "hear=lambda axis, source, tag: torch.empty(...)"
+            )
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+
+class Prompt:
+    """What never waits for a peer."""
+
+    def done(self) -> bool:
+        """Nobody is slow."""
+        return True
+
+    is_completed = done
+
+
+class Said(Prompt):
+    """A message that nobody takes; what it keeps alive until somebody waits for it."""
+
+    def __init__(self, x: Tensor) -> None:
+        """x is contiguous; a small message has been copied into its header."""
+        raw = as_bytes(x)
+        self.kept = [raw] if raw.numel() > EAGER_BYTES else []
+
+    def wait(self) -> None:
+        """It is taken."""
+        self.kept.clear()
+
+
+class Heard(Prompt):
+    """A message that nobody sends."""
+
+    def __init__(self, group: FakeGroup, source: int, tag: int, into: Tensor | None) -> None:
+        """Memory is taken in `open`, unless there is `into`."""
+        self.group, self.source, self.tag, self.into = group, source, tag, into
+        self.result: Tensor | None = None
+
+    def open(self) -> None:
+        """The announcement has come: there must be room for the payload."""
+        if self.result is None:
+            self.result = self.group.expects(self.source, self.tag, self.into)
+
+    def arrive(self) -> Iterator[Tensor]:
+        """The message bit by bit, in the pieces in which it would arrive."""
+        flat = self.wait().view(-1)
+        large = flat.numel() * flat.element_size() > EAGER_BYTES
+        yield from flat.split(PIECE_BYTES // flat.element_size()) if large else (flat,)
+
+    def wait(self) -> Tensor:
+        """The whole message."""
+        self.open()
+        assert self.result is not None
+        return self.result
+
+
+class Over(Prompt):
+    """The handle of something that is through, for whoever waits all the same."""
+
+    def wait(self) -> None:
+        """At once."""
+        return None
+
+
+class Nobody:
+    """Wire and collectives without peers: what native.py allocates and charges on gloo, and nothing else."""
+
+    def __init__(self, size: int, hear: Hear | None) -> None:
+        """For a group of `size` ranks."""
+        self.size, self.hear = size, hear
+        self.sent: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = defaultdict(list)
+        self.received: dict[str, int] = defaultdict(int)
+        self.given: Tensor | None = None  # to the collective that is under way
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+        self.bound = {name: getattr(self, name) for name in names}
+        self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
+
+    def all_reduce_start(self, x: Tensor, op: str) -> UnderWay:
+        """In place."""
+        return UnderWay(Over(), _fake(x), None, self.size if op == "mean" else 1)
+
+    def reduce_scatter_start(self, x: Tensor, op: str) -> UnderWay:
+        """Keeps x alive until it is waited for.   [n*k, ...] -> [k, ...]"""
+        y = _fake(x).new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        return UnderWay(Over(), y, None, self.size if op == "mean" else 1, x)
+
+    def all_gather_start(self, x: Tensor, into: Tensor | None) -> UnderWay:
+        """Keeps x alive until it is waited for.   [k, ...] -> [n*k, ...]"""
+        y = _fake(x).new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
+        return UnderWay(Over(), y, None, 1, x)
+
+    def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
+        """Same shape; charges 2(n-1)/n N."""
+        group.ledger.charge(2 * (self.size - 1) * x.numel() * x.element_size() // self.size)
+        return _mean(x.clone(memory_format=torch.contiguous_format), op, self.size)
+
+    def reduce_scatter(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
+        """[n*k, ...] -> [k, ...] (ragged: as tensor_split cuts); charges (n-1)/n N."""
+        group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
+        if x.shape[0] % self.size:
+            y = x.clone(memory_format=torch.contiguous_format).tensor_split(self.size)[group.rank].clone()
+            return _mean(y, op, self.size)
+        return _mean(x.contiguous().new_empty((x.shape[0] // self.size, *x.shape[1:])), op, self.size)
+
+    def all_gather(self, x: Tensor, group: Group) -> Tensor:
+        """[k, ...] -> [n*k, ...]; charges (n-1)/n of the result's bytes."""
+        group.ledger.charge((self.size - 1) * x.numel() * x.element_size())
+        return x.contiguous().new_empty((self.size * x.shape[0], *x.shape[1:]))
+
+    def broadcast(self, x: Tensor, group: Group, source: int = 0) -> Tensor:
+        """Same shape; charges N at the source."""
+        group.ledger.charge(x.numel() * x.element_size() if group.rank == source else 0)
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def all_to_all(self, x: Tensor, group: Group) -> Tensor:
+        """Same shape; charges (n-1)/n N."""
+        group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
+        return torch.empty_like(x.contiguous())
+
+    def barrier(self, x: Tensor, group: Group) -> Tensor:
+        """Nobody is late."""
+        return x
+
+
+def _mean(y: Tensor, op: str, size: int) -> Tensor:
+    return y.div_(size) if op == "mean" else y
+
+
+def _fake(x: Tensor) -> Tensor:
+    if x.numel() and x.untyped_storage().device.type != "meta":  # where a fake tensor's storage lies too
+        raise ValueError(
+            f"a fake world has nobody to add to the values of a real tensor {tuple(x.shape)} {str(x.dtype)[6:]}: "
+            "rehearse the function, labkit.rehearsed(fn, n_ranks), or run it on a real world"
+        )
+    return x

@@ -1,0 +1,160 @@
+"""Fake tensors that say who asks them for a value, and that count the flops of every product.
+
+A fake tensor has a shape, a dtype and a device, and no values. Most of a training step never looks at one. Where it is
+done all the same, somebody wants to decide something:
+
+    float(loss)    if x.any():    x.nonzero()    x[mask]    torch.equal(a, b)
+
+    asked by                       answer
+    labkit, to decide (*)          0: a finite loss, no overflow, tokens inside the vocabulary; "equal": ranks agree
+    torch's optimizers             the truth: their step counts are numbers that are known
+    anybody else                   ValueError that names the file, the line, its text, and the mend
+
+(*) Whether a step is refused does not change what a step costs. Each such place is noted in `assumed`.
+
+Flops are torch's own formulas (torch.utils.flop_counter): 2 m k n for a product, as every operator comes by. Its table
+has no entry for the attention kernel of CPUs; it gets that of the fused kernels of GPUs, so that attention counts here
+as it would there: all T x T products, causal or not.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+LABKIT = str(Path(__file__).resolve().parents[1])
+DECIDING = frozenset(
+    f"{LABKIT}/{name}.py"
+    for name in (
+        "assemble", "parallel/ddp", "parallel/norm", "parallel/sharded", "parallel/sync", "parallel/vocab",
+        "train/loss_scale",
+    )
+)  # fmt: skip
+"""Files of labkit that read a number to decide something, and not to give it to their caller to work with."""
+MEND = (
+    "In a rehearsal tensors have shapes and no values. Keep it a tensor (torch.where, masked_fill, x * mask), or leave "
+    "this line out of what is rehearsed: to print a loss, say, return it"
+)
+
+
+LONG = 160
+
+
+DEVICE = torch.ops.prim.device.default
+"""What C++ asks a fake tensor; two of three calls."""
+
+
+class Fake(FakeTensorMode):
+    """torch's FakeTensorMode; `flops` {operator: flops} so far, `assumed` {place: how often labkit was answered 0}."""
+
+    def __init__(self) -> None:
+        """No tensor is fake before the mode is entered."""
+        super().__init__()
+        # torch remembers each fake tensor in a weak dictionary, and then refuses module.to(...): a parameter that
+        # somebody refers to weakly cannot be exchanged. Nobody looks fresh tensors up.
+        self.fake_tensor_converter.set_tensor_memo = _forget  # type: ignore[method-assign, assignment]
+        self.flops: Counter[str] = Counter()
+        self.assumed: Counter[str] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the usual answer imports torch's compiler, one second at the first operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator on shapes; count its flops; say who asked for a value."""
+        if func is DEVICE:
+            return args[0].device
+        try:
+            output = self.dispatch(func, types, args, kwargs or {})
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            return self._answer(error.func, args)
+        except AssertionError as error:
+            if "allow_non_fake_inputs" not in str(error):
+                raise
+            raise ValueError(
+                f"{_told(_asking())} works on a real tensor that was made outside of the rehearsal: make models, "
+                "batches and optimizers inside the function that is rehearsed, where they are fake"
+            ) from None
+        formula = formulas().get(func._overloadpacket) if isinstance(func, torch._ops.OpOverload) else None
+        if formula is not None and output is not NotImplemented:
+            self.flops[str(func._overloadpacket).removeprefix("aten.")] += formula(
+                *args, **(kwargs or {}), out_val=output
+            )
+        return output
+
+    def _answer(self, func: Any, args: Any) -> Any:
+        frame = _asking()
+        place = _place(frame)
+        name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+        if frame.f_code.co_filename in DECIDING and name in ("_local_scalar_dense", "equal"):
+            self.assumed[place] += 1
+            return name == "equal" or _nought(args[0])
+        looks = next((f" of {tuple(x.shape)} {str(x.dtype)[6:]}" for x in args if isinstance(x, Tensor)), "")
+        what = "the value" if name == "_local_scalar_dense" else f"the values, for {name.strip('_')},"
+        raise ValueError(f"{_told(frame)} asks for {what} of a fake tensor{looks}. {MEND}") from None
+
+
+@cache
+def formulas() -> dict[Any, Callable[..., int]]:
+    """Operator -> its flops, from its arguments and result: torch's table and the attention of CPUs."""
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+    def backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+        return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+
+    aten = torch.ops.aten
+    return {
+        **flop_registry,
+        aten._scaled_dot_product_flash_attention_for_cpu: forward,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+    }
+
+
+def _forget(t: Tensor, fake: Tensor) -> None:
+    return None
+
+
+def _nought(x: Tensor) -> bool | int | float:
+    if x.dtype == torch.bool:
+        return False
+    return 0.0 if x.is_floating_point() else 0
+
+
+def _asking() -> Any:
+    """The innermost frame that is neither torch's, nor Python's own, nor that of a probe."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_name in ("__torch_dispatch__", "__torch_function__") or _passes_on(frame.f_code.co_filename)
+    ):
+        frame = frame.f_back
+    return frame
+
+
+@cache
+def _passes_on(file: str) -> bool:
+    python = sysconfig.get_path("stdlib")
+    own = file.startswith(f"{python}/") and "site-packages" not in file
+    return own or file.startswith(("<frozen", str(Path(torch.__file__).parent), f"{LABKIT}/probe/"))
+
+
+def _place(frame: Any) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _told(frame: Any) -> str:
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    short = text if len(text) <= LONG else f"{text[:LONG]} ..."
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}: `{short}`"
