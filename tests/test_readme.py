@@ -78,6 +78,32 @@ def test_the_sentence_about_one_rank_and_overlap_is_what_was_measured():
     assert f"hides {seen['overlap']['hidden']:.0%} of its communication" in text
 
 
+def test_what_measures_and_foretells_is_as_good_as_it_says():
+    """Would catch an overhead or a prediction that was true once."""
+    probes, planner = found("probes"), found("planner")
+    rehearsed = {each["name"]: each for each in found("rehearsal")}
+    for each, begins in zip(
+        sorted(probes["memory"], key=lambda each: -each["batch"]),
+        ("`MemoryProbe` over a step of 10.5M parameters, 4 rows: CPU time added", "the same, 1 row"),
+        strict=True,
+    ):
+        cpu = each["cpu_seconds"]
+        more = {name: cpu[name] / cpu["bare"] - 1 for name in ("probe", "MemTracker")}
+        assert row(begins)[1] == f"{more['probe']:.0%} (`MemTracker`: {more['MemTracker']:.0%})"
+    clock = probes["clock"]["clock, CPU"] / probes["clock"]["bare, CPU"] - 1
+    assert row("`Clock` over a DDP step of 2 ranks: CPU time added")[1] == f"{clock:.1%}"
+    assert row("`rehearse` a 7B GPT, ZeRO-3, 8 ranks")[1] == f"{rehearsed['7B']['seconds']:.1f} s"
+    assert row("`rehearse` a 70B GPT, dp 8 x pp 4 x tp 8")[1] == f"{rehearsed['70B']['seconds']:.1f} s"
+    race = rehearsed["race"]
+    told = f"{race['ratio']:.1f} times as fast, peaks equal to {abs(race['peak_ratio'] - 1):.4%}"
+    assert row("half a billion parameters on 64 ranks beside `MemTracker` on `fully_shard`")[1] == told
+    ratios = [each["ratio"] for each in planner["steps"]]
+    begins = f"predicted / measured seconds of {len(ratios)} steps of held-out shapes and layouts"
+    assert row(begins)[1] == f"{min(ratios):.2f} to {max(ratios):.2f}"
+    seconds = planner["thinks_s"]["plans, llama-70b on 1,024 h100"]
+    assert row("`plans` of llama-70b for 1,024 GPUs")[1] == f"{seconds:.2f} s"
+
+
 def test_every_file_that_readme_links_to_is_there():
     """Would catch a file that was renamed."""
     targets = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]

@@ -142,7 +142,9 @@ class StepTime:
             return 0.0, 0.0
         n_bytes = self.params * self.master
         line = line_of(self.hardware.link(n, self.layout.tp * self.p))
-        scatter = seconds("ring", "reduce_scatter", n, n_bytes, line)
+        # gloo, which serves CPUs, sums everything everywhere and keeps a part
+        whole = self.hardware.device == "cpu" and recipe.strategy != "ddp"
+        scatter = seconds("ring", "all_reduce" if whole else "reduce_scatter", n, n_bytes, line)
         gather = seconds("ring", "all_gather", n, n_bytes * self.wide / self.master, line)
         backward = max(w[1] for w in self.work) * self.v
         forward = max(w[0] for w in self.work) * self.v
