@@ -119,7 +119,7 @@ def as_gpt(shape: Any) -> tuple[GPTConfig, tuple[str, ...]]:
     ]
     if any(other):
         notes.append(
-            f"labkit's GPT has no {', no '.join(filter(None, other))}: rehearsed is one whose MLP is {int(hidden):,} "
+            f"labkit's GPT does not have {', nor '.join(filter(None, other))}: rehearsed is one whose MLP is {int(hidden):,} "
             f"wide, with as many parameters and flops a block; activations differ somewhat"
         )
     if asked.norm != "layer":
