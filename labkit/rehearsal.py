@@ -119,8 +119,8 @@ def as_gpt(shape: Any) -> tuple[GPTConfig, tuple[str, ...]]:
     ]
     if any(other):
         notes.append(
-            f"labkit's GPT does not have {', nor '.join(filter(None, other))}: rehearsed is one whose MLP is {int(hidden):,} "
-            f"wide, with as many parameters and flops a block; activations differ somewhat"
+            f"labkit's GPT does not have {', nor '.join(filter(None, other))}: rehearsed is one whose MLP is "
+            f"{int(hidden):,} wide, with as many parameters and flops a block; activations differ somewhat"
         )
     if asked.norm != "layer":
         notes.append("labkit's GPT has LayerNorm without bias in place of RMSNorm: as many parameters")
