@@ -66,6 +66,7 @@ class Fake(FakeTensorMode):
         self.fake_tensor_converter.set_tensor_memo = _forget  # type: ignore[method-assign, assignment]
         self.flops: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()
+        self._counts = True  # False inside of an operator that is counted: what it is made of is not counted again
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -75,6 +76,8 @@ class Fake(FakeTensorMode):
         """Run the operator on shapes; count its flops; say who asked for a value."""
         if func is DEVICE:
             return args[0].device
+        formula = formulas().get(func._overloadpacket) if isinstance(func, torch._ops.OpOverload) else None
+        before, self._counts = self._counts, self._counts and formula is None
         try:
             output = self.dispatch(func, types, args, kwargs or {})
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -86,8 +89,9 @@ class Fake(FakeTensorMode):
                 f"{_told(_asking())} works on a real tensor that was made outside of the rehearsal: make models, "
                 "batches and optimizers inside the function that is rehearsed, where they are fake"
             ) from None
-        formula = formulas().get(func._overloadpacket) if isinstance(func, torch._ops.OpOverload) else None
-        if formula is not None and output is not NotImplemented:
+        finally:
+            self._counts = before
+        if formula is not None and before and output is not NotImplemented:
             self.flops[str(func._overloadpacket).removeprefix("aten.")] += formula(
                 *args, **(kwargs or {}), out_val=output
             )

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labkit import run_threads
 from labkit.comm import ring
@@ -212,3 +213,14 @@ def test_a_rehearsal_reads_as_a_table():
         assert word in text
     with pytest.raises(ValueError, match="has one"):
         rehearsed(linear, 3).against  # noqa: B018
+
+
+def test_flops_are_the_same_whether_torch_has_met_these_shapes_before_or_not():
+    """A bug: the first time an addmm is made of an mm, inside, and both were counted."""
+
+    def step(group):
+        nn.Linear(8, 16)(torch.zeros(4, 8)).sum().backward()
+
+    FakeTensorMode.cache_clear()
+    first, again = (dict(rehearsed(step, 1).flops) for _ in range(2))
+    assert first == again == {"addmm": 2 * 4 * 8 * 16, "mm": 2 * 4 * 8 * 16}
