@@ -35,6 +35,7 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/shaped.py --json benchmarks/results/shaped.json
 	$(BIN)/python benchmarks/planner.py --json benchmarks/results/planner.json
 	$(BIN)/python benchmarks/rehearsal.py --json benchmarks/results/rehearsal.json
+	$(BIN)/python benchmarks/labs.py --json benchmarks/results/labs.json
 
 notebooks: $(VENV)/.has-test
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \

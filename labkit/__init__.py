@@ -92,6 +92,9 @@ _WHERE = MappingProxyType(
         "network": "view.topology",
         "CubeExplorer": "view.widgets.cube",
         "RooflineExplorer": "view.widgets.roofline",
+        "CheckpointExplorer": "view.widgets.segments",
+        "MemoryAnatomy": "view.widgets.anatomy",
+        "accumulate": "train.accumulate",
         "Recording": "probe.recording",
     }
 )
@@ -153,6 +156,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.probe.rehearsal import Rehearsal as Rehearsal
     from labkit.probe.rehearsal import rehearsed as rehearsed
     from labkit.rehearsal import rehearse as rehearse
+    from labkit.train.accumulate import accumulate as accumulate
     from labkit.train.checkpoint import checkpoint as checkpoint
     from labkit.train.checkpoint import checkpoint_sequential as checkpoint_sequential
     from labkit.train.config import GPTConfig as GPTConfig
@@ -166,12 +170,14 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.roofline import roofline as roofline
     from labkit.view.topology import network as network
     from labkit.view.traffic import traffic as traffic
+    from labkit.view.widgets.anatomy import MemoryAnatomy as MemoryAnatomy
     from labkit.view.widgets.crossover import CrossoverExplorer as CrossoverExplorer
     from labkit.view.widgets.cube import CubeExplorer as CubeExplorer
     from labkit.view.widgets.play import Play as Play
     from labkit.view.widgets.predict import Predict as Predict
     from labkit.view.widgets.ring_film import RingFilm as RingFilm
     from labkit.view.widgets.roofline import RooflineExplorer as RooflineExplorer
+    from labkit.view.widgets.segments import CheckpointExplorer as CheckpointExplorer
 
 __all__ = tuple(sorted(_WHERE))
 

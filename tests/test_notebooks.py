@@ -15,21 +15,22 @@ LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # some take 20 s on a quiet machine (benchmarks/labs.py)
 @pytest.mark.parametrize("n_ranks", [2, 4])
 @pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)
-def test_every_lab_runs_in_under_a_minute(lab, n_ranks, tmp_path):
+def test_every_lab_runs(lab, n_ranks, tmp_path):
     """Would catch a cell that only works with the number of ranks it was written for."""
     parameters = {"n_ranks": n_ranks, "quick": True, "device": "cpu"}
     done = papermill.execute_notebook(
         lab, tmp_path / "out.ipynb", parameters, kernel_name="python3", cwd=tmp_path, progress_bar=False
     )
-    assert done.metadata["papermill"]["duration"] < 60
     printed = json.dumps(done.cells)
     assert "nothing is left running" in printed
     assert f"{n_ranks} ranks on" in printed
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_stored_outputs_are_what_a_run_gives():
     """Would catch numbers in a lab that nobody can reproduce (nbval compares every cell that does not opt out)."""
     command = [
@@ -45,7 +46,7 @@ def test_stored_outputs_are_what_a_run_gives():
         "-c",
         "/dev/null",
     ]
-    done = subprocess.run([*command, *map(str, LABS)], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*command, *map(str, LABS)], cwd=ROOT, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
 

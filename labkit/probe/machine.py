@@ -25,7 +25,7 @@ from labkit.comm.group import Group
 from labkit.plan.collectives import fit
 from labkit.plan.hardware import Hardware
 from labkit.plan.link import Link
-from labkit.probe.links import ping_pong
+from labkit.probe.links import Samples, ping_pong
 from labkit.probe.peak import matmul_flops
 
 DTYPES = (("fp32", torch.float32), ("fp64", torch.float64), ("bf16", torch.bfloat16), ("fp16", torch.float16))
@@ -44,8 +44,7 @@ def measure_hardware(group: Group, size: int = 512, repeats: int = 8) -> Hardwar
     begun = _slowest(group, lambda: few + 1, 20 * repeats)
     link = None
     if group.size > 1:
-        line = fit(ping_pong(group, LINK_BYTES, repeats))
-        link = Link("measured link", line.alpha_s, 1 / line.beta_s_per_byte, "ping-pong between ranks 0 and 1")
+        link = through(ping_pong(group, LINK_BYTES, repeats))
     if x.is_cuda:
         name, memory = torch.cuda.get_device_name(x.device), torch.cuda.mem_get_info(x.device)[1]
     else:
@@ -61,6 +60,14 @@ def measure_hardware(group: Group, size: int = 512, repeats: int = 8) -> Hardwar
         device=torch.device(group.device).type,
         source=f"measured by {group.size} rank{'s' * (group.size > 1)} at a time",
     )
+
+
+def through(samples: Samples) -> Link:
+    """The link that explains ping-pongs [(bytes, seconds)]. On a busy machine large ones may be no slower than small
+    ones: then the largest tells the least that the link can carry."""
+    line, (n_bytes, seconds) = fit(samples), max(samples)
+    speed = line.bandwidth if line.beta_s_per_byte else n_bytes / seconds
+    return Link("measured link", line.alpha_s, speed, "ping-pong between ranks 0 and 1")
 
 
 def _slowest(group: Group, op: Callable[[], object], repeats: int) -> float:

@@ -7,7 +7,7 @@ import pytest
 
 from labkit import Cluster, Layout, Links, Recipe, run_threads
 from labkit.plan.time import predict_step
-from labkit.probe.machine import measure_hardware
+from labkit.probe.machine import measure_hardware, through
 from labkit.train.config import GPTConfig
 
 
@@ -24,6 +24,13 @@ def test_rates_are_the_same_on_every_rank_and_the_link_is_the_one_that_was_asked
     assert here.memory_bytes.value == psutil.virtual_memory().total // 2
     assert here.intra.alpha_s == pytest.approx(20e-3, rel=0.5)
     assert here.intra.bytes_per_s == pytest.approx(50e6, rel=0.5)
+
+
+def test_a_link_that_is_no_slower_for_large_messages_still_has_a_speed():
+    """A bug: on a busy machine the line was flat now and then, and a division by its slope failed."""
+    assert through([(100, 1e-3), (1_100, 2e-3)]).bytes_per_s == pytest.approx(1e6)
+    flat = through([(64, 2e-3), (4_000_000, 2e-3)])
+    assert (flat.alpha_s, flat.bytes_per_s) == (pytest.approx(2e-3), 2e9)
 
 
 def test_one_rank_needs_no_link_and_can_be_predicted_with():

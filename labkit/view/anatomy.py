@@ -1,0 +1,124 @@
+"""What a step holds, as a stack: each kind of memory with its formula, and a line for what the device has.
+
+    GiB |                                       predicted  bytes/N  measured
+        |   +-------+   +-------+  [] other        ...         ...     ...
+        | - | - - - | - | - - - |- - - - - - - - - - - - - -  device
+        |   | activ.|   |       |  [] activations  B T L ...
+        |   | optim.|   |       |  [] optimizer    8 N (adamw)
+        |   | grads |   |       |  [] gradients    4 N
+        |   | params|   |       |  [] parameters   4 N, N = 6,738,415,616 parameters here
+        +---predicted---measured
+
+The table stands in the order of the stack and carries the names, so that nothing rests on colour alone.
+"""
+
+from __future__ import annotations
+
+from labkit.plan.breakdown import KINDS, Breakdown
+from labkit.view.bars import apart
+from labkit.view.memory import COLOURS
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, round_marks, text
+from labkit.view.units import binary_text, bytes_text, metric_text
+
+LEFT, BAR, TOP, BOTTOM = 78.0, 80.0, 66.0, 330.0
+NAMES, TABLE, NUMBER, TIMES, SEEN = 256.0, 336.0, 510.0, 594.0, 696.0
+WHEN = "; at the peak: "
+"""What predict_memory puts between a formula and the moment of the peak."""
+FAR = 8.0
+"""A device of so many times the peak has its line outside of the picture, or the stack would be a sliver."""
+
+
+def anatomy(
+    predicted: Breakdown,
+    measured: Breakdown | None = None,
+    n_params: int = 0,
+    device: tuple[str, float] | None = None,
+    title: str = "memory of a step",
+) -> Picture:
+    """A stack of bytes by kind with their formulas; `measured` stands beside it on the same scale.
+
+    `n_params` N adds a column of bytes for each parameter; `device` is a name and its bytes, drawn as a line.
+    ValueError for kinds that are not those of memory, for negative bytes, a peak of 0, and a device without bytes."""
+    stacks = [("predicted", predicted)] + ([("measured", measured)] if measured is not None else [])
+    for name, each in stacks:
+        wrong = [kind for kind in each if kind not in KINDS or each[kind] < 0]
+        if wrong or not each.total > 0:
+            raise ValueError(f"{name} needs bytes of {', '.join(KINDS)}, none below 0 and some above; got {dict(each)}")
+    if device is not None and not device[1] > 0:
+        raise ValueError(f"a device has more than 0 bytes, got {device}")
+    peak = max(each.total for _, each in stacks)
+    near = device is not None and device[1] <= FAR * peak
+    tall = (BOTTOM - TOP) / (1.06 * max(peak, device[1] if device and near else 0))
+    verdict = fits(stacks[-1][1].total, device) if device else f"{bytes_text(peak)} at the peak"
+    body = [text(4, 20, cut(title, 100), size=15, bold=True), text(4, 42, verdict)]
+    for mark in round_marks((BOTTOM - TOP) / tall, 2):
+        y = BOTTOM - mark * tall
+        body += [line(LEFT, y, NAMES - 6, y, "1 5"), text(LEFT - 6, y + 4, binary_text(mark), "end", 12)]
+    for k, (name, each) in enumerate(stacks):
+        body += _stack(name, each, LEFT + 6 + k * (BAR + 6), tall, device[1] if device else 0.0)
+    if device and near:
+        y = BOTTOM - device[1] * tall
+        body += [line(LEFT, y, TABLE - 12, y, "9 4", 2.5, PALETTE[6]), text(NAMES, y - 5, cut(device[0], 10), size=12)]
+    body += _table(predicted, measured, n_params)
+    parts = (f"{name}: " + ", ".join(f"{kind} {each[kind]:,.0f} B" for kind in each) for name, each in stacks)
+    return Picture("".join(body), BOTTOM + 30, f"{title}; {verdict}; " + "; ".join(parts))
+
+
+def fits(n_bytes: float, device: tuple[str, float]) -> str:
+    """In words: does this fit a device of that name and size?"""
+    name, room = device
+    size = f"{metric_text(room, 'B')} = {bytes_text(room)}"
+    if n_bytes <= room:
+        return f"{bytes_text(n_bytes)} at the peak fit {name} ({size}): {bytes_text(room - n_bytes)} are left"
+    times = n_bytes / room
+    return f"{bytes_text(n_bytes)} at the peak do not fit {name} ({size}): {times:.3g} times what it has"
+
+
+def _stack(name: str, each: Breakdown, x: float, tall: float, room: float) -> list[str]:
+    """One bar, parameters at the bottom; the line of `room` bytes crosses no words."""
+    out, y = [text(x + BAR / 2, BOTTOM + 18, name, "middle")], BOTTOM
+    for kind in KINDS:
+        n_bytes = dict(each).get(kind, 0.0)
+        high = n_bytes * tall
+        y -= high
+        if n_bytes:
+            crossed = abs(BOTTOM - room * tall - y - high / 2) < 9
+            word = kind if high >= 17 and not crossed else ""
+            out.append(box(x, y, BAR, high, COLOURS[KINDS.index(kind)], word, f"{name} {kind}: {n_bytes:,.0f} B"))
+    return out
+
+
+def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> list[str]:
+    """Top of the stack first: name, bytes, bytes a parameter, what was measured, and the formula below."""
+    y = TOP - 6
+    out = [text(NUMBER, y, "predicted", "end", bold=True)]
+    out += [text(TIMES, y, "bytes / N", "end", bold=True)] if n_params else []
+    out += [text(SEEN, y, "measured", "end", bold=True)] if measured else []
+    laws, seen, when = dict(predicted), dict(measured or {}), ""
+    for name in reversed(KINDS):
+        y += 40
+        formula = predicted.item(name).formula if name in laws else ""
+        why, _, at = formula.partition(WHEN)
+        when = at or when
+        out += [box(TABLE, y - 11, 12, 12, COLOURS[KINDS.index(name)]), text(TABLE + 20, y + 16, cut(why, 66), size=12)]
+        out += _row(name, y, laws.get(name, 0.0), seen.get(name, 0.0) if measured else None, n_params)
+    y += 44
+    out.append(line(TABLE, y - 18, WIDTH - 4, y - 18))
+    out += _row("total", y, predicted.total, measured.total if measured else None, n_params)
+    return [*out, text(TABLE + 20, y + 16, f"the peak is in: {when}", size=12)] if when else out
+
+
+def _row(name: str, y: float, law: float, seen: float | None, n_params: int) -> list[str]:
+    """The numbers of one kind."""
+    out = [text(TABLE + 20, y, name, bold=name == "total"), text(NUMBER, y, bytes_text(law), "end")]
+    out += [text(TIMES, y, f"{law / n_params:.3g}", "end")] if n_params else []
+    if seen is not None:
+        out += [text(SEEN, y, bytes_text(seen), "end"), text(SEEN + 8, y, _off(law, seen), size=12)]
+    return out
+
+
+def _off(law: float, seen: float) -> str:
+    """`exact`, or how far the prediction is off, in few letters."""
+    if abs(law - seen) < 1e-4 * max(law, seen):
+        return "exact" if law == seen else "same to 0.01%"
+    return apart(law, seen).removesuffix(" the measurement")
