@@ -94,6 +94,9 @@ _WHERE = MappingProxyType(
         "RooflineExplorer": "view.widgets.roofline",
         "CheckpointExplorer": "view.widgets.segments",
         "MemoryAnatomy": "view.widgets.anatomy",
+        "FloatExplorer": "view.widgets.floats",
+        "GradientHistogram": "view.widgets.histogram",
+        "LossScaleExplorer": "view.widgets.scale",
         "accumulate": "train.accumulate",
         "Recording": "probe.recording",
     }
@@ -173,10 +176,13 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.widgets.anatomy import MemoryAnatomy as MemoryAnatomy
     from labkit.view.widgets.crossover import CrossoverExplorer as CrossoverExplorer
     from labkit.view.widgets.cube import CubeExplorer as CubeExplorer
+    from labkit.view.widgets.floats import FloatExplorer as FloatExplorer
+    from labkit.view.widgets.histogram import GradientHistogram as GradientHistogram
     from labkit.view.widgets.play import Play as Play
     from labkit.view.widgets.predict import Predict as Predict
     from labkit.view.widgets.ring_film import RingFilm as RingFilm
     from labkit.view.widgets.roofline import RooflineExplorer as RooflineExplorer
+    from labkit.view.widgets.scale import LossScaleExplorer as LossScaleExplorer
     from labkit.view.widgets.segments import CheckpointExplorer as CheckpointExplorer
 
 __all__ = tuple(sorted(_WHERE))
