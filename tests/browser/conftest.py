@@ -29,7 +29,7 @@ FLAGS = [
 expect.set_options(timeout=60_000)  # a busy machine redraws late
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium, or whichever is there; never one that is downloaded."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def address(tmp_path_factory) -> Iterator[tuple[str, str, Path]]:
     """`labkit lab` on a copy of the notebooks, and a small one to be stopped in; its address, token and log."""
     folder = tmp_path_factory.mktemp("course")
