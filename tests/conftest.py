@@ -7,6 +7,11 @@ import signal
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long` runs the labs as a person would, with quick=False."""
+    parser.addoption("--long", action="store_true", help="run the labs with quick=False")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a GPU are skipped, with the reason, where torch finds none."""
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
