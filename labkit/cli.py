@@ -33,8 +33,11 @@ class Benchmark(StrEnum):
     launch = "launch"
     collectives = "collectives"
     strategies = "strategies"
-    memory = "memory"
     shaped = "shaped"
+    probes = "probes"
+    planner = "planner"
+    rehearsal = "rehearsal"
+    labs = "labs"
 
 
 def main() -> None:

@@ -120,6 +120,14 @@ def test_a_benchmark_gets_the_path_of_its_numbers(tmp_path):
     assert done.returncode == 3
 
 
+def test_every_comparison_that_can_be_named_is_there():
+    """Would catch `labkit bench memory`, which named a benchmark that was renamed, and one that has no name yet."""
+    from labkit.cli import Benchmark
+
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"machine"}  # what they share
+    assert {each.value for each in Benchmark} == scripts
+
+
 def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
     """Would catch a server that others can reach, a missing page, a fetch of news, and something left behind."""
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
