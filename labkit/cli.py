@@ -1,4 +1,4 @@
-"""The command line: `labkit doctor | lab | train | plan | bench`."""
+"""The command line: `labkit doctor | lab | train | plan | export | bench`."""
 
 from __future__ import annotations
 
@@ -169,6 +169,18 @@ def plan(
 
 
 @app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where the site goes; it is made if need be.")] = Path("site"),
+    notebook: Annotated[list[str] | None, typer.Option("--lab", help="Only this lab; can be given again.")] = None,
+) -> None:
+    """Write all labs, as they ran, as a static site: an index, a page each, every widget as a picture."""
+    from labkit.lab.export import export as write
+
+    pages = write([_find(name) for name in notebook] if notebook else _labs(), folder)
+    print(f"{len(pages)} labs in {folder}; open {folder / 'index.html'}")
+
+
+@app.command()
 def bench(
     name: Annotated[Benchmark, typer.Argument(help="Which comparison.")] = Benchmark.launch,
     to: Annotated[Path | None, typer.Option("--json", help="Write the numbers there, too.")] = None,
@@ -184,12 +196,17 @@ def _find(name: str) -> Path:
     """A notebook by path (`notebooks/03_collectives.ipynb`), name (`03_collectives`) or number (`3`)."""
     if Path(name).is_file():
         return Path(name).resolve()
-    folders = (CHECKOUT / "notebooks", Path("notebooks"))  # what is here comes before what labkit brings
-    found = {path.name: path.resolve() for folder in folders for path in folder.glob("[0-9]*.ipynb")}
-    labs = [found[name] for name in sorted(found)]
+    labs = _labs()
     for path in labs:
         if path.name.startswith(name.zfill(2)) or path.name == f"{name}.ipynb":
             return path
     if not labs:
         raise ValueError("no notebooks here: run labkit lab in a checkout of labkit, or name a notebook by its path")
     raise typer.BadParameter(f"no lab {name!r}; there are {', '.join(path.stem for path in labs)}")
+
+
+def _labs() -> list[Path]:
+    """All labs, in order; one in the present folder comes before the one that labkit brings."""
+    folders = (CHECKOUT / "notebooks", Path("notebooks"))
+    found = {path.name: path.resolve() for folder in folders for path in folder.glob("[0-9]*.ipynb")}
+    return [found[name] for name in sorted(found)]
