@@ -29,6 +29,8 @@ from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.reply import Answer, Failure, failure_of
 from labkit.launch.settle import Screen, settle
 
+IDLE_MS = 1000
+"""A rank that has waited so long gives back what malloc keeps of freed memory: many learners share a machine."""
 SPARED = 3
 """An import under way is spared this many of the kernel's interrupts, which come every 0.4 s."""
 
@@ -85,6 +87,8 @@ class Rank:
         """Wait for messages and do what they say, for ever."""
         self.join(self.spec["generation"])
         while True:
+            if not self.socket.poll(IDLE_MS):
+                self._give_back()
             frames = self.socket.recv_multipart()
             kind, call_id, *rest = pickle.loads(frames[0])
             if self.sent is not None:  # the kernel asks again, so it has opened the last parcel
@@ -193,6 +197,11 @@ class Rank:
             except (ValueError, OSError, AttributeError):  # the learner has closed or replaced it
                 continue
         self.libc.fflush(None)
+
+    def _give_back(self) -> None:
+        trim = getattr(self.libc, "malloc_trim", None)  # glibc's own
+        if trim is not None:
+            trim(0)
 
     def _retire_threads(self) -> None:
         alive = frozenset(t.ident for t in threading.enumerate() if t.ident is not None) - {self.main_thread}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 from IPython.core.error import UsageError
@@ -119,6 +121,29 @@ def test_some_ranks_run_and_the_others_stay_idle(cluster):
     with pytest.raises(WorkerError) as caught:
         cluster.on(0, 1).run(lambda group: group.barrier())
     assert "rank 2, which is not part of this call" in caught.value.reason
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be asked to give back")
+def test_an_idle_rank_gives_back_what_malloc_keeps(cluster):
+    """Would catch ten learners on a machine whose ranks all hold the highest byte they ever needed."""
+
+    def fill(group):
+        held = [bytes(50_000) for _ in range(2_000)]  # too small each to be given back at once
+        held.append(bytearray(8))  # the last one stays, and malloc can give back nothing below it
+        group.state["last"] = held[-1]
+        return os.getpid()
+
+    def full(pid):
+        return psutil.Process(pid).memory_info().rss
+
+    before = [full(pid) for pid in cluster.pids]
+    pids = [reply.value for reply in cluster.run(fill)]
+    assert pids == cluster.pids
+    until = time.monotonic() + 30
+    while max(full(pid) - was for pid, was in zip(pids, before, strict=True)) > 40e6:
+        assert time.monotonic() < until, "a rank keeps what was freed"
+        time.sleep(0.05)
+    assert [reply.value for reply in cluster.run(lambda group: group.rank)] == [0, 1, 2]
 
 
 def test_state_persists_and_restart_forgets():
