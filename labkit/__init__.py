@@ -39,6 +39,7 @@ _WHERE = MappingProxyType(
         "Film": "probe.film",
         "compare": "view.bars",
         "doctor": "lab.doctor",
+        "room": "lab.room",
         "show": "lab.source",
         "Play": "view.widgets.play",
         "Predict": "view.widgets.predict",
@@ -116,6 +117,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.comm.mesh import Mesh as Mesh
     from labkit.comm.work import Work as Work
     from labkit.lab.doctor import doctor as doctor
+    from labkit.lab.room import room as room
     from labkit.lab.source import show as show
     from labkit.launch.progress import track as track
     from labkit.launch.reply import Reply as Reply
