@@ -38,6 +38,7 @@ class Benchmark(StrEnum):
     planner = "planner"
     rehearsal = "rehearsal"
     labs = "labs"
+    classroom = "classroom"
 
 
 def main() -> None:
