@@ -98,6 +98,12 @@ _WHERE = MappingProxyType(
         "FloatExplorer": "view.widgets.floats",
         "GradientHistogram": "view.widgets.histogram",
         "LossScaleExplorer": "view.widgets.scale",
+        "BucketExplorer": "view.widgets.buckets",
+        "StaleExplorer": "view.widgets.stale",
+        "CompressionExplorer": "view.widgets.sparse",
+        "ZeROExplorer": "view.widgets.zero",
+        "GatherExplorer": "view.widgets.gather",
+        "GatherProbe": "probe.gather",
         "accumulate": "train.accumulate",
         "Recording": "probe.recording",
     }
@@ -154,6 +160,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.plan.topology import Links as Links
     from labkit.probe.clock import Clock as Clock
     from labkit.probe.film import Film as Film
+    from labkit.probe.gather import GatherProbe as GatherProbe
     from labkit.probe.machine import measure_hardware as measure_hardware
     from labkit.probe.memory import MemoryProbe as MemoryProbe
     from labkit.probe.memory import VirtualOutOfMemory as VirtualOutOfMemory
@@ -176,9 +183,11 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.topology import network as network
     from labkit.view.traffic import traffic as traffic
     from labkit.view.widgets.anatomy import MemoryAnatomy as MemoryAnatomy
+    from labkit.view.widgets.buckets import BucketExplorer as BucketExplorer
     from labkit.view.widgets.crossover import CrossoverExplorer as CrossoverExplorer
     from labkit.view.widgets.cube import CubeExplorer as CubeExplorer
     from labkit.view.widgets.floats import FloatExplorer as FloatExplorer
+    from labkit.view.widgets.gather import GatherExplorer as GatherExplorer
     from labkit.view.widgets.histogram import GradientHistogram as GradientHistogram
     from labkit.view.widgets.play import Play as Play
     from labkit.view.widgets.predict import Predict as Predict
@@ -186,6 +195,9 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.widgets.roofline import RooflineExplorer as RooflineExplorer
     from labkit.view.widgets.scale import LossScaleExplorer as LossScaleExplorer
     from labkit.view.widgets.segments import CheckpointExplorer as CheckpointExplorer
+    from labkit.view.widgets.sparse import CompressionExplorer as CompressionExplorer
+    from labkit.view.widgets.stale import StaleExplorer as StaleExplorer
+    from labkit.view.widgets.zero import ZeROExplorer as ZeROExplorer
 
 __all__ = tuple(sorted(_WHERE))
 

@@ -1,0 +1,207 @@
+"""GatherProbe: which units of ZeRO-3 were whole when, on one rank, and what it held meanwhile.
+
+    with GatherProbe(sync) as probe:               # sync is a ZeRO3, or anything with units that start, wait and free
+        step()
+    probe.film                                     # a GatherFilm: plain numbers, can be sent home from a rank
+
+    unit          start        wait                        free
+    sharded ........|  coming   |  whole: forward            |........ sharded ....| coming | whole: backward |....
+
+`start` is where the all_gather begins, `wait` where somebody needs the weights (they may have come long before), `free`
+where their memory is given back. A unit is needed in "forward", in "backward", or "again": by a checkpointed layer that
+runs a second time while backward goes on. Bytes by kind come from a MemoryProbe around the same code. The probe calls
+the unit's own methods and adds a note: nothing is polled, and what runs is what runs without it.
+
+The film's idea of states: PyTorch FSDP2, torch.distributed.fsdp.fully_shard, whose states are named the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from labkit.plan.breakdown import KINDS
+from labkit.probe.memory import MemoryProbe
+
+SHARDED, COMING, WHOLE = "sharded", "coming", "whole"
+FORWARD, AGAIN, BACKWARD = "forward", "again", "backward"
+
+
+class Change(NamedTuple):
+    """At `t` seconds unit number `unit` became `state`; `phase` says what it was whole for, "" for other states."""
+
+    t: float
+    unit: int
+    state: str
+    phase: str = ""
+
+
+class Stretch(NamedTuple):
+    """A unit was in one state from t0 to t1."""
+
+    t0: float
+    t1: float
+    state: str
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class GatherFilm:
+    """What one rank held of each unit, from 0 to `seconds`.
+
+    names      of the units, in the order in which they are numbered
+    sizes      bytes of each unit when it is whole
+    n_ranks    who share it: a rank keeps 1/n_ranks
+    changes    in order of time
+    held       (seconds, bytes by kind in the order of KINDS): what was there from that moment on"""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    n_ranks: int
+    changes: tuple[Change, ...]
+    held: tuple[tuple[float, tuple[int, ...]], ...]
+    seconds: float
+
+    @cached_property
+    def lanes(self) -> tuple[tuple[Stretch, ...], ...]:
+        """For each unit its states from 0 to the end, one after another."""
+        return tuple(self._lane(unit) for unit in range(len(self.names)))
+
+    @cached_property
+    def moments(self) -> tuple[float, ...]:
+        """0, and the time of every change: where the film stops when it is stepped through."""
+        return (0.0, *(change.t for change in self.changes))
+
+    def states(self, moment: int) -> tuple[Stretch, ...]:
+        """What each unit is after the first `moment` changes. ValueError for a moment that is not there."""
+        if not 0 <= moment <= len(self.changes):
+            raise ValueError(f"the film has moments 0 to {len(self.changes)}, not {moment}")
+        now = [Stretch(0.0, 0.0, SHARDED) for _ in self.names]
+        for change in self.changes[:moment]:
+            now[change.unit] = Stretch(change.t, change.t, change.state, change.phase)
+        return tuple(now)
+
+    def bytes_at(self, moment: int) -> tuple[int, ...]:
+        """By kind: the weights as they were at the moment, the most of all kinds together until the next change."""
+        first = self.moments[moment]
+        last = self.moments[moment + 1] if moment < len(self.changes) else self.seconds
+        before = [each for t, each in self.held if t <= first][-1:] or [(0,) * len(KINDS)]
+        return max([*before, *(each for t, each in self.held if first < t < last)], key=sum)
+
+    def gathers(self, unit: int) -> int:
+        """How often a unit was gathered."""
+        return sum(change.unit == unit and change.state == COMING for change in self.changes)
+
+    @cached_property
+    def peak(self) -> int:
+        """The first moment at which the most bytes of weights were held."""
+        at = [self._whole_bytes(moment) for moment in range(len(self.moments))]
+        return at.index(max(at))
+
+    @property
+    def model_bytes(self) -> int:
+        """All units, whole."""
+        return sum(self.sizes)
+
+    def _whole_bytes(self, moment: int) -> int:
+        return sum(
+            size for size, now in zip(self.sizes, self.states(moment), strict=True) if now.state in (COMING, WHOLE)
+        )
+
+    def _lane(self, unit: int) -> tuple[Stretch, ...]:
+        marks = [Change(0.0, unit, SHARDED), *(change for change in self.changes if change.unit == unit)]
+        ends = [*(mark.t for mark in marks[1:]), self.seconds]
+        return tuple(Stretch(m.t, end, m.state, m.phase) for m, end in zip(marks, ends, strict=True) if end > m.t)
+
+
+class Gathering(Protocol):
+    """A strategy with such units."""
+
+    units: list[Any]
+    module: nn.Module
+    optimizer: Any
+    group: Any
+
+
+class GatherProbe:
+    """Records while it is entered; `film` is what it saw. Enter it between two steps, when all units are sharded."""
+
+    def __init__(self, sync: Gathering) -> None:
+        """Watch the units of `sync`."""
+        self.sync = sync
+        self._changes: list[Change] = []
+        self._phases: dict[int, str] = {}
+        self._film: GatherFilm | None = None
+
+    def __enter__(self) -> GatherProbe:
+        if any(unit.state != SHARDED for unit in self.sync.units):
+            told = ", ".join(f"unit {unit.index} is {unit.state}" for unit in self.sync.units if unit.state != SHARDED)
+            raise ValueError(f"a gather film begins between two steps, with all units sharded, but {told}")
+        made = time.perf_counter()  # where the time of the probe begins
+        self._memory = MemoryProbe(self.sync.module, self.sync.optimizer)
+        self._memory.__enter__()
+        for unit in self.sync.units:
+            for shard in unit.shards:  # empty now, and nobody's parameter: its memory comes and goes by resizing
+                self._memory.label(shard.weights, "parameters", shard.flat.names[0])
+        self._changes, self._phases, self._began = [], {}, time.perf_counter()
+        self._before = self._began - made
+        for number, unit in enumerate(self.sync.units):
+            for verb in ("start", "wait", "free"):
+                setattr(unit, verb, self._noting(number, unit, getattr(unit, verb)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for unit in self.sync.units:
+            for verb in ("start", "wait", "free"):
+                delattr(unit, verb)  # the class's own again
+        self._memory.__exit__(*error)
+        seconds = time.perf_counter() - self._began
+        units = self.sync.units
+        sizes = tuple(
+            sum(shard.weights.numel() * shard.weights.element_size() for shard in unit.shards) for unit in units
+        )
+        timeline = self._memory.timeline
+        there = [each for each in timeline if each.t <= self._before][-1:]  # what the probe found when it was entered
+        held = [(0.0, each.bytes) for each in there]
+        held += [(each.t - self._before, each.bytes) for each in timeline if each.t > self._before]
+        names = tuple(unit_name([name for shard in unit.shards for name in shard.flat.names]) for unit in units)
+        self._film = GatherFilm(names, sizes, self.sync.group.size, tuple(self._changes), tuple(held), seconds)
+
+    @property
+    def film(self) -> GatherFilm:
+        """What was recorded. ValueError before the probe was left."""
+        if self._film is None:
+            raise ValueError("nothing is recorded yet: use the probe in `with GatherProbe(sync) as probe:`, then ask")
+        return self._film
+
+    def _noting(self, number: int, unit: Any, verb: Callable[[], None]) -> Callable[[], None]:
+        def noted() -> None:
+            before, t = unit.state, time.perf_counter()
+            verb()
+            phase = self._phase(unit) if unit.state == WHOLE else ""
+            if unit.state != before or phase != self._phases.get(number, ""):
+                t = t if unit.state == COMING else time.perf_counter()
+                self._phases[number] = phase
+                self._changes.append(Change(t - self._began, number, unit.state, phase))
+
+        return noted
+
+    def _phase(self, unit: Any) -> str:
+        if torch._C._current_graph_task_id() == -1:
+            return FORWARD
+        return BACKWARD if unit.armed else AGAIN
+
+
+def unit_name(names: Sequence[str]) -> str:
+    """What a unit's parameters have in common: `blocks.3`; one name alone is itself, none `rest (12 tensors)`."""
+    parts = [name.split(".") for name in names]
+    common = parts[0] if len(parts) == 1 else [each[0] for each in zip(*parts, strict=False) if len({*each}) == 1]
+    while len(parts) > 1 and any(each[: len(common)] != common for each in parts):
+        common = common[:-1]
+    return ".".join(common) or f"rest ({len(names)} tensors)"

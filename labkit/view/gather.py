@@ -1,0 +1,149 @@
+"""The gather-and-free film: when each unit of ZeRO-3 was whole on one rank, and the bytes that it held meanwhile.
+
+    embedding  .....F.........................................g B..
+    blocks.0   ..gg FFF..............................gg BBB........      .  sharded: 1/n is here
+    blocks.1   .....gg FFF...................gg BBB................      g  gathering
+    blocks.2   .........gg FFF.......gg BBB........................      F, A, B  whole: forward, again, backward
+                          |
+    weights    __/--\\__/--\\_/ ...                                        the line is the moment that is told
+
+A picture of a GatherFilm, which was recorded; nothing in it is computed but the two marks of the law: 1/n of the model,
+and all of it.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from labkit.plan.breakdown import KINDS
+from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, GatherFilm, Stretch
+from labkit.view.svg import PALETTE, Picture, box, cut, line, round_marks, text
+from labkit.view.units import binary_text, bytes_text, seconds_text
+
+LEFT, RIGHT, TOP, LANE, TALL = 96.0, 616.0, 62.0, 24.0, 120.0
+COLUMNS, MOST_UNITS = 272, 24
+GATHERING, WEIGHTS, GRADS = PALETTE[1], "#2B8CD6", PALETTE[3]
+WHOLE_IN = ((FORWARD, PALETTE[0], "F", "in forward"), (AGAIN, PALETTE[4], "A", "computed again"),
+            (BACKWARD, PALETTE[2], "B", "in backward"))  # fmt: skip
+KEYS = (("g gathering", GATHERING), ("F whole in forward", PALETTE[0]), ("A computed again", PALETTE[4]),
+        ("B whole in backward", PALETTE[2]))  # fmt: skip
+
+
+def gather_film(film: GatherFilm, moment: int | None = None, title: str = "") -> Picture:
+    """A lane for each unit, what is held below, and the state of everything after `moment` changes (None: the peak).
+
+    ValueError for a moment that the film does not have, and for a film of no time."""
+    if film.seconds <= 0 or not film.names:
+        raise ValueError(f"a film needs units and time, got {len(film.names)} units and {film.seconds:g} s")
+    moment = film.peak if moment is None else moment
+    now, t = film.states(moment), film.moments[moment]
+    scale, shown = (RIGHT - LEFT) / film.seconds, min(len(film.names), MOST_UNITS)
+    held = film.bytes_at(moment)
+    whole = [name for name, each in zip(film.names, now, strict=True) if each.state not in (SHARDED, COMING)]
+    coming = [name for name, each in zip(film.names, now, strict=True) if each.state == COMING]
+    said = f"{', '.join(whole) or 'nothing'} whole" + (f", {', '.join(coming)} on the way" if coming else "")
+    place = f"moment {moment} of {len(film.changes)}, {seconds_text(t) if t else '0 s'}"
+    head = f"{title + ': ' if title else ''}{place}: {said}"
+    body = [text(4, 20, cut(head, 104), size=14, bold=True)]
+    x = LEFT
+    for word, colour in KEYS:
+        body += [box(x, 32, 12, 12, colour), text(x + 17, 43, word, size=12)]
+        x += 32 + 6.6 * len(word)
+    body += [line(x, 38, x + 22, 38, width=1), text(x + 28, 43, "sharded", size=12)]
+    y = TOP
+    for unit in range(shown):
+        body += _lane(film, unit, y, scale, now[unit])
+        y += LANE
+    if shown < len(film.names):
+        body.append(text(LEFT, y + 13, f"the first {shown} of {len(film.names)} units are drawn", size=12))
+        y += LANE
+    top, bottom = y + 16, y + 16 + TALL
+    body += _bytes(film, top, bottom, held)
+    x = LEFT + t * scale
+    body += [line(x, TOP - 6, x, bottom, width=2), f'<path d="M{x - 6:.1f} {TOP - 12}h12l-6 8z"/>']
+    for mark in round_marks(film.seconds):
+        at, words = LEFT + mark * scale, seconds_text(mark) if mark else "0"
+        body += [line(at, bottom, at, bottom + 5), text(at, bottom + 19, words, "middle", 12)]
+    times = ", ".join(f"{name} {film.gathers(k)}" for k, name in enumerate(film.names))
+    told = f"{head}; weights {held[0]:,} B, gradients {held[1]:,} B; gathered so many times: {times}"
+    return Picture("".join(body), bottom + 26, told)
+
+
+def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: Stretch) -> list[str]:
+    """One unit: its name, its stretches, and in words what it is at the moment."""
+    name, size = film.names[unit], film.sizes[unit]
+    out = [text(LEFT - 6, y + 14, cut(name, 13), "end", 12), line(LEFT, y + 10, RIGHT, y + 10, width=0.6)]
+    for each in film.lanes[unit]:
+        if each.state != SHARDED:
+            colour, letter, doing = _look(each)
+            wide = max((each.t1 - each.t0) * scale, 1.0)
+            said = f"{name} {doing}: {seconds_text(each.t1 - each.t0)} from {seconds_text(each.t0)}, {bytes_text(size)}"
+            word = letter if wide > 14 else ""
+            out.append(box(LEFT + each.t0 * scale, y + 1, wide, LANE - 6, colour, word, said, 1 if wide > 4 else 0))
+    part = size // film.n_ranks if now.state == SHARDED else size
+    state = _look(now)[2] if now.state != SHARDED else "sharded"
+    return [*out, text(RIGHT + 8, y + 14, f"{state}, {bytes_text(part)}", size=12)]
+
+
+def _look(each: Stretch) -> tuple[str, str, str]:
+    """(colour, letter, words) of a stretch that is not sharded."""
+    if each.state == COMING:
+        return GATHERING, "g", "gathering"
+    colour, letter, words = next(row[1:] for row in WHOLE_IN if row[0] == (each.phase or FORWARD))
+    return colour, letter, f"whole {words}" if each.phase != AGAIN else "whole again"
+
+
+def _bytes(film: GatherFilm, top: float, bottom: float, held: tuple[int, ...]) -> list[str]:
+    """Weights and gradients over time, on them the marks of the law, beside them the moment by kind."""
+    columns = _columns(film)
+    ceiling = 1.1 * max(max(a + b for a, b in columns), film.model_bytes, 1)
+    tall, wide = (bottom - top) / ceiling, (RIGHT - LEFT) / COLUMNS
+    out = []
+    for mark in round_marks(ceiling, 2)[1:]:
+        y = bottom - mark * tall
+        out += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 6, y + 4, binary_text(mark), "end", 12)]
+    out += [
+        _band([(0, a) for a, _ in columns], bottom, wide, tall, WEIGHTS, "weights: shards and gathered units"),
+        _band([(a, a + b) for a, b in columns], bottom, wide, tall, GRADS, "gradients"),
+    ]
+    for n_bytes, words in (
+        (film.model_bytes, f"all weights, {bytes_text(film.model_bytes)}"),
+        (film.model_bytes / film.n_ranks, f"1/{film.n_ranks}"),
+    ):
+        y = bottom - n_bytes * tall
+        out += [line(LEFT, y, RIGHT, y, "9 4", 1.5), text(LEFT + 6, y - 4, words, size=12)]
+    out += [line(LEFT, bottom, RIGHT, bottom), line(LEFT, top, LEFT, bottom)]
+    rows = [("weights", held[0], WEIGHTS), ("gradients", held[1], GRADS), ("all kinds", sum(held), "none")]
+    out.append(text(RIGHT + 8, top + 12, "held at the moment", size=12, bold=True))
+    hover = escape(", ".join(f"{kind} {n:,} B" for kind, n in zip(KINDS, held, strict=True)))
+    for k, (word, n_bytes, colour) in enumerate(rows):
+        y = top + 34 + 22 * k
+        out.append(f"<g><title>{hover}</title>")
+        out += [box(RIGHT + 8, y - 11, 12, 12, colour), text(RIGHT + 26, y, word, size=12)]
+        out += [text(796, y, bytes_text(n_bytes), "end", 12), "</g>"]
+    return out
+
+
+def _columns(film: GatherFilm) -> list[tuple[int, int]]:
+    """The most weights and gradients of each slice of the time; a slice in which nothing happens has the last ones."""
+    out: list[tuple[int, int]] = []
+    last, k = (0, 0), 0
+    for column in range(COLUMNS):
+        end, most = (column + 1) / COLUMNS * film.seconds, last
+        while k < len(film.held) and film.held[k][0] <= end:
+            last = (film.held[k][1][0], film.held[k][1][1])
+            most, k = max(most, last, key=sum), k + 1
+        out.append(most)
+    return out
+
+
+def _band(edges: list[tuple[int, int]], bottom: float, wide: float, tall: float, fill: str, title: str) -> str:
+    """The area between two staircases of bytes."""
+    over = "".join(f"V{bottom - high * tall:.1f}H{LEFT + (k + 1) * wide:.1f}" for k, (_, high) in enumerate(edges))
+    under = "".join(
+        f"V{bottom - low * tall:.1f}H{LEFT + k * wide:.1f}" for k, (low, _) in reversed([*enumerate(edges)])
+    )
+    return f'<path d="M{LEFT:g} {bottom:g}{over}{under}z" fill="{fill}"><title>{title}</title></path>'
+
+
+__all__ = ("gather_film",)
