@@ -118,7 +118,7 @@ class Owners:
             self._places.stepping = max(0, self._places.stepping + change)
             if optimizer not in self._optimizers:
                 self.add(optimizer)
-                self.look()  # how wide the weights are says whose its parameters are
+                self._parameters_of(optimizer)
             elif change > 0:
                 self._gradients_of(optimizer)
             if change < 0:

@@ -469,19 +469,6 @@ def test_the_wider_copies_of_mixed_precision_are_the_optimizers():
         }
 
 
-def test_the_wider_copies_are_the_optimizers_also_where_nobody_named_it():
-    """Would catch masters that count as parameters because their optimizer was first met at its step."""
-    with MemoryProbe() as probe:
-        model = nn.Linear(10, 10, bias=False).bfloat16()
-        master = model.weight.detach().float().requires_grad_()
-        optimizer = torch.optim.AdamW([master])
-        model(torch.ones(2, 10, dtype=torch.bfloat16)).sum().backward()
-        master.grad = model.weight.grad.float()
-        optimizer.step()
-        assert probe.now["parameters"] == 200
-        assert probe.now["optimizer"] == 1200 + 4
-
-
 def test_a_label_overrules_what_is_found_and_names_a_bucket():
     """Would catch a bucket that stays `other`, and a label that a later look takes back."""
     model = nn.Linear(4, 4, bias=False)
