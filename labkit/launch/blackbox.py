@@ -106,7 +106,7 @@ class BlackBox:
         if depth:
             length, checksum = _SEAL.unpack_from(self.memory, at + _SEAL_AT)
             packed = self.memory[at + _CALL_AT : at + _CALL_AT + min(length, _MEMORY_AT - _CALL_AT)]
-            if zlib.crc32(packed) == checksum:  # marshal must not see half of one call and half of another
+            if packed and zlib.crc32(packed) == checksum:  # marshal must not see half a call; crc32 of nothing is 0
                 entry = Entry(*marshal.loads(packed))
         return State(call_id, done, entered, progress, total, entry)
 

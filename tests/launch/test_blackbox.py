@@ -9,7 +9,7 @@ import time
 import pytest
 
 from labkit.comm.ledger import Call
-from labkit.launch.blackbox import PAGE, BlackBox, Page
+from labkit.launch.blackbox import _HEAD, PAGE, BlackBox, Page
 
 
 @pytest.fixture
@@ -106,6 +106,12 @@ def test_a_page_that_was_wiped_says_nothing(box):
     box.wipe(2)
     assert box.read(2) == (0, 0, 0.0, 0.0, 0.0, None)
     assert box.posted(2, 1, "world", (0, 1, 2), 1) is None
+
+
+def test_a_page_with_a_depth_and_no_call_yet_reads_as_not_waiting(box):
+    """Would catch an EOFError in the notebook: the checksum of nothing is 0, as on a page that nobody has written."""
+    _HEAD.pack_into(box.memory, 0, 1, 0, 1, 0.0, 0.0, 0.0, 0)
+    assert box.read(0).entry is None
 
 
 def test_a_half_written_page_reads_as_not_waiting(box):
