@@ -32,8 +32,9 @@ FIRST = ("torch", "torch.distributed", "cloudpickle", "zmq", "psutil", "labkit.l
 LATER = ("numpy", "sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch.distributed.optim")
 """What ranks want sooner or later (the first optimizer pulls in torch._dynamo): imported when there is time."""
 
-QUIET_S = 8.0
-"""So long after the last new cluster those imports begin: the learner is reading."""
+QUIET_S, NEXT_S = 8.0, 1.0
+"""So long before the first cluster, and after each, nobody must ask for one until those imports go on: an import cannot
+be broken off. A cluster at work will be followed by others, and each rank of them saves what is imported by then."""
 
 
 class Hello(NamedTuple):
@@ -125,15 +126,15 @@ def main(fd: int, kernel_pid: int) -> None:
         importlib.import_module(name)
     hello = Hello(os.getpid(), str(sys.modules["torch"].__version__), _gpus(), sys.platform == "linux")
     connection.send(pickle.dumps(hello))
-    later, quiet_since = list(LATER), time.monotonic()
+    later, quiet_since, quiet_s = list(LATER), time.monotonic(), QUIET_S
     while os.getppid() == kernel_pid:
         readable, _, _ = select.select([connection], [], [], 0.5)
         _reap()
         if not readable:
-            if later and time.monotonic() - quiet_since > QUIET_S:  # an import cannot be broken off for a new cluster
+            if later and time.monotonic() - quiet_since > quiet_s:
                 _warm(later.pop(0))
             continue
-        quiet_since = time.monotonic()
+        quiet_since, quiet_s = time.monotonic(), NEXT_S
         data, fds, _, _ = socket.recv_fds(connection, 16, 4)
         if not data:
             return
