@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, TimeoutError
+from playwright.sync_api import Locator, Page, TimeoutError, expect
+
+from labkit.view.units import parsed, value_text
 
 
 def ask(address: tuple[str, str, Path], path: str, method: str = "GET") -> Any:
@@ -65,3 +67,18 @@ def clear(page: Page) -> None:
     """Edit, Clear Outputs of All Cells."""
     page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Edit$")).click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Clear Outputs of All Cells$")).click()
+
+
+def asked(page: Page, question: str) -> Locator:
+    """The live widget that asks for a prediction with this question."""
+    return page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
+
+
+def predict(page: Page, question: str, typed: str, unit: str) -> Locator:
+    """Type a prediction, press the button, and see it taken."""
+    guess = asked(page, question)
+    guess.scroll_into_view_if_needed()
+    guess.locator("input").first.fill(typed)
+    guess.get_by_role("button", name="commit").click()
+    expect(guess).to_contain_text(f"you predict {value_text(parsed(typed, unit), unit)}")
+    return guess

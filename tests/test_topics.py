@@ -1,0 +1,220 @@
+"""Every topic of the documents that this course began with is taught somewhere, and the map of them tells the truth.
+
+notebooks/topics.csv is the map: a row for each item of the five documents, with the cells that teach it. The tables of
+notebooks/README.md are made of it and of the labs' first cells:
+
+    python -m tests.test_topics        # writes them anew
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+README, TOPICS = NOTEBOOKS / "README.md", NOTEBOOKS / "topics.csv"
+
+DOCUMENTS = {
+    1: "interview questions on GPUs, precision and sharding",
+    2: "interview questions on training at scale",
+    3: "interview questions on efficient training",
+    4: "flashcards",
+    5: "theory",
+}
+PLANNED = {
+    "06": "Data parallel",
+    "07": "ZeRO-1 and 2",
+    "08": "ZeRO-3 and FSDP",
+    "09": "Tensor parallel",
+    "10": "Pipelines: schedules as data",
+    "11": "LoRA",
+    "12": "Three dimensions",
+    "13": "Scaling limits",
+    "14": "System design",
+    "15": "Clinic",
+    "16": "Capstone",
+    "17": "Interview room",
+}
+
+
+def items(kind: str, n: int) -> set[str]:
+    """`items("Card", 89)`: Card 1 to Card 89."""
+    return {f"{kind} {k}" for k in range(1, n + 1)}
+
+
+QUESTIONS = {f"Q{k}" for k in range(1, 6)}
+EXPECTED = {
+    1: QUESTIONS | {"Q1 follow-up", "Q3 follow-up", "Challenge 1"} | items("Takeaway", 5),
+    2: QUESTIONS | items("Challenge", 5) | items("Checklist", 7),
+    3: QUESTIONS | items("Challenge", 5) | items("Checklist", 7),
+    4: items("Card", 89),
+    5: {f"Theory {k}.{j}" for k, parts in enumerate((3, 2, 4, 4, 4, 3, 6, 4, 3), 1) for j in range(1, parts + 1)},
+}
+"""Every item of the five documents: questions, challenges, cards, checklist lines, and the parts of the theory."""
+
+
+@cache
+def labs() -> dict[str, Path]:
+    """Number -> notebook, of the labs that exist."""
+    return {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
+
+
+@cache
+def cells(lab: str) -> dict[str, dict]:
+    """Id -> cell of a lab."""
+    return {cell["id"]: cell for cell in json.loads(labs()[lab].read_text())["cells"]}
+
+
+@cache
+def rows() -> tuple[tuple[int, str, str, tuple[str, ...]], ...]:
+    """(document, item, topic, where), where each place is `04#04-29`, or `09` for a lab that comes."""
+    with TOPICS.open(newline="") as file:
+        return tuple(
+            (int(row["document"]), row["item"], row["topic"], tuple(row["where"].split()))
+            for row in csv.DictReader(file)
+        )
+
+
+def runs(place: str) -> bool:
+    """Whether this place is a cell of code."""
+    lab, _, cell = place.partition("#")
+    return bool(cell) and cells(lab)[cell]["cell_type"] == "code"
+
+
+def first_cell(lab: str) -> dict[str, str]:
+    """What the first cell of a lab says: title, minutes, needs, look."""
+    text = "".join(next(iter(cells(lab).values()))["source"])
+    wanted = {
+        "title": r"# \d\d · (.+)",
+        "minutes": r"\*\*Time\*\* (\d+)",
+        "needs": r"\*\*Needs\*\* ([^\n]+)",
+        "look": r"\*\*What you look at\*\* ([^\n]+)",
+    }
+    found = {name: re.search(pattern, text) for name, pattern in wanted.items()}
+    return {name: match[1].strip() if match else "" for name, match in found.items()}
+
+
+def place_text(place: str) -> str:
+    """A place as the README shows it: a link to the cell, or the lab that comes."""
+    lab, _, cell = place.partition("#")
+    if not cell:
+        return f"coming (lab {lab})"
+    return f"[{cell if cell.startswith(lab) else f'{lab}·{cell}'}]({labs()[lab].name}#cell-id={cell})"
+
+
+def labs_table() -> str:
+    """The labs in order, by what their first cells say."""
+    lines = ["| | lab | minutes | needs | you look at |", "|---|---|---|---|---|"]
+    for lab, path in labs().items():
+        said = first_cell(lab)
+        lines.append(
+            f"| {lab} | [{said['title']}]({path.name}) | {said['minutes']} | {said['needs']} | {said['look']} |"
+        )
+    coming = [f"{lab} {title}" for lab, title in PLANNED.items() if lab not in labs()]
+    return "\n".join(lines) + (f"\n\nComing: {' · '.join(coming)}." if coming else "")
+
+
+def coverage() -> str:
+    """How many topics something that runs teaches, and which labs the others wait for."""
+    taught = [row for row in rows() if any(map(runs, row[3]))]
+    coming = sorted({place for row in rows() if row not in taught for place in row[3] if "#" not in place})
+    line = f"**{len(taught)} of {len(rows())} topics are taught by something that runs**"
+    return f"{line}; the others come with labs {', '.join(coming)}." if coming else f"{line}."
+
+
+def map_of(document: int) -> str:
+    """The table of one document."""
+    lines = ["| item | topic | taught in |", "|---|---|---|"]
+    for at, item, topic, where in rows():
+        if at == document:
+            lines.append(f"| {item} | {topic} | {' '.join(map(place_text, where))} |")
+    return "\n".join(lines)
+
+
+def parts() -> Iterator[tuple[str, str]]:
+    """(name, text) of each part of the README that is made of data; the name stands in a comment around it."""
+    yield "labs", labs_table()
+    yield "coverage", coverage()
+    for document in DOCUMENTS:
+        yield f"document {document}", map_of(document)
+
+
+def part_of(text: str, name: str) -> re.Match[str]:
+    """The part of the README between its two comments."""
+    found = re.search(rf"(<!-- {name} -->\n)(.*?)(\n<!-- end -->)", text, re.DOTALL)
+    assert found, f"the README has no part {name!r}"
+    return found
+
+
+def test_every_item_of_the_five_documents_is_on_the_map_once():
+    """Would catch a question or a card that no lab answers for."""
+    for document, wanted in EXPECTED.items():
+        listed = [item for at, item, *_ in rows() if at == document]
+        assert sorted(set(wanted) - set(listed)) == [], f"document {document}: not on the map"
+        assert sorted(set(listed) - set(wanted)) == [], f"document {document}: no such item"
+        assert len(listed) == len(set(listed)), f"document {document}: an item twice"
+    assert {document for document, *_ in rows()} == set(DOCUMENTS)
+    assert all(topic and where for _, _, topic, where in rows())
+
+
+def test_every_place_is_a_cell_of_a_lab_or_a_lab_that_comes():
+    """Would catch a cell that was renamed, and "coming" where the lab is there."""
+    wrong = []
+    for document, item, _, where in rows():
+        for place in where:
+            lab, _, cell = place.partition("#")
+            if cell and (lab not in labs() or cell not in cells(lab)):
+                wrong.append(f"document {document}, {item}: {place} is no cell")
+            if not cell and (lab in labs() or lab not in PLANNED):
+                wrong.append(f"document {document}, {item}: lab {lab} is not one that comes")
+    assert wrong == []
+
+
+def test_what_is_there_is_taught_by_something_that_runs():
+    """Would catch a topic that is only talked about."""
+    talked = [row[:2] for row in rows() if not any(map(runs, row[3])) and any("#" in place for place in row[3])]
+    assert talked == []
+
+
+@pytest.mark.parametrize("name", ["labs", "coverage", *(f"document {k}" for k in DOCUMENTS)])
+def test_the_readme_says_what_the_data_say(name):
+    """Would catch a table that somebody edited by hand (python -m tests.test_topics writes them anew)."""
+    assert part_of(README.read_text(), name)[2] == dict(parts())[name]
+
+
+def test_the_readme_has_a_part_for_each_document():
+    """Would catch a document that the README forgets."""
+    headings = re.findall(r"^### Document (\d): (.+)$", README.read_text(), re.MULTILINE)
+    assert {int(number): what for number, what in headings} == DOCUMENTS
+
+
+def test_every_link_of_the_readme_resolves():
+    """Would catch a link to a notebook that has another name now, or to a cell that it does not have."""
+    text = README.read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        name, _, anchor = target.partition("#")
+        path = (NOTEBOOKS / name).resolve() if name else README
+        assert path.exists(), target
+        if anchor.startswith("cell-id="):
+            assert anchor.removeprefix("cell-id=") in cells(path.name[:2]), target
+    assert "://" not in text
+
+
+def test_every_lab_says_how_long_it_takes_and_what_it_needs():
+    """Would catch a first cell whose words the table of labs cannot find."""
+    for lab in labs():
+        assert all(first_cell(lab).values()), (lab, first_cell(lab))
+
+
+if __name__ == "__main__":
+    written = README.read_text()
+    for part, made in parts():
+        match = part_of(written, part)
+        written = written[: match.start(2)] + made + written[match.end(2) :]
+    README.write_text(written)
