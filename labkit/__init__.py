@@ -104,6 +104,11 @@ _WHERE = MappingProxyType(
         "ZeROExplorer": "view.widgets.zero",
         "GatherExplorer": "view.widgets.gather",
         "GatherProbe": "probe.gather",
+        "SplitExplorer": "view.widgets.split",
+        "PipelinePlayer": "view.widgets.player",
+        "InFlightExplorer": "view.widgets.inflight",
+        "LoRAExplorer": "view.widgets.lora",
+        "InterconnectExplorer": "view.widgets.links",
         "accumulate": "train.accumulate",
         "Recording": "probe.recording",
     }
@@ -189,13 +194,18 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.widgets.floats import FloatExplorer as FloatExplorer
     from labkit.view.widgets.gather import GatherExplorer as GatherExplorer
     from labkit.view.widgets.histogram import GradientHistogram as GradientHistogram
+    from labkit.view.widgets.inflight import InFlightExplorer as InFlightExplorer
+    from labkit.view.widgets.links import InterconnectExplorer as InterconnectExplorer
+    from labkit.view.widgets.lora import LoRAExplorer as LoRAExplorer
     from labkit.view.widgets.play import Play as Play
+    from labkit.view.widgets.player import PipelinePlayer as PipelinePlayer
     from labkit.view.widgets.predict import Predict as Predict
     from labkit.view.widgets.ring_film import RingFilm as RingFilm
     from labkit.view.widgets.roofline import RooflineExplorer as RooflineExplorer
     from labkit.view.widgets.scale import LossScaleExplorer as LossScaleExplorer
     from labkit.view.widgets.segments import CheckpointExplorer as CheckpointExplorer
     from labkit.view.widgets.sparse import CompressionExplorer as CompressionExplorer
+    from labkit.view.widgets.split import SplitExplorer as SplitExplorer
     from labkit.view.widgets.stale import StaleExplorer as StaleExplorer
     from labkit.view.widgets.zero import ZeROExplorer as ZeROExplorer
 

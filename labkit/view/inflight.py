@@ -1,0 +1,151 @@
+"""What each rank of a pipeline holds between forward and backward, over time: the law, a simulated step, a real one.
+
+    1f1b, p = 4 ranks, m = 8 micro-batches: rank 0 holds 4, gpipe 8: 2 times less
+    rank 0   - - - - - - - - - - - - -  law 4      min(p - r, m)      the steps are the simulation,
+             __|~~|__|~~|__|~~|__       held 4     F: one more        the dotted line a measurement
+    rank 3   - - - - - - - - - - - - -  law 1      B: one less
+             |~|_|~|_|~|_|~|_|~|_|~|
+
+One unit is what one micro-batch leaves in one stage; with several stages on a rank it is that much smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.plan.schedule import Schedule, Span, in_flight, simulate
+from labkit.plan.stages import pairs_in_flight
+from labkit.view.svg import PALETTE, WIDTH, Picture, line, text
+
+LEFT, RIGHT, TOP = 62.0, 590.0, 70.0
+LAW, HELD, SEEN = PALETTE[2], PALETTE[0], PALETTE[6]
+Steps = Sequence[tuple[float, float]]
+"""(when, how many) at each change."""
+
+
+class Pick(NamedTuple):
+    """A schedule by its name and counts: p ranks, m micro-batches, v stages on a rank where it is interleaved."""
+
+    name: str
+    p: int
+    m: int
+    v: int = 1
+
+    @property
+    def recipe(self) -> Recipe:
+        """The planner's name for it. ValueError for a name that there is not."""
+        v = self.v if self.name == "interleaved" else 1
+        return Recipe(schedule=self.name, n_micro=self.m, batch_size=self.m, stages_per_rank=v)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its programs."""
+        return self.recipe.schedule_for(self.p)
+
+    @property
+    def most(self) -> list[int]:
+        """The law: stages times micro-batches that each rank holds at most; where it is for multiples of p only and m
+        is none, what the schedule itself says."""
+        if self.name == "interleaved" and self.m % self.p:
+            return in_flight(self.schedule)
+        return [sum(pairs_in_flight(self.recipe, Layout(pp=self.p), rank)) for rank in range(self.p)]
+
+    def waiting(self, ratio: float = 2.0) -> str:
+        """The law of waiting as words, for ranks that are all equally fast; nothing where it does not hold.
+
+        `ratio`: forwards that a backward takes. Interleaved wants rounds of p micro-batches, zero_bubble F = B = W."""
+        p, m, v = self.p, self.m, self.v
+        if self.name == "interleaved":
+            return f"(p-1)/(vm+p-1) = {(p - 1) / (v * m + p - 1):.1%}" if m % p == 0 and v > 1 else ""
+        if self.name == "zero_bubble":
+            return f"(p-1)/(3m+p-1) = {(p - 1) / (3 * m + p - 1):.1%}" if m >= p and ratio == 2 else ""
+        return f"(p-1)/(m+p-1) = {(p - 1) / (m + p - 1):.1%}"
+
+
+LAWS = (
+    ("gpipe", "m"),
+    ("1f1b", "min(p-r, m)"),
+    ("zero_bubble", "min(p, m)"),
+    ("interleaved", "min(vm, (v-1)p + 2(p-1-r) + 1), in v-ths of a rank's"),
+)
+"""How many micro-batches rank r holds at most, by schedule."""
+
+
+def inflight(pick: Pick, measured: Sequence[Steps] = ()) -> Picture:
+    """Held micro-batches over time, a band for each rank, with the law; `measured` has the steps of each rank.
+
+    Measured time is stretched to the simulated step. ValueError for measurements that are not one for each rank."""
+    schedule = pick.schedule
+    if measured and len(measured) != pick.p:
+        raise ValueError(f"a measurement has the steps of each of {pick.p} ranks, got {len(measured)}")
+    spans, law, most = simulate(schedule), pick.most, in_flight(schedule)
+    whole = max(span.end for span in spans)
+    peaks = [max((n for _, n in steps), default=0.0) for steps in measured]
+    top = max([*law, *peaks])
+    cut = pick.name == "interleaved"
+    title = f"{pick.name}, p = {pick.p}, m = {pick.m}" + f", v = {pick.v}" * cut + f": a rank holds {max(law)} at most"
+    others = pick.m * (pick.v if cut else 1)
+    told = f", gpipe {others}: {others / max(law):.3g} times as many" if pick.name != "gpipe" else ""
+    words = dict(LAWS)[pick.name]
+    body = [text(4, 20, title + told, size=14, bold=True)]
+    body += [line(4, 40, 30, 40, "7 4", 2, LAW), text(36, 44, f"law: {words}", size=12)]
+    x = 64 + 6.2 * len(f"law: {words}")
+    body += [f'<rect x="{x:g}" y="34" width="18" height="12" fill="{HELD}"/>', text(x + 24, 44, "simulated", size=12)]
+    if measured:
+        body += [line(x + 100, 40, x + 126, 40, "", 2, SEEN), text(x + 132, 44, "measured", size=12)]
+    high = 72.0 if pick.p <= 4 else 44.0
+    for rank in range(pick.p):
+        base, tall = TOP + (rank + 1) * high - 8, (high - 16) / top
+        steps = held([span for span in spans if span.rank == rank], schedule.splits)
+        body += [text(4, base - 4, f"rank {rank}", bold=True), _area(steps, base, tall, whole)]
+        body.append(line(LEFT, base, RIGHT, base, width=0.5))
+        y = base - law[rank] * tall
+        body.append(line(LEFT, y, RIGHT, y, "7 4", 2, LAW))
+        said = f"law {law[rank]}, held {most[rank]}"
+        if measured:
+            body.append(_path(measured[rank], base, tall))
+            said += f", measured {peaks[rank]:.3g}"
+        body.append(text(WIDTH - 4, base - 4, said, "end", 12))
+        told += f"; rank {rank}: {said}"
+    bottom = TOP + pick.p * high
+    body.append(text((LEFT + RIGHT) / 2, bottom + 14, "time of one step, from the first forward on", "middle", 12))
+    return Picture("".join(body), bottom + 24, title + told)
+
+
+def held(spans: Sequence[Span], splits: bool) -> list[tuple[float, float]]:
+    """How many micro-batches one rank holds after each change: from the end of F to that of B (of W, if cut in two)."""
+    last, now, out = "W" if splits else "B", 0, [(0.0, 0.0)]
+    for span in sorted(spans, key=lambda span: span.end):
+        change = (span.action.kind == "F") - (span.action.kind == last)
+        if change:
+            now += change
+            out.append((span.end, float(now)))
+    return out
+
+
+def _area(steps: Steps, base: float, tall: float, whole: float) -> str:
+    """Filled steps."""
+    scale = (RIGHT - LEFT) / whole
+    path = f"M{LEFT + steps[0][0] * scale:.1f} {base:.1f}"
+    for when, count in steps:
+        path += f"H{LEFT + when * scale:.1f}V{base - count * tall:.1f}"
+    return f'<path d="{path}H{RIGHT:g}V{base:.1f}z" fill="{HELD}" fill-opacity="0.75" stroke="none"/>'
+
+
+def _path(steps: Steps, base: float, tall: float) -> str:
+    """A line of steps, stretched to the page; of what lies within a pixel the highest and the last are drawn."""
+    first, last = steps[0][0], steps[-1][0]
+    scale = (RIGHT - LEFT) / ((last - first) or 1)
+    columns: dict[int, list[float]] = {}
+    for when, count in steps:
+        columns.setdefault(round(LEFT + (when - first) * scale), []).append(count)
+    path, now = f"M{LEFT:g} {base:.1f}", 0.0
+    for x, counts in columns.items():
+        levels = [each for each in dict.fromkeys((max(counts), counts[-1])) if each != now]
+        if levels:
+            path += f"H{x}" + "".join(f"V{base - each * tall:.1f}" for each in levels)
+        now = counts[-1]
+    return f'<path d="{path}H{RIGHT:g}" fill="none" stroke="{SEEN}" stroke-width="1.5"/>'

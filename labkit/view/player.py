@@ -1,0 +1,215 @@
+"""A pipeline schedule that is played with: simulated above, measured below, and what one action waits for.
+
+    1f1b, 4 ranks, 8 micro-batches: 33 forwards, ranks wait 27.3 %; law (p-1)/(m+p-1) = 27.3 %
+    rank 0  |F0|F1|F2|F3|          | B0 |F4| B1 ...     27 %
+    rank 1     |F0|F1|F2|     [ B0 ]|F3|                27 %      [ ] the picked action, { } what it needs
+    ...
+    measured in 140 ms: ranks wait 29.1 %
+    rank 0  |F0|F1|F2|F3|          | B0 |F4| B1 ...     29 %
+
+What an action needs is framed when the pointer rests on it, by the page's style alone, and when it is picked. Schedules
+can be written by hand, a line for each rank: `F0 F1 B0 B1`; with several stages on a rank `2F0` names the stage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from labkit.plan.schedule import Action, Schedule, Span, bubble, needs, simulate, validate
+from labkit.view.schedule import KINDS
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, line, round_marks, text
+from labkit.view.units import seconds_text
+
+LEFT, RIGHT, TOP, LANE = 62.0, WIDTH - 70.0, 62.0, 30.0
+MOST = 4000
+"""Actions of a picture; a longer schedule is refused, since nobody could tell them apart."""
+STYLE = "<style>.lk-do:hover .lk-need{visibility:visible}</style>"
+SHAPE = re.compile(r"(\d*)([FBW])(\d+)")
+
+
+def player(
+    schedule: Schedule,
+    spans: Sequence[Span],
+    picked: Action | None = None,
+    measured: Sequence[Span] = (),
+    law: str = "",
+) -> Picture:
+    """`spans` of the simulated schedule, in forwards, and those of a real step of it below, in seconds.
+
+    `picked` gets a frame, what it needs another, and a sentence says when they ran; `law` is said in the title.
+    ValueError for an action that the schedule does not have, for no spans, and for more than a picture can hold."""
+    if not spans or len(spans) > MOST:
+        raise ValueError(f"a picture holds 1 to {MOST:,} actions, this schedule has {len(spans):,}")
+    when = {span.action: span for span in spans}
+    if picked is not None and picked not in when:
+        raise ValueError(f"{schedule.name} has no action {picked}: stages 0 to {schedule.n_stages - 1}, micro-batches "
+                         f"0 to {schedule.n_micro - 1}")  # fmt: skip
+    whole = max(span.end for span in spans)
+    share = bubble(spans) if whole > 0 else 0.0
+    title = f"{schedule.name}, {_count(schedule.n_ranks, 'rank')}, {_count(schedule.n_micro, 'micro-batch', 'es')}"
+    title += f": {whole:.4g} forwards, ranks wait {share:.1%}" + (f"; law {law}" if law else "")
+    body, right = [STYLE, text(4, 20, cut(title, 104), size=14, bold=True)], 4.0
+    for kind, word, colour, _ in KINDS:
+        if any(span.action.kind == kind for span in spans):
+            body += [box(right, 33, 12, 12, colour), text(right + 17, 44, f"{kind} {word}", size=12)]
+            right += 44 + 7.2 * len(word)
+    body.append(_frame(right, 33, 20, 12) + text(right + 26, 44, "what it needs", size=12))
+    body.append(text(WIDTH - 4, 44, "waits", "end", 12))
+    y = TOP
+    body += _lanes(schedule, spans, y, whole, picked, "forwards")
+    y += schedule.n_ranks * LANE + 34
+    said = _told(picked, when, schedule) if picked else "rest the pointer on an action, or pick one"
+    body.append(text(LEFT, y, cut(said, 100), size=13))
+    y += 14
+    label = f"{title}. {said}"
+    if measured:
+        first = min(span.start for span in measured)
+        later = [span._replace(start=span.start - first, end=span.end - first) for span in measured]
+        took = max(span.end for span in later)
+        words = f"measured in {seconds_text(took)}: ranks wait {bubble(later):.1%}"
+        body.append(text(4, y + 16, words, size=14, bold=True))
+        y += 26
+        body += _lanes(schedule, later, y, took, picked, "seconds")
+        y += schedule.n_ranks * LANE + 24
+        label += f". {words}"
+    return Picture("".join(body), y, label)
+
+
+def written(schedule: Schedule) -> str:
+    """The programs as somebody would write them: a line for each rank, `F0 F1 B0 B1`."""
+    plain = schedule.n_stages == schedule.n_ranks and schedule.placement is None
+    lines = ([str(each)[len(str(each.stage)) * plain :] for each in program] for program in schedule.programs)
+    return "\n".join(map(" ".join, lines))
+
+
+def read(said: str) -> Schedule:
+    """The schedule that `written` would write so, if it validates. ValueError that says what is wrong, and where."""
+    programs = []
+    for rank, row in enumerate(each for each in said.splitlines() if each.strip()):
+        program = []
+        for word in row.replace(",", " ").split():
+            found = SHAPE.fullmatch(word.upper())
+            if not found:
+                raise ValueError(f"rank {rank}: {word!r} is no action such as F0, B3, W1, or 2F0 on stage 2")
+            program.append(Action(found[2], int(found[1] or rank), int(found[3])))
+        programs.append(tuple(program))
+    actions = [action for program in programs for action in program]
+    if not actions or len(actions) > MOST:
+        raise ValueError(f"write a line of actions for each rank, {MOST:,} at most in all, such as F0 F1 B0 B1")
+    stages, micros = max(each.stage for each in actions) + 1, max(each.micro for each in actions) + 1
+    if stages > MOST or micros > MOST:
+        raise ValueError(f"stages and micro-batches count from 0, without gaps: got {max(stages, micros) - 1}")
+    return validate(Schedule("by hand", len(programs), max(stages, len(programs)), micros, tuple(programs)))
+
+
+def matches(schedule: Schedule, spans: Sequence[Span]) -> bool:
+    """Whether these are the spans of a step of this schedule: every rank ran its program, in its order."""
+    ran: dict[int, list[Action]] = {}
+    for span in sorted(spans, key=lambda span: span.start):
+        ran.setdefault(span.rank, []).append(span.action)
+    return ran == {rank: list(program) for rank, program in enumerate(schedule.programs) if program}
+
+
+def played(schedule: Schedule, costs: Sequence[float], ratio: float = 2.0, send: float = 0.0) -> list[Span]:
+    """Simulated with the forwards of each *rank* for a micro-batch in `costs`, which its stages share evenly.
+
+    A backward takes `ratio` forwards, a message `send`. ValueError for costs that are not one for each rank."""
+    if len(costs) != schedule.n_ranks:
+        raise ValueError(f"{schedule.n_ranks} ranks have {schedule.n_ranks} costs, got {len(costs)}")
+    homes = [schedule.rank_of(stage) for stage in range(schedule.n_stages)]
+    forward = [costs[rank] / homes.count(rank) for rank in homes]
+    return simulate(schedule, forward, [ratio * each for each in forward], send)
+
+
+def _lanes(
+    schedule: Schedule, spans: Sequence[Span], top: float, whole: float, picked: Action | None, unit: str
+) -> list[str]:
+    """A lane for each rank, its share of waiting on the right, and an axis."""
+    scale, out = (RIGHT - LEFT) / (whole or 1), []
+    busy = [0.0] * schedule.n_ranks
+    places: dict[Action, tuple[float, float, float, float]] = {}
+    for span in spans:
+        busy[span.rank] += span.end - span.start
+        lower = 4 * (span.action.kind != "F")
+        wide = max((span.end - span.start) * scale, 0.5)
+        places[span.action] = LEFT + span.start * scale, top + span.rank * LANE + lower, wide, LANE - 8
+    for rank in range(schedule.n_ranks):
+        y, waits = top + rank * LANE, 1 - busy[rank] / whole if whole > 0 else 0.0
+        out += [
+            text(4, y + 18, f"rank {rank}", bold=True),
+            line(LEFT, y + LANE - 2, RIGHT, y + LANE - 2, width=0.3),
+            text(WIDTH - 4, y + 18, f"{max(0.0, waits):.0%}", "end"),
+        ]
+    wanted = needs(picked, schedule.n_stages) if picked else []
+    mine = [schedule.stages_of(schedule.rank_of(stage)) for stage in range(schedule.n_stages)]
+    late = [each.index(stage) / len(each) for stage, each in enumerate(mine)]
+    out += [_box(span, places, late, schedule, unit) for span in spans]
+    out += [_frame(*places[each]) for each in wanted if each in places]
+    if picked in places:
+        out.append(_frame(*places[picked], "0", PALETTE[6]))
+    bottom = top + schedule.n_ranks * LANE + 2
+    out.append(line(LEFT, bottom, RIGHT, bottom))
+    for mark in round_marks(whole):
+        x, said = LEFT + mark * scale, (seconds_text(mark) if unit == "seconds" else f"{mark:g}") if mark else "0"
+        out += [line(x, bottom, x, bottom + 4), text(x, bottom + 16, said, "middle", 12)]
+    return out
+
+
+def _box(
+    span: Span,
+    places: Mapping[Action, tuple[float, float, float, float]],
+    late: Sequence[float],
+    schedule: Schedule,
+    unit: str,
+) -> str:
+    """One action, with frames around what it needs that show while the pointer rests on it; later stages are paler.
+
+    What is too narrow to rest a pointer on is a plain box."""
+    kind, stage, micro = span.action
+    _, word, colour, _ = next(each for each in KINDS if each[0] == kind)
+    x, y, wide, high = places[span.action]
+    fill = paler(colour, 0.75 * late[stage]) if late[stage] else colour
+    place = f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:g}" fill="{fill}" '
+    if wide < 4:
+        return place + 'stroke="currentColor" stroke-width="0.3"/>'
+    before = needs(span.action, schedule.n_stages)
+    frames = "".join(_frame(*places[each]) for each in before if each in places)
+    words = [f"{kind}{micro}", f"{micro}"]
+    if schedule.n_stages > schedule.n_ranks:
+        words.insert(0, str(span.action))
+    said = next((each for each in words if wide >= 5 + 6.4 * len(each)), "")
+    took = seconds_text(span.end - span.start) if unit == "seconds" else f"{span.start:g} to {span.end:g}"
+    wants = " and ".join(map(str, before)) or "nothing"
+    hover = f"rank {span.rank}, stage {stage}: {word} of micro-batch {micro}, {took}; needs {wants}"
+    seen = f'<text x="{x + wide / 2:.1f}" y="{y + high / 2 + 4:.1f}" text-anchor="middle" font-size="11" fill="{INK}">'
+    return (
+        f'<g class="lk-do"><title>{hover}</title>{place}rx="2" stroke="currentColor"/>'
+        + (f"{seen}{said}</text>" if said else "")
+        + f'<g class="lk-need" visibility="hidden">{frames}</g></g>'
+    )
+
+
+def paler(colour: str, share: float) -> str:
+    """A colour `#rrggbb`, so much of the way to white: as well readable on a dark page."""
+    parts = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02X}" for part in parts)
+
+
+def _frame(x: float, y: float, wide: float, high: float, dash: str = "4 2", colour: str = "currentColor") -> str:
+    """A thick frame around a box, of dashes for what is needed."""
+    return (
+        f'<rect x="{x + 1:.1f}" y="{y + 1:.1f}" width="{max(1.0, wide - 2):.1f}" height="{high - 2:g}" fill="none" '
+        f'stroke="{colour}" stroke-width="3" stroke-dasharray="{dash}" pointer-events="none"/>'
+    )
+
+
+def _told(picked: Action, when: Mapping[Action, Span], schedule: Schedule) -> str:
+    """When the picked action ran, and what it waited for."""
+    span, before = when[picked], [when[each] for each in needs(picked, schedule.n_stages) if each in when]
+    ended = " and ".join(f"{each.action} (rank {each.rank}, until {each.end:.4g})" for each in before)
+    return f"{picked} runs on rank {span.rank} from {span.start:.4g} to {span.end:.4g}; it needs {ended or 'nothing'}"
+
+
+def _count(n: int, what: str, plural: str = "s") -> str:
+    return f"{n} {what}{plural if n != 1 else ''}"

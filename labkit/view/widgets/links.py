@@ -1,0 +1,153 @@
+"""Which axis should cross between the nodes? Move layout, placing, links; see the law, and measure it on real ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit.capped import Cluster
+from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.crossing import Demand, apart, layouts_of, on_wires, together
+from labkit.plan.layout import Layout
+from labkit.plan.link import Link
+from labkit.plan.recipe import Recipe
+from labkit.plan.topology import Links
+from labkit.probe.crossing import pieces
+from labkit.view.links import wires
+from labkit.view.svg import Picture
+from labkit.view.units import metric_text, parsed, seconds_text
+from labkit.view.widgets.twin import Twin
+
+LONGEST_S = 30.0
+"""A measurement that the law says would take longer is refused."""
+FIELDS = (
+    ("inside", "latency inside a node, such as 200 us"),
+    ("speed", "bytes a second inside a node, such as 45 MB/s"),
+    ("between", "latency between nodes"),
+    ("speed", "bytes a second of the card of a node"),
+)
+Setting = tuple[Layout, Links]
+
+
+class InterconnectExplorer(Twin, widgets.VBox):
+    """Controls over the law of `labkit.plan.crossing` for one step of `shape` under `recipe`; Tab goes from one to the
+    next, arrow keys move layout and ranks, Enter takes what is typed (`200 us`, `45 MB/s`).
+
+    It starts at `layout`, the links `intra` and `inter`, and neighbours together, or `apart_`, on two nodes (two ranks
+    that are together lie on one). The button measures the same traffic on real ranks over such links, and can be
+    stopped; `measure()` does it at once. `.picture` is the last one that made sense; nonsense leaves it and says why.
+    """
+
+    def __init__(self, shape: Any, recipe: Recipe, layout: Layout, intra: Link, inter: Link, apart_: bool = False):
+        self.shape, self.recipe, self.names, self.running = shape, recipe, (intra.name, inter.name), False
+        self.measured: dict[Setting, Breakdown] = {}
+        self.picture: Picture | None = None
+        ways = [(f"dp {each.dp}, pp {each.pp}, tp {each.tp}", each) for each in layouts_of(layout.size)]
+        self.way = widgets.SelectionSlider(options=ways, value=layout, description="layout")
+        places = [("neighbours together", False), ("neighbours apart", True)]
+        self.place = widgets.SelectionSlider(options=places, value=apart_, description="ranks")
+        first = [
+            t for link in (intra, inter) for t in (seconds_text(link.alpha_s), metric_text(link.bytes_per_s, "B/s"))
+        ]
+        self.typed = [
+            widgets.Text(value, description=name, tooltip=tip, continuous_update=False)
+            for value, (name, tip) in zip(first, FIELDS, strict=True)
+        ]
+        self.go = widgets.Button(description="measure on real ranks", tooltip="the same traffic over such links")
+        self.end = widgets.Button(description="stop", disabled=True, tooltip="after the piece that runs")
+        self.bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, description="measured")
+        self.said, self.shown = widgets.HTML(), widgets.HTML()
+        grid = widgets.GridBox(
+            [self.way, self.place, *self.typed], layout={"grid_template_columns": "repeat(2, 340px)"}
+        )
+        super().__init__([grid, widgets.HBox([self.go, self.end, self.bar]), self.said, self.shown])
+        for control in (self.way, self.place, *self.typed):
+            control.observe(lambda _: self.draw(), "value")
+        self.go.on_click(lambda _: self.start())
+        self.end.on_click(lambda _: self.stop())
+        self.draw()
+
+    @property
+    def setting(self) -> Setting:
+        """Layout and links that the controls describe. ValueError for what is typed and cannot be."""
+        said, layout = [each.value for each in self.typed], self.way.value
+        intra, inter = (
+            Link(name, parsed(alpha, "s"), parsed(speed.strip().removesuffix("/s"), "B"))
+            for name, alpha, speed in zip(self.names, said[::2], said[1::2], strict=True)
+        )
+        n = layout.size
+        nodes = apart(n, min(2, n)) if self.place.value else together(n, max(1, min(2, n // 2)))
+        return layout, Links.placed(nodes, intra, inter)
+
+    def draw(self) -> None:
+        """Draw for the present controls; what cannot be is told, and the picture stays."""
+        try:
+            layout, links = self.setting
+            demand = Demand.of(self.shape, layout, self.recipe)
+            self.picture = wires(layout, demand, links, self.measured.get((layout, links)))
+        except ValueError as error:
+            self.said.value = f"{escape(str(error))}: the picture is the last one that made sense"
+            return
+        self.shown.value, self.said.value = str(self.picture), ""
+
+    def measure(self) -> InterconnectExplorer:
+        """Measure the present setting now, to its end. Returns the explorer."""
+        for _ in self._steps():
+            pass
+        return self
+
+    def start(self) -> None:
+        """The button: measure between other messages of the browser, so that `stop` is heard; without a loop, now."""
+        try:
+            self._task = asyncio.get_running_loop().create_task(self._along())
+        except RuntimeError:
+            self.measure()
+
+    def stop(self) -> None:
+        """End the measurement after the piece that runs; what it has measured is let go."""
+        self.running = False
+
+    async def _along(self) -> None:
+        for _ in self._steps():
+            await asyncio.sleep(0.02)
+
+    def _steps(self) -> Iterator[None]:
+        """The traffic of one axis after the other; others may have a word in between."""
+        if self.running:
+            return
+        try:
+            layout, links = self.setting
+            demand = Demand.of(self.shape, layout, self.recipe)
+            if (law := on_wires(layout, demand, links).total) > LONGEST_S:
+                raise ValueError(f"the law says {seconds_text(law)} for this step, more than {LONGEST_S:g} s to wait")
+        except ValueError as error:
+            self.said.value = escape(str(error))
+            return
+        self.running, self.go.disabled, self.end.disabled, self.bar.value = True, True, False, 0.0
+        found: dict[str, float] = defaultdict(float)
+        try:
+            with Cluster(layout.size, device="cpu", links=links, quiet=True) as cluster:
+                for axis, seconds, share in pieces(cluster.run, layout, demand, links):
+                    found[axis] += seconds
+                    self.bar.value += share
+                    yield
+                    if not self.running:
+                        break
+                else:
+                    items = (Item(axis, seconds, "s", "", "measured") for axis, seconds in found.items())
+                    self.measured[layout, links] = Breakdown(items)
+        finally:
+            ended, self.running, self.go.disabled, self.end.disabled = self.running, False, False, True
+        self.draw()
+        if not ended:
+            self.said.value = "stopped: nothing is kept of this measurement"
+
+    def static(self) -> Picture:
+        """The last picture, for an export."""
+        assert self.picture
+        return self.picture
