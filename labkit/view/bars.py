@@ -18,7 +18,7 @@ import math
 from html import escape
 
 from labkit.plan.breakdown import Breakdown
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, text, width_of
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import value_text
 
 ROWS = (("law", PALETTE[0]), ("prediction", PALETTE[4]), ("measured", PALETTE[2]))
@@ -59,7 +59,7 @@ def _numbers(law: float | None, prediction: float | None, measured: float | None
         (WIDTH - 142 - 7.4 * len(words)) * longest / abs(v) for words, (_, v, _) in zip(said, given, strict=True) if v
     ]
     full = max(60.0, min([320.0, *room]))  # the longest bar, with place for every number behind its own
-    body = [text(4, 20, title, size=15, bold=True)] if title else []
+    body = [headline(title)] if title else []
     y = 34.0 if title else 8.0
     for words, (name, value, fill) in zip(said, given, strict=True):
         wide = max(2.0, full * abs(value) / longest)
@@ -89,7 +89,7 @@ def _by_item(sides: dict[str, float | Breakdown | None], title: str) -> Picture:
     low = min(0.0, *(value for _, row in rows for value in row.values()))
     high = max(0.0, *(value for _, row in rows for value in row.values()))
     zero, scale = _scale(rows, said, low, high)
-    body = [text(4, 20, title, size=15, bold=True)] if title else []
+    body = [headline(title)] if title else []
     top = y = 34.0 if title else 8.0
     for name, row in rows:
         if name == "total":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from labkit.view.svg import PALETTE, Picture, line, text
+from labkit.view.svg import PALETTE, Picture, headline, line, text
 from labkit.view.units import number_text
 
 LEFT, RIGHT, TOP, BOTTOM = 64, 690, 52, 300
@@ -25,21 +25,23 @@ def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step
     low, high = min(ys), max(ys)
     room = (high - low or abs(high) or 1.0) * 0.06
     box = (min(xs), max(max(xs), min(xs) + 1), low - room, high + room)
-    body = [text(4, 20, title, size=15, bold=True), *_axes(box, across)]
-    right = float(LEFT)
+    body = [headline(title, width=760), *_axes(box, across)]
+    right, ends = float(LEFT), []
     for i, (name, each) in enumerate(series.items()):
         colour, dash = COLOURS[i % 4], DASHES[i % 4]
         body += [_path(run, box, colour, dash) for run in _runs(each)]
         finite = [point for point in each if math.isfinite(point[1])]
         if finite:
             x, y = _at(*finite[-1], box)
-            body += [
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>',
-                text(x + 8, y + 4, number_text(finite[-1][1])),
-            ]
+            body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+            ends.append((y, x, number_text(finite[-1][1])))
         if len(series) > 1:
             body += [line(right, 38, right + 24, 38, dash, 2.5, colour), text(right + 30, 42, name)]
             right += 52 + 7.2 * len(name)
+    below = -math.inf
+    for y, x, words in sorted(ends):  # two lines that end close together: the numbers stand one below the other
+        below = max(y, below + 13)
+        body.append(text(x + 8, below + 4, words))
     told = "; ".join(
         f"{name}: {number_text(each[0][1])} at {across} {each[0][0]:g}, {number_text(each[-1][1])} at {each[-1][0]:g}"
         for name, each in series.items()

@@ -17,7 +17,7 @@ from html import escape
 
 from labkit.plan.breakdown import KINDS
 from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, GatherFilm, Stretch
-from labkit.view.svg import PALETTE, Picture, box, cut, line, round_marks, text
+from labkit.view.svg import PALETTE, Picture, box, cut, headline, line, round_marks, text
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
 LEFT, RIGHT, TOP, LANE, TALL = 96.0, 616.0, 62.0, 24.0, 120.0
@@ -44,7 +44,7 @@ def gather_film(film: GatherFilm, moment: int | None = None, title: str = "") ->
     said = f"{', '.join(whole) or 'nothing'} whole" + (f", {', '.join(coming)} on the way" if coming else "")
     place = f"moment {moment} of {len(film.changes)}, {seconds_text(t) if t else '0 s'}"
     head = f"{title + ': ' if title else ''}{place}: {said}"
-    body = [text(4, 20, cut(head, 104), size=14, bold=True)]
+    body = [headline(head, 14)]
     x = LEFT
     for word, colour in KEYS:
         body += [box(x, 32, 12, 12, colour), text(x + 17, 43, word, size=12)]

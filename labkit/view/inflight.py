@@ -18,7 +18,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.schedule import Schedule, Span, in_flight, simulate
 from labkit.plan.stages import pairs_in_flight
-from labkit.view.svg import PALETTE, WIDTH, Picture, line, text
+from labkit.view.svg import PALETTE, WIDTH, Picture, headline, line, text
 
 LEFT, RIGHT, TOP = 62.0, 590.0, 70.0
 LAW, HELD, SEEN = PALETTE[2], PALETTE[0], PALETTE[6]
@@ -90,7 +90,7 @@ def inflight(pick: Pick, measured: Sequence[Steps] = ()) -> Picture:
     others = pick.m * (pick.v if cut else 1)
     told = f", gpipe {others}: {others / max(law):.3g} times as many" if pick.name != "gpipe" else ""
     words = dict(LAWS)[pick.name]
-    body = [text(4, 20, title + told, size=14, bold=True)]
+    body = [headline(title + told, 14)]
     body += [line(4, 40, 30, 40, "7 4", 2, LAW), text(36, 44, f"law: {words}", size=12)]
     x = 64 + 6.2 * len(f"law: {words}")
     body += [f'<rect x="{x:g}" y="34" width="18" height="12" fill="{HELD}"/>', text(x + 24, 44, "simulated", size=12)]

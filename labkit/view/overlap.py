@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from labkit.probe.intervals import Interval, seconds
 from labkit.probe.recording import Recording, overlap_share
 from labkit.probe.rows import Span
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, round_marks, text
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text
 from labkit.view.units import seconds_text
 
 LEFT, RIGHT, TOP, LANE = 66.0, WIDTH - 12.0, 58.0, 18.0
@@ -43,7 +43,7 @@ def overlap(recording: Recording, title: str = "") -> Picture:
     label = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(whole)}: {told}; {saying}"
     if any(row.queued for row in recording.rows):
         label += " (as the host saw it)"
-    body, x = [text(4, 20, cut(label, 108), size=14, bold=True)], 4.0
+    body, x = [headline(label, 14)], 4.0
     for word, colour in KEYS:
         body += [box(x, 31, 12, 12, colour), text(x + 17, 42, word)]
         x += 34 + 6.9 * len(word)

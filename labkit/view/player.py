@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit.plan.schedule import Action, Schedule, Span, bubble, needs, simulate, validate
 from labkit.view.schedule import KINDS
-from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, line, round_marks, text
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
 from labkit.view.units import seconds_text
 
 LEFT, RIGHT, TOP, LANE = 62.0, WIDTH - 70.0, 62.0, 30.0
@@ -49,7 +49,7 @@ def player(
     share = bubble(spans) if whole > 0 else 0.0
     title = f"{schedule.name}, {_count(schedule.n_ranks, 'rank')}, {_count(schedule.n_micro, 'micro-batch', 'es')}"
     title += f": {whole:.4g} forwards, ranks wait {share:.1%}" + (f"; law {law}" if law else "")
-    body, right = [STYLE, text(4, 20, cut(title, 104), size=14, bold=True)], 4.0
+    body, right = [STYLE, headline(title, 14)], 4.0
     for kind, word, colour, _ in KINDS:
         if any(span.action.kind == kind for span in spans):
             body += [box(right, 33, 12, 12, colour), text(right + 17, 44, f"{kind} {word}", size=12)]

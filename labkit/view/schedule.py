@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.plan.schedule import Schedule, Span, bubble, simulate
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, line, text
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text
 from labkit.view.units import seconds_text
 
 LEFT, RIGHT, TOP, LANE = 62, 74, 58, 30
@@ -35,7 +35,7 @@ def rows(what: Schedule | Sequence[Span], title: str = "") -> Picture:
     micros = len({span.action.micro for span in spans})
     label = title or f"{name}{_count(len(ranks), 'rank')}, {_count(micros, 'micro-batch', 'es')}"
     label = f"{label}: {took}, of which ranks wait {100 * bubble(spans):.3g} %" if whole > 0 else label
-    body, right = [text(4, 20, label, size=14, bold=True)], 4.0
+    body, right = [headline(label, 14)], 4.0
     for kind, word, colour, _ in KINDS:
         if any(span.action.kind == kind for span in spans):
             body += [box(right, 31, 12, 12, colour), text(right + 17, 42, f"{kind} {word}")]

@@ -53,6 +53,12 @@ def text(x: float, y: float, words: object, anchor: str = "start", size: float =
     return f'<text x="{x:g}" y="{y:g}"{place}{style}>{escape(str(words))}</text>'
 
 
+def headline(words: str, size: float = 15, width: float = WIDTH) -> str:
+    """The title of a picture at its upper left: as large as fits its width, down to 12, and cut beyond that."""
+    fits = (each for each in (size, 14, 13, 12) if each <= size and width_of(words, each) <= width - 8)
+    return text(4, 20, cut(words, int(width / 7.2)), size=next(fits, 12), bold=True)
+
+
 def box(
     x: float, y: float, w: float, h: float, fill: str = "none", words: object = "", title: str = "", width: float = 1
 ) -> str:

@@ -54,7 +54,8 @@ def value_text(value: float, unit: str) -> str:
         return exact + bytes_text(value)
     if unit in ("s", "seconds"):
         return seconds_text(value)
-    return f"{value:,.6g} {unit}".strip()
+    digits = 6 if abs(value) >= 1000 else 4
+    return f"{value:,.{digits}g} {unit}".strip()
 
 
 def number_text(value: float) -> str:

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from labkit.view.curve import curve
+from tests.view.page import check
 
 
 def test_a_curve_shows_its_last_value_and_says_both_ends():
@@ -44,3 +45,8 @@ def test_any_range_has_axes(values):
     """Would catch axes that need two different values."""
     picture = curve({"x": list(enumerate(values))})
     assert str(picture).count("<text") >= 4
+
+
+def test_numbers_at_close_ends_do_not_lie_on_each_other():
+    """Would catch 19.9 on 18.2, which nobody can read."""
+    check(curve({name: [(0, 5.0), (1, 1 + k / 100)] for k, name in enumerate("abc")}, "ends that are close"))

@@ -17,7 +17,7 @@ from labkit.view import units
 from labkit.view.autopsy import autopsy
 from labkit.view.film import strip
 from labkit.view.lines import fitted, laws
-from labkit.view.svg import INK, PALETTE, Picture, Room, box, round_marks
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, Room, box, headline, round_marks, width_of
 from labkit.view.timeline import MOST, timeline
 from labkit.view.topology import topology
 
@@ -311,6 +311,18 @@ def test_a_timeline_of_many_ranks_with_many_transfers_at_a_time_stays_a_page():
 def test_marks_on_an_axis_are_round(high, base, marks):
     """Would catch 7.04 ms on an axis, 10.6 MiB where 8 could stand, and an endless loop for an endless number."""
     assert round_marks(high, base) == pytest.approx(marks)
+
+
+@pytest.mark.parametrize("length", [20, 89, 97, 104, 112, 300])
+def test_a_title_gets_smaller_before_it_is_cut_and_never_leaves_the_page(length):
+    """Would catch "0% of the communication hidder": a title that ran over the edge."""
+    title = headline("m" * length)
+    size = float((re.search(r'font-size="(\d+)"', title) or (0, 13))[1])  # 13 is what a page begins with
+    shown = re.search(r">(m+…?)<", title)[1]
+    assert 12 <= size <= 15
+    assert width_of(shown, size) <= WIDTH
+    assert (shown == "m" * length) == (length <= 110)
+    assert (size == 15) == (length < 90)
 
 
 def test_words_find_a_free_place_or_none():
