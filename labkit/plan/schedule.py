@@ -78,9 +78,7 @@ def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
     divide n_micro, rounds are larger and as even as can be, and the bubble is larger than the law says.
     With one stage a rank this is not 1f1b: twice as many forwards go ahead, which hides messages behind work."""
     check_counts(n_ranks=n_ranks, n_micro=n_micro, stages_per_rank=stages_per_rank)
-    p, v, n_rounds = n_ranks, stages_per_rank, max(1, n_micro // n_ranks)
-    each, more = divmod(n_micro, n_rounds)
-    sizes = [each + (k < more) for k in range(n_rounds)]
+    p, v, sizes = n_ranks, stages_per_rank, rounds(n_ranks, n_micro)
     steps: list[tuple[int, int]] = []  # (chunk, micro); chunk c of rank r is stage c * p + r
     for k, size in enumerate(sizes):
         steps += [(chunk, sum(sizes[:k]) + i) for chunk in range(v) for i in range(size)]
@@ -91,6 +89,12 @@ def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
         return _in_turn(forwards, backwards, min((v - 1) * sizes[0] + 2 * (p - rank - 1), len(steps)))
 
     return Schedule("interleaved", p, p * v, n_micro, tuple(map(program, range(p))))
+
+
+def rounds(n_ranks: int, n_micro: int) -> list[int]:
+    """The micro-batches of each round of `interleaved`: n_ranks; more, as even as can be, if that leaves a rest."""
+    each, more = divmod(n_micro, max(1, n_micro // n_ranks))
+    return [each + (k < more) for k in range(max(1, n_micro // n_ranks))]
 
 
 def zero_bubble(n_ranks: int, n_micro: int) -> Schedule:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
 from labkit.plan.recipe import Recipe, check
+from labkit.plan.schedule import rounds
 from labkit.plan.shape import ModelShape
 
 
@@ -35,18 +36,18 @@ def micro_rows(recipe: Recipe, layout: Layout) -> int:
 def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
     """The most micro-batches that a rank holds at once, for each of its stages; `place` is its position along pp.
 
-    gpipe m; 1f1b min(m, p-r); zero_bubble min(m, p); interleaved min(v m, (v-1) p + 2(p-1-r) + 1) over its v stages,
-    which get p micro-batches each in turn (labkit.plan.schedule)."""
+    gpipe m; 1f1b min(m, p-r); zero_bubble min(m, p); interleaved min(v m, (v-1) a + 2(p-1-r) + 1) over its v stages,
+    which get a round of micro-batches each in turn; a is the first round's, p if p divides m (labkit.plan.schedule)."""
     p, m, v = layout.pp, recipe.n_micro, recipe.stages_per_rank
     if p == 1 and v == 1 and recipe.schedule != "gpipe":
         return [1]
     if v == 1 and recipe.schedule != "interleaved":
         return [{"naive": 1, "gpipe": m, "1f1b": min(m, p - place)}.get(recipe.schedule, min(m, p))]
-    left = min(v * m, (v - 1) * p + 2 * (p - 1 - place) + 1)
-    counts = [0] * v
-    while left > 0:
+    sizes, counts = rounds(p, m), [0] * v
+    left = min(v * m, (v - 1) * sizes[0] + 2 * (p - 1 - place) + 1)
+    for size in sizes:
         for index in range(v):
-            more = min(p, left, m - counts[index])
+            more = min(size, left)
             counts[index], left = counts[index] + more, left - more
     return counts
 
