@@ -56,8 +56,9 @@ class Pipeline:
     """This rank's part of a pipeline: `stages` {stage: module}, and `sync` {stage: its data-parallel strategy} if any.
 
     `loss(output, target)` gives one number; it is called on the rank of the last stage. After `step`, `spans` says when
-    each action of this rank ran (on a GPU: when it was handed over), which `labkit.view.schedule` draws. ValueError for
-    a schedule that does not validate or is for another number of ranks, and for stages that are not this rank's."""
+    each action of this rank ran (on a GPU: when it was handed over) in seconds since this rank's `begin`, a reading of
+    time.perf_counter; `labkit.view.schedule` draws them. ValueError for a schedule that does not validate or is for
+    another number of ranks, and for stages that are not this rank's."""
 
     def __init__(
         self,

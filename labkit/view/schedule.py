@@ -18,7 +18,8 @@ MOST = 6000
 def rows(what: Schedule | Sequence[Span], title: str = "") -> Picture:
     """A schedule as it runs if a forward takes 1 and a backward 2, or spans, simulated or measured, in seconds.
 
-    Measured ones are the `spans` of every rank's Pipeline, joined. A box says action and micro-batch (`F3`; `5F3` names
+    Measured ones are the `spans` of every rank's Pipeline, joined, each moved by its `begin` (and its clock's offset,
+    see Clock) if ranks did not begin together. A box says action and micro-batch (`F3`; `5F3` names
     stage 5 where a rank has several, whose boxes are paler the later the stage); on the right stands how many
     activations the rank holds at most. ValueError if there is nothing to draw."""
     spans = sorted(simulate(what) if isinstance(what, Schedule) else what, key=lambda span: span.start)
