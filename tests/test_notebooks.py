@@ -7,55 +7,70 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import papermill
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 
 
+def papermill(lab: Path, n_ranks: int, device: str, quick: bool) -> list[str]:
+    """The command that runs a lab and leaves what it gives in out.ipynb."""
+    parameters = {"n_ranks": n_ranks, "device": device, "quick": quick}
+    given = [word for name, value in parameters.items() for word in ("-p", name, str(value))]
+    limit = str(120 if quick else 900)  # seconds of a cell
+    more = ["--kernel", "python3", "--execution-timeout", limit, "--no-progress-bar"]
+    return [sys.executable, "-m", "papermill", str(lab), "out.ipynb", *given, *more]
+
+
+def nbval(lab: Path) -> list[str]:
+    """The command that runs a lab and compares every cell that does not opt out with what is stored."""
+    plain = ["-q", "-p", "no:cacheprovider", "-p", "no:timeout", "-c", "/dev/null"]
+    return [sys.executable, "-m", "pytest", "--nbval", *plain, str(lab)]
+
+
+@pytest.fixture(scope="session")
+def runs(request, tmp_path_factory):
+    """(lab, ranks, device), without ranks and device for nbval -> a run in a folder of its own, and the folder.
+
+    All that this session asks for are begun with the first, two at a time: half of a lab's run is waiting."""
+    quick, pool, begun = not request.config.getoption("--long"), ThreadPoolExecutor(2), {}
+    for item in request.session.items:
+        if "runs" not in item.fixturenames or item.get_closest_marker("skip"):
+            continue
+        given = item.callspec.params
+        command = papermill(**given, quick=quick) if "n_ranks" in given else nbval(**given)
+        folder = tmp_path_factory.mktemp(given["lab"].stem)
+        how = {"cwd": folder, "capture_output": True, "text": True, "timeout": 600 if quick else 3600}
+        key = given["lab"], given.get("n_ranks"), given.get("device")
+        begun[key] = pool.submit(subprocess.run, command, **how), folder
+    yield begun
+    pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a cell has less; some labs take 20 s on a quiet machine (benchmarks/labs.py)
+@pytest.mark.timeout(3600)  # a cell has less; labs take 15 to 60 s on a quiet machine (benchmarks/labs.py)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("n_ranks", [2, 4])
 @pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)
-def test_every_lab_runs(lab, n_ranks, device, tmp_path, request):
+def test_every_lab_runs(lab, n_ranks, device, runs):
     """Would catch a cell that only works with the number of ranks, or on the device, that it was written for."""
-    quick = not request.config.getoption("--long")
-    done = papermill.execute_notebook(
-        lab,
-        tmp_path / "out.ipynb",
-        {"n_ranks": n_ranks, "quick": quick, "device": device},
-        kernel_name="python3",
-        cwd=tmp_path,
-        progress_bar=False,
-        execution_timeout=120 if quick else 900,
-    )
-    printed = json.dumps(done.cells)
+    run, folder = runs[lab, n_ranks, device]
+    done = run.result()
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = json.dumps(json.loads((folder / "out.ipynb").read_text())["cells"])
     assert "nothing is left running" in printed
     assert f"{n_ranks} ranks on" in printed
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_stored_outputs_are_what_a_run_gives():
-    """Would catch numbers in a lab that nobody can reproduce (nbval compares every cell that does not opt out)."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--nbval",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:timeout",
-        "-c",
-        "/dev/null",
-    ]
-    done = subprocess.run([*command, *map(str, LABS)], cwd=ROOT, capture_output=True, text=True, timeout=550)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)
+def test_stored_outputs_are_what_a_run_gives(lab, runs):
+    """Would catch numbers in a lab that nobody can reproduce."""
+    done = runs[lab, None, None][0].result()
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
 
