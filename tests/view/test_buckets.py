@@ -112,3 +112,17 @@ def test_a_redraw_is_little_work_also_for_many_gradients():
         explorer.typed.value = "100 KiB"
 
     assert lines(move) < 300_000
+
+
+def test_a_stop_in_the_middle_is_told_and_the_button_is_there_again():
+    """Would catch "running on the ranks" for ever after the kernel's stop button."""
+
+    def stopped(size):
+        raise KeyboardInterrupt
+
+    explorer = BucketExplorer(BLOCKS, WIRE, 0.1, measure=stopped)
+    with pytest.raises(KeyboardInterrupt):
+        explorer.run()
+    assert explorer.said.value == "stopped: nothing was measured"
+    assert not explorer.button.disabled
+    assert explorer.measured == {}

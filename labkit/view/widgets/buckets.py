@@ -83,6 +83,9 @@ class BucketExplorer(Twin, widgets.VBox):
             self.speed.value = 1.0
             self.draw()
             self.said.value = f"measured with buckets of {bytes_text(self.bucket_bytes)}"
+        except KeyboardInterrupt:
+            self.said.value = "stopped: nothing was measured"
+            raise
         except Exception as error:
             self.said.value = escape(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         finally:
