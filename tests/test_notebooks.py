@@ -32,13 +32,13 @@ def nbval(lab: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def runs(request, tmp_path_factory):
+def lab_runs(request, tmp_path_factory):
     """(lab, ranks, device), without ranks and device for nbval -> a run in a folder of its own, and the folder.
 
     All that this session asks for are begun with the first, two at a time: half of a lab's run is waiting."""
     quick, pool, begun = not request.config.getoption("--long"), ThreadPoolExecutor(2), {}
     for item in request.session.items:
-        if "runs" not in item.fixturenames or item.get_closest_marker("skip"):
+        if "lab_runs" not in item.fixturenames or item.get_closest_marker("skip"):
             continue
         given = item.callspec.params
         command = papermill(**given, quick=quick) if "n_ranks" in given else nbval(**given)
@@ -55,9 +55,9 @@ def runs(request, tmp_path_factory):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("n_ranks", [2, 4])
 @pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)
-def test_every_lab_runs(lab, n_ranks, device, runs):
+def test_every_lab_runs(lab, n_ranks, device, lab_runs):
     """Would catch a cell that only works with the number of ranks, or on the device, that it was written for."""
-    run, folder = runs[lab, n_ranks, device]
+    run, folder = lab_runs[lab, n_ranks, device]
     done = run.result()
     assert done.returncode == 0, done.stderr[-3000:]
     printed = json.dumps(json.loads((folder / "out.ipynb").read_text())["cells"])
@@ -68,9 +68,9 @@ def test_every_lab_runs(lab, n_ranks, device, runs):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("lab", LABS, ids=lambda path: path.stem)
-def test_stored_outputs_are_what_a_run_gives(lab, runs):
+def test_stored_outputs_are_what_a_run_gives(lab, lab_runs):
     """Would catch numbers in a lab that nobody can reproduce."""
-    done = runs[lab, None, None][0].result()
+    done = lab_runs[lab, None, None][0].result()
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
 
