@@ -12,10 +12,10 @@ from labkit.plan.replay import Ready, best_bytes, sizes_of
 from labkit.view.buckets import buckets
 from labkit.view.svg import Picture
 from labkit.view.units import bytes_text, parsed
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer, in_two_columns
 
 
-class BucketExplorer(Twin, widgets.VBox):
+class BucketExplorer(Explorer):
     """A slider over bucket sizes, or a size to be typed (`96 KiB`), and one for the link; arrow keys move a slider.
 
     `ready`, `wire` and `backward_s` are the recording (see plan/replay.py); `measured` maps bucket bytes to seconds,
@@ -40,38 +40,25 @@ class BucketExplorer(Twin, widgets.VBox):
         speeds = [(f"{2.0**k:g} times", 2.0**k) for k in range(-4, 5)]
         self.speed = widgets.SelectionSlider(options=speeds, value=1.0, description="link speed")
         self.button = widgets.Button(description="run it on the ranks", disabled=measure is None)
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
-        grid = widgets.GridBox(
-            [self.size, self.typed, self.speed, self.button], layout={"grid_template_columns": "repeat(2, 340px)"}
-        )
-        super().__init__([grid, self.said, self.shown])
+        rows = [in_two_columns([self.size, self.typed, self.speed, self.button])]
+        super().__init__(rows, [self.typed, self.speed])
         self.size.observe(lambda _: self.choose(), "value")
-        self.typed.observe(lambda _: self.draw(), "value")
-        self.speed.observe(lambda _: self.draw(), "value")
         self.button.on_click(lambda _: self.run())
-        self.draw()
 
     def choose(self) -> None:
         """Take the slider's size into the field, which draws."""
         self.typed.value = bytes_text(self.size.value)
         self.draw()
 
-    def draw(self) -> None:
-        """Replay and draw; a size that is no number of bytes is told, and the picture stays."""
-        try:
-            chosen = parsed(self.typed.value, "B")
-            if self.typed.value == bytes_text(self.size.value):
-                chosen = self.size.value  # the words are rounded
-            speed = self.speed.value
-            line = Line(self.wire.alpha_s, self.wire.beta_s_per_byte / speed)
-            dots = self.measured if speed == 1 else None
-            self.picture = buckets(self.ready, chosen, line, self.backward_s, dots)
-        except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
-            return
-        self.bucket_bytes, self.said.value = int(chosen), ""
-        self.shown.value = str(self.picture)
+    def drawn(self) -> Picture:
+        """The replay of the chosen size. ValueError for one that is no number of bytes."""
+        chosen = parsed(self.typed.value, "B")
+        if self.typed.value == bytes_text(self.size.value):
+            chosen = self.size.value  # the words are rounded
+        line = Line(self.wire.alpha_s, self.wire.beta_s_per_byte / self.speed.value)
+        picture = buckets(self.ready, chosen, line, self.backward_s, self.measured if self.speed.value == 1 else None)
+        self.bucket_bytes = int(chosen)
+        return picture
 
     def run(self) -> None:
         """Measure the chosen size on the ranks, and draw it as a dot. An error is told."""
@@ -90,8 +77,3 @@ class BucketExplorer(Twin, widgets.VBox):
             self.said.value = escape(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         finally:
             self.button.disabled = False
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture

@@ -12,10 +12,10 @@ from labkit.probe.gather import GatherFilm
 from labkit.view.gather import gather_film
 from labkit.view.svg import Picture
 from labkit.view.units import parsed, seconds_text
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer
 
 
-class GatherExplorer(Twin, widgets.VBox):
+class GatherExplorer(Explorer):
     """Recorded films by name: choose a run, move to a moment (arrow keys step), or type a time (`120 ms`).
 
     Begins where the most weights are held. `.film` and `.moment` are what is shown, `.picture` the last picture; a time
@@ -32,13 +32,9 @@ class GatherExplorer(Twin, widgets.VBox):
         self.slider = widgets.IntSlider(film.peak, 0, len(film.changes), description="moment", tooltip=tip)
         self.slider.layout.width = "620px"
         self.time = widgets.Text("", description="go to", placeholder="such as 120 ms", continuous_update=False)
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
-        super().__init__([widgets.HBox([self.run, self.time]), self.slider, self.said, self.shown])
+        super().__init__([widgets.HBox([self.run, self.time]), self.slider], [self.slider])
         self.run.observe(lambda _: self.change_run(), "value")
-        self.slider.observe(lambda _: self.draw(), "value")
         self.time.observe(lambda _: self.go(), "value")
-        self.draw()
 
     @property
     def film(self) -> GatherFilm:
@@ -72,12 +68,6 @@ class GatherExplorer(Twin, widgets.VBox):
         self.slider.value = bisect.bisect_right(self.film.moments, t) - 1
         self.draw()
 
-    def draw(self) -> None:
-        """Draw the present moment of the chosen run."""
-        self.picture = gather_film(self.film, self.moment, self.run.value)
-        self.shown.value, self.said.value = str(self.picture), ""
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture
+    def drawn(self) -> Picture:
+        """The present moment of the chosen run."""
+        return gather_film(self.film, self.moment, self.run.value)

@@ -21,7 +21,7 @@ from labkit.probe.crossing import pieces
 from labkit.view.links import wires
 from labkit.view.svg import Picture
 from labkit.view.units import metric_text, parsed, seconds_text
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer, in_two_columns
 
 LONGEST_S = 30.0
 """A measurement that the law says would take longer is refused."""
@@ -34,7 +34,7 @@ FIELDS = (
 Setting = tuple[Layout, Links]
 
 
-class InterconnectExplorer(Twin, widgets.VBox):
+class InterconnectExplorer(Explorer):
     """Controls over the law of `labkit.plan.crossing` for one step of `shape` under `recipe`; Tab goes from one to the
     next, arrow keys move layout and ranks, Enter takes what is typed (`200 us`, `45 MB/s`).
 
@@ -62,15 +62,11 @@ class InterconnectExplorer(Twin, widgets.VBox):
         self.end = widgets.Button(description="stop", disabled=True, tooltip="after the piece that runs")
         self.bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, description="measured")
         self.said, self.shown = widgets.HTML(), widgets.HTML()
-        grid = widgets.GridBox(
-            [self.way, self.place, *self.typed], layout={"grid_template_columns": "repeat(2, 340px)"}
-        )
-        super().__init__([grid, widgets.HBox([self.go, self.end, self.bar]), self.said, self.shown])
-        for control in (self.way, self.place, *self.typed):
-            control.observe(lambda _: self.draw(), "value")
+        controls = [self.way, self.place, *self.typed]
+        rows = [in_two_columns(controls), widgets.HBox([self.go, self.end, self.bar])]
+        super().__init__(rows, controls)
         self.go.on_click(lambda _: self.start())
         self.end.on_click(lambda _: self.stop())
-        self.draw()
 
     @property
     def setting(self) -> Setting:
@@ -84,16 +80,10 @@ class InterconnectExplorer(Twin, widgets.VBox):
         nodes = apart(n, min(2, n)) if self.place.value else together(n, max(1, min(2, n // 2)))
         return layout, Links.placed(nodes, intra, inter)
 
-    def draw(self) -> None:
-        """Draw for the present controls; what cannot be is told, and the picture stays."""
-        try:
-            layout, links = self.setting
-            demand = Demand.of(self.shape, layout, self.recipe)
-            self.picture = wires(layout, demand, links, self.measured.get((layout, links)))
-        except ValueError as error:
-            self.said.value = f"{escape(str(error))}: the picture is the last one that made sense"
-            return
-        self.shown.value, self.said.value = str(self.picture), ""
+    def drawn(self) -> Picture:
+        """For the present controls."""
+        layout, links = self.setting
+        return wires(layout, Demand.of(self.shape, layout, self.recipe), links, self.measured.get((layout, links)))
 
     def measure(self) -> InterconnectExplorer:
         """Measure the present setting now, to its end. Returns the explorer."""
@@ -146,8 +136,3 @@ class InterconnectExplorer(Twin, widgets.VBox):
         self.draw()
         if not ended:
             self.said.value = "stopped: nothing is kept of this measurement"
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 
 import ipywidgets as widgets
 
@@ -12,14 +11,14 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.shape import ModelShape
 from labkit.view.lora import Seen, lora
 from labkit.view.svg import Picture
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer
 
 MINE, FULL = "the lab's GPT", "full fine-tuning"
 OTHERS = ("gpt2", "llama-7b", "llama2-70b")
 RANKS = tuple(2**k for k in range(9))
 
 
-class LoRAExplorer(Twin, widgets.VBox):
+class LoRAExplorer(Explorer):
     """Bytes by kind of full fine-tuning and of LoRA, by law, for `shape` and published models; arrow keys choose.
 
     `measured` maps (targets, rank) to bytes by kind of `shape` on `rows` sequences in fp32: bars that are drawn while
@@ -42,13 +41,8 @@ class LoRAExplorer(Twin, widgets.VBox):
             options=tuple(sorted({*RANKS, rank})), value=rank, description="rank r", tooltip="rows of A, columns of B"
         )
         self.precision = _choice("frozen in", tuple(FROZEN_BYTES), "fp32")
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
         controls = (self.model, self.width, self.targets, self.rank, self.precision)
-        super().__init__([*controls, self.said, self.shown])
-        for control in controls:
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        super().__init__(controls, controls)
 
     @property
     def shape(self) -> ModelShape:
@@ -61,32 +55,18 @@ class LoRAExplorer(Twin, widgets.VBox):
             raise ValueError(f"a width is a whole number such as 4096, got {self.width.value!r}")
         return found.changed(d_model=int(typed), head_width=None)
 
-    def draw(self) -> None:
-        """Draw for the present controls; what cannot be is told, and the picture stays."""
-        targets, rank, precision = self.targets.value, self.rank.value, self.precision.value
-        try:
-            shape = self.shape
-            rows = self.rows if self.model.value == MINE else 1
-            full = lora_memory(shape, None, rows=rows, precision=precision)
-            law = None if targets == FULL else lora_memory(shape, TARGETS[targets], rank, rows, precision)
-            n = shape.n_params if law is None else int(adapters(shape, TARGETS[targets], rank).total)
-        except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
-            return
+    def drawn(self) -> Picture:
+        """For the present controls."""
+        targets, rank, precision, shape = self.targets.value, self.rank.value, self.precision.value, self.shape
+        rows = self.rows if self.model.value == MINE else 1
+        full = lora_memory(shape, None, rows=rows, precision=precision)
+        law = None if targets == FULL else lora_memory(shape, TARGETS[targets], rank, rows, precision)
+        n = shape.n_params if law is None else int(adapters(shape, TARGETS[targets], rank).total)
         title = f"{n:,} of {shape.n_params:,} parameters train, {n / shape.n_params:.3%}"
         runs = (each for (name, r), each in self.measured.items() if name == targets and (r == rank or name == FULL))
-        seen = next(runs, None)
-        same = seen is not None and shape == self.first and precision == "fp32"
-        self.picture = lora(
-            full, law, Breakdown.of(seen) if same and seen else None, self.quality, targets, rank, title
-        )
-        self.shown.value = str(self.picture)
-        self.said.value = "" if same else "<small>by law; bars of a run stand beside it where there was one</small>"
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture
+        seen = next(runs, None) if shape == self.first and precision == "fp32" else None
+        self.note = "" if seen else "<small>by law; bars of a run stand beside it where there was one</small>"
+        return lora(full, law, Breakdown.of(seen) if seen else None, self.quality, targets, rank, title)
 
 
 def _choice(name: str, options: tuple[str, ...], value: str) -> widgets.Dropdown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import ipywidgets as widgets
@@ -12,12 +11,12 @@ from labkit.plan.schedule import Span
 from labkit.view.inflight import LAWS, Pick
 from labkit.view.player import matches, played, player, read, written
 from labkit.view.svg import Picture
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer, in_two_columns
 
 BY_HAND, NOBODY, MOST_RANKS, MOST_MICRO = "by hand", "none", 8, 32
 
 
-class PipelinePlayer(Twin, widgets.VBox):
+class PipelinePlayer(Explorer):
     """Sliders over a simulated step, starting at `first`; arrow keys move them, also through the actions in time order.
 
     `measured`: real steps, each the spans of all its ranks; one is drawn below while the schedule shown is what it ran.
@@ -26,7 +25,7 @@ class PipelinePlayer(Twin, widgets.VBox):
 
     def __init__(self, first: Pick | None = None, measured: Sequence[Sequence[Span]] = ()) -> None:
         first, self.measured = first or Pick("1f1b", 4, 8), [list(spans) for spans in measured]
-        self.schedule, self.spans, self.picture = first.schedule, list[Span](), Picture("", 1, "")
+        self.schedule, self.spans = first.schedule, list[Span]()
         names = [*(name for name, _ in LAWS), BY_HAND]
         self.name = widgets.Dropdown(options=names, value=first.name, description="schedule")
         self.ranks = _whole("ranks p", first.p, 1, MOST_RANKS, "ranks in a row")
@@ -39,28 +38,13 @@ class PipelinePlayer(Twin, widgets.VBox):
         self.costs = [_real(f"F on {r}", 1.0, 0.25, 3.0, 0.25, f"forward on rank {r}", **upright) for r in ranks]
         self.action = widgets.SelectionSlider(options=[NOBODY], description="action", layout=wide)
         self.program = widgets.Textarea(description="programs", continuous_update=False, rows=5, layout=wide)
-        self.said, self.shown, self.busy = widgets.HTML(), widgets.HTML(), False
         counts = [self.name, self.ranks, self.micro, self.stages, self.ratio, self.send]
-        grid = widgets.GridBox(counts, layout={"grid_template_columns": "repeat(2, 340px)"})
-        super().__init__([grid, widgets.HBox(self.costs), self.program, self.action, self.said, self.shown])
-        for control in (*counts, *self.costs, self.action, self.program):
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        rows = [in_two_columns(counts), widgets.HBox(self.costs), self.program, self.action]
+        super().__init__(rows, [*counts, *self.costs, self.action, self.program])
 
-    def draw(self) -> None:
-        """Draw for the present controls, and show those that it needs; what cannot run is told."""
-        if self.busy:  # a control that is set below
-            return
-        self.busy = True
-        try:
-            self._draw(self.name.value == BY_HAND)
-            self.said.value = ""
-        except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
-        finally:
-            self.busy = False
-
-    def _draw(self, by_hand: bool) -> None:
+    def drawn(self) -> Picture:
+        """For the present controls; shows those that it needs. ValueError for an order that cannot run."""
+        by_hand = self.name.value == BY_HAND
         self.program.layout.display = "" if by_hand else "none"
         self.ranks.disabled = self.micro.disabled = by_hand
         self.stages.disabled = self.name.value != "interleaved"
@@ -80,16 +64,13 @@ class PipelinePlayer(Twin, widgets.VBox):
         actions = {str(span.action): span.action for span in spans}
         chosen = self.action.value if self.action.value in actions else NOBODY
         real = next((each for each in self.measured if matches(schedule, each)), [])
-        self.picture = player(schedule, spans, actions.get(chosen), real, law)
-        self.schedule, self.spans, self.shown.value = schedule, spans, str(self.picture)
+        picture = player(schedule, spans, actions.get(chosen), real, law)
+        self.schedule, self.spans = schedule, spans
         if self.action.options != (wanted := (NOBODY, *actions)):
             self.action.options, self.action.value = wanted, chosen
         for rank, each in enumerate(self.costs):
             each.layout.display = "" if rank < schedule.n_ranks else "none"
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        return self.picture
+        return picture
 
 
 def _whole(name: str, value: int, least: int, most: int, tooltip: str) -> widgets.IntSlider:

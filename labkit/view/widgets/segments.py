@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 
 import ipywidgets as widgets
 
@@ -11,12 +10,12 @@ from labkit.plan.segments import Stack
 from labkit.view.segments import segments
 from labkit.view.svg import Picture
 from labkit.view.units import bytes_text, parsed
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer
 
 MOST_LAYERS, MOST_RATIO = 128, 64
 
 
-class CheckpointExplorer(Twin, widgets.VBox):
+class CheckpointExplorer(Explorer):
     """Sliders over the law of segments, starting at `stack` and at the best whole length; arrow keys move a slider.
 
     `measured` maps lengths to bytes of `stack`: dots that are drawn while its layers and bytes are shown. `cap_bytes`
@@ -35,13 +34,8 @@ class CheckpointExplorer(Twin, widgets.VBox):
         self.ratio = _slider("A / I", ratio, MOST_RATIO, "bytes that a layer holds, for each byte of its input")
         cap = "" if cap_bytes is None else bytes_text(cap_bytes)
         self.cap = widgets.Text(cap, description="cap", placeholder="none", continuous_update=False)
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
-        super().__init__([self.layers, self.length, self.ratio, self.cap, self.said, self.shown])
-        self.layers.observe(lambda _: self.resize(), "value")
-        for control in (self.length, self.ratio, self.cap):
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        controls = [self.layers, self.length, self.ratio, self.cap]
+        super().__init__(controls, controls)
 
     @property
     def stack(self) -> Stack:
@@ -50,28 +44,15 @@ class CheckpointExplorer(Twin, widgets.VBox):
         same = self.layers.value == self.first.n_layer and ratio == round(self.first.layer_bytes / size)
         return self.first if same else Stack(self.layers.value, ratio * size, size)
 
-    def resize(self) -> None:
-        """Take the new number of layers: no segment is longer than all of them."""
+    def drawn(self) -> Picture:
+        """For the present controls; no segment is longer than all layers. ValueError for a cap that is no bytes."""
         self.length.max = self.layers.value
-        self.draw()
-
-    def draw(self) -> None:
-        """Draw for the present controls; a cap that is no number of bytes is told, and the picture stays."""
         stack, typed = self.stack, self.cap.value.strip()
-        try:
-            cap = parsed(typed, "B") if typed else None
-        except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
-            return
-        self.picture = segments(stack, self.length.value, self.measured if stack is self.first else None, cap)
-        self.shown.value, lengths = str(self.picture), stack.lengths(stack.segments_of(self.length.value))
-        ragged = f"{stack.n_layer} layers in {len(lengths)} segments of {min(lengths)} or {max(lengths)}"
-        self.said.value = ragged if min(lengths) < max(lengths) else ""
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture
+        cap = parsed(typed, "B") if typed else None
+        lengths = stack.lengths(stack.segments_of(self.length.value))
+        if min(lengths) < max(lengths):
+            self.note = f"{stack.n_layer} layers in {len(lengths)} segments of {min(lengths)} or {max(lengths)}"
+        return segments(stack, self.length.value, self.measured if stack is self.first else None, cap)
 
 
 def _slider(name: str, value: int, most: int, tooltip: str) -> widgets.IntSlider:

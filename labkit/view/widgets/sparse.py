@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 import ipywidgets as widgets
 
 from labkit.view.sparse import MOST_RANKS, sparse
 from labkit.view.svg import Picture
 from labkit.view.units import parsed
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer
 
 Losses = Sequence[float]
 
 
-class CompressionExplorer(Twin, widgets.VBox):
+class CompressionExplorer(Explorer):
     """A slider over the shares that were recorded, a box for error feedback, and a number of ranks to be typed.
 
     `runs` maps (share, feedback) to losses, `dense` has those of exact gradients, all of `numel` float32 gradients on
@@ -40,31 +39,17 @@ class CompressionExplorer(Twin, widgets.VBox):
         self.share = widgets.SelectionSlider(options=options, value=shares[len(shares) // 2], description="share k")
         self.feedback = widgets.Checkbox(True, description="error feedback")
         self.ranks = widgets.Text(str(n_ranks), description="ranks", continuous_update=False)
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
-        super().__init__([self.share, self.feedback, self.ranks, self.said, self.shown])
-        for control in (self.share, self.feedback, self.ranks):
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        controls = [self.share, self.feedback, self.ranks]
+        super().__init__(controls, controls)
 
-    def draw(self) -> None:
-        """Draw for the present controls; a number of ranks that is none is told, and the picture stays."""
+    def drawn(self) -> Picture:
+        """For the present controls. ValueError for a number of ranks that is none."""
         share, feedback = self.share.value, self.feedback.value
         curves: dict[str, Losses] = {"dense": self.dense}
         if (share, feedback) in self.runs:
             curves["with feedback" if feedback else "without feedback"] = self.runs[share, feedback]
         dots = {self.n_ranks: self.measured[share]} if share in self.measured else None
-        try:
-            ranks = parsed(self.ranks.value, "ranks")
-            if ranks != int(ranks) or ranks > MOST_RANKS:
-                raise ValueError(f"{self.ranks.value!r} is no whole number of ranks up to {MOST_RANKS:,}")
-            self.picture = sparse(share, curves, self.numel, int(ranks), dots)
-        except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
-            return
-        self.shown.value, self.said.value = str(self.picture), ""
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture
+        ranks = parsed(self.ranks.value, "ranks")
+        if ranks != int(ranks) or ranks > MOST_RANKS:
+            raise ValueError(f"{self.ranks.value!r} is no whole number of ranks up to {MOST_RANKS:,}")
+        return sparse(share, curves, self.numel, int(ranks), dots)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from html import escape
 
 import ipywidgets as widgets
 
 from labkit.comm.ledger import Ledger
 from labkit.view.split import DIRECTIONS, KINDS, SplitLayer, split_layer
 from labkit.view.svg import Picture
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer, in_two_columns
 
 TYPED = (
     ("n_ranks", "ranks n", "tensor-parallel ranks"),
@@ -23,7 +22,7 @@ TYPED = (
 )
 
 
-class SplitExplorer(Twin, widgets.VBox):
+class SplitExplorer(Explorer):
     """Controls over `SplitLayer`, starting at `layer`; Tab goes from one to the next, arrow keys move the rank.
 
     `measured` maps kinds to directions to ledgers of a rank that ran `layer`, as that kind: their bytes stand beside
@@ -43,13 +42,8 @@ class SplitExplorer(Twin, widgets.VBox):
         }
         self.rank = widgets.IntSlider(0, 0, first.n_ranks - 1, description="rank", tooltip="whose parts are lit")
         self.sequence = widgets.Checkbox(first.sequence, description="x and y cut by position (sequence parallel)")
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
-        grid = widgets.GridBox([*self.typed.values()], layout={"grid_template_columns": "repeat(2, 340px)"})
-        super().__init__([self.kind, self.direction, grid, self.rank, self.sequence, self.said, self.shown])
-        for control in (self.kind, self.direction, *self.typed.values(), self.rank, self.sequence):
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        rows = [self.kind, self.direction, in_two_columns(self.typed.values()), self.rank, self.sequence]
+        super().__init__(rows, [self.kind, self.direction, *self.typed.values(), self.rank, self.sequence])
 
     @property
     def layer(self) -> SplitLayer:
@@ -62,19 +56,9 @@ class SplitExplorer(Twin, widgets.VBox):
                 raise ValueError(f"{words} is a whole number, got {self.typed[name].value!r}") from None
         return replace(self.first, kind=self.kind.value, sequence=self.sequence.value, **sizes)
 
-    def draw(self) -> None:
-        """Draw for the present controls; what cannot be is told, and the picture stays."""
-        try:
-            layer = self.layer
-        except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
-            return
-        self.rank.max = layer.n_ranks - 1  # a rank beyond it becomes the last one, which draws again
+    def drawn(self) -> Picture:
+        """For the present controls; a rank beyond the last becomes the last."""
+        layer = self.layer
+        self.rank.max = layer.n_ranks - 1
         measured = self.measured if replace(layer, kind=self.first.kind) == self.first else None
-        self.picture = split_layer(layer, self.rank.value, self.direction.value, measured)
-        self.shown.value, self.said.value = str(self.picture), ""
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture
+        return split_layer(layer, self.rank.value, self.direction.value, measured)

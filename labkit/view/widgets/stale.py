@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 
 import ipywidgets as widgets
 
 from labkit.view.stale import HIGH, LOW, MOST, Seen, stale
 from labkit.view.svg import Picture
 from labkit.view.units import parsed
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer
 
 
-class StaleExplorer(Twin, widgets.VBox):
+class StaleExplorer(Explorer):
     """Sliders for staleness and learning rate; the curvature is typed. Arrow keys move a slider.
 
     `runs` are recorded runs, drawn on the map. `.picture` is the last picture that made sense; a curvature that is no
@@ -28,26 +27,12 @@ class StaleExplorer(Twin, widgets.VBox):
         lr = 10 ** (round(math.log10(lr) * 40) / 40)  # where the slider can stand: the page would move it there
         self.lr = widgets.FloatLogSlider(lr, min=-2, max=0.5, step=0.025, description="lr", readout_format=".3g")
         self.curvature = widgets.Text(f"{curvature:g}", description="curvature", continuous_update=False)
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
-        super().__init__([self.staleness, self.lr, self.curvature, self.said, self.shown])
-        for control in (self.staleness, self.lr, self.curvature):
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        controls = [self.staleness, self.lr, self.curvature]
+        super().__init__(controls, controls)
 
-    def draw(self) -> None:
-        """Draw for the present controls; what makes no sense is told, and the picture stays."""
-        try:
-            rate = self.lr.value * parsed(self.curvature.value, "")
-            if not LOW / 100 <= rate <= HIGH * 100:
-                raise ValueError(f"lr × curvature is {rate:.3g}, and the picture goes from {LOW:g} to {HIGH:g}")
-            self.picture = stale(self.staleness.value, rate, self.runs, self.steps)
-        except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
-            return
-        self.shown.value, self.said.value = str(self.picture), ""
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture
+    def drawn(self) -> Picture:
+        """For the present controls. ValueError for a curvature that is no number, or far off the map."""
+        rate = self.lr.value * parsed(self.curvature.value, "")
+        if not LOW / 100 <= rate <= HIGH * 100:
+            raise ValueError(f"lr × curvature is {rate:.3g}, and the picture goes from {LOW:g} to {HIGH:g}")
+        return stale(self.staleness.value, rate, self.runs, self.steps)

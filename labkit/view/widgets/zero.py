@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 import ipywidgets as widgets
@@ -13,14 +12,14 @@ from labkit.plan.devices import DEVICES
 from labkit.plan.hardware import Hardware
 from labkit.plan.sharding import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
 from labkit.view.svg import Picture
-from labkit.view.widgets.twin import Twin
+from labkit.view.widgets.explorer import Explorer, in_two_columns
 from labkit.view.zero import zero_stages
 
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}.items()
 NO_DEVICE = "none"
 
 
-class ZeROExplorer(Twin, widgets.VBox):
+class ZeROExplorer(Explorer):
     """Controls over the laws of ZeRO, starting at `state` and `stage`; Tab goes from one to the next, arrows move them.
 
     Parameters may be typed as `7B`, `124M` or `1.5e9`. `measured` maps stages to bytes of a run of `state`: stacks that
@@ -48,14 +47,8 @@ class ZeROExplorer(Twin, widgets.VBox):
         self.optimizer = menu(options=[*OPTIMIZERS], value=first.optimizer, description="optimizer")
         self.device = menu(options=[*self.sizes], value=own[0], description="device")
         self.micro = widgets.IntSlider(1, 1, 16, description="micro-batches", tooltip="of one step")
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
         controls = [self.params, self.ranks, self.stage, self.micro, self.precision, self.optimizer, self.device]
-        grid = widgets.GridBox(controls, layout={"grid_template_columns": "repeat(2, 340px)"})
-        super().__init__([grid, self.said, self.shown])
-        for control in controls:
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        super().__init__([in_two_columns(controls)], controls)
 
     @property
     def state(self) -> ModelState:
@@ -66,21 +59,12 @@ class ZeROExplorer(Twin, widgets.VBox):
             raise ValueError(f"K is a whole number of ranks, got {self.ranks.value!r}") from None
         return ModelState(count(self.params.value), ranks, self.precision.value, self.optimizer.value)
 
-    def draw(self) -> None:
-        """Draw for the present controls; what cannot be is told, and the picture stays."""
-        try:
-            state, room = self.state, self.sizes[self.device.value]
-            device = (self.device.value, room) if room else None
-            measured = self.measured if state == self.first else None
-            self.picture = zero_stages(state, self.stage.value, device, measured, self.micro.value)
-            self.shown.value, self.said.value = str(self.picture), ""
-        except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture
+    def drawn(self) -> Picture:
+        """For the present controls."""
+        state, room = self.state, self.sizes[self.device.value]
+        device = (self.device.value, room) if room else None
+        measured = self.measured if state == self.first else None
+        return zero_stages(state, self.stage.value, device, measured, self.micro.value)
 
 
 def count(said: str) -> float:
