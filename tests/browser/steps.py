@@ -8,10 +8,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from playwright.sync_api import Locator, Page, TimeoutError, expect
-
-from labkit.view.units import parsed, value_text
 
 
 def ask(address: tuple[str, str, Path], path: str, method: str = "GET") -> Any:
@@ -56,6 +55,14 @@ def wait_for_the_end(page: Page, words: str) -> None:
     )
 
 
+def wait_for_every_cell(page: Page) -> None:
+    """Until no cell runs or waits. What is sent while a cell ends in an error, the kernel drops with its queue."""
+    page.wait_for_function(
+        "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(each => each.textContent.includes('*'))",
+        timeout=240_000,
+    )
+
+
 def no_errors(page: Page) -> None:
     """No cell shows an error, and every widget is drawn."""
     assert page.locator('[data-mime-type="application/vnd.jupyter.error"]').count() == 0
@@ -69,16 +76,42 @@ def clear(page: Page) -> None:
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Clear Outputs of All Cells$")).click()
 
 
-def asked(page: Page, question: str) -> Locator:
-    """The live widget that asks for a prediction with this question."""
-    return page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
+def run_through(page: Page, address: tuple[str, str, Path], name: str, *ends: str) -> None:
+    """Open a lab, clear it, run all cells, and wait until each of `ends` is printed; there is no error."""
+    open_lab(page, address, name)
+    clear(page)
+    run_all(page)
+    for words in ends:
+        wait_for_the_end(page, words)
+    no_errors(page)
 
 
-def predict(page: Page, question: str, typed: str, unit: str) -> Locator:
-    """Type a prediction, press the button, and see it taken."""
-    guess = asked(page, question)
-    guess.scroll_into_view_if_needed()
+def without_its_end(address: tuple[str, str, Path], stem: str) -> str:
+    """A copy of a lab whose last cell closes no cluster, so that its widgets can run the ranks again: its name."""
+    folder = address[2].parent / "notebooks"
+    notebook = nbformat.read(folder / f"{stem}.ipynb", 4)
+    assert "cluster.close()" in notebook.cells.pop().source
+    nbformat.write(notebook, folder / f"{stem}_open.ipynb")
+    return f"{stem}_open.ipynb"
+
+
+def widget(page: Page, words: str, part: str = ".noUi-handle") -> Locator:
+    """The live widget with these words and such a part (a slider's handle, unless said), in view."""
+    found = page.locator(".jp-OutputArea-output", has_text=words).filter(has=page.locator(part)).first
+    found.scroll_into_view_if_needed()
+    return found
+
+
+def enter(field: Locator, words: str) -> None:
+    """Type words into a field, and press Enter."""
+    field.fill(words)
+    field.press("Enter")
+
+
+def predict(page: Page, question: str, typed: str, said: str) -> Locator:
+    """Type a prediction, press the button, and see what the widget says then."""
+    guess = widget(page, question, "input")
     guess.locator("input").first.fill(typed)
     guess.get_by_role("button", name="commit").click()
-    expect(guess).to_contain_text(f"you predict {value_text(parsed(typed, unit), unit)}")
+    expect(guess).to_contain_text(said)
     return guess

@@ -5,18 +5,14 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import open_lab, run_all, run_through, wait_for_every_cell, wait_for_the_end
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_lab_00_runs_and_its_slider_moves_the_picture(page, address, tmp_path):
     """Would catch a lab that works in papermill only, and a widget that is text."""
-    open_lab(page, address, "00_doctor_and_first_cluster.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "nothing is left running")
-    no_errors(page)
+    run_through(page, address, "00_doctor_and_first_cluster.ipynb", "nothing is left running")
     handle = page.locator(".noUi-handle").first
     handle.scroll_into_view_if_needed()
     output = page.locator(".jp-OutputArea-output", has=handle).first
@@ -31,11 +27,7 @@ def test_lab_00_runs_and_its_slider_moves_the_picture(page, address, tmp_path):
 
 def test_lab_03_runs_and_its_film_steps_by_button_and_by_key(page, address):
     """Would catch an anywidget that needs the network, and arrow keys that leave the cell."""
-    open_lab(page, address, "03_collectives.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "nothing is left running")
-    no_errors(page)
+    run_through(page, address, "03_collectives.ipynb", "nothing is left running")
     film = page.locator(".lk-film").first
     film.scroll_into_view_if_needed()
     expect(film).to_contain_text("step 0 of 6")
@@ -56,11 +48,7 @@ def test_lab_03_runs_and_its_film_steps_by_button_and_by_key(page, address):
 
 def test_lab_02_runs_and_takes_a_prediction(page, address):
     """Would catch a prediction that cannot be typed."""
-    open_lab(page, address, "02_point_to_point.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "nothing is left running")
-    no_errors(page)
+    run_through(page, address, "02_point_to_point.ipynb", "nothing is left running")
     guess = page.locator(".jp-OutputArea-output", has_text="Bytes that each rank sends?").first
     guess.scroll_into_view_if_needed()
     guess.locator("input").first.fill("4000")
@@ -77,6 +65,7 @@ def test_the_stop_button_stops_a_running_cell_and_the_next_one_works(page, addre
     page.locator('[data-command="notebook:interrupt-kernel"]').first.click()
     wait_for_the_end(page, "KeyboardInterrupt")
     wait_for_the_end(page, "All ranks are still there")
+    wait_for_every_cell(page)
     page.locator(".jp-CodeCell").nth(2).click()
     page.keyboard.press("Shift+Enter")
     wait_for_the_end(page, "after the stop: 3.0 [5, 5, 5] True")

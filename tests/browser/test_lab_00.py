@@ -7,30 +7,25 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import asked, clear, no_errors, open_lab, predict, run_all, wait_for_the_end
+from tests.browser.steps import no_errors, predict, run_through, widget
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 QUESTIONS = (
-    ("Seconds from Cluster(4) to its first all_reduce?", "80 ms", "s"),
-    ("One way, 64 bytes, between two ranks of this machine?", "0.2 ms", "s"),
-    ("How many processes are new afterwards?", "1", "processes"),
+    ("Seconds from Cluster(4) to its first all_reduce?", "80 ms", "you predict 80 ms"),
+    ("One way, 64 bytes, between two ranks of this machine?", "0.2 ms", "you predict 200 us"),
+    ("How many processes are new afterwards?", "1", "you predict 1 processes"),
 )
 
 
 def test_lab_00_takes_every_prediction_and_starts_ranks_in_three_ways(page, address, tmp_path):
     """Would catch a prediction that is lost, and a torchrun or spawn that does not start where JupyterLab runs."""
-    open_lab(page, address, "00_doctor_and_first_cluster.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "nothing is left running")
-    no_errors(page)
+    run_through(page, address, "00_doctor_and_first_cluster.ipynb", "nothing is left running")
 
-    for question, typed, unit in QUESTIONS:
-        guess = predict(page, question, typed, unit)
+    for question, typed, said in QUESTIONS:
+        guess = predict(page, question, typed, said)
         expect(guess).to_contain_text("measured")
 
-    nonsense = asked(page, QUESTIONS[0][0])
-    nonsense.scroll_into_view_if_needed()
+    nonsense = widget(page, QUESTIONS[0][0], "input")
     nonsense.locator("input").first.fill("soon")
     nonsense.get_by_role("button", name="commit").click()
     expect(nonsense).to_contain_text("still 80 ms")

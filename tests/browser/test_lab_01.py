@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import enter, no_errors, run_through
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -26,11 +26,7 @@ def slide(widget: Locator, key: str = "ArrowRight") -> None:
 
 def test_lab_01_runs_and_its_widgets_answer(page, address, tmp_path):
     """Would catch a lab that works in papermill only, and a control that moves nothing."""
-    open_lab(page, address, "01_one_step_all_its_bytes.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "nothing is left running")
-    no_errors(page)
+    run_through(page, address, "01_one_step_all_its_bytes.ipynb", "nothing is left running")
 
     guess = output_with(page, "Highest number of bytes that one device holds in a step?")
     guess.locator("input").first.fill("33 MiB")
@@ -49,8 +45,7 @@ def test_lab_01_runs_and_its_widgets_answer(page, address, tmp_path):
     expect(stack).to_contain_text("5 x 128 tokens, bf16, adamw")
     stack.locator("input[type=checkbox]").check()
     expect(stack).to_contain_text("adamw, checkpointing")
-    stack.locator("input[type=number]").fill("-8")
-    stack.locator("input[type=number]").press("Enter")
+    enter(stack.locator("input[type=number]"), "-8")
     expect(stack).to_contain_text("seq must be a whole number of at least 1, got -8")
     expect(stack).to_contain_text("5 x 128 tokens, bf16, adamw, checkpointing")
     stack.locator("select").first.select_option("llama-7b")

@@ -9,26 +9,22 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, predict, run_all, wait_for_the_end
+from tests.browser.steps import no_errors, predict, run_through
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_lab_03_takes_every_prediction_and_its_crossover_follows_the_link(page, address, tmp_path):
     """Would catch a slider that does not reach the law, a prediction that is lost, shaped links that fail."""
-    open_lab(page, address, "03_collectives.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "nothing is left running")
-    no_errors(page)
+    run_through(page, address, "03_collectives.ipynb", "nothing is left running")
 
-    for question, typed, unit in (
-        ("share of the bytes of all_reduce?", "50", "%"),
-        ("Bytes that each rank sends in a ring all-reduce?", "28,800", "B"),
-        ("Latencies that a ring all-reduce of 8 ranks waits for", "14", "latencies"),
-        ("takes how many times as long as one inside?", "9", "times"),
+    for question, typed, said in (
+        ("share of the bytes of all_reduce?", "50", "you predict 50 %"),
+        ("Bytes that each rank sends in a ring all-reduce?", "28,800", "you predict 28,800 B"),
+        ("Latencies that a ring all-reduce of 8 ranks waits for", "14", "you predict 14 latencies"),
+        ("takes how many times as long as one inside?", "9", "you predict 9 times"),
     ):
-        guess = predict(page, question, typed, unit)
+        guess = predict(page, question, typed, said)
         expect(guess).to_contain_text("measured")
 
     explorer = page.locator(".jp-OutputArea-output", has_text="alpha, us").filter(has=page.locator(".noUi-handle"))

@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import nbformat
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import enter, no_errors, predict, run_through, widget, without_its_end
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 PATIENCE = 30_000
 
 
-def without_its_end(folder: Path) -> str:
-    """A copy of the lab whose last cell does not close the cluster, so that its widgets can run the ranks again."""
-    notebook = nbformat.read(folder / "04_one_device_less_memory.ipynb", 4)
-    assert "cluster.close()" in notebook.cells.pop().source
-    nbformat.write(notebook, folder / "04_open.ipynb")
-    return "04_open.ipynb"
-
-
 def test_lab_04_runs_and_every_widget_does_what_it_says(page, address, tmp_path):
     """Would catch a slider without a picture, a prediction that is lost, and a run that cannot be asked for again."""
-    open_lab(page, address, without_its_end(address[2].parent / "notebooks"))
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "5 the state: ")
-    no_errors(page)
+    lab = without_its_end(address, "04_one_device_less_memory")
+    run_through(page, address, lab, "5 the state: ")
 
     for question, typed, said in (
         ("take how many times as long", "3", "you predict 3 times"),
         ("36 layers in 6 segments?", "11 MiB", "you predict 11,534,336 B = 11 MiB"),
     ):
-        guess = page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
-        guess.scroll_into_view_if_needed()
-        guess.locator("input").first.fill(typed)
-        guess.get_by_role("button", name="commit").click()
-        expect(guess).to_contain_text(said, timeout=PATIENCE)
+        predict(page, question, typed, said)
 
-    explorer = page.locator(".jp-OutputArea-output", has_text="layers in a segment, k").filter(
-        has=page.locator(".noUi-handle")
-    )
-    explorer = explorer.first
-    explorer.scroll_into_view_if_needed()
+    explorer = widget(page, "layers in a segment, k")
     expect(explorer).to_contain_text("lowest at k = 6: 11 MiB")
     expect(explorer).to_contain_text("measured with segments of 6")
     handles = explorer.locator(".noUi-handle")
@@ -58,11 +36,9 @@ def test_lab_04_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     page.keyboard.press("ArrowRight")
     expect(explorer).to_contain_text("37 layers in 8 segments", timeout=PATIENCE)
     cap = explorer.locator("input[type=text]").last
-    cap.fill("lots")
-    cap.press("Enter")
+    enter(cap, "lots")
     expect(explorer).to_contain_text("the picture is the last one that made sense", timeout=PATIENCE)
-    cap.fill("30 MiB")
-    cap.press("Enter")
+    enter(cap, "30 MiB")
     expect(explorer).to_contain_text("cap 30 MiB", timeout=PATIENCE)
     assert len(explorer.screenshot(path=tmp_path / "explorer.png")) > 10_000
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import enter, predict, run_through, widget
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 PATIENCE = 30_000
@@ -15,14 +15,9 @@ PATIENCE = 30_000
 
 def test_lab_05_runs_and_every_widget_does_what_it_says(page, address, tmp_path):
     """Would catch bits that cannot be flipped by key, a slider without a picture, and a prediction that is lost."""
-    open_lab(page, address, "05_precision.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "nothing is left running")
-    no_errors(page)
+    run_through(page, address, "05_precision.ipynb", "nothing is left running")
 
-    floats = page.locator(".jp-OutputArea-output", has_text="bits of").filter(has=page.locator("button")).first
-    floats.scroll_into_view_if_needed()
+    floats = widget(page, "bits of", "button")
     bits = floats.locator("button.jupyter-widget-toggle-button, button.widget-toggle-button")
     expect(bits).to_have_count(16)
     bits.nth(0).click()
@@ -33,11 +28,9 @@ def test_lab_05_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     page.keyboard.press("Tab")
     expect(bits.nth(1)).to_be_focused()
     number = floats.locator("input[type=text]").first
-    number.fill("1 + 2^-9")
-    number.press("Enter")
+    enter(number, "1 + 2^-9")
     expect(floats).to_contain_text("1.001953125 in 7 formats", timeout=PATIENCE)
-    number.fill("one")
-    number.press("Enter")
+    enter(number, "one")
     expect(floats).to_contain_text("'one' is no number", timeout=PATIENCE)
     expect(floats).to_contain_text("1.001953125 in 7 formats")
     floats.locator("select").select_option("fp32")
@@ -49,11 +42,7 @@ def test_lab_05_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
         ("zero after a step in fp16?", "95", "you predict 95 %"),
         ("before the first one is taken?", "10", "you predict 10 steps"),
     ):
-        guess = page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
-        guess.scroll_into_view_if_needed()
-        guess.locator("input").first.fill(typed)
-        guess.get_by_role("button", name="commit").click()
-        expect(guess).to_contain_text(said, timeout=PATIENCE)
+        predict(page, question, typed, said)
 
     sliders = page.locator(".jp-OutputArea-output").filter(has=page.locator(".noUi-handle"))
     histogram = sliders.filter(has_text="scale 2^").first

@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import nbformat
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import enter, no_errors, predict, run_through, widget, without_its_end
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 PATIENCE = 30_000
 
 
-def without_its_end(folder: Path) -> str:
-    """A copy of the lab whose last cell does not close the clusters, so that its button can run the ranks again."""
-    notebook = nbformat.read(folder / "06_data_parallel.ipynb", 4)
-    assert "cluster.close()" in notebook.cells.pop().source
-    nbformat.write(notebook, folder / "06_open.ipynb")
-    return "06_open.ipynb"
-
-
-def widget(page: Page, words: str) -> Locator:
-    """The live widget that says these words, in view."""
-    found = page.locator(".jp-OutputArea-output", has_text=words).filter(has=page.locator(".noUi-handle")).first
-    found.scroll_into_view_if_needed()
-    return found
-
-
-def typed(field: Locator, words: str) -> None:
-    """Type words into a field, and press Enter."""
-    field.fill(words)
-    field.press("Enter")
-
-
 def test_lab_06_runs_and_every_widget_does_what_it_says(page, address, tmp_path):
     """Would catch a slider without a picture, a prediction that is lost, and a run that cannot be asked for again."""
-    open_lab(page, address, without_its_end(address[2].parent / "notebooks"))
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "5 1% on more than 100 ranks")
-    no_errors(page)
+    lab = without_its_end(address, "06_data_parallel")
+    run_through(page, address, lab, "5 1% on more than 100 ranks")
 
     for question, said in (
         ("each rank sends in one DDP step?", "you predict 204,800 B = 200 KiB"),
         ("Which bucket size ends the step first?", "you predict 204,800 B = 200 KiB"),
     ):
-        guess = page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
-        guess.scroll_into_view_if_needed()
-        guess.locator("input").first.fill("200 KiB")
-        guess.get_by_role("button", name="commit").click()
-        expect(guess).to_contain_text(said, timeout=PATIENCE)
+        predict(page, question, "200 KiB", said)
 
     buckets = widget(page, "begin of backward to end of the last bucket")
     handles, field = buckets.locator(".noUi-handle"), buckets.locator("input[type=text]").first
@@ -61,10 +30,10 @@ def test_lab_06_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     page.keyboard.press("End")
     expect(buckets).to_contain_text("buckets of 768 KiB: 1 bucket; ", timeout=PATIENCE)
     expect(buckets).to_contain_text("0% of the wire hidden")
-    typed(field, "huge")
+    enter(field, "huge")
     expect(buckets).to_contain_text("the picture is the last one that made sense", timeout=PATIENCE)
     expect(buckets).to_contain_text("buckets of 768 KiB: 1 bucket; ")
-    typed(field, "200 KiB")
+    enter(field, "200 KiB")
     expect(buckets).to_contain_text("buckets of 200 KiB: 4 buckets", timeout=PATIENCE)
     buckets.get_by_role("button", name="run it on the ranks").click()
     expect(buckets).to_contain_text("measured with buckets of 200 KiB: ", timeout=PATIENCE)
@@ -83,10 +52,10 @@ def test_lab_06_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     handles.nth(1).focus()
     page.keyboard.press("Home")
     expect(stale).to_contain_text("lr × curvature 0.01: creeps", timeout=PATIENCE)
-    typed(field, "steep")
+    enter(field, "steep")
     expect(stale).to_contain_text("the picture is the last one that made sense", timeout=PATIENCE)
     expect(stale).to_contain_text("lr × curvature 0.01: creeps")
-    typed(field, "20")
+    enter(field, "20")
     expect(stale).to_contain_text("lr × curvature 0.2: swings", timeout=PATIENCE)
     assert len(stale.screenshot(path=tmp_path / "stale.png")) > 10_000
 
@@ -99,9 +68,9 @@ def test_lab_06_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     page.keyboard.press("ArrowRight")
     expect(sparse).to_contain_text("pays below 10 ranks", timeout=PATIENCE)
     field = sparse.locator("input[type=text]").first
-    typed(field, "2.5")
+    enter(field, "2.5")
     expect(sparse).to_contain_text("no whole number of ranks", timeout=PATIENCE)
-    typed(field, "1000")
+    enter(field, "1000")
     expect(sparse).to_contain_text("21,768 gradients, 1,000 ranks", timeout=PATIENCE)
     assert len(sparse.screenshot(path=tmp_path / "sparse.png")) > 10_000
     no_errors(page)

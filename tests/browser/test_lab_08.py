@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import enter, no_errors, predict, run_through, widget
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(700)]
 PATIENCE = 30_000
@@ -13,26 +13,17 @@ PATIENCE = 30_000
 
 def test_lab_08_runs_and_every_widget_does_what_it_says(page, address, tmp_path):
     """Would catch a film that does not move, a prediction that is lost, and a curve that ignores its controls."""
-    open_lab(page, address, "08_zero_3_fsdp.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "at most shards + 1 whole blocks")  # two waits: a busy machine takes its time
-    wait_for_the_end(page, "closed; nothing is left running")
-    no_errors(page)
+    run_through(
+        page, address, "08_zero_3_fsdp.ipynb", "at most shards + 1 whole blocks", "closed; nothing is left running"
+    )
 
     for question, typed, said in (
         ("bytes that a rank of ZeRO-3 sends", "12 MiB", "you predict 12,582,912 B = 12 MiB"),
         ("GB of weights on a rank at the peak", "2.2", "you predict 2.2 GB"),
     ):
-        guess = page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
-        guess.scroll_into_view_if_needed()
-        guess.locator("input").first.fill(typed)
-        guess.get_by_role("button", name="commit").click()
-        expect(guess).to_contain_text(said, timeout=PATIENCE)
+        predict(page, question, typed, said)
 
-    film = page.locator(".jp-OutputArea-output", has_text="held at the moment").filter(has=page.locator(".noUi-handle"))
-    film = film.first
-    film.scroll_into_view_if_needed()
+    film = widget(page, "held at the moment")
     expect(film).to_contain_text("prefetch 0: moment 4 of 48")
     expect(film).to_contain_text("blocks.0 on the way")
     film.locator(".noUi-handle").first.focus()
@@ -49,17 +40,14 @@ def test_lab_08_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     expect(film).to_contain_text("segments checkpointed: moment", timeout=PATIENCE)
     assert film.locator("svg title", has_text="whole again").count() > 0
     field = film.locator("input[type=text], input:not([type])").last
-    field.fill("at lunch")
-    field.press("Enter")
+    enter(field, "at lunch")
     expect(film).to_contain_text("the picture is the last one that made sense", timeout=PATIENCE)
     expect(film).to_contain_text("segments checkpointed: moment")
-    field.fill("0 ms")
-    field.press("Enter")
+    enter(field, "0 ms")
     expect(film).to_contain_text("segments checkpointed: moment 0 of", timeout=PATIENCE)
     assert len(film.screenshot(path=tmp_path / "film.png")) > 10_000
 
-    curves = page.locator(".jp-OutputArea-output", has_text="rows on a rank").filter(has=page.locator("select")).first
-    curves.scroll_into_view_if_needed()
+    curves = widget(page, "rows on a rank", "select")
     expect(curves).to_contain_text("ms a row, 64 GPUs, infiniband between nodes, bf16")
     curves.locator("select").nth(0).select_option("ethernet")
     expect(curves).to_contain_text("64 GPUs, ethernet between nodes, bf16", timeout=PATIENCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import enter, no_errors, predict, run_through, widget
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 PATIENCE = 30_000
@@ -13,25 +13,15 @@ PATIENCE = 30_000
 
 def test_lab_09_runs_and_every_widget_does_what_it_says(page, address, tmp_path):
     """Would catch a control without an effect, sizes that empty the picture, and a prediction that is lost."""
-    open_lab(page, address, "09_tensor_parallel.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "nothing is left running")
-    no_errors(page)
+    run_through(page, address, "09_tensor_parallel.ipynb", "nothing is left running")
 
     for question, typed, said in (
         ("that one rank sends for one block", "768 KiB", "you predict 786,432 B = 768 KiB"),
         ("how many times as fast as tp = 8", "0.9", "you predict 0.9 times"),
     ):
-        guess = page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
-        guess.scroll_into_view_if_needed()
-        guess.locator("input").first.fill(typed)
-        guess.get_by_role("button", name="commit").click()
-        expect(guess).to_contain_text(said, timeout=PATIENCE)
+        predict(page, question, typed, said)
 
-    explorer = page.locator(".jp-OutputArea-output", has_text="as on every rank").filter(has=page.locator("select"))
-    explorer = explorer.first
-    explorer.scroll_into_view_if_needed()
+    explorer = widget(page, "as on every rank", "select")
     expect(explorer).to_contain_text("column, then row on 4 ranks, forward: rank 0 sends 192 KiB")
     expect(explorer).to_contain_text("measured: 196,608 B, as the law")
     explorer.locator(".noUi-handle").first.focus()
@@ -48,12 +38,10 @@ def test_lab_09_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
 
     fields = explorer.locator("input[type=text]")
     expect(fields).to_have_count(6)
-    fields.nth(0).fill("3")
-    fields.nth(0).press("Enter")
+    enter(fields.nth(0), "3")
     expect(explorer).to_contain_text("the number of heads = 8 has no 3 equal parts; 1, 2, 4 or 8", timeout=PATIENCE)
     expect(explorer).to_contain_text("attention on 4 ranks")
-    fields.nth(0).fill("8")
-    fields.nth(0).press("Enter")
+    enter(fields.nth(0), "8")
     expect(explorer).to_contain_text("attention on 8 ranks", timeout=PATIENCE)
     expect(explorer).not_to_contain_text("measured")
     fields.nth(1).fill("256")
@@ -62,12 +50,10 @@ def test_lab_09_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     expect(fields.nth(2)).to_be_focused()  # Tab goes from one size to the next
     sizes = ((3, "12", "heads = 12 has no 8 equal parts"), (3, "16", "[256, 32]"))
     for place, typed, said in (*sizes, (4, "2", "[128, 256]"), (5, "32", "[64, 256]")):
-        fields.nth(place).fill(typed)
-        fields.nth(place).press("Enter")
+        enter(fields.nth(place), typed)
         expect(explorer).to_contain_text(said, timeout=PATIENCE)
     explorer.locator("select").select_option("column, then row")
-    fields.nth(2).fill("1024")
-    fields.nth(2).press("Enter")
+    enter(fields.nth(2), "1024")
     expect(explorer).to_contain_text("[256, 1024]", timeout=PATIENCE)
     explorer.locator("input[type=checkbox]").focus()
     page.keyboard.press("Space")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import enter, no_errors, predict, run_through, widget
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 PATIENCE = 30_000
@@ -13,11 +13,7 @@ PATIENCE = 30_000
 
 def test_lab_10_runs_and_every_widget_does_what_it_says(page, address, tmp_path):
     """Would catch a prediction that is lost, a slider without a picture, an order by hand that empties the page."""
-    open_lab(page, address, "10_pipelines.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "closed; nothing is left running")
-    no_errors(page)
+    run_through(page, address, "10_pipelines.ipynb", "closed; nothing is left running")
 
     for question, typed, said in (
         ("how many times as fast as one device?", "1", "you predict 1 times"),
@@ -28,15 +24,9 @@ def test_lab_10_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
         ("step on the slow links", "1.2", "you predict 1.2 times"),
         ("% of the time that ranks work?", "70", "you predict 70 %"),
     ):
-        guess = page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
-        guess.scroll_into_view_if_needed()
-        guess.locator("input").first.fill(typed)
-        guess.get_by_role("button", name="commit").click()
-        expect(guess).to_contain_text(said, timeout=PATIENCE)
+        predict(page, question, typed, said)
 
-    held = page.locator(".jp-OutputArea-output", has_text="time of one step, from the first forward on")
-    held = held.filter(has=page.locator(".noUi-handle")).first
-    held.scroll_into_view_if_needed()
+    held = widget(page, "time of one step, from the first forward on")
     expect(held).to_contain_text("a rank holds 4 at most, gpipe 32: 8 times as many")
     expect(held).to_contain_text("measured 4.")
     handles = held.locator(".noUi-handle")
@@ -48,12 +38,10 @@ def test_lab_10_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     expect(held).to_contain_text("gpipe, p = 5", timeout=PATIENCE)
     expect(held).to_contain_text("rank 4", timeout=PATIENCE)
     micro = held.locator("input[type=text]").first
-    micro.fill("lots")
-    micro.press("Enter")
+    enter(micro, "lots")
     expect(held).to_contain_text("the picture is the last one that made sense", timeout=PATIENCE)
     expect(held).to_contain_text("gpipe, p = 5, m = 32")
-    micro.fill("8")
-    micro.press("Enter")
+    enter(micro, "8")
     expect(held).to_contain_text("gpipe, p = 5, m = 8", timeout=PATIENCE)
     handles.nth(0).focus()
     page.keyboard.press("End")
@@ -62,8 +50,7 @@ def test_lab_10_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     page.keyboard.press("ArrowRight")
     expect(held).to_contain_text("v = 3", timeout=PATIENCE)
 
-    player = page.locator(".jp-OutputArea-output", has_text="ranks wait").filter(has=page.locator("select")).first
-    player.scroll_into_view_if_needed()
+    player = widget(page, "ranks wait", "select")
     expect(player).to_contain_text("1f1b, 4 ranks, 8 micro-batches: 33 forwards, ranks wait 27.3%")
     expect(player).to_contain_text("measured in")
     action = player.locator(".noUi-handle").last

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.steps import clear, no_errors, open_lab, run_all, wait_for_the_end
+from tests.browser.steps import enter, no_errors, predict, run_through, widget
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 PATIENCE = 60_000
@@ -13,26 +13,16 @@ PATIENCE = 60_000
 
 def test_lab_12_runs_and_every_widget_does_what_it_says(page, address, tmp_path):
     """Would catch a menu without a picture, a prediction that is lost, and a measurement that cannot be stopped."""
-    open_lab(page, address, "12_three_dimensions.ipynb")
-    clear(page)
-    run_all(page)
-    wait_for_the_end(page, "closed; nothing is left running")
-    no_errors(page)
+    run_through(page, address, "12_three_dimensions.ipynb", "closed; nothing is left running")
 
     for question, typed, said in (
         ("how many of the 80 layers", "20", "you predict 20 layers"),
         ("weights, gradients and Adam", "35 GB", "you predict 35,000,000,000 B"),
         ("bytes sent along tp, for each byte along dp", "10", "you predict 10 times"),
     ):
-        guess = page.locator(".jp-OutputArea-output", has_text=question).filter(has=page.locator("input")).first
-        guess.scroll_into_view_if_needed()
-        guess.locator("input").first.fill(typed)
-        guess.get_by_role("button", name="commit").click()
-        expect(guess).to_contain_text(said, timeout=PATIENCE)
+        predict(page, question, typed, said)
 
-    cube = page.locator(".jp-OutputArea-output", has_text="dp group (dotted)").filter(has=page.locator(".noUi-handle"))
-    cube = cube.first
-    cube.scroll_into_view_if_needed()
+    cube = widget(page, "dp group (dotted)")
     expect(cube).to_contain_text("rank 9 is dp 0, pp 1, tp 1")
     handles = cube.locator(".noUi-handle")
     handles.nth(3).focus()
@@ -43,9 +33,7 @@ def test_lab_12_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
         page.keyboard.press("ArrowLeft")
         expect(cube).to_contain_text(f"= {total} ranks", timeout=PATIENCE)
 
-    wires = page.locator(".jp-OutputArea-output", has_text="in each box: rank; dp,pp,tp")
-    wires = wires.filter(has=page.locator(".noUi-handle")).first
-    wires.scroll_into_view_if_needed()
+    wires = widget(page, "in each box: rank; dp,pp,tp")
     expect(wires).to_contain_text("4 edges between nodes")
     expect(wires).to_contain_text("measured")
     layout, place = wires.locator(".noUi-handle").nth(0), wires.locator(".noUi-handle").nth(1)
@@ -61,11 +49,9 @@ def test_lab_12_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     expect(wires).to_contain_text("round trips", timeout=PATIENCE)
     fields = wires.locator("input[type=text]")
     for place_of, typed in enumerate(("100 us", "90 MB/s", "soon", "10 MB/s")):
-        fields.nth(place_of).fill(typed)
-        fields.nth(place_of).press("Enter")
+        enter(fields.nth(place_of), typed)
     expect(wires).to_contain_text("the picture is the last one that made sense", timeout=PATIENCE)
-    fields.nth(2).fill("500 us")
-    fields.nth(2).press("Enter")
+    enter(fields.nth(2), "500 us")
     expect(wires).to_contain_text("(0.5 ms, 10 MB/s) between", timeout=PATIENCE)
     wires.get_by_role("button", name="measure on real ranks").click()
     expect(wires).to_contain_text("pp takes", timeout=PATIENCE)

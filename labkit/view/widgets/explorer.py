@@ -28,7 +28,7 @@ class Explorer(Twin, widgets.VBox):
 
     def drawn(self) -> Picture:
         """The picture for the present controls. ValueError for what makes no sense."""
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} does not say what it draws")
 
     def draw(self) -> None:
         """Draw for the present controls. What `drawn` itself sets of them does not draw again."""
