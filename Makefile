@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 # The constraints always apply: they pin everything, and torch to a version whose wheel is known to work here.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
+# Two files of tests at once; those that drive the browser share it, and go one after the other.
+TWO := -n 2 --dist loadgroup
+
 .PHONY: lab test check bench notebooks clean lint
 .DELETE_ON_ERROR:
 
@@ -16,10 +19,10 @@ lab: $(VENV)/.has-run
 	$(BIN)/labkit lab
 
 test: $(VENV)/.has-browser lint
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests $(TWO)
 
 check: lint
-	$(BIN)/python -m pytest tests -q -m "not slow and not browser and not faults"
+	$(BIN)/python -m pytest tests -q $(TWO) -m "not slow and not browser and not faults"
 
 lint: $(VENV)/.has-test
 	$(BIN)/ruff check .

@@ -13,7 +13,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU are skipped, with the reason, where torch finds none."""
+    """One worker runs a file, and all that shares the browser. Without a GPU, `gpu` is skipped with the reason."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("browser" if item.get_closest_marker("browser") else item.location[0]))
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:
         return
