@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 # The constraints always apply: they pin everything, and torch to a version whose wheel is known to work here.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-# Two files of tests at once; those that drive the browser share it, and go one after the other.
-TWO := -n 2 --dist loadgroup
+# Two files of tests at once, in order; those that drive the browser share it, and go one after the other.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: lab test check bench notebooks clean lint
 .DELETE_ON_ERROR:

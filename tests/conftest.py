@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the labs with quick=False")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2 --dist loadfile` one worker runs a file, and one all that share the browser."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "the browser" if nodeid.startswith("tests/browser/") else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs a file, and all that shares the browser. Without a GPU, `gpu` is skipped with the reason."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("browser" if item.get_closest_marker("browser") else item.location[0]))
+    """Tests that need a GPU are skipped, with the reason, where torch finds none."""
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:
         return
