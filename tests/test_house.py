@@ -311,8 +311,9 @@ def read(path: str) -> str:
 
 @cache
 def library_names() -> frozenset[str]:
-    """Every public class and function at the top of a module of labkit."""
-    files = [path for path in committed() if path.startswith("labkit/") and path.endswith(".py")]
+    """Every public class and function at the top of a module; what only teaches (labkit/lab) is not what is taught."""
+    ours = [path for path in committed() if path.startswith("labkit/") and path.endswith(".py")]
+    files = [path for path in ours if not path.startswith("labkit/lab/")]
     nodes = (node for path in files for node in tree_of(read(path)).body)
     return frozenset(node.name for node in nodes if _public(node))  # type: ignore[attr-defined]
 

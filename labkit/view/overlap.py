@@ -73,7 +73,8 @@ def overlap(recording: Recording, title: str = "") -> Picture:
                     place = LEFT + (t0 - first) * scale
                     body.append(box(place, y + LANE - 3 - high, wide, high, colour, word, hover, 1 if wide > 4 else 0))
             y += LANE
-        if named := _leaves(row.spans):
+        inside = (s._replace(t0=max(s.t0, row.begin), t1=min(s.t1, row.end)) for s in row.spans)
+        if named := _leaves([*inside]):
             body.append(text(LEFT - 6, y + 12, "spans", "end", 12))
             for span in named[:MOST_BARS]:
                 place, wide = LEFT + (span.t0 - first) * scale, (span.t1 - span.t0) * scale
