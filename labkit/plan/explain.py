@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from labkit.plan.rank import STATES
-from labkit.plan.search import Plan
+from labkit.plan.search import Plan, gb
 
 GB = 1e9
 
@@ -32,7 +32,7 @@ def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
             str(lay.dp), str(lay.pp), str(lay.tp), r.strategy if lay.dp > 1 else "-",
             schedule if lay.pp > 1 else "-", f"{r.n_micro} x {r.batch_size // lay.dp // r.n_micro}",
             "yes" if r.checkpointing else "no", f"{step.total:.3g} s", f"{100 * plan.mfu:.0f}%",
-            f"{plan.memory.total / GB:.1f} GB", f"{100 * step['bubble'] / step.total:.0f}%",
+            gb(plan.memory.total), f"{100 * step['bubble'] / step.total:.0f}%",
         ))  # fmt: skip
     wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]

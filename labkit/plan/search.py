@@ -77,8 +77,13 @@ class Plan:
         parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.strategy] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
         parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else f"{r.n_micro} micro-batches"]
         parts += ["checkpointing"] * r.checkpointing
-        end = self.refused or f"{self.step_s:.3g} s, {100 * self.mfu:.0f}% MFU, {self.memory.total / 1e9:.1f} GB"
+        end = self.refused or f"{self.step_s:.3g} s, {100 * self.mfu:.0f}% MFU, {gb(self.memory.total)}"
         return f"{', '.join(parts)}: {end}"
+
+
+def gb(n_bytes: float) -> str:
+    """`70.3 GB`; below a tenth of one, on devices that are played by a laptop, `11.2 MB`."""
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
 
 
 def plans(
@@ -210,7 +215,7 @@ class Search:
                 needs, said = sum(step.walk().top), ""
             if needs > self.room:
                 return needs, (
-                    f"{said}{needs / 1e9:.1f} GB on rank {rank}, {self.room / 1e9:.1f} GB are there: "
-                    f"{step.in_flight_bytes() / 1e9:.1f} GB activations, else weights, gradients, optimizer"
+                    f"{said}{gb(needs)} on rank {rank}, {gb(self.room)} are there: "
+                    f"{gb(step.in_flight_bytes())} activations, else weights, gradients, optimizer"
                 )
         return 0.0, ""

@@ -1,0 +1,126 @@
+"""Four design cases: a model, some devices, a batch, and the question that somebody asks about them.
+
+    case("eight").question         the question in words
+    case("eight").given            its numbers, each with where it comes from
+    case("eight").found            what the planner answers: kept plans, best first, then refused ones with reasons
+    case("eight").asks             what a good answer has to say, in order
+
+A case is frozen data: the interview room and the planner's panel load the same ones that the lab works through.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cached_property
+
+from labkit.plan.breakdown import Item
+from labkit.plan.hardware import Hardware
+from labkit.plan.search import Plan, plans
+from labkit.plan.shape import ModelShape
+
+IN_ORDER = (
+    "what must be held: bytes of state, before any activation",
+    "the three baselines: bf16, checkpointing, accumulation",
+    "the simplest plan that fits, and what refuses the simpler ones",
+    "bytes over each link, and whether they hide",
+    "rows of a step: is the batch still useful?",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question to a planner.
+
+    shape, hardware, n_ranks, batch, seq, precision   what `labkit.plans` is asked
+    asks                                              what a good answer says, in the order in which it says it
+    """
+
+    name: str
+    title: str
+    question: str
+    shape: ModelShape
+    hardware: str
+    n_ranks: int
+    batch: int
+    seq: int
+    precision: str = "bf16"
+    asks: tuple[str, ...] = IN_ORDER
+
+    @cached_property
+    def found(self) -> tuple[Plan, ...]:
+        """The planner's answer, searched for once."""
+        return tuple(plans(self.shape, self.hardware, self.n_ranks, self.batch, self.seq, precision=self.precision))
+
+    @property
+    def given(self) -> tuple[Item, ...]:
+        """The numbers of the question."""
+        n, device = self.shape.n_params, Hardware.preset(self.hardware)
+        return (
+            Item("devices", self.n_ranks, "devices", "as asked", self.title),
+            Item("memory of one", device.memory_bytes.value, "B", "", device.memory_bytes.source),
+            Item("parameters N", n, "parameters", "as the sizes say", self.shape.source),
+            Item("state", 16 * n, "B", "16 N: weights 4, gradients 4, AdamW 8", "arXiv:1910.02054, 3.1"),
+            Item("tokens of a step", self.batch * self.seq, "tokens", f"{self.batch} rows x {self.seq}", "as asked"),
+        )
+
+
+EIGHT = Case(
+    "eight",
+    "eight devices of 80 GB, 60 GB of state",
+    "One machine has eight devices of 80 GB. Weights, gradients and Adam's moments of the model take 60 GB. How do you "
+    "train it so that tokens per second are highest, and what do you gain over the simplest way?",
+    ModelShape.gpt(32, 3072, 24, 50_304, 2048, name="3.8B", source="chosen such that 16 N is 60 GB"),
+    "a100-80gb",
+    8,
+    128,
+    2048,
+)
+SEVENTY = Case(
+    "seventy",
+    "70 billion parameters on 256 devices",
+    "A 70B model, 32 machines of eight devices. Give sizes for data, pipeline and tensor parallelism, the bytes that "
+    "one device holds, and say which of your axes would be the first to go.",
+    ModelShape.preset("llama-70b"),
+    "h100",
+    256,
+    1024,
+    4096,
+)
+AUDIO = Case(
+    "audio",
+    "3 billion parameters, long sequences of audio",
+    "A team trains a 3B model on audio: half a minute of sound is a row of 12,288 tokens. They have two machines of "
+    "eight 80 GB devices. What fills the memory, and does one need more than sharded data parallelism?",
+    ModelShape.gpt(36, 2560, 20, 4096, 12_288, tied=False, name="audio-3B", source="chosen: 36 blocks of width 2,560"),
+    "a100-80gb",
+    16,
+    64,
+    12_288,
+)
+FIVE_HUNDRED = Case(
+    "512",
+    "a layout for 512 devices",
+    "You are given 512 devices and a model of 175B, and nobody can tell you the layout. Which do you try first, which "
+    "do you not try at all, and how would you know that you were wrong?",
+    ModelShape.preset("gpt3-175b"),
+    "h100",
+    512,
+    1024,
+    2048,
+)
+CASES = (EIGHT, SEVENTY, AUDIO, FIVE_HUNDRED)
+
+
+def case(name: str | Case) -> Case:
+    """A case by its name: "eight", "seventy", "audio", "512". ValueError that names the nearest for another."""
+    if isinstance(name, Case):
+        return name
+    names = [each.name for each in CASES]
+    for each in CASES:
+        if each.name == name:
+            return each
+    near = difflib.get_close_matches(str(name).lower(), names, 1, 0.4)
+    raise ValueError(
+        f"no case {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}")
+    )
