@@ -1,0 +1,1 @@
+"""Derivations on a whiteboard: formulas that people type, read without eval and held against the planner's own laws."""

@@ -1,0 +1,103 @@
+"""Explain this trace: what a profiler shows of a run, and what the recording says it is.
+
+as a profiler has it      rank 0   computing  |####|    |####|        no causes: a rank in a collective is a rank
+                                   in a verb       |====|             in a collective, whoever is to blame
+what settles it           shares of compute, exposed (the wire) and bubble (another rank), rank by rank
+
+fine        little waiting, and the wire works behind compute
+exposed     the waiting is for the wire: all had come, and bytes were on their way
+late        the waiting is for one rank, which computes longer than the others
+turns       the waiting is for a rank, and all compute equally long: a pipeline fills and drains
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from types import MappingProxyType
+
+from labkit.probe.intervals import seconds, union
+from labkit.probe.recording import Recording, overlap_share
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text
+from labkit.view.units import seconds_text
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "fine": "healthy: communication hides behind compute",
+        "exposed": "the wire: communication is exposed",
+        "late": "a straggler: one rank is late, the others wait for it",
+        "turns": "a bubble: ranks wait for their turn in a pipeline",
+    }
+)
+COMPUTE, VERB = PALETTE[0], PALETTE[1]
+LEFT, RIGHT, TOP, LANE = 132.0, WIDTH - 14.0, 40.0, 20.0
+LITTLE, LONGER = 0.22, 1.3
+"""Waiting that is little, as a share of the time; and how much longer than the median a straggler computes."""
+
+
+def diagnosed(recording: Recording) -> str:
+    """The kind of KINDS that the recording of all ranks shows. ValueError for one that is not merged, or of no time."""
+    shares = recording.shares()
+    if not recording.merged:
+        raise ValueError("a trace of one rank cannot tell who was late: merge those of all with Recording.of(...)")
+    if shares.exposed + shares.bubble < LITTLE:
+        return "fine"
+    if shares.exposed > shares.bubble:
+        return "exposed"
+    own = [seconds(recording.parts[rank].compute) for rank in recording.ranks]
+    return "late" if max(own) > LONGER * median(sorted(own)[:-1]) else "turns"
+
+
+def explained(recording: Recording) -> str:
+    """The measurement that settles it, in a sentence or two."""
+    kind, shares = diagnosed(recording), recording.shares()
+    told = f"compute {shares.compute:.0%}, waiting for the wire {shares.exposed:.0%}, for a rank {shares.bubble:.0%}"
+    own = {rank: seconds(recording.parts[rank].compute) for rank in recording.ranks}
+    if kind == "fine":
+        return f"{told}. {overlap_share(recording):.0%} of the time on the wire, a rank computes meanwhile."
+    if kind == "exposed":
+        return f"{told}. When the waiting begins every rank has come: only bytes are missing."
+    if kind == "late":
+        late = max(own, key=lambda rank: own[rank])
+        rest = median(value for rank, value in own.items() if rank != late)
+        return (
+            f"{told}. Rank {late} computes for {seconds_text(own[late])}, the others for {seconds_text(rest)}; "
+            f"it waits {recording.shares(late).bubble:.0%} of the time for somebody, they more."
+        )
+    ends = f"{seconds_text(min(own.values()))} to {seconds_text(max(own.values()))}"
+    return f"{told}. All compute about equally long ({ends}), at different times: nobody is late, they take turns."
+
+
+def unlabelled(recording: Recording, title: str = "what does this trace show?") -> Picture:
+    """Each rank's time as a profiler has it: computing, or in a verb. Who is to blame is not in it.
+
+    ValueError for a recording of no time."""
+    whole = recording.seconds
+    if whole <= 0:
+        raise ValueError(f"a recording of {whole} seconds shows nothing")
+    first, scale = min(row.begin for row in recording.rows), (RIGHT - LEFT) / whole
+    body, y = [headline(title)], TOP
+    for row in recording.rows:
+        parts = recording.parts[row.rank]
+        verbs = union((each.t0, each.t1) for each in row.transfers if not each.within and each.t1 > each.t0)
+        waits = union((*parts.exposed, *parts.bubble))
+        body.append(text(4, y + 14, f"rank {row.rank}", bold=True))
+        for name, colour, spans in (("computes", COMPUTE, parts.compute), ("in a verb", VERB, union((*verbs, *waits)))):
+            body.append(text(LEFT - 8, y + 14, name, "end", 12))
+            body.append(line(LEFT, y + LANE - 1, RIGHT, y + LANE - 1, width=0.3))
+            for t0, t1 in spans:
+                t0, t1 = max(t0, row.begin), min(t1, row.end)
+                if t1 > t0:
+                    hover = f"rank {row.rank} {name}: {seconds_text(t1 - t0)}"
+                    wide = max((t1 - t0) * scale, 0.5)
+                    body.append(box(LEFT + (t0 - first) * scale, y + 3, wide, LANE - 5, colour, "", hover, 0.5))
+            y += LANE
+        y += 6
+    body.append(line(LEFT, y, RIGHT, y))
+    for mark in round_marks(whole):
+        x = LEFT + mark * scale
+        anchor = "end" if x + 30 > WIDTH else "middle"
+        said = seconds_text(mark) if mark else "0"
+        body += [line(x, y, x, y + 5), text(x, y + 19, said, anchor, 12)]
+    n = len(recording.rows)
+    return Picture("".join(body), y + 26, f"{title} {n} ranks, {seconds_text(whole)}, computing or in a verb")
