@@ -79,11 +79,18 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print plain dat
 @app.command()
 def lab(
     notebook: Annotated[str, typer.Argument(help="A notebook, by path, name or number.")] = FIRST_LAB,
+    workshop: Annotated[str, typer.Option(help="The agenda of a workshop instead: 2h, 1d or 2d.")] = "",
     check: Annotated[bool, typer.Option("--check", help="Run it in the server without a browser, then exit.")] = False,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     port: Annotated[int, typer.Option(help="Port on this machine; the next free one if it is taken.")] = 8888,
 ) -> None:
-    """Open JupyterLab on a lab."""
+    """Open JupyterLab on a lab, or on the agenda of a workshop."""
+    if workshop:
+        from labkit.lab.workshop import workshops
+
+        if workshop not in workshops():
+            raise typer.BadParameter(f"no workshop of {workshop!r}; there are {', '.join(workshops())}")
+        notebook = f"workshop_{workshop}"
     path = _find(notebook)
     if check:
         from labkit.lab.headless import check as run_through
@@ -198,7 +205,7 @@ def _find(name: str) -> Path:
     if Path(name).is_file():
         return Path(name).resolve()
     labs = _labs()
-    for path in labs:
+    for path in (*labs, *_labs("workshop_*.ipynb")):
         if path.name.startswith(name.zfill(2)) or path.name == f"{name}.ipynb":
             return path
     if not labs:
@@ -206,8 +213,8 @@ def _find(name: str) -> Path:
     raise typer.BadParameter(f"no lab {name!r}; there are {', '.join(path.stem for path in labs)}")
 
 
-def _labs() -> list[Path]:
+def _labs(pattern: str = "[0-9]*.ipynb") -> list[Path]:
     """All labs, in order; one in the present folder comes before the one that labkit brings."""
     folders = (CHECKOUT / "notebooks", Path("notebooks"))
-    found = {path.name: path.resolve() for folder in folders for path in folder.glob("[0-9]*.ipynb")}
+    found = {path.name: path.resolve() for folder in folders for path in folder.glob(pattern)}
     return [found[name] for name in sorted(found)]

@@ -1,0 +1,69 @@
+"""What most of the broken programs train: a small net on a few rows, in float64, without torch's optimizers.
+
+The first torch optimizer of a process imports a compiler and takes seconds; a step of gradient descent is two lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+
+WIDE = 16
+
+
+def rows(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, the same in every process.   -> [n, 16], [n, 1]"""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, WIDE, generator=draw, dtype=torch.float64)
+    return x, torch.sin(x.sum(1, keepdim=True))
+
+
+def net(seed: int = 0, hidden: int = 32) -> nn.Sequential:
+    """A net of two linears, in float64."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDE, hidden), nn.Tanh(), nn.Linear(hidden, 1)).double()
+
+
+def own_rows(x: Tensor, group: Group) -> Tensor:
+    """This rank's rows."""
+    return x.chunk(group.size)[group.rank]
+
+
+def average(model: nn.Module, group: Group) -> None:
+    """The mean of all ranks' gradients, in one message: data parallelism by hand."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    mean = group.all_reduce(torch.cat([g.flatten() for g in grads]), op="mean")
+    for p, part in zip(params, mean.split([p.numel() for p in params]), strict=True):
+        p.grad = part.view_as(p).clone()
+
+
+@torch.no_grad()
+def step_down(params: Iterable[Tensor], lr: float = 0.1) -> None:
+    """One step of gradient descent."""
+    for p in params:
+        if p.grad is not None:
+            p -= lr * p.grad
+
+
+def forget(model: nn.Module) -> None:
+    """No gradients."""
+    for p in model.parameters():
+        p.grad = None
+
+
+def plain(steps: int, n_rows: int, lr: float = 0.1) -> tuple[list[float], nn.Module]:
+    """The reference of many cases: one process takes all rows at once."""
+    model, losses = net(), []
+    x, y = rows(n_rows)
+    for _ in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        step_down(model.parameters(), lr)
+        losses.append(loss.item())
+    return losses, model
