@@ -39,7 +39,9 @@ def test_the_console_script_is_installed_beside_python():
     assert subprocess.run([script, "--version"], capture_output=True, text=True).stdout.strip() == labkit.__version__
 
 
-@pytest.mark.parametrize("words", ["nosuch", "lab 77", "bench nosuch", "lab 0 --port", "lab --port=x", "--nosuch"])
+@pytest.mark.parametrize(
+    "words", ["nosuch", "lab 77", "bench nosuch", "lab 0 --port", "lab --port=x", "--nosuch", "lab --workshop 3h"]
+)
 def test_a_command_that_makes_no_sense_exits_with_2_and_a_sentence(words):
     """Would catch a traceback, and an exit code that a script cannot tell from a failure."""
     done = labkit_says(*words.split())
@@ -51,6 +53,12 @@ def test_a_command_that_makes_no_sense_exits_with_2_and_a_sentence(words):
 def test_an_unknown_lab_is_answered_with_the_labs_that_there_are():
     """Would catch a bare 'not found'."""
     assert "00_doctor_and_first_cluster" in re.sub(r"[\s│]+", "", labkit_says("lab", "77").stderr)
+
+
+def test_a_workshop_opens_its_agenda_and_an_unknown_one_is_answered_with_those_that_there_are():
+    """Would catch an agenda that is not found, and a length that is silently another lab."""
+    assert _find("workshop_2h").name == "workshop_2h.ipynb"
+    assert "2h,1d,2d" in re.sub(r"[\s│]+", "", labkit_says("lab", "--workshop", "3h").stderr)
 
 
 def test_a_failure_exits_with_1_and_one_sentence_and_debug_shows_the_traceback(tmp_path):
