@@ -40,6 +40,7 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/rehearsal.py --json benchmarks/results/rehearsal.json
 	$(BIN)/python benchmarks/labs.py --json benchmarks/results/labs.json
 	$(BIN)/python benchmarks/classroom.py --json benchmarks/results/classroom.json
+	$(BIN)/python benchmarks/capstone.py --json benchmarks/results/capstone.json
 
 notebooks: $(VENV)/.has-test
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \

@@ -109,6 +109,12 @@ _WHERE = MappingProxyType(
         "InFlightExplorer": "view.widgets.inflight",
         "LoRAExplorer": "view.widgets.lora",
         "InterconnectExplorer": "view.widgets.links",
+        "BottleneckExplorer": "view.widgets.bottlenecks",
+        "PlannerPanel": "view.widgets.planner",
+        "Whiteboard": "view.widgets.whiteboard",
+        "ExplainTrace": "view.widgets.explain",
+        "Ward": "view.widgets.ward",
+        "CapstoneExplorer": "view.widgets.capstone",
         "accumulate": "train.accumulate",
         "Recording": "probe.recording",
     }
@@ -188,15 +194,19 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.topology import network as network
     from labkit.view.traffic import traffic as traffic
     from labkit.view.widgets.anatomy import MemoryAnatomy as MemoryAnatomy
+    from labkit.view.widgets.bottlenecks import BottleneckExplorer as BottleneckExplorer
     from labkit.view.widgets.buckets import BucketExplorer as BucketExplorer
+    from labkit.view.widgets.capstone import CapstoneExplorer as CapstoneExplorer
     from labkit.view.widgets.crossover import CrossoverExplorer as CrossoverExplorer
     from labkit.view.widgets.cube import CubeExplorer as CubeExplorer
+    from labkit.view.widgets.explain import ExplainTrace as ExplainTrace
     from labkit.view.widgets.floats import FloatExplorer as FloatExplorer
     from labkit.view.widgets.gather import GatherExplorer as GatherExplorer
     from labkit.view.widgets.histogram import GradientHistogram as GradientHistogram
     from labkit.view.widgets.inflight import InFlightExplorer as InFlightExplorer
     from labkit.view.widgets.links import InterconnectExplorer as InterconnectExplorer
     from labkit.view.widgets.lora import LoRAExplorer as LoRAExplorer
+    from labkit.view.widgets.planner import PlannerPanel as PlannerPanel
     from labkit.view.widgets.play import Play as Play
     from labkit.view.widgets.player import PipelinePlayer as PipelinePlayer
     from labkit.view.widgets.predict import Predict as Predict
@@ -207,6 +217,8 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.widgets.sparse import CompressionExplorer as CompressionExplorer
     from labkit.view.widgets.split import SplitExplorer as SplitExplorer
     from labkit.view.widgets.stale import StaleExplorer as StaleExplorer
+    from labkit.view.widgets.ward import Ward as Ward
+    from labkit.view.widgets.whiteboard import Whiteboard as Whiteboard
     from labkit.view.widgets.zero import ZeROExplorer as ZeROExplorer
 
 __all__ = tuple(sorted(_WHERE))

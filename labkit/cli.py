@@ -39,6 +39,7 @@ class Benchmark(StrEnum):
     rehearsal = "rehearsal"
     labs = "labs"
     classroom = "classroom"
+    capstone = "capstone"
 
 
 def main() -> None:

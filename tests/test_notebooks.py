@@ -5,6 +5,7 @@ With `--long` the labs run as they do for a person, with quick=False."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +47,8 @@ def lab_runs(request, tmp_path_factory):
         lab = given.get("lab", given.get("nbval_of"))
         command = papermill(**given, quick=quick) if "lab" in given else nbval(lab)
         folder = tmp_path_factory.mktemp(lab.stem)
-        how = {"cwd": folder, "capture_output": True, "text": True, "timeout": 600 if quick else 3600}
+        apart = {**os.environ, "XDG_DATA_HOME": str(folder)}  # whoever tests has a board of scores, too
+        how = {"cwd": folder, "env": apart, "capture_output": True, "text": True, "timeout": 600 if quick else 3600}
         key = lab, given.get("n_ranks"), given.get("device")
         begun[key] = pool.submit(subprocess.run, command, **how), folder
     yield begun

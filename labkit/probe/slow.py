@@ -64,7 +64,7 @@ class SlowDevice(MemoryProbe):
 
     def _work(self, seconds: float) -> None:
         now, messages = time.perf_counter(), len(self.ledger) + self.ledger.received.total()
-        since = now - LATE_S if messages == self._messages else now - self.launch_s
+        since = now - LATE_S if messages == self._messages else now
         self._due, self._messages = max(self._due, since) + seconds, messages
         if self._due - now > DOZE_S:
             time.sleep(self._due - now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -61,7 +62,8 @@ def address(tmp_path_factory) -> Iterator[tuple[str, str, Path]]:
     command = [sys.executable, "-m", "labkit", "lab", "--no-browser", "--port", "0"]
     log = folder / "server.log"  # a file: a pipe that nobody reads fills up, and then the server stands still
     with log.open("w") as written:
-        server = subprocess.Popen(command, cwd=folder, stderr=written, stdout=written)
+        apart = {**os.environ, "XDG_DATA_HOME": str(folder)}  # whoever tests has a board of scores, too
+        server = subprocess.Popen(command, cwd=folder, env=apart, stderr=written, stdout=written)
     deadline = time.monotonic() + 60
     while not (found := re.search(r"(http://127\.0\.0\.1:\d+)/\S*token=(\w+)", log.read_text())):
         if server.poll() is not None or time.monotonic() > deadline:

@@ -1,0 +1,226 @@
+"""The capstone's task as a value, and what the laws say of a way to do it: seconds x bytes, before anything runs.
+
+    score = seconds of a step x bytes of the fullest rank                                   lower is better
+
+    a task says          the model, the batch, the steps, the optimizer and its learning rate; the ranks, their speed,
+                         their cap, the links inside a node and between the two nodes
+    a way is free in     layout and placing; strategy, schedule, micro-batches, checkpointing, sequence parallel, ...
+
+Bytes are those of `predict_memory`. Seconds are those of `predict_step` on a device that does `flops_per_s` and takes
+nothing for the rest, over links that have, axis by axis, the share that the two nodes leave it (plan/crossing.py):
+so a way may also say that neighbours in rank lie apart, on different nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from labkit.plan.breakdown import Breakdown
+from labkit.plan.crossing import apart, hops, slowest, together
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.link import Link
+from labkit.plan.memory import predict_memory
+from labkit.plan.recipe import Recipe
+from labkit.plan.search import ends, layouts
+from labkit.plan.shape import ModelShape
+from labkit.plan.stages import check_plan
+from labkit.plan.time import StepTime
+from labkit.plan.topology import Links
+
+FREE = (
+    "strategy", "schedule", "n_micro", "stages_per_rank", "checkpointing", "sequence_parallel", "bucket_bytes",
+    "prefetch",
+)  # fmt: skip
+"""What of a recipe a way may choose: none of it changes what is learned."""
+MUCH_MEMORY_S = 1e15
+"""Bytes a second of the slow device's memory: whatever is no product takes no time on it."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to do a task: a layout, a recipe, and whether neighbours in rank lie on different nodes."""
+
+    layout: Layout
+    recipe: Recipe
+    apart: bool = False
+
+    def __str__(self) -> str:
+        """`dp 2, pp 2, apart: 1f1b of 4, checkpointing`"""
+        lay, r = self.layout, self.recipe
+        axes = [f"{axis} {getattr(lay, axis)}" for axis in ("dp", "pp", "tp") if getattr(lay, axis) > 1]
+        parts = [r.strategy] if lay.dp > 1 else []
+        parts += [f"{r.schedule} of {r.n_micro}"] if lay.pp > 1 else [f"{r.n_micro} micro-batches"] * (r.n_micro > 1)
+        parts += ["no prefetch"] * (lay.dp > 1 and r.strategy == "zero3" and r.prefetch == 0)
+        parts += ["checkpointing"] * r.checkpointing + ["sequence parallel"] * (r.sequence_parallel and lay.tp > 1)
+        return ", ".join((axes or ["1 rank"]) + ["apart"] * self.apart) + ": " + (", ".join(parts) or "plain")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be done, by how many ranks, under which cap, over which links. Frozen: two tasks are equal or not.
+
+    config       the model's sizes (a GPTConfig)
+    base         the recipe's choices that nobody may change: batch_size, optimizer, lr, precision, seed, ...
+    steps        steps of an attempt; the first is not timed
+    cap_bytes    bytes that a rank may hold
+    intra, inter links inside a node and between the two nodes (with one rank a node, only `inter`)
+    flops_per_s, launch_s   of a rank, a device in slow motion: what it computes, and what it takes to start an op
+    tolerance    how far the loss on the validation text may be from that of one process
+    """
+
+    name: str
+    config: Any
+    base: Recipe
+    steps: int
+    cap_bytes: int
+    intra: Link
+    inter: Link
+    flops_per_s: float
+    launch_s: float = 0.0
+    n_ranks: int = 4
+    tolerance: float = 2e-4
+
+    def __post_init__(self) -> None:
+        if self.n_ranks < 2 or self.n_ranks % 2:
+            raise ValueError(f"two nodes share the ranks: n_ranks={self.n_ranks} is to be even, and at least 2")
+        if self.steps < 2 or self.cap_bytes < 1 or not self.flops_per_s > 0:
+            raise ValueError(
+                f"a task has 2 steps or more (the first is not timed), a cap and a speed above 0: steps={self.steps}, "
+                f"cap_bytes={self.cap_bytes}, flops_per_s={self.flops_per_s}"
+            )
+
+    def changed(self, **changes: Any) -> Task:
+        """The same with other fields."""
+        return replace(self, **changes)
+
+    def recipe(self, **choices: Any) -> Recipe:
+        """The task's recipe with your choices. ValueError for one that is not free."""
+        fixed = sorted(set(choices) - set(FREE))
+        if fixed:
+            raise ValueError(f"{', '.join(fixed)}: not yours to choose here; free are {', '.join(FREE)}")
+        return replace(self.base, **choices)
+
+    def links(self, apart_: bool = False) -> Links:
+        """The wires of the two nodes, for ranks that lie together or apart."""
+        nodes = (apart if apart_ else together)(self.n_ranks)
+        return Links.placed(nodes, self.intra, self.inter)
+
+    def check(self, way: Way) -> None:
+        """ValueError, with the numbers, for a way that does another task or cannot be built."""
+        if way.layout.size != self.n_ranks:
+            raise ValueError(f"{way.layout} has {way.layout.size} ranks, the task {self.n_ranks}")
+        for each in fields(Recipe):
+            wanted, given = getattr(self.base, each.name), getattr(way.recipe, each.name)
+            if each.name not in FREE and wanted != given:
+                raise ValueError(f"{each.name}={given!r}: the task says {wanted!r}, or another thing would be learned")
+        check_plan(ModelShape.of(self.config), way.recipe, way.layout)
+
+    @cached_property
+    def key(self) -> str:
+        """Eight letters that differ where anything differs: what the board files entries under."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=4).hexdigest()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the laws say of a way: seconds of a step, bytes of the fullest rank. `fits` is whether the cap allows it."""
+
+    step: Breakdown
+    memory: Breakdown
+    cap_bytes: int
+
+    @property
+    def score(self) -> float:
+        """Byte-seconds."""
+        return self.step.total * self.memory.total
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank stays under the cap."""
+        return self.memory.total <= self.cap_bytes
+
+
+def forecast(task: Task, way: Way) -> Forecast:
+    """The laws for one way. ValueError for one that `Task.check` refuses."""
+    task.check(way)
+    shape = ModelShape.of(task.config)
+    memory = max(
+        (predict_memory(shape, way.layout, way.recipe, rank) for rank in ends(way.layout)), key=lambda each: each.total
+    )
+    return Forecast(Wired(shape, task, way).breakdown(), memory, task.cap_bytes)
+
+
+def ways(task: Task) -> list[tuple[Way, Forecast]]:
+    """Every way worth a look, whether it fits or not: the best score first."""
+    shape, found = ModelShape.of(task.config), []
+    for layout in layouts(task.n_ranks):
+        rows = task.base.batch_size // layout.dp
+        for way in _on(task, layout, rows):
+            try:
+                check_plan(shape, way.recipe, layout)
+            except ValueError:
+                continue
+            found.append((way, forecast(task, way)))
+    return sorted(found, key=lambda each: each[1].score)
+
+
+def _on(task: Task, layout: Layout, rows: int) -> list[Way]:
+    strategies = ("ddp", "zero1", "zero2", "zero3") if layout.dp > 1 else ("ddp",)
+    schedules = ("1f1b", "zero_bubble") if layout.pp > 1 else ("1f1b",)
+    micros = [m for m in (1, 2, 4, 8) if rows % m == 0]
+    placings = (False, True) if sum(size > 1 for size in (layout.dp, layout.pp, layout.tp)) > 1 else (False,)
+    made = []
+    for strategy in strategies:
+        for schedule in schedules:
+            for m in micros:
+                for again in (False, True):
+                    choices = {"strategy": strategy, "schedule": schedule, "n_micro": m, "checkpointing": again}
+                    if schedule == "zero_bubble" and (again or strategy == "zero3"):
+                        continue
+                    ahead = (1, 0) if strategy == "zero3" else (1,)
+                    recipes = [task.recipe(**choices, prefetch=each) for each in ahead]
+                    made += [Way(layout, recipe, each) for recipe in recipes for each in placings]
+    return made
+
+
+class Wired(StepTime):
+    """The parts of a step on a task's devices, each axis over the wires that the placing gives it."""
+
+    def __init__(self, shape: ModelShape, task: Task, way: Way) -> None:
+        """`way` is one that the task allows."""
+        self.over = {axis: share_of_links(way.layout, axis, task.links(way.apart)) for axis in ("dp", "pp", "tp")}
+        # "cuda", since shaped wires have a reduce_scatter of their own, as NCCL does
+        device = Hardware.measured(task.flops_per_s, MUCH_MEMORY_S, intra=task.intra, inter=task.inter, device="cuda")
+        device = device.changed(launch_s=task.launch_s)
+        super().__init__(shape, way.layout, way.recipe, device)
+
+    def tp_sum(self) -> tuple[float, float]:
+        """Seconds of one tensor-parallel sum, over the share of tp."""
+        self.hardware = self.hardware.changed(intra=self.over["tp"], inter=self.over["tp"])
+        return super().tp_sum()
+
+    def message_s(self) -> float:
+        """Seconds of one activation between stages, over the slowest hop of pp."""
+        self.hardware = self.hardware.changed(intra=self.over["pp"], inter=self.over["pp"])
+        return super().message_s()
+
+    def dp(self) -> tuple[float, float]:
+        """Seconds along dp, over the share of dp."""
+        self.hardware = self.hardware.changed(intra=self.over["dp"], inter=self.over["dp"], node_size=self.layout.size)
+        moved, waits = super().dp()
+        ahead = self.recipe.strategy != "zero3" or self.recipe.prefetch > 0
+        return moved, waits if ahead else moved  # who gathers a layer when it is wanted waits for all of it
+
+
+def share_of_links(layout: Layout, axis: str, links: Links) -> Link:
+    """What a rank has along an axis while all groups of it talk: the slowest hop. Endless speed for an axis of 1."""
+    found = [pairs for pairs in hops(layout, axis) if pairs]
+    if getattr(layout, axis) == 1 or not found:
+        return Link(axis, 0.0, MUCH_MEMORY_S)
+    alpha = max(slowest(pairs, 0.0, links) for pairs in found)
+    million = max(slowest(pairs, 1e6, links) for pairs in found)
+    return Link(axis, alpha, 1e6 / (million - alpha))

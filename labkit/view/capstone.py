@@ -1,0 +1,196 @@
+"""The capstone's plane: attempts by seconds and by bytes, lines of equal score, the cap, and what the laws say.
+
+       bytes of the fullest rank      both axes logarithmic, so that seconds x bytes = constant is a straight line:
+         |  \\   x law  \\             from one line to the next the score doubles, and down to the left is better
+     cap -+---\\-o-------\\-------     above the cap nothing finishes
+         |     \\    #    \\
+         +-------------------- seconds of a step
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from labkit.plan.breakdown import Breakdown
+from labkit.view.axes import Axes
+from labkit.view.svg import PALETTE, Picture, Room, box, headline, line, text, width_of
+
+LEFT, TOP, RIGHT, BOTTOM = 78, 64, 560, 372
+HEIGHT = 436
+KINDS = ("yours", "reference", "law")
+COLOURS = ("#0072B2", "#D55E00", "#999999")
+STACK = (("parameters", 0), ("gradients", 1), ("optimizer", 2), ("activations", 4), ("other", 7))
+"""Kinds of memory, and their colours in the palette."""
+
+
+class Mark(NamedTuple):
+    """A point of the plane: `kind` is one of KINDS; `told` shows when the pointer rests on it."""
+
+    name: str
+    seconds: float
+    n_bytes: float
+    kind: str = "yours"
+    told: str = ""
+
+
+def plane(
+    marks: Sequence[Mark], cap_bytes: float, title: str, chosen: Mark | None = None, memory: Breakdown | None = None
+) -> Picture:
+    """Marks on the plane time x peak; `chosen` is a diamond, and `memory` the bytes that it is made of, beside the cap.
+
+    Marks that are not finite are left out. ValueError if nothing is left."""
+    shown = [mark for mark in marks if math.isfinite(mark.seconds * mark.n_bytes) and mark.seconds * mark.n_bytes > 0]
+    points = [*shown, *([chosen] if chosen else [])]
+    if not points:
+        raise ValueError("there is no attempt to draw: run one first")
+    x = _ends([mark.seconds for mark in points])
+    y = _ends([*(mark.n_bytes for mark in points), *([cap_bytes] if _near(cap_bytes, points) else [])])
+    axes = Axes(LEFT, TOP, RIGHT, BOTTOM, x, y, log_x=True, log_y=True)
+    room = Room(LEFT, TOP - 14, 800, BOTTOM)
+    for mark in points:
+        at = axes.at(mark.seconds, mark.n_bytes)
+        room.take(at[0] - 6, at[1] - 6, 12, 12)
+    body = [headline(title), *_frame(axes), *_cap(axes, cap_bytes, room)]
+    for number, mark in enumerate(points):
+        body += _mark(axes, mark, room, diamond=chosen is not None and number == len(points) - 1)
+    body += _scores(axes, room) + _legend(shown, chosen)
+    if memory is not None:
+        body += _stack(memory, cap_bytes)
+    return Picture("".join(body), HEIGHT, f"{title}: " + "; ".join(map(words_of, points)))
+
+
+def words_of(mark: Mark) -> str:
+    """`shards (law): 0.62 s x 3.78 MB = 2.34 MB s`"""
+    score = score_text(mark.seconds * mark.n_bytes)
+    return f"{mark.name} ({mark.kind}): {mark.seconds:.3g} s x {mark.n_bytes / 1e6:.3g} MB = {score}"
+
+
+def score_text(byte_seconds: float) -> str:
+    """`2.34 MB s`, `no score` for an infinite one."""
+    return f"{byte_seconds / 1e6:.3g} MB s" if math.isfinite(byte_seconds) else "no score"
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values) / 1.25, max(values) * 1.25
+    if high / low < 4:
+        middle = math.sqrt(low * high)
+        low, high = middle / 2, middle * 2
+    return low, high
+
+
+def _near(cap_bytes: float, points: Sequence[Mark]) -> bool:
+    """Whether the cap is worth the room that it takes: not if it is far from everything."""
+    held = [mark.n_bytes for mark in points]
+    return min(held) / 8 < cap_bytes < max(held) * 8
+
+
+def _round(ends: tuple[float, float], unit: float = 1.0) -> list[float]:
+    low, high = (each / unit for each in ends)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [each * unit for p in powers for each in (10.0**p, 2 * 10.0**p, 5 * 10.0**p) if low <= each <= high]
+
+
+def _frame(axes: Axes) -> list[str]:
+    words = text(4, TOP - 16, "bytes of the fullest rank", size=12)
+    marks = _round(axes.x), _round(axes.y, 1e6)
+    return [
+        words,
+        *axes.frame("seconds of a step", lambda s: f"{s:.3g} s", lambda b: f"{b / 1e6:.3g} MB", *marks),
+    ]
+
+
+def _scores(axes: Axes, room: Room) -> list[str]:
+    """Lines of equal score, each twice the one before."""
+    (x0, x1), (y0, y1) = axes.x, axes.y
+    first, last = math.ceil(math.log2(x0 * y0 / 1e6)), math.floor(math.log2(x1 * y1 / 1e6))
+    out = []
+    for power in range(first, last + 1):
+        score = 2.0**power * 1e6
+        left, right = max(x0, score / y1), min(x1, score / y0)
+        if right / left < 1.05:
+            continue
+        (a, b), (c, d) = axes.at(left, score / left), axes.at(right, score / right)
+        out.append(line(a, b, c, d, "6 5", 1, "#888"))
+        said = f"{2.0**power:g} MB s"
+        wide = width_of(said, 11)
+        ends = [(a + 8, b), (c, d - 14)]
+        if RIGHT - c < 2:
+            ends = [(RIGHT + 4, d - 8), (a + 8, b - 2), (c - wide - 8, d - 16)]
+        found = room.first(ends, wide, 12)
+        if found:
+            out.append(text(found[0], found[1] + 10, said, size=11))
+    return out
+
+
+def _cap(axes: Axes, cap_bytes: float, room: Room) -> list[str]:
+    if not axes.y[0] <= cap_bytes <= axes.y[1]:
+        side = "above" if cap_bytes > axes.y[1] else "below"
+        return [text(RIGHT, TOP - 16, f"the cap, {cap_bytes / 1e6:.3g} MB, lies {side} this picture", "end", 12)]
+    y, said = axes.at(1, cap_bytes)[1], f"cap {cap_bytes / 1e6:.3g} MB"
+    wide = width_of(said, 12)
+    places = [(x, y + dy) for dy in (-16, 4) for x in (RIGHT - wide - 2, LEFT + 4, (LEFT + RIGHT) / 2)]
+    found = room.first(places, wide, 13) or places[0]
+    words = text(found[0], found[1] + 11, said, size=12, bold=True)
+    return [line(LEFT, y, RIGHT, y, "", 2.5, COLOURS[1]), words]
+
+
+def _mark(axes: Axes, mark: Mark, room: Room, diamond: bool) -> list[str]:
+    colour, told = COLOURS[KINDS.index(mark.kind)], escape(mark.told or words_of(mark))
+    (x, y) = axes.at(mark.seconds, mark.n_bytes)
+    if diamond:
+        shape = f"<g><title>{told}</title>{axes.diamond(mark.seconds, mark.n_bytes, PALETTE[4])}</g>"
+    elif mark.kind == "law":
+        shape = axes.cross(mark.seconds, mark.n_bytes, colour, told)
+    elif mark.kind == "reference":
+        shape = f"<g><title>{told}</title>{box(x - 5, y - 5, 10, 10, colour)}</g>"
+    else:
+        shape = axes.dot(mark.seconds, mark.n_bytes, colour, told)
+    wide = width_of(mark.name, 12)
+    corners = [(x + 9, y - 6), (x - 9 - wide, y - 6), (x - wide / 2, y - 21), (x - wide / 2, y + 9), (x + 7, y + 7)]
+    inside = [(a, b) for a, b in corners if a + wide <= RIGHT]
+    found = room.first(inside, wide, 13)
+    return [shape] + ([text(found[0], found[1] + 10, mark.name, size=12)] if found else [])
+
+
+def _legend(shown: Sequence[Mark], chosen: Mark | None) -> list[str]:
+    out, x, y = [], LEFT, HEIGHT - 10
+    named = {"yours": "measured by you", "reference": "measured, the reference", "law": "predicted"}
+    for kind in (kind for kind in KINDS if any(mark.kind == kind for mark in shown)):
+        colour = COLOURS[KINDS.index(kind)]
+        shapes = {
+            "yours": f'<circle cx="{x}" cy="{y - 4}" r="5" fill="{colour}" stroke="#fff"/>',
+            "reference": box(x - 5, y - 9, 10, 10, colour),
+            "law": f'<path d="M{x - 5} {y - 9}l10 10M{x - 5} {y + 1}l10 -10" stroke="{colour}" stroke-width="3"/>',
+        }
+        out += [shapes[kind], text(x + 10, y, named[kind], size=12)]
+        x += 30 + int(width_of(named[kind], 12))
+    if chosen is not None:
+        out += [f'<path d="M{x} {y - 12}l8 8l-8 8l-8-8z" fill="{PALETTE[4]}" stroke="currentColor"/>']
+        out += [text(x + 13, y, "predicted, what is chosen", size=12)]
+    return out
+
+
+def _stack(memory: Breakdown, cap_bytes: float) -> list[str]:
+    """The bytes of what is chosen, kind upon kind, beside the cap."""
+    left, wide, foot, top = 644, 40, BOTTOM, TOP + 20
+    high = max(memory.total, cap_bytes if cap_bytes < 4 * memory.total else 0) * 1.08
+    out, y = [text(left - 20, TOP - 16, "predicted bytes", size=12)], float(foot)
+    scale, floor = (foot - top) / high, math.inf
+    for kind, colour in STACK:
+        n_bytes = dict(memory).get(kind, 0.0)
+        tall = n_bytes * scale
+        y -= tall
+        told = f"{kind}: {n_bytes:,.0f} B"
+        out.append(box(left, y, wide, tall, PALETTE[colour], title=told) if tall > 0.5 else "")
+        if tall > 0.5:
+            floor = min(floor - 13, y + tall / 2 + 4)
+            out.append(text(left + wide + 5, floor, f"{kind} {n_bytes / 1e6:.2f}", size=11))
+    out.append(text(left + wide / 2, foot + 18, f"{memory.total / 1e6:.3g} MB", "middle", 12))
+    if cap_bytes <= high:
+        at = foot - cap_bytes * scale
+        out.append(line(left - 14, at, left + wide + 6, at, "", 2.5, COLOURS[1]))
+        out.append(text(left - 18, at + 4, "cap", "end", 12))
+    return out
