@@ -27,20 +27,6 @@ DOCUMENTS = {
     4: "flashcards",
     5: "theory",
 }
-PLANNED = {
-    "06": "Data parallel",
-    "07": "ZeRO-1 and 2",
-    "08": "ZeRO-3 and FSDP",
-    "09": "Tensor parallel",
-    "10": "Pipelines: schedules as data",
-    "11": "LoRA",
-    "12": "Three dimensions",
-    "13": "Scaling limits",
-    "14": "System design",
-    "15": "Clinic",
-    "16": "Capstone",
-    "17": "Interview room",
-}
 
 
 def items(kind: str, n: int) -> set[str]:
@@ -73,7 +59,7 @@ def cells(lab: str) -> dict[str, dict]:
 
 @cache
 def rows() -> tuple[tuple[int, str, str, tuple[str, ...]], ...]:
-    """(document, item, topic, where), where each place is `04#04-29`, or `09` for a lab that comes."""
+    """(document, item, topic, where), where each place is `04#04-29`."""
     with TOPICS.open(newline="") as file:
         return tuple(
             (int(row["document"]), row["item"], row["topic"], tuple(row["where"].split()))
@@ -101,10 +87,8 @@ def first_cell(lab: str) -> dict[str, str]:
 
 
 def place_text(place: str) -> str:
-    """A place as the README shows it: a link to the cell, or the lab that comes."""
+    """A place as the README shows it: a link to the cell."""
     lab, _, cell = place.partition("#")
-    if not cell:
-        return f"coming (lab {lab})"
     return f"[{cell if cell.startswith(lab) else f'{lab}·{cell}'}]({labs()[lab].name}#cell-id={cell})"
 
 
@@ -116,16 +100,13 @@ def labs_table() -> str:
         lines.append(
             f"| {lab} | [{said['title']}]({path.name}) | {said['minutes']} | {said['needs']} | {said['look']} |"
         )
-    coming = [f"{lab} {title}" for lab, title in PLANNED.items() if lab not in labs()]
-    return "\n".join(lines) + (f"\n\nComing: {' · '.join(coming)}." if coming else "")
+    return "\n".join(lines)
 
 
 def coverage() -> str:
-    """How many topics something that runs teaches, and which labs the others wait for."""
+    """How many topics something that runs teaches."""
     taught = [row for row in rows() if any(map(runs, row[3]))]
-    coming = sorted({place for row in rows() if row not in taught for place in row[3] if "#" not in place})
-    line = f"**{len(taught)} of {len(rows())} topics are taught by something that runs**"
-    return f"{line}; the others come with labs {', '.join(coming)}." if coming else f"{line}."
+    return f"**{len(taught)} of {len(rows())} topics are taught by something that runs**."
 
 
 def map_of(document: int) -> str:
@@ -163,23 +144,20 @@ def test_every_item_of_the_five_documents_is_on_the_map_once():
     assert all(topic and where for _, _, topic, where in rows())
 
 
-def test_every_place_is_a_cell_of_a_lab_or_a_lab_that_comes():
-    """Would catch a cell that was renamed, and "coming" where the lab is there."""
+def test_every_place_is_a_cell_of_a_lab():
+    """Would catch a cell that was renamed, and a lab that is only promised."""
     wrong = []
     for document, item, _, where in rows():
         for place in where:
             lab, _, cell = place.partition("#")
-            if cell and (lab not in labs() or cell not in cells(lab)):
+            if lab not in labs() or cell not in cells(lab):
                 wrong.append(f"document {document}, {item}: {place} is no cell")
-            if not cell and (lab in labs() or lab not in PLANNED):
-                wrong.append(f"document {document}, {item}: lab {lab} is not one that comes")
     assert wrong == []
 
 
-def test_what_is_there_is_taught_by_something_that_runs():
+def test_every_topic_is_taught_by_something_that_runs():
     """Would catch a topic that is only talked about."""
-    talked = [row[:2] for row in rows() if not any(map(runs, row[3])) and any("#" in place for place in row[3])]
-    assert talked == []
+    assert [row[:2] for row in rows() if not any(map(runs, row[3]))] == []
 
 
 @pytest.mark.parametrize("name", ["labs", "coverage", *(f"document {k}" for k in DOCUMENTS)])
