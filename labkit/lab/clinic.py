@@ -12,7 +12,7 @@ Hours are compressed to steps, and devices to caps of kilobytes or a few megabyt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -119,7 +119,7 @@ def recorded(case: Case) -> dict[str, str]:
     return {test: RECORDED.get((case.name, test), usual.get(test, "")) for test in TESTS}
 
 
-def pieces(case: Case, n_ranks: int = 2) -> Iterator[tuple[float, dict[str, str]]]:
+def pieces(case: Case, n_ranks: int = 2) -> Generator[tuple[float, dict[str, str]], None, None]:
     """Run the broken program for real on ranks of its own, piece by piece: (share done, what the tests say by now)."""
     found: dict[str, str] = {}
     with Cluster(case.n_ranks or n_ranks, device="cpu", links=case.links, quiet=True) as cluster:

@@ -153,26 +153,26 @@ def test_the_button_runs_it_and_the_score_goes_to_the_board(board):
     explorer = CapstoneExplorer(TASKS, WAYS["pipeline"], runs, board, theirs)
     assert "R1 (reference)" in explorer.static().label
     assert "R2 (reference)" not in explorer.static().label
-    explorer.go.click()
+    explorer.real.go.click()
     assert "1.5 MB s = 0.5 s x 3 MB" in explorer.said.value
     assert "added to the board" in explorer.said.value
-    assert explorer.bar.value == 1.0
+    assert explorer.real.bar.value == 1.0
     assert "1 (yours): 0.5 s x 3 MB = 1.5 MB s" in explorer.static().label
-    assert (explorer.go.disabled, explorer.end.disabled) == (False, True)
+    assert (explorer.real.go.disabled, explorer.real.end.disabled) == (False, True)
     assert board.entries(HOME) == [explorer.entry]
 
 
 def test_stop_keeps_nothing(board):
     """Would catch half an attempt on the board."""
     explorer = CapstoneExplorer(TASKS, WAYS["pipeline"], runs, board)
-    going = explorer._steps()
+    going = explorer.real._steps()
     next(going)
-    assert (explorer.go.disabled, explorer.end.disabled) == (True, False)
-    explorer.end.click()
+    assert (explorer.real.go.disabled, explorer.real.end.disabled) == (True, False)
+    explorer.real.end.click()
     assert list(going) == []
-    assert explorer.said.value == "stopped: nothing is kept of this attempt"
+    assert explorer.said.value == "stopped: nothing is kept of this run"
     assert len(board) == 0
-    assert (explorer.go.disabled, explorer.end.disabled) == (False, True)
+    assert (explorer.real.go.disabled, explorer.real.end.disabled) == (False, True)
 
 
 def test_what_does_not_finish_is_told_and_kept(board):

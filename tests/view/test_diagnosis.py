@@ -129,12 +129,12 @@ def test_the_button_runs_the_case_and_what_it_found_stands_in():
     """Would catch a run whose result is lost, or shown at another patient's bed."""
     ward = Ward(clinic.cases, RECORDED, in_pieces, first="Sam")
     ward.test.value = "ledger"
-    ward.go.click()
+    ward.real.go.click()
     assert "two calls" in ward.shown.value
-    assert ward.bar.value == 1.0
+    assert ward.real.bar.value == 1.0
     assert "2 tests are from this run" in ward.said.value
-    assert not ward.go.disabled
-    assert ward.end.disabled
+    assert not ward.real.go.disabled
+    assert ward.real.end.disabled
 
 
 def test_a_run_can_be_stopped_and_another_patient_chosen_meanwhile():
@@ -142,13 +142,13 @@ def test_a_run_can_be_stopped_and_another_patient_chosen_meanwhile():
 
     async def played():
         ward = Ward(clinic.cases, RECORDED, in_pieces, first="Sam")
-        ward.go.click()
+        ward.real.go.click()
         await asyncio.sleep(0)
-        assert ward.go.disabled
-        ward.start()
+        assert ward.real.go.disabled
+        ward.real.start()
         ward.who.value = "Tess"
-        ward.end.click()
-        while ward.running or ward.go.disabled:
+        ward.real.end.click()
+        while ward.real.running or ward.real.go.disabled:
             await asyncio.sleep(0.01)
         assert "stopped" in ward.said.value
         assert "Tess" in ward.static().label

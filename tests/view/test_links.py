@@ -126,9 +126,9 @@ def test_real_ranks_take_at_least_what_the_wires_need_and_it_is_kept_with_its_se
     assert seen["tp"] > 0.8 * law["tp"]
     assert seen["dp"] > 0.8 * law["dp"]
     assert "tp measured" in it.static().label
-    assert it.bar.value == pytest.approx(1)
-    assert not it.go.disabled
-    assert it.end.disabled
+    assert it.real.bar.value == pytest.approx(1)
+    assert not it.real.go.disabled
+    assert it.real.end.disabled
     it.place.value = False
     assert "measured" not in it.static().label
     it.place.value = True
@@ -147,19 +147,19 @@ def test_the_button_lets_others_have_a_word_and_stop_ends_it():
     it = explorer(apart_=True)
 
     async def press():
-        it.start()
-        while not it.bar.value:
+        it.real.start()
+        while not it.real.bar.value:
             await asyncio.sleep(0)
-        assert it.go.disabled
-        assert not it.end.disabled
-        it.stop()
-        await it._task
+        assert it.real.go.disabled
+        assert not it.real.end.disabled
+        it.real.stop()
+        await it.real.task
 
     asyncio.run(press())
-    assert it.said.value == "stopped: nothing is kept of this measurement"
+    assert it.said.value == "stopped: nothing is kept of this run"
     assert not it.measured
-    assert not it.running
-    it.go.click()  # no loop runs here: at once
+    assert not it.real.running
+    it.real.go.click()  # no loop runs here: at once
     assert it.measured
 
 

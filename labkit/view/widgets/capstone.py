@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from html import escape
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from labkit.plan.recipe import STRATEGIES
 from labkit.view.capstone import Mark, plane, score_text
 from labkit.view.svg import Picture
 from labkit.view.widgets.explorer import Explorer, in_two_columns
+from labkit.view.widgets.real_run import Pieces, RealRun
 
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble")
 MICROS = (1, 2, 4, 8)
@@ -44,7 +45,8 @@ class CapstoneExplorer(Explorer):
         reference: Sequence[Entry] = (),
     ) -> None:  # fmt: skip
         self.tasks, self.run, self.board, self.reference = dict(tasks), run, board, tuple(reference)
-        self.running, self.entry, slide = False, None, widgets.SelectionSlider
+        self.entry: Entry | None = None
+        slide = widgets.SelectionSlider
         first, recipe = next(iter(self.tasks.values())), way.recipe
         ways = [(f"dp{each.dp} pp{each.pp} tp{each.tp}", each) for each in layouts_of(first.n_ranks)]
         self.task = widgets.Dropdown(options=[*self.tasks], description="task")
@@ -55,9 +57,9 @@ class CapstoneExplorer(Explorer):
         self.micro = slide(options=MICROS, value=recipe.n_micro, description="micros")
         self.again = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
         self.ahead = widgets.Checkbox(recipe.prefetch > 0, description="prefetch (zero3)")
-        self.go = widgets.Button(description="run on real ranks", tooltip="under the cap, over the links of the task")
-        self.end = widgets.Button(description="stop", disabled=True, tooltip="after the step that runs")
-        self.bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, description="attempt")
+        self.real = RealRun(
+            self._pieces, self._ended, "run on real ranks", "under the cap, over the links of the task", "attempt"
+        )
         controls = [
             self.task,
             self.layout_,
@@ -68,9 +70,7 @@ class CapstoneExplorer(Explorer):
             self.again,
             self.ahead,
         ]
-        super().__init__([in_two_columns(controls), widgets.HBox([self.go, self.end, self.bar])], controls)
-        self.go.on_click(lambda _: self.start())
-        self.end.on_click(lambda _: self.stop())
+        super().__init__([in_two_columns(controls), self.real], controls)
 
     @property
     def chosen(self) -> tuple[Task, Way]:
@@ -95,46 +95,23 @@ class CapstoneExplorer(Explorer):
 
     def attempt(self) -> CapstoneExplorer:
         """Run what is chosen now, to its end. Returns the explorer."""
-        for _ in self._steps():
-            pass
+        self.real.run()
         return self
 
-    def start(self) -> None:
-        """The button: run between other messages of the browser, so that `stop` is heard; without a loop, now."""
-        try:
-            self._going = asyncio.get_running_loop().create_task(self._along())
-        except RuntimeError:
-            self.attempt()
-
-    def stop(self) -> None:
-        """End the attempt after the step that runs; nothing of it is kept."""
-        self.running = False
-
-    async def _along(self) -> None:
-        for _ in self._steps():
-            await asyncio.sleep(0.02)
-
-    def _steps(self) -> Iterator[None]:
-        if self.running:
-            return
-        self.entry, said = None, "stopped: nothing is kept of this attempt"
-        self.running, self.go.disabled, self.end.disabled, self.bar.value = True, True, False, 0.0
-        try:
-            task, way = self.chosen
-            task.check(way)
-            going = iter(self.run(task, way))
+    def _pieces(self) -> Pieces:
+        """The attempt, step by step."""
+        self.entry = None
+        task, way = self.chosen
+        task.check(way)
+        with closing(self.run(task, way)) as going:
             for now in going:
-                self.bar.value, self.entry = now.done / now.of, now.entry
-                yield
-                if not self.running and now.entry is None:
-                    going.close()
-                    break
-            if self.entry is not None:
-                said = f"{self.entry}" + (" (added to the board)" if self.board.add(self.entry).counts else "")
-        except (ValueError, RuntimeError) as error:
-            said = str(error).partition("\n")[0]
-        finally:
-            self.running, self.go.disabled, self.end.disabled = False, False, True
+                self.entry = now.entry
+                yield now.done / now.of
+
+    def _ended(self, why: str) -> None:
+        said = why
+        if self.entry is not None:  # the last piece was done when somebody pressed stop: it counts
+            said = f"{self.entry}" + (" (added to the board)" if self.board.add(self.entry).counts else "")
         self.draw()
         self.said.value = escape(said)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
 from html import escape
 from typing import Any
 
@@ -22,6 +20,7 @@ from labkit.view.links import wires
 from labkit.view.svg import Picture
 from labkit.view.units import metric_text, parsed, seconds_text
 from labkit.view.widgets.explorer import Explorer, in_two_columns
+from labkit.view.widgets.real_run import Pieces, RealRun
 
 LONGEST_S = 30.0
 """A measurement that the law says would take longer is refused."""
@@ -44,9 +43,8 @@ class InterconnectExplorer(Explorer):
     """
 
     def __init__(self, shape: Any, recipe: Recipe, layout: Layout, intra: Link, inter: Link, apart_: bool = False):
-        self.shape, self.recipe, self.names, self.running = shape, recipe, (intra.name, inter.name), False
+        self.shape, self.recipe, self.names = shape, recipe, (intra.name, inter.name)
         self.measured: dict[Setting, Breakdown] = {}
-        self.picture: Picture | None = None
         ways = [(f"dp {each.dp}, pp {each.pp}, tp {each.tp}", each) for each in layouts_of(layout.size)]
         self.way = widgets.SelectionSlider(options=ways, value=layout, description="layout")
         places = [("neighbours together", False), ("neighbours apart", True)]
@@ -58,15 +56,11 @@ class InterconnectExplorer(Explorer):
             widgets.Text(value, description=name, tooltip=tip, continuous_update=False)
             for value, (name, tip) in zip(first, FIELDS, strict=True)
         ]
-        self.go = widgets.Button(description="measure on real ranks", tooltip="the same traffic over such links")
-        self.end = widgets.Button(description="stop", disabled=True, tooltip="after the piece that runs")
-        self.bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, description="measured")
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
+        self.real = RealRun(
+            self._pieces, self._ended, "measure on real ranks", "the same traffic over such links", "measured"
+        )
         controls = [self.way, self.place, *self.typed]
-        rows = [in_two_columns(controls), widgets.HBox([self.go, self.end, self.bar])]
-        super().__init__(rows, controls)
-        self.go.on_click(lambda _: self.start())
-        self.end.on_click(lambda _: self.stop())
+        super().__init__([in_two_columns(controls), self.real], controls)
 
     @property
     def setting(self) -> Setting:
@@ -87,52 +81,25 @@ class InterconnectExplorer(Explorer):
 
     def measure(self) -> InterconnectExplorer:
         """Measure the present setting now, to its end. Returns the explorer."""
-        for _ in self._steps():
-            pass
+        self.real.run()
         return self
 
-    def start(self) -> None:
-        """The button: measure between other messages of the browser, so that `stop` is heard; without a loop, now."""
-        try:
-            self._task = asyncio.get_running_loop().create_task(self._along())
-        except RuntimeError:
-            self.measure()
+    def _pieces(self) -> Pieces:
+        """The traffic of one axis after the other, on a cluster with these links."""
+        layout, links = self.setting
+        demand = Demand.of(self.shape, layout, self.recipe)
+        if (law := on_wires(layout, demand, links).total) > LONGEST_S:
+            raise ValueError(f"the law says {seconds_text(law)} for this step, more than {LONGEST_S:g} s to wait")
+        found, done = defaultdict[str, float](float), 0.0
+        with Cluster(layout.size, device="cpu", links=links, quiet=True) as cluster:
+            for axis, seconds, share in pieces(cluster.run, layout, demand, links):
+                found[axis] += seconds
+                done += share
+                yield done
+        items = (Item(axis, seconds, "s", "", "measured") for axis, seconds in found.items())
+        self.measured[layout, links] = Breakdown(items)
 
-    def stop(self) -> None:
-        """End the measurement after the piece that runs; what it has measured is let go."""
-        self.running = False
-
-    async def _along(self) -> None:
-        for _ in self._steps():
-            await asyncio.sleep(0.02)
-
-    def _steps(self) -> Iterator[None]:
-        """The traffic of one axis after the other; others may have a word in between."""
-        if self.running:
-            return
-        try:
-            layout, links = self.setting
-            demand = Demand.of(self.shape, layout, self.recipe)
-            if (law := on_wires(layout, demand, links).total) > LONGEST_S:
-                raise ValueError(f"the law says {seconds_text(law)} for this step, more than {LONGEST_S:g} s to wait")
-        except ValueError as error:
-            self.said.value = escape(str(error))
-            return
-        self.running, self.go.disabled, self.end.disabled, self.bar.value = True, True, False, 0.0
-        found: dict[str, float] = defaultdict(float)
-        try:
-            with Cluster(layout.size, device="cpu", links=links, quiet=True) as cluster:
-                for axis, seconds, share in pieces(cluster.run, layout, demand, links):
-                    found[axis] += seconds
-                    self.bar.value += share
-                    yield
-                    if not self.running:
-                        break
-                else:
-                    items = (Item(axis, seconds, "s", "", "measured") for axis, seconds in found.items())
-                    self.measured[layout, links] = Breakdown(items)
-        finally:
-            ended, self.running, self.go.disabled, self.end.disabled = self.running, False, False, True
+    def _ended(self, why: str) -> None:
         self.draw()
-        if not ended:
-            self.said.value = "stopped: nothing is kept of this measurement"
+        if why:
+            self.said.value = escape(why)
