@@ -109,6 +109,8 @@ class Walk(Rank):
         """One micro-batch back through stage `index`, while `others` bytes of activations wait."""
         stage, keeper = self.stages[index], self.keepers[index]
         live.add(ACTIVATIONS, others + stage.held)
+        if kept := self.for_weights():
+            live.see((0, 0, 0, 0, kept), "between B and W of the last micro-batch in flight")
         keeper.pass_begins(sending)
         for k in range(len(stage.profiles) - 1, -1, -1):
             each = stage.profiles[k]

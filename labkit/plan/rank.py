@@ -19,7 +19,7 @@ from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stack import Stage, stage_of
 from labkit.plan.stages import blocks_of, check_plan, pairs_in_flight, setting_of
-from labkit.plan.tape import Bytes
+from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
 
 STATES = (("adamw", 2), ("adam", 2), ("lamb", 2), ("lars", 1), ("sgd", 1))
@@ -93,9 +93,13 @@ class Rank:
         return masters + (0 if shard else weights), gradients, state * here, 0, masters + shard
 
     def in_flight_bytes(self) -> int:
-        """Activations of all micro-batches in flight."""
+        """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
         held = sum(count * stage.held for count, stage in zip(self.in_flight, self.stages, strict=True))
-        return held + self.waiting()
+        if not (kept := self.for_weights()):
+            return held
+        layers = [*zip(self.stages[0].kinds, self.stages[0].profiles, strict=True)]
+        loss = sum(each.held[ACTIVATIONS] for kind, each in layers if kind == "loss")  # B lets go of it
+        return held + min(self.place, self.recipe.n_micro - 1) * (kept - loss)
 
     def bounds(self) -> tuple[int, int]:
         """Bytes between which the highest moment lies, without walking: a search asks thousands of plans."""
@@ -106,7 +110,7 @@ class Rank:
         state = 0 if away else owned * max(w, 4) * (states + 2 * r.offload)
         shard = owned * (self.gathered if r.offload else w)
         least = (shard if r.strategy == "zero3" else numel * w) + state + numel * w * (r.strategy == "ddp")
-        least += self.in_flight_bytes()
+        least += self.in_flight_bytes() + self.for_weights()
         unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
         bucket = r.bucket_bytes + param * w
         comes = {"ddp": 0, "zero1": (numel + owned) * w + 3 * bucket, "zero2": owned * w + 4 * bucket}.get(
@@ -134,11 +138,14 @@ class Rank:
         rows = self.setting.rows * self.setting.seq // (self.layout.tp if self.setting.in_sequence else 1)
         return rows * self.shape.d_model * self.gathered
 
-    def waiting(self) -> int:
-        """Bytes that zero_bubble keeps of gradients whose W is still to come: those of each product and norm."""
-        if self.recipe.schedule != "zero_bubble" or self.layout.pp == 1:
+    def for_weights(self) -> int:
+        """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
+        weight (under autocast some are narrower).
+
+        0 without such a W, and on the first stage, where it does all (labkit.parallel.backward)."""
+        if self.recipe.schedule != "zero_bubble" or self.place == 0:
             return 0
-        d, f = self.shape.d_model, self.shape.hidden // self.layout.tp
-        blocks = sum(len(stage.profiles) + stage.skipped for stage in self.stages)
-        rows = self.setting.rows * self.setting.seq
-        return min(self.place, self.recipe.n_micro - 1) * blocks * rows * (7 * d + f) * self.width
+        (stage,), d, tp = self.stages, self.shape.d_model, self.layout.tp
+        blocks, ends = stage.kinds.count("block") + stage.skipped, "head" in stage.kinds
+        block, head = 4 * d + (3 * d + self.shape.hidden) // tp, d + self.shape.vocab // tp
+        return self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
