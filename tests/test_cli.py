@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -148,6 +149,12 @@ def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
         while not note.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         said = json.loads(note.read_text())
+        address = said["url"].removeprefix("http://").strip("/").rpartition(":")
+        while time.monotonic() < deadline:  # on a busy machine the note is there before the server listens
+            with socket.socket() as knock:
+                if knock.connect_ex((address[0], int(address[2]))) == 0:
+                    break
+            time.sleep(0.05)
         page = f"{said['url']}lab/tree/notebooks/00_doctor_and_first_cluster.ipynb?token={said['token']}"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         assert opener.open(page, timeout=20).status == 200
