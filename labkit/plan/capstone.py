@@ -211,9 +211,7 @@ class Wired(StepTime):
     def dp(self) -> tuple[float, float]:
         """Seconds along dp, over the share of dp."""
         self.hardware = self.hardware.changed(intra=self.over["dp"], inter=self.over["dp"], node_size=self.layout.size)
-        moved, waits = super().dp()
-        ahead = self.recipe.strategy != "zero3" or self.recipe.prefetch > 0
-        return moved, waits if ahead else moved  # who gathers a layer when it is wanted waits for all of it
+        return super().dp()
 
 
 def share_of_links(layout: Layout, axis: str, links: Links) -> Link:

@@ -150,6 +150,8 @@ class StepTime:
         forward = max(w[0] for w in self.work) * self.v
         scatters, gathers = dp_moves(recipe.strategy, self.m)
         moved = scatters * scatter + gathers * gather
+        if recipe.strategy == "zero3" and not recipe.prefetch:
+            return moved, moved  # who gathers a layer when it is wanted waits for all of it
         if recipe.strategy == "zero3":
             layers = max(1, self.shape.n_layer // (self.p * self.v))
             waits = max(0.0, gather - forward) + max(0.0, gather + scatter - backward) + gather / layers

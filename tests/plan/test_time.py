@@ -17,6 +17,7 @@ from labkit.plan.time import mfu, predict_step
 
 A100, H100, TPU = (Hardware.preset(name) for name in ("a100-80gb", "h100", "tpu-v4"))
 SHAPE = ModelShape.gpt(8, 512, 8, 8192, 256, tied=False)
+LLAMA = ModelShape.preset("llama-7b")
 PARTS = ["compute", "tp", "pp", "dp", "overlap", "bubble", "optimizer"]
 
 
@@ -75,6 +76,17 @@ def test_communication_follows_the_laws_of_collectives(n):
         )
         more = {"ddp": 0, "zero1": 1}.get(strategy, m)
         assert on_gloo["dp"] == pytest.approx((passes + more) * scatter, rel=0.01), strategy
+
+
+def test_without_prefetch_zero3_hides_nothing():
+    """A bug: a gather that begins when the layer is wanted was taken to hide behind the layer before."""
+    parts = [
+        predict_step(LLAMA, Layout(dp=8), Recipe("zero3", batch_size=8, precision="bf16", prefetch=ahead), H100)
+        for ahead in (0, 1)
+    ]
+    assert parts[0]["overlap"] == pytest.approx(0.0)
+    assert parts[1]["overlap"] < -0.5 * parts[1]["dp"]
+    assert parts[0]["dp"] == parts[1]["dp"]
 
 
 @pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)])
