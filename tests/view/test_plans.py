@@ -127,6 +127,9 @@ def test_the_controls_ask_the_planner_again_and_a_pick_does_not():
     panel.hardware.value = "h200"
     assert panel.plan.value == 0
     assert "of 141 GB a device" in panel.shown.value
+    searched = panel.found
+    panel.plan.value = 1
+    assert panel.found is searched
     panel.ranks.value = "16"
     assert all(plan.layout.size == 16 for plan in panel.found)
     panel.optimizer.value = "sgd"
