@@ -9,8 +9,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from labkit import Cluster, WorkerError, run_threads, track
@@ -450,8 +449,10 @@ def test_a_rank_that_sleeps_before_a_barrier_is_waited_for_by_the_others(three):
 
 
 def under_way(group, clock, behind):
+    """One all-reduce, with a loop of 50 ms behind it or after it; the sum, when it was started, and when the loop ended."""
     x = torch.ones(1 << 18)
     group.barrier()
+    started = time.perf_counter()
     work = group.all_reduce_start(x)
     if not behind:
         work.wait()
@@ -459,8 +460,9 @@ def under_way(group, clock, behind):
         until, y = time.perf_counter() + 0.05, torch.ones(64, 64)
         while time.perf_counter() < until:
             y = y @ y / 64
+        ended = time.perf_counter()
     work.wait()
-    return float(x[0])
+    return float(x[0]), started, ended
 
 
 def within_three_tries(check):
@@ -479,11 +481,13 @@ def test_an_all_reduce_behind_a_loop_is_hidden_and_one_before_it_is_not(three):
     def check():
         hidden, values = recorded(three, under_way, True)
         exposed, others = recorded(three, under_way, False)
-        assert values == others == [3.0] * 3
+        assert [value for value, *_ in values + others] == [3.0] * 6
         assert hidden.overlap > exposed.overlap + 0.2
-        assert hidden.hidden_s() > exposed.hidden_s() + 3 * 0.025
-        for rank in range(3):
-            assert hidden.hidden_s(rank) == pytest.approx(0.05, abs=0.025)
+        all_in = max(started for _, started, _ in values)  # a busy machine may let one rank begin late
+        for rank, (_, _, ended) in enumerate(values):
+            assert hidden.hidden_s(rank) == pytest.approx(max(0.0, ended - all_in), abs=0.01)
+            assert exposed.hidden_s(rank) < 0.01
+        assert hidden.hidden_s() > 0.05
         calls = [(entry.verb, entry.call, entry.number) for entry in hidden.rows[1].entries]
         assert calls == [("barrier", 0, 0), ("all_reduce", 1, 1), ("all_reduce", 1, -1)]
         assert [entry.blocks for entry in hidden.rows[1].entries] == [True, False, True]  # to start it is no wait
