@@ -40,3 +40,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure() -> None:
     """A run in the background of a shell inherits an ignored SIGINT, and the tests of the stop button send it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How many known mistakes in exercises were rejected for what they are, before pytest's closing line."""
+    mistakes = "tests/lab/test_problems.py::test_a_mistake_is_rejected"
+    count = {
+        outcome: sum(
+            getattr(each, "nodeid", "").startswith(mistakes) for each in terminalreporter.stats.get(outcome, ())
+        )
+        for outcome in ("passed", "failed", "error")
+    }
+    if total := sum(count.values()):
+        score = f"{count['passed']} of {total} ({count['passed'] / total:.0%})"
+        terminalreporter.write_line(f"mutation score of the exercises' checks: {score}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from labkit.comm import fake, local, native, shaped
@@ -40,6 +41,9 @@ def _connect(axis: str, layout: Layout, world: Group) -> Group:
         return local.group_on(world.wire.exchange, axis, mine, index, world.ledger)
     if isinstance(world.wire, fake.Nobody):
         return fake.along(world, axis, mine, index)
+    along: Callable[..., Group] | None = getattr(world.wire, "along", None)
+    if along is not None:  # a wire that knows how to make its groups
+        return along(world, axis, mine, index)
     handle = None
     for ranks in sorted({layout.ranks(axis, rank) for rank in range(layout.size)}):
         made = native.subgroup(ranks)  # a collective of the whole world: everybody forms everybody's group

@@ -19,8 +19,10 @@ from labkit.comm.group import Group
 from labkit.launch.choice import choose
 from labkit.launch.cluster import Cluster
 from labkit.launch.zygote import Hello, zygote
-from labkit.plan.collectives import Line, fit
+from labkit.plan.collectives import Line
+from labkit.plan.hardware import line_of
 from labkit.probe.links import ping_pong
+from labkit.probe.machine import through
 
 GIB = 1 << 30
 SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
@@ -161,7 +163,7 @@ class _Timing(NamedTuple):
 def _measure(repeats: int) -> tuple[list[Finding], Line]:
     timings = [_time_cluster(20 * repeats) for _ in range(3)]
     with Cluster(2, quiet=True) as cluster:
-        link = fit(cluster.run(ping_pong, SIZES, repeats)[0].value)
+        link = line_of(through(cluster.run(ping_pong, SIZES, repeats)[0].value))
         where = f"{cluster.choice.devices[0]}, {cluster.choice.backend}"
     fresh, warm, private = (statistics.median(each) for each in zip(*timings, strict=True))
     return [

@@ -6,6 +6,7 @@ MathML, which browsers draw themselves, and a widget's place is taken by its sta
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ class Exporter(HTMLExporter):
 def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
     """Write a page for each notebook (a stored run) and `index.html` into `folder`, which is made if need be.
 
+    The notebook of a lab's exercises, in exercises/ beside the labs' folder, goes with it to be fetched.
+
     Files of the same names are written anew, others are left alone. ValueError, before anything is written, if there is
     no notebook, if one holds no outputs or does not begin with a title such as `# 03 · Collectives`, or if `folder` is
     a file."""
@@ -81,7 +84,11 @@ def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
     written["index.html"] = loader.get_template("index.html.j2").render(pages=shown)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in written.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text.replace('href="../exercises/', 'href="exercises/'), encoding="utf-8")
+    for exercises in (path.resolve().parents[1] / "exercises" / path.name for path in notebooks):
+        if exercises.is_file():
+            (folder / "exercises").mkdir(exist_ok=True)
+            shutil.copyfile(exercises, folder / "exercises" / exercises.name)
     return pages
 
 

@@ -46,7 +46,8 @@ def browser() -> Iterator[Browser]:
 def address(tmp_path_factory) -> Iterator[tuple[str, str, Path]]:
     """`labkit lab` on a copy of the notebooks, and a small one to be stopped in; its address, token and log."""
     folder = tmp_path_factory.mktemp("course")
-    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    for each in ("notebooks", "exercises"):
+        shutil.copytree(ROOT / each, folder / each)
     waits = (
         "def waits(group):\n    if group.rank == 0:\n        time.sleep(600)\n    group.barrier()\n\ncluster.run(waits)"
     )

@@ -22,13 +22,15 @@ def ask(address: tuple[str, str, Path], path: str, method: str = "GET") -> Any:
 
 
 def open_lab(page: Page, address: tuple[str, str, Path], name: str) -> None:
-    """Open a notebook and wait for its kernel; a page that is not ready in a while is loaded again, as people do."""
+    """Open a notebook (of a lab, unless a folder is said) and wait for its kernel; a page that is not ready in a while
+    is loaded again, as people do."""
     url, token, log = address
+    name = name if "/" in name else f"notebooks/{name}"
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     for patience in (30_000, 60_000, 60_000):
         try:
-            page.goto(f"{url}/lab/tree/notebooks/{name}?reset&token={token}")
+            page.goto(f"{url}/lab/tree/{name}?reset&token={token}")
             page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=patience)
             page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=patience)  # sooner, "run all" is lost
             return

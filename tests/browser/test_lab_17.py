@@ -12,7 +12,8 @@ PATIENCE = 60_000
 
 
 def test_lab_17_runs_and_every_widget_does_what_it_says(page, address, tmp_path):
-    """Would catch a formula without a verdict, nonsense that empties the page, and a trace that tells its cause."""
+    """Would catch a formula without a verdict, nonsense that empties the page, a trace that tells its cause, a card
+    that keys do not reach, an interview without a report."""
     run_through(page, address, "17_interview_room.ipynb", "closed; nothing is left running")
 
     for question, typed, said in (
@@ -59,5 +60,29 @@ def test_lab_17_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     expect(traces).to_contain_text("Rank 1 computes for", timeout=PATIENCE)
     expect(traces).to_contain_text("Right")
     assert len(traces.screenshot(path=tmp_path / "traces.png")) > 10_000
+
+    expect(page.locator(".jp-OutputArea-output:has(details)", has_text="c12").first).to_contain_text("wrong")
+
+    cards = page.locator(".lk-review")
+    cards.scroll_into_view_if_needed()
+    expect(cards).to_contain_text("10 to go")
+    cards.focus()
+    page.keyboard.press("Space")
+    expect(cards.locator(".lk-card-claim")).to_be_visible(timeout=PATIENCE)
+    page.keyboard.press("5")
+    expect(cards).to_contain_text("1 done · 1 day in a row", timeout=PATIENCE)
+
+    talk = widget(page, "Mock interview.", "button")
+    talk.locator("select").nth(0).select_option("5")
+    talk.get_by_role("button", name="start").click()
+    expect(talk).to_contain_text("1 · ", timeout=PATIENCE)
+    talk.get_by_role("button", name="show the answer").click()
+    expect(talk.locator("input[type=checkbox]").first).to_be_visible(timeout=PATIENCE)
+    assert len(talk.screenshot(path=tmp_path / "interview.png")) > 10_000
+    talk.get_by_role("button", name="next").click()
+    expect(talk).to_contain_text("2 · ", timeout=PATIENCE)
+    talk.get_by_role("button", name="end").click()
+    expect(talk.locator("svg").first).to_be_visible(timeout=PATIENCE)
+    assert len(talk.screenshot(path=tmp_path / "interview_report.png")) > 10_000
     page.screenshot(path=tmp_path / "lab17.png")
     no_errors(page)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from labkit.lab import scores
+from labkit.lab import scores, store
 from labkit.lab.capstone import strategies, tasks
 from labkit.lab.scores import Scores
 from labkit.plan.attempt import Entry, best
@@ -148,6 +148,6 @@ def test_rows_that_nobody_understands_are_passed_over(tmp_path):
 
 def test_the_file_is_in_the_data_folder_of_the_user(monkeypatch, tmp_path):
     """Would catch a board in the folder of the notebook, which is another one tomorrow."""
-    monkeypatch.setattr(scores.platformdirs, "user_data_dir", lambda *_, **__: str(tmp_path / "data"))
+    monkeypatch.setattr(store.platformdirs, "user_data_dir", lambda *_, **__: str(tmp_path / "data"))
     assert Scores().path == tmp_path / "data" / scores.NAME
     assert os.path.exists(tmp_path / "data" / scores.NAME)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from labkit.plan.bottlenecks import RankTime, culprit, fed, gain, gustafson, outside, scaled, shrunk, split, starved_s
 from labkit.plan.breakdown import Breakdown

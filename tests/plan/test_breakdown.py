@@ -6,8 +6,7 @@ import math
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from labkit.plan.breakdown import KINDS, Breakdown, Comparison, Item, Row
 

@@ -7,8 +7,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from labkit.plan.collectives import Line, crossover_bytes, fit, part_bytes, seconds, sent_bytes, steps
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from labkit import GPTConfig, Layout, Links, Recipe
 from labkit.plan.crossing import Demand, apart, call_s, crosses, hops, layouts_of, on_wires, together

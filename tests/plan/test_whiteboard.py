@@ -8,13 +8,11 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from labkit.plan.whiteboard import algebra, derivation, dimension, formula, tokens, verdict
 from labkit.plan.whiteboard.derivation import Derivation, Symbol
-from labkit.plan.whiteboard.derivations import DERIVATIONS
-from labkit.plan.whiteboard.derivations import derivation as asked
+from labkit.plan.whiteboard.derivations import DERIVATIONS, derivation as asked
 from labkit.plan.whiteboard.dimension import NoUnit, unit, unit_of, unit_text
 from labkit.plan.whiteboard.formula import parse
 from labkit.plan.whiteboard.tokens import NoFormula

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import labkit

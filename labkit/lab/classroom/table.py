@@ -1,0 +1,158 @@
+"""What a class did: a row for each exercise of each student, sums for each student, as CSV, JSON and in a terminal."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as Drawn
+from rich.text import Text
+
+FORMULA = ("=", "+", "-", "@", "\t")
+"""A spreadsheet takes a cell that begins so for a formula; students choose some of the words here."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One exercise of one student.
+
+    exercise   its key, "03.2"; "" for a file in which nothing could be looked for
+    verdict    the first broken one; "file" if there was nothing to judge, "judge" if the judge itself failed
+    cause      the likely mistake, or what was seen
+    of         the points that the exercise is worth
+    note       what a teacher may want to know; it changes no points
+    said       the report for the student, line by line
+    """
+
+    student: str
+    exercise: str
+    passed: bool
+    verdict: str
+    cause: str
+    seconds: float
+    star: bool
+    points: int
+    of: int
+    note: str = ""
+    file: str = ""
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What a student has in all; `of` counts every exercise that was graded in this class."""
+
+    student: str
+    passed: int
+    exercises: int
+    points: int
+    of: int
+    stars: int
+    seconds: float
+    notes: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """The grades of a class: `rows`, `sums`, and the seed with which the same cases can be drawn again."""
+
+    rows: tuple[Row, ...]
+    seed: int
+    seconds: float
+
+    @property
+    def exercises(self) -> dict[str, int]:
+        """Points of every exercise that was graded, by key."""
+        return dict(sorted({(row.exercise, row.of) for row in self.rows if row.exercise}))
+
+    @property
+    def sums(self) -> tuple[Sum, ...]:
+        """What each student has in all, by name."""
+        found, of = [], self.exercises
+        for student in sorted({row.student for row in self.rows}):
+            mine = [row for row in self.rows if row.student == student]
+            found.append(
+                Sum(student, sum(row.passed for row in mine), len(of), sum(row.points for row in mine),
+                    sum(of.values()), sum(row.star for row in mine), round(sum(row.seconds for row in mine), 2),
+                    sum(bool(row.note) for row in mine))
+            )  # fmt: skip
+        return tuple(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "seed": self.seed,
+            "seconds": round(self.seconds, 2),
+            "exercises": self.exercises,
+            "rows": [asdict(row) for row in self.rows],
+            "students": [asdict(each) for each in self.sums],
+        }
+
+    def write(self, to: Path) -> tuple[Path, Path, Path]:
+        """Write `to` (a row an exercise), the same with _students (a row a student), and both as .json."""
+        rows = [{key: _cell(value) for key, value in asdict(row).items() if key != "said"} for row in self.rows]
+        sums = [{key: _cell(value) for key, value in asdict(each).items()} for each in self.sums]
+        names = [name for name in Row.__dataclass_fields__ if name != "said"]
+        students, plain = to.with_name(f"{to.stem}_students.csv"), to.with_suffix(".json")
+        _write(to, names, rows)
+        _write(students, list(Sum.__dataclass_fields__), sums)
+        plain.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return to, students, plain
+
+    def __str__(self) -> str:
+        width = max((len(each.student) for each in self.sums), default=0)
+        return "\n".join(f"{each.student:{width}s}  {_told(each)}" for each in self.sums)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        drawn = Drawn("student", "exercise", "", "cause", "s", "points", "note")
+        for row in self.rows:
+            sign = Text("★" if row.star else "✓", "green") if row.passed else Text(f"✗ {row.verdict}", "red")
+            words = (
+                row.student,
+                row.exercise,
+                sign,
+                row.cause,
+                f"{row.seconds:.1f}",
+                f"{row.points}/{row.of}",
+                row.note,
+            )
+            drawn.add_row(*(word if isinstance(word, Text) else Text(word) for word in words))
+        yield drawn
+        yield Text(str(self))
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("student", "exercise", "passed", "cause", "points", "note"))
+        rows = "".join(
+            "<tr>" + "".join(f'<td style="text-align:left">{escape(str(each))}</td>' for each in told) + "</tr>"
+            for row in self.rows
+            for told in [(row.student, row.exercise, "✓" if row.passed else f"✗ {row.verdict}", row.cause,
+                          f"{row.points}/{row.of}", row.note)]
+        )  # fmt: skip
+        return f"<table><tr>{head}</tr>{rows}</table><pre>{escape(str(self))}</pre>"
+
+
+def _told(each: Sum) -> str:
+    stars = f", {each.stars} ★" if each.stars else ""
+    notes = f", {each.notes} to look at" if each.notes else ""
+    return f"{each.passed} of {each.exercises} passed, {each.points} of {each.of} points{stars}{notes}"
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return round(value, 2)
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def _write(path: Path, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,186 @@
+"""What an attempt may say: torch, arithmetic, and what the exercise gives. A reader's check, before anything runs.
+
+An exercise is about a mechanism, and a few lines of torch are enough for each. What reaches round it (files, processes,
+the interpreter, labkit's own parts, names in underscores) is refused here with its line, whether meant or not. The
+guard (guard.py) refuses at run time what slips through, and the judge believes no rank about bytes in any case.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import types
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import NamedTuple
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MODULES = _words("""
+    abc torch torch.nn torch.nn.functional torch.autograd torch.optim math functools itertools contextlib collections
+    collections.abc dataclasses typing copy operator statistics random heapq bisect enum numbers fractions __future__
+""")
+BUILTINS = _words("""
+    abs all any bin bool bytes callable complex dict divmod enumerate filter float frozenset hash hex oct ord int
+    isinstance issubclass iter len list map max min next object pow print property range repr reversed round set
+    slice sorted staticmethod chr classmethod str sum super tuple zip type True False None Ellipsis NotImplemented
+    __build_class__ Exception ValueError TypeError RuntimeError IndexError KeyError AssertionError StopIteration
+    ArithmeticError ZeroDivisionError OverflowError AttributeError LookupError Warning UserWarning
+""")
+METHODS = _words("""
+    __init__ __call__ __enter__ __exit__ __len__ __iter__ __next__ __getitem__ __contains__ __repr__ __eq__ __lt__
+    __post_init__ __name__ __doc__
+""")
+FORBIDDEN = _words("""
+    wire algorithms tapped counted under_way handles connection save load from_file share_memory_ hub ops apply_ map_
+    map2_ set_state set_rng_state update_wrapper wraps along ao quantization
+    classes library package jit compile distributed overrides serialization utils fx testing storage untyped_storage
+    typed_storage UntypedStorage TypedStorage set_data mro tolist numpy from_numpy frombuffer tb_frame f_globals
+    f_locals f_back f_builtins gi_frame gi_code cr_frame ag_frame func_globals with_traceback _dispatch
+    register_buffer_hook set_default_dtype set_default_device set_num_threads use_deterministic_algorithms ctypes
+    multiprocessing _C hooks backends cuda profiler onnx export futures monitor np get_type_hints ForwardRef
+    make_dataclass singledispatch singledispatchmethod attrgetter methodcaller get_annotations
+""")
+STANDARD = _words("""
+    os sys posix io ctypes builtins importlib inspect threading subprocess socket gc multiprocessing pickle shutil
+    pathlib tempfile types warnings weakref linecache traceback platform glob signal mmap fcntl resource tracemalloc
+    faulthandler runpy pdb sysconfig zipimport pkgutil asyncio concurrent logging marshal dis ast atexit
+""")
+
+
+BANNED = _words("""
+    eval exec compile open input globals locals vars getattr setattr delattr hasattr breakpoint exit quit help dir
+    memoryview bytearray id
+""")
+
+
+class Refusal(NamedTuple):
+    """What an attempt may not say, and where."""
+
+    line: int
+    words: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.words}"
+
+
+def refusals(source: str, given: Collection[str] = (), may: Collection[str] = ()) -> list[Refusal]:
+    """Everything in a program that an attempt may not say. `given`: labkit's names that it may import; `may`: names
+    that are otherwise forbidden. A program that does not parse gives one refusal."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return [Refusal(getattr(error, "lineno", 0) or 0, f"this is not Python: {error}")]
+    modules = _imported(tree)
+    return [Refusal(getattr(node, "lineno", 0), words) for node in ast.walk(tree)
+            for words in _said(node, frozenset(given), frozenset(may), modules)]  # fmt: skip
+
+
+def _imported(tree: ast.Module) -> frozenset[str]:
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return frozenset((each.asname or each.name).split(".")[0] for node in nodes for each in node.names)
+
+
+def _said(node: ast.AST, given: frozenset[str], may: frozenset[str], modules: frozenset[str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (_no_module(each.name, given) for each in node.names if each.name not in MODULES)
+    elif isinstance(node, ast.ImportFrom):
+        yield from _imports_from(node, given, may)
+    elif isinstance(node, ast.Attribute):
+        yield from _attribute(node, may, modules)
+    elif isinstance(node, ast.Name):
+        yield from _name(node.id)
+    elif isinstance(node, ast.Call):
+        yield from _call(node)
+    elif isinstance(node, ast.MatchClass):
+        yield "a class in a pattern looks into what it matches: compare with isinstance, and name what you use"
+    elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        if node.name.startswith("__") and node.name not in METHODS:
+            yield f"an attempt has no need to define {node.name}"
+    elif isinstance(node, ast.arg | ast.keyword) and (node.arg or "").startswith("__"):
+        yield f"names that begin with two underscores are Python's own: {node.arg}"
+    elif isinstance(node, ast.Global):
+        yield "global: a rank keeps nothing between calls; pass it as an argument, or keep it in an object"
+
+
+def _imports_from(node: ast.ImportFrom, given: frozenset[str], may: frozenset[str]) -> Iterator[str]:
+    module = node.module or ""
+    if node.level or (module not in MODULES and module != "labkit"):
+        yield _no_module(module, given)
+        return
+    for each in node.names:
+        if module == "labkit" and each.name not in {"Group", *given}:
+            yield _no_module(f"labkit.{each.name}", given)
+        elif each.name == "*":
+            yield f"from {module} import *: name what you use"
+        elif module != "labkit":
+            yield from _part(each.name, may)
+
+
+def _no_module(name: str, given: frozenset[str]) -> str:
+    if name.split(".")[0] == "labkit":
+        has = f"it may import {', '.join(sorted(given))} from labkit" if given else "it gets what it needs as arguments"
+        return f"{name} is not to be had in this exercise, which is about writing it: {has}"
+    return f"an attempt cannot import {name}: torch and arithmetic are enough for this exercise"
+
+
+def _attribute(node: ast.Attribute, may: frozenset[str], modules: frozenset[str]) -> Iterator[str]:
+    name, root = node.attr, node.value
+    if name in METHODS and isinstance(node.ctx, ast.Load):
+        return
+    yield from _part(name, may)
+    if not isinstance(node.ctx, ast.Load):
+        while isinstance(root, ast.Attribute | ast.Subscript):
+            root = root.value
+        if isinstance(root, ast.Call) or (isinstance(root, ast.Name) and root.id in modules | {"group", "torch"}):
+            yield f"{ast.unparse(node)} = ...: an attempt cannot change what {ast.unparse(root)} is"
+
+
+@cache
+def doors() -> frozenset[str]:
+    """Names under which modules that may be imported hold modules that may not, such as `enum.bltns`."""
+    todo, seen, found = [importlib.import_module(name) for name in MODULES], set[str](), set[str]()
+    while todo:
+        module = todo.pop()
+        seen.add(module.__name__)
+        for name, inner in list(vars(module).items()):
+            if not isinstance(inner, types.ModuleType) or name.startswith("_") or name in FORBIDDEN | STANDARD:
+                continue
+            if inner.__name__.split(".")[0] != "torch":
+                found |= {name} if inner.__name__ not in MODULES else set()
+            elif inner.__name__ not in seen:
+                todo.append(inner)
+    return frozenset(found)
+
+
+def _part(name: str, may: frozenset[str]) -> Iterator[str]:
+    """What speaks against a name behind a dot, or one that is imported; `self` is any object, and no exception."""
+    if name in may:
+        return
+    if name.startswith("_"):
+        yield f".{name}: names with an underscore in front belong to somebody else; name your own without"
+    elif name in FORBIDDEN or name in STANDARD or name in doors():
+        yield f".{name} cannot be used in an attempt{_why(name)}"
+
+
+def _why(name: str) -> str:
+    if name in ("tolist", "numpy", "from_numpy", "frombuffer", "storage", "untyped_storage"):
+        return ": numbers stay in tensors, where their bytes are counted"
+    if name in ("wire", "algorithms", "tapped", "distributed"):
+        return ": talk through the verbs of the group"
+    return ""
+
+
+def _name(name: str) -> Iterator[str]:
+    if name.startswith("__") and name not in METHODS:
+        yield f"{name} cannot be used in an attempt"
+    elif name in BANNED:
+        yield f"{name}() cannot be used in an attempt"
+
+
+def _call(node: ast.Call) -> Iterator[str]:
+    if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) != 1:
+        yield "type() with more than one argument makes a class: write it with class"

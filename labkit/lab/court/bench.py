@@ -1,0 +1,144 @@
+"""The bench: a process that has imported torch once, runs nothing of a learner's, and forks a judge for every attempt.
+
+    kernel ──exec──> bench ──fork──> judge of one attempt ──fork──> ranks of one case
+
+A check therefore begins in milliseconds with a library as it was installed. When the kernel ends, or the stop button is
+pressed, the judge and its ranks go with it: each watches its parent.
+
+    report = bench().judge("03.2", attempt)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from labkit.lab.attempt import Attempt
+from labkit.lab.court.report import Report
+
+MOST_S = 120.0
+"""No check takes so long; one that does has a mistake in it that is ours."""
+
+
+class Bench:
+    """The kernel's end of it. The process is started at once, and ready when it has imported torch."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.lab.court.bench import main; main({os.getpid()})"
+        pinned = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "MKL", "OPENBLAS")}
+        self.process = subprocess.Popen(
+            ["env", *(f"{name}={value}" for name, value in pinned.items()), sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # the kernel's signals go to its whole process group; not to us
+        )
+
+    def judge(self, key: str, attempt: Attempt, seed: int | None = None) -> Report:
+        """The report on an attempt. KeyboardInterrupt ends the check; RuntimeError if the judge itself fails."""
+        request = {"key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
+        with self.lock:
+            try:
+                line = self._ask(json.dumps(request).encode() + b"\n")
+            except BaseException:
+                self.close()  # whatever was under way; the next check begins with a new one
+                raise
+        if not line:
+            raise RuntimeError(f"the process that judges has ended ({self.process.wait(5)}): is torch installed?")
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise RuntimeError(f"the judge itself failed on {key}:\n{answer['failed']}")
+        return Report.of_dict(answer)
+
+    def _ask(self, line: bytes) -> bytes:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line)
+        self.process.stdin.flush()
+        until = time.monotonic() + MOST_S
+        while not select.select([self.process.stdout], [], [], 0.5)[0]:
+            if time.monotonic() > until:
+                raise RuntimeError(f"the judge has said nothing for {MOST_S:g} s: this is a mistake of labkit")
+        return self.process.stdout.readline()
+
+    def alive(self) -> bool:
+        """Whether its process still runs."""
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        """End it, and whoever is under way."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def bench() -> Bench:
+    """This process's bench: started at the first call, warm from then on."""
+    found = _bench_of(os.getpid())
+    if not found.alive() or (found.process.stdin is not None and found.process.stdin.closed):
+        _bench_of.cache_clear()
+        found = _bench_of(os.getpid())
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _bench_of(pid: int) -> Bench:  # by process id: a fork must not use its parent's
+    return Bench()
+
+
+def main(kernel: int) -> None:
+    """The bench's own life: a line in is an attempt, a line out is its report."""
+    from labkit.lab.court import guard
+
+    importlib.import_module("labkit.lab.court.judge")  # torch, before the first fork
+
+    guard.end_with(kernel)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.getppid() == kernel:
+        if not select.select([sys.stdin], [], [], 0.5)[0]:
+            continue
+        line = sys.stdin.readline()
+        if not line:
+            return
+        judging = os.fork()
+        if judging == 0:
+            guard.end_with(os.getppid())
+            _sit(json.loads(line))
+        _, status = os.waitpid(judging, 0)
+        if status:
+            _say({"failed": f"the judge ended with {os.waitstatus_to_exitcode(status)}"})
+
+
+def _sit(request: dict[str, Any]) -> None:
+    from labkit.lab.court.judge import judge
+    from labkit.lab.exercises import problem
+
+    try:
+        report = judge(problem(request["key"]), request["source"], request["before"], request["seed"])
+        said: dict[str, Any] = report.as_dict()
+    except BaseException:
+        said = {"failed": traceback.format_exc()}
+    _say(said)
+    os._exit(0)
+
+
+def _say(what: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,184 @@
+"""The five verdicts on a run: values, wire, memory, order, liveness. Each holds, is broken, or could not be judged.
+
+rules      the attempt did what no attempt may (audit.py, guard.py); said only when it is so
+values     what came out is what one process says, and the inputs are what they were
+wire       the bytes that the judge carried are those of the law
+memory     the bytes that a rank held are within the law
+order      what must come first came first, and all ranks called the same collectives
+liveness   it ended, and no message is left that nobody received
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from labkit.lab.court import compare
+from labkit.lab.court.trial import Trial
+from labkit.lab.laws import modest, silent
+from labkit.lab.problem import VERDICTS, Complaint, Law, Problem
+
+HOLDS, BROKEN, OPEN = "holds", "broken", "not judged"
+SAME_CALLS = "all ranks call the same collectives in the same order"
+ENDS = "it ends, and every message is received"
+MOST_SHOWN = 300
+
+
+class Verdict(NamedTuple):
+    """What the judge says of one thing.
+
+    name, state       "wire"; "holds", "broken" or "not judged"
+    law               what must hold, in words
+    expected, seen    if it is broken
+    rank, line        where; None and 0 if it is nowhere in particular
+    where             the case in which it is
+    cause             the likely mistake, if somebody has made it before
+    probe             what to look at next
+    picture           the run, as SVG, with the fault marked
+    at                the events that are marked
+    """
+
+    name: str
+    state: str
+    law: str
+    expected: str = ""
+    seen: str = ""
+    rank: int | None = None
+    line: int = 0
+    where: str = ""
+    cause: str = ""
+    probe: str = ""
+    picture: str = ""
+    at: tuple[int, ...] = ()
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is."""
+        return self.state == BROKEN
+
+
+def laws_of(problem: Problem, verdict: str) -> tuple[Law, ...]:
+    """Those of the exercise, or what goes without saying."""
+    said = tuple(each for each in problem.laws if each.verdict == verdict)
+    usual = {"wire": (silent(),), "memory": (modest(),)}
+    return said or usual.get(verdict, ())
+
+
+def words_of(problem: Problem, verdict: str) -> str:
+    """What a verdict demands, in words."""
+    if verdict == "values":
+        return "what one process says, for random inputs"
+    if verdict == "liveness":
+        return ENDS
+    return "; ".join(each.words for each in laws_of(problem, verdict)) or SAME_CALLS
+
+
+def verdicts(problem: Problem, trial: Trial) -> list[Verdict]:
+    """All five, in order; "rules" before them if the attempt has broken one."""
+    found = [_said(problem, trial, name, _complaint(problem, trial, name)) for name in VERDICTS]
+    refused = next(((rank, each) for rank, each in trial.faults.items() if each.refused), None)
+    if refused is not None:
+        rank, fault = refused
+        broken = Verdict("rules", BROKEN, "an attempt leaves the machine, the library and the judge alone", "",
+                         fault.message[:MOST_SHOWN], rank, fault.line, str(trial.case))  # fmt: skip
+        return [broken, *(Verdict(name, OPEN, words_of(problem, name)) for name in VERDICTS)]
+    return found
+
+
+def _said(problem: Problem, trial: Trial, name: str, complaint: Complaint | str | None) -> Verdict:
+    law = words_of(problem, name)
+    if complaint is None:
+        return Verdict(name, HOLDS, law)
+    if isinstance(complaint, str):
+        return Verdict(name, OPEN, law)
+    line = _line(trial, complaint) if name != "values" else 0
+    if name == "values" and complaint.rank is not None and complaint.rank in trial.faults:
+        line = trial.faults[complaint.rank].line
+    expected, seen = complaint.expected[:MOST_SHOWN], complaint.seen[:MOST_SHOWN]
+    return Verdict(name, BROKEN, law, expected, seen, complaint.rank, line, str(trial.case), at=complaint.at)
+
+
+def _line(trial: Trial, complaint: Complaint) -> int:
+    marked = [each.line for each in trial.events if each.number in complaint.at and each.line]
+    if marked:
+        return marked[0]
+    wait = trial.waits.get(-1 if complaint.rank is None else complaint.rank)
+    return wait.line if wait else 0
+
+
+def _complaint(problem: Problem, trial: Trial, name: str) -> Complaint | str | None:
+    """What is wrong; None for nothing; a word if it cannot be told since the run did not end."""
+    if name == "liveness":
+        return _stuck(trial)
+    if name == "order" and trial.mismatch:
+        return Complaint(SAME_CALLS, trial.mismatch, min(trial.faults, default=None))
+    if trial.ended != "finished":
+        return _raised(trial) if name == "values" and trial.ended == "raised" and not trial.mismatch else "did not end"
+    if name == "values":
+        return _values(problem, trial)
+    return next((found for law in laws_of(problem, name) if (found := law.broken(trial)) is not None), None)
+
+
+def _raised(trial: Trial) -> Complaint:
+    rank, fault = min(trial.faults.items(), key=lambda each: (each[1].kind == "Ended", each[0]))
+    return Complaint("an answer", fault.words, rank)
+
+
+def _values(problem: Problem, trial: Trial) -> Complaint | None:
+    for rank, expected in enumerate(trial.expected):
+        seen = trial.outputs[rank]
+        if expected is Ellipsis:
+            continue
+        if seen is None and expected is not None:
+            printed = trial.printed[rank].strip()
+            told = f"it printed {printed[:80]!r} and returned None: return it" if printed else "it returned None"
+            return Complaint(compare.form(expected), told, rank)
+        found = compare.wrong(seen, expected, trial.case.n_ranks, problem.tolerance)
+        if found is not None and problem.writes_test and isinstance(seen, Mapping):
+            return _missed(seen, expected, rank)
+        if found is not None:
+            return Complaint(found.expected, found.seen + _swapped(problem, trial, rank), rank)
+    for rank, what in trial.damaged.items():
+        return Complaint("inputs that are left as they were", f"the attempt changed {what}, in place", rank)
+    return None
+
+
+def _swapped(problem: Problem, trial: Trial, rank: int) -> str:
+    """Whether a rank gave what another one should have."""
+    for other, each in enumerate(trial.expected):
+        if other == rank or each is Ellipsis:
+            continue
+        if compare.wrong(trial.outputs[rank], each, trial.case.n_ranks, problem.tolerance) is None:
+            return f" (this is what rank {other} should have)"
+    return ""
+
+
+def _missed(seen: Mapping[str, object], expected: Mapping[str, object], rank: int) -> Complaint:
+    """What a check that the learner wrote lets through, or rejects though it is right."""
+    wrong = [name for name, right in expected.items() if not right]
+    killed = [name for name in wrong if seen.get(name) is False]
+    alive = next((name for name in wrong if name not in killed), None)
+    refused = next((name for name, right in expected.items() if right and seen.get(name) is not True), None)
+    told = f"{len(killed)} of {len(wrong)} mutants killed"
+    told += f"; survives: {alive}" if alive else ""
+    told += f"; rejects what is right: {refused}" if refused else ""
+    return Complaint(f"{len(wrong)} of {len(wrong)} mutants killed, and all that is right accepted", told, rank)
+
+
+def _stuck(trial: Trial) -> Complaint | None:
+    if trial.ended in ("deadlock", "time-out"):
+        told = "; ".join(
+            f"rank {rank} {'waits for ' if trial.ended == 'deadlock' else ''}{wait.words}"
+            + (f" in line {wait.line}" if wait.line else "")
+            for rank, wait in sorted(trial.waits.items())
+        )
+        through = [rank for rank in range(trial.case.n_ranks) if rank not in trial.waits]
+        done = f"; rank {', '.join(map(str, through))} had finished" if through else ""
+        kind = "a deadlock" if trial.ended == "deadlock" else f"no end after {trial.seconds:.0f} s"
+        return Complaint(ENDS, f"{kind}: {told}{done}", min(trial.waits, default=None))
+    if trial.undelivered:
+        told = "; ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in trial.undelivered.items())
+        source = next(iter(trial.undelivered))[0]
+        lost = tuple(each.number for each in trial.sent(source) if each.kind == "message")
+        return Complaint("every message is received", f"never received: {told}", source, lost)
+    return None

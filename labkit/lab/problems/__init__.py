@@ -1,0 +1,1 @@
+"""The problems, one a file, named pLL_N_name.py: lab, place in the lab, what is written."""

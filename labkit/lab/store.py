@@ -1,0 +1,185 @@
+"""A file of the learner's own: SQLite under the user's data folder, kept through crashes, damage and two notebooks.
+
+    store = Store("scores.sqlite3", STEPS, name="board")
+    with store.writing() as database: ...       one transaction: all of it is kept, or nothing
+    with store.reading() as database: ...       one state of the file, also while another notebook writes
+
+STEPS are the statements that made version 1 of the file, then those that make version 2 of it, and so on; an older
+file takes those that it lacks. What happens to a file is told in `.note`:
+
+    no database, or torn       put aside under another name, never written over; a new one is begun
+    cannot be written          what can be read of it is kept in memory, until this notebook ends
+    of a later labkit          ValueError: it is left alone
+    deleted meanwhile          made again
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import platformdirs
+
+WAIT_S = 20.0
+"""How long one notebook waits for another, unless it says so."""
+
+
+def data_folder() -> Path:
+    """Where this user's files are."""
+    return Path(platformdirs.user_data_dir("labkit", appauthor=False))
+
+
+class Store:
+    """One file. `path` says where, `note` what happened to it, "" if nothing did."""
+
+    def __init__(
+        self, file: str, steps: Sequence[Sequence[str]], path: Path | str | None = None, name: str = "file",
+        wait_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """`file` in the data folder, or `path` elsewhere; `name` is what a learner calls it; `wait_s` for another one.
+
+        ValueError for a file of a later version of labkit."""
+        self.path, self.note = Path(path).expanduser() if path is not None else data_folder() / file, ""
+        self.steps, self.name, self.wait_s = tuple(map(tuple, steps)), name, WAIT_S if wait_s is None else wait_s
+        self._kept: sqlite3.Connection | None = None
+        self._alone = threading.RLock()
+        self._doubted = False
+        try:
+            self._make()
+        except (OSError, sqlite3.OperationalError) as error:
+            if isinstance(error, sqlite3.Error) and _ours(error):
+                raise
+            self.note = f"{self.path} cannot be written ({error}): the {name} is kept until this notebook ends"
+            self._kept = self._copied()
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that nobody else writes in. OSError if the file cannot be written now."""
+        with self._open() as database:
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The file as it is now. OSError if it cannot be read now."""
+        with self._open() as database:
+            database.execute("BEGIN")
+            yield database
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            if self._kept is not None:
+                with self._alone, self._kept:
+                    yield self._kept
+                return
+            if self._doubted or not self._sound():
+                self._make()
+            with closing(_connect(self.path, self.wait_s)) as database, database:
+                yield database
+        except sqlite3.DatabaseError as error:
+            if type(error) is sqlite3.DatabaseError:  # torn: it is looked at when it is opened again
+                self._doubted = True
+            elif not isinstance(error, sqlite3.OperationalError) or _ours(error):
+                raise
+            raise OSError(f"{self.path} cannot be used now: {error}") from error
+
+    def _sound(self) -> bool:
+        """Whether the file still is what it was: it may have been deleted, or written over, by anybody."""
+        if not self.path.exists():
+            return False
+        with closing(_connect(self.path, self.wait_s)) as database:
+            try:
+                return _version(database) == len(self.steps)
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:
+                return False
+
+    def _make(self) -> None:
+        """The file with its tables; one that is no database is put aside first."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        was = _identity(self.path)
+        try:
+            self._check()
+        except sqlite3.OperationalError:
+            raise  # locked, read-only, no room: nothing is wrong with the file
+        except sqlite3.DatabaseError as error:
+            if was is not None and was == _identity(self.path):  # another notebook may have put it aside already
+                self.note = f"{error}: the old {self.name} is kept as {self._aside().name}, this one is new"
+            self._check()
+        self._doubted = False
+
+    def _check(self) -> None:
+        with closing(_connect(self.path, self.wait_s)) as database, database:
+            if (fault := database.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(fault)
+            if _version(database) > len(self.steps):
+                raise ValueError(
+                    f"{self.path} was written by a later labkit (version {_version(database)}): update labkit"
+                )
+            database.execute("BEGIN IMMEDIATE")
+            self._grow(database)
+            if lost := self._tables() - _tables(database):
+                raise sqlite3.DatabaseError(f"{self.path.name} has no {', '.join(sorted(lost))}")
+
+    def _grow(self, database: sqlite3.Connection) -> None:
+        """From the version that a file has to the present one."""
+        for step in self.steps[_version(database) :]:
+            for statement in step:
+                database.execute(statement)
+        database.execute(f"PRAGMA user_version = {len(self.steps)}")
+
+    def _tables(self) -> frozenset[str]:
+        with closing(sqlite3.connect(":memory:")) as blank:
+            self._grow(blank)
+            return _tables(blank)
+
+    def _copied(self) -> sqlite3.Connection:
+        """A store in memory, with what can be read of the file."""
+        kept = sqlite3.connect(":memory:", check_same_thread=False)
+        address = f"{self.path.absolute().as_uri()}?mode=ro"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(address, timeout=0, uri=True)) as there:
+            if there.execute("PRAGMA quick_check").fetchone()[0] == "ok":
+                kept.deserialize(there.serialize())
+        with kept:
+            self._grow(kept)
+        return kept
+
+    def _aside(self) -> Path:
+        kept = self.path.with_name(f"{self.path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        with suppress(FileNotFoundError):  # what was half written belongs to the old file, and would damage the new
+            self.path.with_name(self.path.name + "-journal").rename(kept.with_name(kept.name + "-journal"))
+        with suppress(FileNotFoundError):
+            self.path.rename(kept)
+        return kept
+
+
+def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=wait_s)
+
+
+def _ours(error: sqlite3.Error) -> bool:
+    """Whether a statement made no sense, and nothing is wrong with the file."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR
+
+
+def _version(database: sqlite3.Connection) -> int:
+    return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _tables(database: sqlite3.Connection) -> frozenset[str]:
+    return frozenset(name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

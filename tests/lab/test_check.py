@@ -1,0 +1,173 @@
+"""`check` as a learner meets it: in a notebook, in a terminal, with the stop button, and with a kernel that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import labkit
+from labkit.lab import check as front
+from labkit.lab.attempt import Attempt
+from labkit.lab.court.bench import Bench, bench
+from labkit.lab.exercises import by_name, problem
+from labkit.lab.progress import Progress
+
+pytestmark = pytest.mark.slow  # processes of torch's size, some of which must hang first
+
+ENDLESS = "def ring_reduce_scatter(x, group):\n    while True:\n        pass\n"
+
+
+@pytest.fixture(autouse=True)
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder that is not the developer's."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_bench_is_left() -> object:
+    """The module's bench ends with it."""
+    yield
+    bench().close()
+
+
+def right() -> Attempt:
+    """The reference, as somebody would have written it."""
+    it = problem("03.2")
+    return Attempt(it.name, it.solution)
+
+
+def test_a_check_is_judged_kept_and_quick_once_the_bench_is_warm() -> None:
+    """A check that is forgotten."""
+    report = front.judged(problem("03.2"), right())
+    assert report.passed, str(report)
+    (kept,) = Progress().attempts("03.2")
+    assert kept.passed
+
+
+def test_the_solution_unlocks_after_an_attempt_and_hints_come_in_order() -> None:
+    """A solution for nothing; a skeleton before the idea."""
+    with pytest.raises(ValueError, match="03.2"):
+        labkit.solution("03.2")
+    with pytest.raises(ValueError, match="comes after"):
+        labkit.hint("03.2", 2)
+    assert "Hint 1 of 3" in repr(labkit.hint("03.2"))
+    assert "Hint 2 of 3" in repr(labkit.hint("03.2"))
+    assert "Hint 3 of 3" in repr(labkit.hint("03.2"))
+    assert Progress().hints("03.2") == 3
+    with pytest.raises(ValueError, match="1, 2 and 3"):
+        labkit.hint("03.2", 4)
+    front.judged(problem("03.2"), Attempt("ring_reduce_scatter", "def ring_reduce_scatter(x, group):\n    return x\n"))
+    assert "def ring_reduce_scatter" in labkit.solution("3.2").code
+
+
+def test_a_card_says_what_is_demanded() -> None:
+    """An exercise whose law is known only to the judge."""
+    card = labkit.exercise("03.2")
+    assert "each rank sends (n-1)/n N bytes" in repr(card)
+    assert "●●●○○" in card._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: labkit.check("03.2"), "not its name"),
+        (lambda: labkit.check(7), "got int 7"),
+        (lambda: labkit.exercise("99.9"), "there is no exercise '99.9'"),
+        (lambda: labkit.exercise("03.99"), "03.1, 03.2"),
+        (lambda: by_name("ring_reduce_scater"), "ring_reduce_scatter"),
+        (lambda: front.judged(problem("03.2"), Attempt("other", "def other(): pass")), "rename it"),
+    ],
+)
+def test_bad_input_gets_a_sentence(call: object, words: str) -> None:
+    """A traceback."""
+    with pytest.raises(ValueError, match=words):
+        call()  # type: ignore[operator]
+
+
+def test_a_patched_library_in_the_notebook_is_told_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that runs on what the notebook has made of the library."""
+
+    def mine(self: object, *_: object) -> int:
+        return 0
+
+    mine.__module__ = "__main__"
+    monkeypatch.setattr(labkit.Ledger, "sent_bytes", mine)
+    assert list(front.tampered()) == ["labkit.comm.ledger.Ledger.sent_bytes"]
+    assert front.judged(problem("03.2"), right()).passed
+
+
+def test_a_check_can_be_stopped_and_the_next_one_works() -> None:
+    """A stop button that waits for the time-out, or breaks what comes after."""
+    one = Bench()
+    began = time.monotonic()
+    threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            one.judge("03.2", Attempt("ring_reduce_scatter", ENDLESS))
+    assert time.monotonic() - began < 12
+    assert not one.alive()
+    assert bench().judge("03.2", right()).passed
+
+
+def test_nothing_outlives_a_kernel_that_is_killed(tmp_path: Path) -> None:
+    """Ranks that compute for ever after the notebook is gone."""
+    script = tmp_path / "kernel.py"
+    script.write_text(
+        "from labkit.lab.attempt import Attempt\nfrom labkit.lab.court.bench import bench\n"
+        f"b = bench()\nprint(b.process.pid, flush=True)\nb.judge('03.2', Attempt('ring_reduce_scatter', {ENDLESS!r}))\n"
+    )
+    kernel = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert kernel.stdout is not None
+    judge = psutil.Process(int(kernel.stdout.readline()))
+    until = time.monotonic() + 60
+    while len(judge.children(recursive=True)) < 3 and time.monotonic() < until:
+        time.sleep(0.05)
+    family = [judge, *judge.children(recursive=True)]
+    assert len(family) >= 4
+    kernel.kill()
+    kernel.wait()
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+def test_a_judge_that_dies_is_told_and_not_waited_for() -> None:
+    """Two minutes of silence."""
+    one = Bench()
+    try:
+        one.judge("03.2", right())
+        threading.Timer(1.0, lambda: [each.kill() for each in psutil.Process(one.process.pid).children()]).start()
+        with pytest.raises(RuntimeError, match="the judge ended with -9"):
+            one.judge("03.2", Attempt("ring_reduce_scatter", ENDLESS))
+    finally:
+        one.close()
+
+
+def test_the_terminal_says_the_same_and_its_exit_code_too(tmp_path: Path) -> None:
+    """A CI that is green for a broken attempt."""
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text(problem("03.2").solution)
+    bad.write_text("def ring_reduce_scatter(x, group):\n    return x\n")
+    reports, xml = tmp_path / "r.json", tmp_path / "r.xml"
+    command = [sys.executable, "-m", "labkit", "check", "3.2", "--in"]
+    fine = subprocess.run([*command, str(good)], capture_output=True, text=True)
+    assert fine.returncode == 0, fine.stdout + fine.stderr
+    assert "all five verdicts hold" in fine.stdout
+    more = [*command, str(bad), "--json", str(reports), "--junit", str(xml)]
+    broken = subprocess.run(more, capture_output=True, text=True)
+    assert broken.returncode == 1
+    assert "values are broken" in broken.stdout
+    assert json.loads(reports.read_text())
+    assert "<failure" in xml.read_text()
+    missing = subprocess.run([*command, str(tmp_path / "no.py")], capture_output=True, text=True)
+    assert missing.returncode == 1
+    assert "Traceback" not in missing.stderr

@@ -1,0 +1,342 @@
+"""People who try hard: every way that we know of getting a green check without doing the exercise, or of doing harm.
+
+Each attack is a whole attempt. None may pass, none may leave anything behind, and each gets a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from labkit.lab.court.audit import refusals
+from labkit.lab.court.hearing import hear
+from labkit.lab.court.judge import judge
+from labkit.lab.court.stand import Program
+from labkit.lab.court.verdicts import verdicts
+from labkit.lab.exercises import problem
+
+pytestmark = pytest.mark.slow  # processes of torch's size, some of which must hang first
+
+SCATTER = "def ring_reduce_scatter(x, group):\n"
+
+READ_BEFORE_IT_RUNS = {
+    "a file is read": SCATTER + "    return open('/etc/passwd').read()",
+    "an import of os": SCATTER + "    import os\n    os.system('true')",
+    "an import under another name": SCATTER + "    import subprocess as math\n    return math.run(['true'])",
+    "importlib": SCATTER + "    import importlib\n    return importlib.import_module('os')",
+    "the library does it": "from labkit import ring\n" + SCATTER + "    return ring.reduce_scatter(x, group)",
+    "a part of the library does it": "import labkit.comm.ring\n" + SCATTER + "    return 1",
+    "torch.distributed does it": SCATTER + "    import torch\n    torch.distributed.all_reduce(x)",
+    "the wire itself": SCATTER + "    group.wire.line.tell('mark', 'x', 0)",
+    "underscores": SCATTER + "    return ().__class__.__base__.__subclasses__()",
+    "getattr with a word": SCATTER + "    return getattr(group, 'wi' + 're')",
+    "operator.attrgetter": "import operator\n" + SCATTER + "    return operator.attrgetter('wire')(group)",
+    "eval": SCATTER + "    return eval('group.wi' + 're')",
+    "exec": SCATTER + "    exec('import os')",
+    "torch's own os": SCATTER + "    import torch\n    return torch.os.listdir('/')",
+    "torch.hub": SCATTER + "    import torch\n    torch.hub.load('a', 'b')",
+    "a file of torch": SCATTER + "    import torch\n    torch.save(x, 'left_behind')",
+    "shared memory": SCATTER + "    x.share_memory_()",
+    "the library is changed": SCATTER + "    import torch\n    torch.equal = lambda a, b: True",
+    "the group is changed": SCATTER + "    group.send = None",
+    "globals": "kept = 1\n" + SCATTER + "    global kept\n    kept = x",
+    "frames": SCATTER + "    import sys\n    return sys._getframe(1).f_globals",
+    "a class of one's own that lies about tensors": "import torch\nclass Liar(torch.Tensor):\n    @classmethod\n"
+    "    def __torch_function__(cls, f, t, a=(), k=None):\n        return 1\n" + SCATTER + "    return x",
+    "a hint that is a program": "import typing\nclass A:\n    a: \"__import__('os')\"\n" + SCATTER
+    + "    return typing.get_type_hints(A)",
+    "what torch has imported": "from torch import sys as s\n" + SCATTER + "    return s.modules",
+    "what the standard library has imported": "from random import _os\n" + SCATTER + "    return _os",
+    "builtins under another name": "import enum\n" + SCATTER + "    return enum.bltns.getattr(group, 'wi' + 're')",
+    "the same, by an import": "from enum import bltns\n" + SCATTER + "    return bltns.open('/etc/passwd')",
+    "a module in a module in a module": "import dataclasses\n" + SCATTER + "    return dataclasses.re.enum",
+    "json, through torch": SCATTER + "    import torch\n    return torch.autograd.profiler_util.json.codecs",
+    "attributes that are copied by name, into a property": "import functools\nkept = []\n\n\nclass Taker:\n"
+    "    wire = property(None, lambda self, it: kept.append(it))\n\n\n" + SCATTER
+    + "    functools.update_wrapper(Taker(), group, assigned=('wire',), updated=())\n    return kept[0]",
+    "a pattern that looks into the group": SCATTER
+    + "    match group:\n        case object(wire=w):\n            return w",
+    "a pattern by place": "from labkit import Group\n" + SCATTER
+    + "    match group:\n        case Group(a, b, c, w):\n            return w",
+    "self is torch": "def look(self):\n    return self.sys\n" + SCATTER + "    import torch\n    return look(torch)",
+    "self is a tensor": "def look(self):\n    return self._typed_storage()\n" + SCATTER + "    return look(x)",
+    "a class changed through an object": SCATTER + "    type(x).add_ = type(x).sub_\n    return x",
+    "numbers taken out by a function": SCATTER + "    kept = []\n    x.apply_(lambda v: kept.append(v) or v)",
+    "numbers hidden in a generator's state": SCATTER + "    import torch\n    torch.set_rng_state(x.byte())",
+    "numbers leave their tensors": SCATTER + "    return x.tolist()",
+    "numbers hide in NumPy": SCATTER + "    return x.numpy()",
+    "star import": "from torch import *\n" + SCATTER + "    return x",
+    "not Python": SCATTER + "    return (",
+    "another signature": "def ring_reduce_scatter(x):\n    return x",
+    "another name": "def reduce_scatter_ring(x, group):\n    return x",
+    "no function": "ring_reduce_scatter = 5",
+    "a class, not a function": "class ring_reduce_scatter:\n    def __init__(self, x, group):\n        self.x = x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_BEFORE_IT_RUNS)
+def test_is_refused_before_anything_runs(name: str) -> None:
+    """What reaches round an exercise, in the text."""
+    report = judge(problem("03.2"), READ_BEFORE_IT_RUNS[name])
+    assert report.broken is not None
+    assert report.broken.name == "rules"
+    assert report.broken.seen
+    assert report.n_cases == 0
+
+
+SLIPS_THROUGH = {
+    "writes a file": SCATTER + "    f = open('left_behind', 'w')\n    f.write('x')",
+    "reads nothing, but asks the system": SCATTER + "    __import__('os').system('touch left_behind')",
+    "starts a process": SCATTER + "    import subprocess\n    subprocess.Popen(['touch', 'left_behind'])",
+    "talks to the network": SCATTER + "    import socket\n    socket.create_connection(('127.0.0.1', 9), 0.1)",
+    "writes with torch": SCATTER + "    import torch\n    torch.save(x, 'left_behind')",
+    "removes a file": SCATTER + "    import os\n    os.remove('precious')",
+    "kills its parent": SCATTER + "    import os, signal\n    os.kill(os.getppid(), 9)",
+    "patches torch": SCATTER + "    import torch\n    torch.Tensor.add_ = torch.Tensor.sub_\n"
+    "    return group.reduce_scatter(x)",
+    "patches what a probe says": SCATTER + "    import labkit\n    from labkit import Group\n"
+    "    t = type(group.ledger)\n    t.sent_bytes = lambda self: 0\n    return group.reduce_scatter(x)",
+    "replaces a property": SCATTER + "    group.__class__.size = property(lambda self: 1)\n    return x",
+    "looks into other objects": SCATTER + "    import gc\n    return len(gc.get_objects())",
+}
+
+
+@pytest.mark.parametrize("name", SLIPS_THROUGH)
+def test_is_stopped_by_the_guard_if_it_slips_through_the_audit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One wall alone: here the audit is left out, and the guard must do."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "precious").write_text("kept")
+    trial = hear(problem("03.2"), Program(SLIPS_THROUGH[name]), problem("03.2").cases()[0])
+    assert trial.ended == "raised", trial
+    assert any(v.broken for v in verdicts(problem("03.2"), trial))
+    assert [each.name for each in tmp_path.iterdir()] == ["precious"]
+
+
+def cheat(body: str, head: str = SCATTER) -> str:
+    """An attempt at 03.2."""
+    return head + textwrap.indent(textwrap.dedent(body).strip(), "    ") + "\n"
+
+
+CHEATS = {
+    ("rank 0 is right, the others guess", "values"): cheat("""
+        n, me = group.size, group.rank
+        parts = list(x.clone().chunk(n))
+        for step in range(n - 1):
+            give, take = (me - step - 1) % n, (me - step - 2) % n
+            parts[take] = parts[take] + group.exchange(parts[give], to=(me + 1) % n, source=(me - 1) % n)
+        return parts[me] if me == 0 else x.chunk(n)[me] * n
+    """),
+    ("zeros of the right shape", "values"): cheat("return x.chunk(group.size)[group.rank] * 0"),
+    ("no ring: everybody to everybody", "wire"): cheat("""
+        n, me = group.size, group.rank
+        parts, works = x.chunk(n), []
+        for to in range(n):
+            if to != me:
+                works.append(group.send(parts[to], to))
+        total = sum([group.recv(source) for source in range(n) if source != me], parts[me].clone())
+        for work in works:
+            work.wait()
+        return total
+    """),
+    ("a second channel: barriers that count bits", "wire"): cheat("""
+        n, me = group.size, group.rank
+        parts = list(x.clone().chunk(n))
+        for step in range(n - 1):
+            give, take = (me - step - 1) % n, (me - step - 2) % n
+            parts[take] = parts[take] + group.exchange(parts[give], to=(me + 1) % n, source=(me - 1) % n)
+        group.barrier()
+        return parts[me]
+    """),
+    ("bytes in the tag: the payload is sent again", "wire"): cheat("""
+        n, me = group.size, group.rank
+        parts = list(x.clone().chunk(n))
+        for step in range(n - 1):
+            give, take = (me - step - 1) % n, (me - step - 2) % n
+            parts[take] = parts[take] + group.exchange(parts[give], (me + 1) % n, (me - 1) % n, tag=step)
+            group.exchange(parts[give][:1], (me + 1) % n, (me - 1) % n, tag=99)
+        return parts[me]
+    """),
+    ("its own ledger is emptied", "wire"): cheat("""
+        result = group.reduce_scatter(x)
+        group.ledger.clear()
+        return result
+    """),
+    ("another algorithm is swapped in", "wire"): cheat("""
+        return group.using(reduce_scatter=lambda x, group: group.all_reduce(x).chunk(group.size)[group.rank]
+                           ).reduce_scatter(x)
+    """),
+    ("messages that nobody takes", "liveness"): cheat("""
+        n, me = group.size, group.rank
+        parts = list(x.clone().chunk(n))
+        for step in range(n - 1):
+            give, take = (me - step - 1) % n, (me - step - 2) % n
+            parts[take] = parts[take] + group.exchange(parts[give], to=(me + 1) % n, source=(me - 1) % n)
+        if n > 1:
+            group.send(x[:0], (me + 1) % n, tag=7)
+        return parts[me]
+    """),
+    ("returns a number that prints as a tensor", "values"): cheat("return 3"),
+    ("prints and returns nothing", "values"): cheat("print(x.chunk(group.size)[group.rank])"),
+    ("another dtype", "values"): cheat("return group.reduce_scatter(x).double().to(x.dtype).half()"),
+    ("on no device at all", "values"): cheat("return x.chunk(group.size)[group.rank].to('meta')"),
+    ("a list in place of a tensor", "values"): cheat("return [x]"),
+    ("leaves by the back door", "values"): cheat("raise SystemExit(0)"),
+    ("recursion without an end", "values"): cheat("return ring_reduce_scatter(x, group)"),
+    ("all the memory there is", "values"): cheat("import torch\nreturn torch.zeros(1 << 40)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "verdict"), CHEATS)
+def test_a_cheat_is_found_by_its_verdict(name: str, verdict: str) -> None:
+    """A number that comes about in another way than the exercise asks for."""
+    report = judge(problem("03.2"), CHEATS[name, verdict])
+    assert report.broken is not None, str(report)
+    assert report[verdict].broken, str(report)
+
+
+def test_state_that_is_hidden_from_the_probe_is_found() -> None:
+    """A shard that is a shard only for who counts tensors: the rest is kept in a list of Python numbers."""
+    keep = "self.params, self.group = params, group\n        self.kept = [float(v) for p in params for v in p.data]"
+    source = problem("07.2").solution.replace("self.params, self.group = params, group", keep)
+    report = judge(problem("07.2"), source)
+    assert report["memory"].broken, str(report)
+    assert "numbers are kept in tensors" in report["memory"].expected
+
+
+def test_numbers_that_are_taken_out_of_tensors_one_by_one_are_noticed() -> None:
+    """Memory that is in Python's numbers for as long as the probe looks."""
+    more = "self.optimizer.step()\n        assert sum(float(v) for v in self.params[0].data)"
+    report = judge(problem("07.2"), problem("07.2").solution.replace("self.optimizer.step()", more))
+    assert "one by one" in report["memory"].seen or report["liveness"].broken  # the latter where all is slow
+
+
+FORGED = """
+    w = group.send(x[:0], (me + 1) % n)
+    w.under_way.handles[0].line.tell({words}, data=b"abcdefgh")
+    group.recv((me - 1) % n)
+    return parts[me]
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ('"send", 999, "world", (me + 1) % n, 5, 0', "wire"),  # a payload without a header
+        ('"result", {}', "values"),  # the last word, before its time
+        ('"answer"', "values"),  # a word that a rank does not have
+        ('"gather", 1', "values"),  # half a sentence
+    ],
+)
+def test_a_rank_that_forges_its_pipe_is_not_believed(words: str, verdict: str) -> None:
+    """The judge's own protocol as a way round it; here, too, the audit is left out."""
+    it = problem("03.2")
+    source = it.solution.replace("    return parts[me]", FORGED.format(words=words).strip("\n"))
+    found = {each.name: each for each in verdicts(it, hear(it, Program(source), it.cases()[0]))}
+    assert found[verdict].broken, found
+
+
+def test_an_endless_loop_ends_with_the_line_on_which_it_turns() -> None:
+    """A check that hangs, or that says only that it did."""
+    before = set(psutil.Process().children())
+    report = judge(problem("03.2"), cheat("n = 0\nwhile True:\n    n += 1"))
+    assert report["liveness"].broken
+    assert report["liveness"].line in (3, 4)
+    assert set(psutil.Process().children()) <= before
+
+
+def test_a_deadlock_is_known_at_once_and_says_who_waits_for_whom() -> None:
+    """A time-out where there is certainty."""
+    report = judge(problem("03.2"), cheat("return group.recv((group.rank + 1) % max(2, group.size))"))
+    assert "deadlock" in report["liveness"].seen
+    assert "rank 0 waits for a message from rank 1" in report["liveness"].seen
+
+
+def test_a_skipped_collective_names_the_rank_that_has_finished() -> None:
+    """The commonest hang of all."""
+    report = judge(problem("03.2"), cheat("if group.rank == 0:\n    group.barrier()\nreturn x"))
+    assert "the others in barrier" in report["liveness"].seen
+    assert "rank 1 had finished" in report["liveness"].seen
+
+
+def test_collectives_that_do_not_match_are_told_with_both_sides() -> None:
+    """Garbage, or a hang, where two ranks disagree."""
+    report = judge(problem("03.2"), cheat("return group.all_reduce(x) if group.rank else group.all_gather(x)"))
+    assert report["order"].broken
+    assert "rank 0 called all_gather" in report["order"].seen
+    assert "rank 1 called all_reduce" in report["order"].seen
+
+
+def test_a_rank_that_comes_late_to_a_mismatch_is_told_too() -> None:
+    """Ranks 0 and 2 agree, rank 1 does not: whoever comes last must neither wait nor be taken for a match."""
+    it = problem("03.2")
+    source = cheat("return group.all_reduce(x if group.rank != 1 else x[:1])")
+    for _ in range(3):
+        trial = hear(it, Program(source), it.cases()[1])
+        assert trial.ended == "raised"
+        assert len(trial.faults) == 3
+        assert "do not match" in trial.faults[0].message
+
+
+HOOKED = """
+import functools
+
+
+class OverlappedDDP:
+    def __init__(self, params, group):
+        for p in params:
+            p.register_hook(functools.partial({verb}))
+
+    def begin(self, p):
+        return p
+
+    def finish(self):
+        return None
+"""
+
+
+def test_what_torch_sends_for_an_attempt_counts_as_the_attempts() -> None:
+    """A method of the group as a hook has no line of the attempt on its stack: twice the bytes went by unseen."""
+    it = problem("06.4")
+    trial = hear(it, Program(HOOKED.format(verb="group.all_reduce, op='mean'")), it.cases()[0])
+    assert trial.sent_bytes(0) > 0
+    assert all(each.line == 0 for each in trial.sent(0))
+    assert [each.name for each in verdicts(it, trial) if each.broken] == ["order"]  # right bytes, but it stands still
+    twice = HOOKED.format(verb="lambda group, g: group.all_reduce(group.all_reduce(g)) / group.size ** 2, group")
+    assert judge(it, twice)["wire"].broken
+
+
+ASIDE = """
+def ring_reduce_scatter(x, group):
+    n, me = group.size, group.rank
+    ours = group.wire.along(group, "aside", group.ranks, me)
+    for _ in range(n - 1):
+        group.exchange(x.chunk(n)[0], to=(me + 1) % n, source=(me - 1) % n)
+    return ours.reduce_scatter(x)
+"""
+
+
+def test_whoever_finds_the_exercises_own_wire_sends_nothing_unseen() -> None:
+    """The right bytes for show, and the sum on the wire that is not counted; here the audit is left out."""
+    it = problem("03.2")
+    trial = hear(it, Program(ASIDE), it.cases()[0])
+    assert trial.ended == "finished", trial.faults
+    assert [each.name for each in verdicts(it, trial) if each.broken] == ["wire"]
+
+
+def test_everyday_words_are_names_that_one_may_use() -> None:
+    """`keep`, `load` and `save` are words, too: only what belongs to somebody else is refused."""
+    assert judge(problem("03.2"), problem("03.2").solution.replace("parts", "keep").replace("step", "load")).passed
+    assert not refusals("def f(weights, grads):\n    for name in weights:\n        weights[name].grad = grads[name]")
+
+
+def test_nothing_is_left_of_ranks_that_died(tmp_path: Path) -> None:
+    """Zombies, and processes that nobody waits for."""
+    before = {each.pid for each in psutil.Process(os.getpid()).children(recursive=True)}
+    judge(problem("03.2"), cheat("import torch\nreturn torch.zeros(1 << 40)"))
+    assert {each.pid for each in psutil.Process(os.getpid()).children(recursive=True)} == before

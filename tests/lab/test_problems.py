@@ -1,0 +1,119 @@
+"""Every exercise, judged as an attempt is: what must pass passes, and each known mistake is rejected for what it is."""
+
+from __future__ import annotations
+
+import ast
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from labkit.lab.court.hearing import hear
+from labkit.lab.court.judge import judge
+from labkit.lab.court.stand import Program
+from labkit.lab.court.trial import Trial
+from labkit.lab.exercises import files, problem
+from labkit.lab.problem import VERDICTS, Case, Problem
+
+SEED = secrets.randbits(62)
+"""The same for all mutants of a problem, so that a run that explains one of them serves the others, too."""
+KEYS = [key for key, _ in files()]
+MUTANTS = [(key, place) for key in KEYS for place in range(len(problem(key).mutants))]
+LIBRARY = [key for key in KEYS if problem(key).library]
+STARS = [key for key in KEYS if problem(key).star is not None]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[None]:
+    """Runs of mutants are remembered: each would otherwise be run anew for every mistake that it might explain."""
+    known: dict[Any, Trial] = {}
+
+    def remembered(problem: Problem, program: Program, case: Case) -> Trial:
+        what = (problem.key, program, str(case), case.seed)
+        if what not in known:
+            known[what] = hear(problem, program, case)
+        return known[what]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("labkit.lab.court.judge.hear", remembered)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", KEYS)
+def test_the_reference_passes_with_every_verdict(key: str) -> None:
+    """A law that the solution itself breaks, or a case that it cannot do."""
+    it = problem(key)
+    report = judge(it, it.solution)
+    assert report.passed, str(report)
+    assert [each.name for each in report.verdicts] == list(VERDICTS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_stub_fails_with_a_message_of_its_own(key: str) -> None:
+    """A stub that passes, or that fails as if something were wrong with what is written."""
+    it = problem(key)
+    report = judge(it, it.stub)
+    assert not report.passed
+    assert report.broken is not None
+    assert report.broken.seen == f"{it.name} is not written yet"
+    assert it.hints[0] in report.broken.probe
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(("key", "place"), MUTANTS)
+def test_a_mistake_is_rejected_by_the_right_verdict_with_the_right_words(key: str, place: int) -> None:
+    """A mistake that passes, or that is taken for another one."""
+    it = problem(key)
+    mutant = it.mutants[place]
+    report = judge(it, mutant.source(it.solution), seed=SEED)
+    assert report.broken is not None, f"survives: {mutant.cause}"
+    assert (report.broken.name, report.broken.cause) == (mutant.verdict, mutant.cause), str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", LIBRARY)
+def test_what_labkit_has_for_it_passes_too(key: str) -> None:
+    """A check that demands one way of writing it."""
+    it = problem(key)
+    module, _, name = it.library.rpartition(".")
+    program = f"import labkit.{module}\n\ndef {it.name}(*args):\n    return labkit.{module}.{name}(*args)\n"
+    report = judge(it, program, ours=True)
+    assert report.passed, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", STARS)
+def test_a_star_is_for_less_than_the_reference_costs_and_can_be_had(key: str) -> None:
+    """A star that everybody gets, or nobody can."""
+    it = problem(key)
+    assert it.star is not None
+    plain, best = judge(it, it.solution), judge(it, it.star.best)
+    assert (plain.passed, plain.starred) == (True, False), str(plain)
+    assert (best.passed, best.starred) == (True, True), str(best)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_problem_is_whole(key: str) -> None:
+    """An exercise that is not told, has too few mistakes, or is not a matter of a few lines."""
+    it = problem(key)
+    assert it.key == key
+    assert len({each.cause for each in it.mutants}) == len(it.mutants) >= 4
+    assert {each.verdict for each in it.mutants} <= {*VERDICTS, "rules"}
+    assert 1 <= it.n_lines <= 15, f"{it.n_lines} lines"
+    assert {it.difficulty, it.importance} <= {1, 2, 3, 4, 5}
+    assert 5 <= it.minutes <= 60
+    assert len(it.story.split()) >= 25
+    assert all([*it.objectives, *it.hints])
+    assert ast.get_docstring(ast.parse(it.stub).body[-1])  # type: ignore[arg-type]
+    sizes = {case.n_ranks for case in it.cases()}
+    assert len(it.cases()) >= 2
+    assert sizes == {1} or max(sizes) >= 2
+
+
+def test_no_two_exercises_ask_for_the_same_name() -> None:
+    """`check(attempt)` knows the exercise by the attempt's name."""
+    names = [problem(key).name for key in KEYS]
+    assert len(set(names)) == len(names)
