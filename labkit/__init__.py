@@ -16,156 +16,150 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_WHERE = MappingProxyType(
+_NAMES = MappingProxyType(
     {
-        "Cluster": "capped",
-        "run": "capped",
-        "track": "launch.progress",
-        "Reply": "launch.reply",
-        "WorkerError": "launch.reply",
-        "Autopsy": "launch.watch",
-        "Group": "comm.group",
-        "Work": "comm.work",
-        "Ledger": "comm.ledger",
-        "Transfer": "comm.ledger",
-        "Mesh": "comm.mesh",
-        "ring": "comm.ring",
-        "tree": "comm.tree",
-        "star": "comm.star",
-        "run_threads": "comm.local",
-        "Layout": "plan.layout",
-        "Links": "plan.topology",
-        "Link": "plan.link",
-        "Film": "probe.film",
-        "compare": "view.bars",
-        "doctor": "lab.doctor",
-        "room": "lab.room",
-        "show": "lab.source",
-        "Play": "view.widgets.play",
-        "Predict": "view.widgets.predict",
-        "RingFilm": "view.widgets.ring_film",
-        "CrossoverExplorer": "view.widgets.crossover",
-        "gpipe": "plan.schedule",
-        "one_f_one_b": "plan.schedule",
-        "interleaved": "plan.schedule",
-        "zero_bubble": "plan.schedule",
-        "Action": "plan.schedule",
-        "Schedule": "plan.schedule",
-        "needs": "plan.schedule",
-        "validate": "plan.schedule",
-        "simulate": "plan.schedule",
-        "Item": "plan.breakdown",
-        "Breakdown": "plan.breakdown",
-        "Recipe": "plan.recipe",
-        "DDP": "parallel.ddp",
-        "ZeRO1": "parallel.zero1",
-        "ZeRO2": "parallel.zero2",
-        "ZeRO3": "parallel.zero3",
-        "ColumnParallelLinear": "parallel.tensor",
-        "RowParallelLinear": "parallel.tensor",
-        "split": "parallel.split",
-        "Pipeline": "parallel.pipeline",
-        "GPT": "train.gpt",
-        "GPTConfig": "train.config",
-        "LossScale": "train.loss_scale",
-        "Scaler": "train.loss_scale",
-        "checkpoint": "train.checkpoint",
-        "checkpoint_sequential": "train.checkpoint",
-        "LoRALinear": "train.lora",
-        "inject_lora": "train.lora",
-        "MemoryProbe": "probe.memory",
-        "Clock": "probe.clock",
-        "VirtualOutOfMemory": "probe.memory",
-        "measure_hardware": "probe.machine",
-        "ModelShape": "plan.shape",
-        "Hardware": "plan.hardware",
-        "predict_memory": "plan.memory",
-        "predict_step": "plan.time",
-        "plans": "plan.search",
-        "Plan": "plan.search",
-        "hierarchy": "comm.hierarchy",
-        "rehearse": "rehearsal",
-        "rehearsed": "probe.rehearsal",
-        "Rehearsal": "probe.rehearsal",
-        "traffic": "view.traffic",
-        "cube": "view.cube",
-        "roofline": "view.roofline",
-        "network": "view.topology",
-        "CubeExplorer": "view.widgets.cube",
-        "RooflineExplorer": "view.widgets.roofline",
-        "CheckpointExplorer": "view.widgets.segments",
-        "MemoryAnatomy": "view.widgets.anatomy",
-        "FloatExplorer": "view.widgets.floats",
-        "GradientHistogram": "view.widgets.histogram",
-        "LossScaleExplorer": "view.widgets.scale",
-        "BucketExplorer": "view.widgets.buckets",
-        "StaleExplorer": "view.widgets.stale",
-        "CompressionExplorer": "view.widgets.sparse",
-        "ZeROExplorer": "view.widgets.zero",
-        "GatherExplorer": "view.widgets.gather",
-        "GatherProbe": "probe.gather",
-        "SplitExplorer": "view.widgets.split",
-        "PipelinePlayer": "view.widgets.player",
-        "InFlightExplorer": "view.widgets.inflight",
-        "LoRAExplorer": "view.widgets.lora",
-        "InterconnectExplorer": "view.widgets.links",
-        "BottleneckExplorer": "view.widgets.bottlenecks",
-        "PlannerPanel": "view.widgets.planner",
-        "Whiteboard": "view.widgets.whiteboard",
-        "ExplainTrace": "view.widgets.explain",
-        "Ward": "view.widgets.ward",
-        "CapstoneExplorer": "view.widgets.capstone",
-        "accumulate": "train.accumulate",
-        "Recording": "probe.recording",
+        "capped": "Cluster run",
+        "comm.group": "Group",
+        "comm.hierarchy": "hierarchy",
+        "comm.ledger": "Ledger Transfer",
+        "comm.local": "run_threads",
+        "comm.mesh": "Mesh",
+        "comm.ring": "ring",
+        "comm.star": "star",
+        "comm.tree": "tree",
+        "comm.work": "Work",
+        "lab.cards.mine": "cards",
+        "lab.check": "check exercise hint solution progress",
+        "lab.claims.shown": "claims",
+        "lab.doctor": "doctor",
+        "lab.room": "room",
+        "lab.source": "show",
+        "launch.progress": "track",
+        "launch.reply": "Reply WorkerError",
+        "launch.watch": "Autopsy",
+        "parallel.ddp": "DDP",
+        "parallel.pipeline": "Pipeline",
+        "parallel.split": "split",
+        "parallel.tensor": "ColumnParallelLinear RowParallelLinear",
+        "parallel.zero1": "ZeRO1",
+        "parallel.zero2": "ZeRO2",
+        "parallel.zero3": "ZeRO3",
+        "plan.breakdown": "Item Breakdown",
+        "plan.hardware": "Hardware",
+        "plan.layout": "Layout",
+        "plan.link": "Link",
+        "plan.memory": "predict_memory",
+        "plan.recipe": "Recipe",
+        "plan.schedule": "gpipe one_f_one_b interleaved zero_bubble Action Schedule needs validate simulate",
+        "plan.search": "plans Plan",
+        "plan.shape": "ModelShape",
+        "plan.time": "predict_step",
+        "plan.topology": "Links",
+        "probe.clock": "Clock",
+        "probe.film": "Film",
+        "probe.gather": "GatherProbe",
+        "probe.machine": "measure_hardware",
+        "probe.memory": "MemoryProbe VirtualOutOfMemory",
+        "probe.recording": "Recording",
+        "probe.rehearsal": "rehearsed Rehearsal",
+        "rehearsal": "rehearse",
+        "train.accumulate": "accumulate",
+        "train.checkpoint": "checkpoint checkpoint_sequential",
+        "train.config": "GPTConfig",
+        "train.gpt": "GPT",
+        "train.lora": "LoRALinear inject_lora",
+        "train.loss_scale": "LossScale Scaler",
+        "view.bars": "compare",
+        "view.cube": "cube",
+        "view.roofline": "roofline",
+        "view.topology": "network",
+        "view.traffic": "traffic",
+        "view.widgets.anatomy": "MemoryAnatomy",
+        "view.widgets.bottlenecks": "BottleneckExplorer",
+        "view.widgets.buckets": "BucketExplorer",
+        "view.widgets.capstone": "CapstoneExplorer",
+        "view.widgets.crossover": "CrossoverExplorer",
+        "view.widgets.cube": "CubeExplorer",
+        "view.widgets.explain": "ExplainTrace",
+        "view.widgets.floats": "FloatExplorer",
+        "view.widgets.gather": "GatherExplorer",
+        "view.widgets.hints": "HintPanel",
+        "view.widgets.histogram": "GradientHistogram",
+        "view.widgets.inflight": "InFlightExplorer",
+        "view.widgets.links": "InterconnectExplorer",
+        "view.widgets.interview": "InterviewPanel",
+        "view.widgets.lora": "LoRAExplorer",
+        "view.widgets.planner": "PlannerPanel",
+        "view.widgets.play": "Play",
+        "view.widgets.player": "PipelinePlayer",
+        "view.widgets.predict": "Predict",
+        "view.widgets.progress": "ProgressPanel",
+        "view.widgets.review": "ReviewPanel",
+        "view.widgets.ring_film": "RingFilm",
+        "view.widgets.roofline": "RooflineExplorer",
+        "view.widgets.scale": "LossScaleExplorer",
+        "view.widgets.segments": "CheckpointExplorer",
+        "view.widgets.sparse": "CompressionExplorer",
+        "view.widgets.split": "SplitExplorer",
+        "view.widgets.stale": "StaleExplorer",
+        "view.widgets.ward": "Ward",
+        "view.widgets.whiteboard": "Whiteboard",
+        "view.widgets.zero": "ZeROExplorer",
     }
 )
+_WHERE = MappingProxyType({name: module for module, names in _NAMES.items() for name in names.split()})
 
 if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is public
-    from labkit.capped import Cluster as Cluster
-    from labkit.capped import run as run
-    from labkit.comm import hierarchy as hierarchy
-    from labkit.comm import ring as ring
-    from labkit.comm import star as star
-    from labkit.comm import tree as tree
+    from labkit.capped import Cluster as Cluster, run as run
+    from labkit.comm import hierarchy as hierarchy, ring as ring, star as star, tree as tree
     from labkit.comm.group import Group as Group
-    from labkit.comm.ledger import Ledger as Ledger
-    from labkit.comm.ledger import Transfer as Transfer
+    from labkit.comm.ledger import Ledger as Ledger, Transfer as Transfer
     from labkit.comm.local import run_threads as run_threads
     from labkit.comm.mesh import Mesh as Mesh
     from labkit.comm.work import Work as Work
+    from labkit.lab.cards.mine import cards as cards
+    from labkit.lab.check import (
+        check as check,
+        exercise as exercise,
+        hint as hint,
+        progress as progress,
+        solution as solution,
+    )
+    from labkit.lab.claims.shown import claims as claims
     from labkit.lab.doctor import doctor as doctor
     from labkit.lab.room import room as room
     from labkit.lab.source import show as show
     from labkit.launch.progress import track as track
-    from labkit.launch.reply import Reply as Reply
-    from labkit.launch.reply import WorkerError as WorkerError
+    from labkit.launch.reply import Reply as Reply, WorkerError as WorkerError
     from labkit.launch.watch import Autopsy as Autopsy
     from labkit.parallel.ddp import DDP as DDP
     from labkit.parallel.pipeline import Pipeline as Pipeline
     from labkit.parallel.split import split as split
-    from labkit.parallel.tensor import ColumnParallelLinear as ColumnParallelLinear
-    from labkit.parallel.tensor import RowParallelLinear as RowParallelLinear
+    from labkit.parallel.tensor import (
+        ColumnParallelLinear as ColumnParallelLinear,
+        RowParallelLinear as RowParallelLinear,
+    )
     from labkit.parallel.zero1 import ZeRO1 as ZeRO1
     from labkit.parallel.zero2 import ZeRO2 as ZeRO2
     from labkit.parallel.zero3 import ZeRO3 as ZeRO3
-    from labkit.plan.breakdown import Breakdown as Breakdown
-    from labkit.plan.breakdown import Item as Item
+    from labkit.plan.breakdown import Breakdown as Breakdown, Item as Item
     from labkit.plan.hardware import Hardware as Hardware
     from labkit.plan.layout import Layout as Layout
     from labkit.plan.link import Link as Link
     from labkit.plan.memory import predict_memory as predict_memory
     from labkit.plan.recipe import Recipe as Recipe
-    from labkit.plan.schedule import Action as Action
-    from labkit.plan.schedule import Schedule as Schedule
-    from labkit.plan.schedule import gpipe as gpipe
-    from labkit.plan.schedule import interleaved as interleaved
-    from labkit.plan.schedule import needs as needs
-    from labkit.plan.schedule import one_f_one_b as one_f_one_b
-    from labkit.plan.schedule import simulate as simulate
-    from labkit.plan.schedule import validate as validate
-    from labkit.plan.schedule import zero_bubble as zero_bubble
-    from labkit.plan.search import Plan as Plan
-    from labkit.plan.search import plans as plans
+    from labkit.plan.schedule import (
+        Action as Action,
+        Schedule as Schedule,
+        gpipe as gpipe,
+        interleaved as interleaved,
+        needs as needs,
+        one_f_one_b as one_f_one_b,
+        simulate as simulate,
+        validate as validate,
+        zero_bubble as zero_bubble,
+    )
+    from labkit.plan.search import Plan as Plan, plans as plans
     from labkit.plan.shape import ModelShape as ModelShape
     from labkit.plan.time import predict_step as predict_step
     from labkit.plan.topology import Links as Links
@@ -173,21 +167,16 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.probe.film import Film as Film
     from labkit.probe.gather import GatherProbe as GatherProbe
     from labkit.probe.machine import measure_hardware as measure_hardware
-    from labkit.probe.memory import MemoryProbe as MemoryProbe
-    from labkit.probe.memory import VirtualOutOfMemory as VirtualOutOfMemory
+    from labkit.probe.memory import MemoryProbe as MemoryProbe, VirtualOutOfMemory as VirtualOutOfMemory
     from labkit.probe.recording import Recording as Recording
-    from labkit.probe.rehearsal import Rehearsal as Rehearsal
-    from labkit.probe.rehearsal import rehearsed as rehearsed
+    from labkit.probe.rehearsal import Rehearsal as Rehearsal, rehearsed as rehearsed
     from labkit.rehearsal import rehearse as rehearse
     from labkit.train.accumulate import accumulate as accumulate
-    from labkit.train.checkpoint import checkpoint as checkpoint
-    from labkit.train.checkpoint import checkpoint_sequential as checkpoint_sequential
+    from labkit.train.checkpoint import checkpoint as checkpoint, checkpoint_sequential as checkpoint_sequential
     from labkit.train.config import GPTConfig as GPTConfig
     from labkit.train.gpt import GPT as GPT
-    from labkit.train.lora import LoRALinear as LoRALinear
-    from labkit.train.lora import inject_lora as inject_lora
-    from labkit.train.loss_scale import LossScale as LossScale
-    from labkit.train.loss_scale import Scaler as Scaler
+    from labkit.train.lora import LoRALinear as LoRALinear, inject_lora as inject_lora
+    from labkit.train.loss_scale import LossScale as LossScale, Scaler as Scaler
     from labkit.view.bars import compare as compare
     from labkit.view.cube import cube as cube
     from labkit.view.roofline import roofline as roofline
@@ -202,14 +191,18 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.widgets.explain import ExplainTrace as ExplainTrace
     from labkit.view.widgets.floats import FloatExplorer as FloatExplorer
     from labkit.view.widgets.gather import GatherExplorer as GatherExplorer
+    from labkit.view.widgets.hints import HintPanel as HintPanel
     from labkit.view.widgets.histogram import GradientHistogram as GradientHistogram
     from labkit.view.widgets.inflight import InFlightExplorer as InFlightExplorer
+    from labkit.view.widgets.interview import InterviewPanel as InterviewPanel
     from labkit.view.widgets.links import InterconnectExplorer as InterconnectExplorer
     from labkit.view.widgets.lora import LoRAExplorer as LoRAExplorer
     from labkit.view.widgets.planner import PlannerPanel as PlannerPanel
     from labkit.view.widgets.play import Play as Play
     from labkit.view.widgets.player import PipelinePlayer as PipelinePlayer
     from labkit.view.widgets.predict import Predict as Predict
+    from labkit.view.widgets.progress import ProgressPanel as ProgressPanel
+    from labkit.view.widgets.review import ReviewPanel as ReviewPanel
     from labkit.view.widgets.ring_film import RingFilm as RingFilm
     from labkit.view.widgets.roofline import RooflineExplorer as RooflineExplorer
     from labkit.view.widgets.scale import LossScaleExplorer as LossScaleExplorer

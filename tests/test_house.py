@@ -56,7 +56,7 @@ _parsed = cache(ast.parse)
 
 
 def folder_of(path: str) -> str:
-    """`labkit/view/widgets/predict.py` -> `view/widgets`; `labkit/cli.py` -> `cli`; `labkit/__init__.py` -> ``."""
+    """`labkit/view/widgets/predict.py` -> `view/widgets`; `labkit/cli/exercises.py` -> `cli`."""
     parts = path.removesuffix(".py").split("/")[1:] or [""]
     if parts[0] in ("__init__", "__main__"):
         return ""

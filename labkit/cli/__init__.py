@@ -1,4 +1,4 @@
-"""The command line: `labkit doctor | lab | train | plan | export | bench`."""
+"""The command line: `labkit doctor | lab | train | plan | export | bench`, and those of the files beside this one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 import labkit
+from labkit.cli import cards, claims, exercises
 
 FIRST_LAB = "00_doctor_and_first_cluster.ipynb"
 CHECKOUT = Path(labkit.__file__).parents[1]
@@ -25,6 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A laboratory for distributed training in JupyterLab.",
 )
+exercises.add_to(app)
+claims.add_to(app)
+cards.add_to(app)
 
 
 class Benchmark(StrEnum):
@@ -40,6 +44,7 @@ class Benchmark(StrEnum):
     labs = "labs"
     classroom = "classroom"
     capstone = "capstone"
+    mutation = "mutation"
 
 
 def main() -> None:
@@ -138,8 +143,7 @@ def train(
     """Train a GPT on the shipped text, on real ranks, and say what it took."""
     from dataclasses import asdict
 
-    from labkit.lab.training import Order
-    from labkit.lab.training import train as run
+    from labkit.lab.training import Order, train as run
     from labkit.plan.layout import Layout
     from labkit.plan.recipe import Recipe
     from labkit.train.config import GPTConfig

@@ -1,0 +1,147 @@
+"""The commands of the interview room: `labkit cards`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from labkit.view.cards import TITLES
+
+if TYPE_CHECKING:
+    from labkit.lab.cards.box import Box
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the command line these commands."""
+    app.command()(cards)
+
+
+def cards(
+    tags: Annotated[list[str] | None, typer.Option("--tag", help="Only cards with this tag; may stand twice.")] = None,
+    lab: Annotated[str, typer.Option(help="Only cards that this lab shows, 07.")] = "",
+    new: Annotated[int, typer.Option(help="At most so many new cards a day.")] = 10,
+    listed: Annotated[bool, typer.Option("--list", help="List the cards, and ask none.")] = False,
+    covers: Annotated[bool, typer.Option("--covers", help="Which card answers which question of the sources.")] = False,
+    anki: Annotated[Path | None, typer.Option(help="Write the deck for Anki there, deck.apkg.")] = None,
+    to: Annotated[Path | None, typer.Option("--export", help="Write your reviews there, as JSON.")] = None,
+    source: Annotated[Path | None, typer.Option("--import", help="Take reviews from such a file.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, and make cards of it.")] = False,
+) -> None:
+    """Review cards: space shows the answer, 1 to 5 say how it went, q ends."""
+    from labkit.lab.cards.mine import cards as mine
+    from labkit.lab.doctor import doctor
+
+    console = Console()
+    box = mine(doctor(quick=True) if measure else None)
+    if box.note:
+        console.print(box.note, style="yellow", markup=False)
+    if anki is not None:
+        from labkit.lab.cards.anki import export
+
+        console.print(f"{export(box.deck.of(tags or (), lab), anki)} cards written to {anki}", markup=False)
+    if to is not None:
+        to.write_text(json.dumps(box.export(), indent=1), encoding="utf-8")
+        console.print(f"{_many(len(box.reviews()))} written to {to}", markup=False)
+    if source is not None:
+        console.print(f"{_many(box.load(_json(source)))} taken from {source}", markup=False)
+    if listed:
+        console.print(_list(box, tags or [], lab))
+    if covers:
+        console.print(_covers(box))
+    if not (anki or to or source or listed or covers or measure):
+        _review(console, box, tags or [], lab, new)
+
+
+def _review(console: Console, box: Box, tags: list[str], lab: str, new: int) -> None:
+    done = 0
+    while due := box.due(tags, lab, new):
+        card, since = due[0], time.monotonic()
+        console.rule(f"{len(due)} to go")
+        console.print(card.said(card.front), style="bold", markup=False)
+        if _key(console, "space shows the answer, q ends ", " ") == "q":
+            break
+        console.print(_back(card))
+        rating = _key(
+            console, "1 nothing came · 2 only when I saw it · 3 with effort · 4 well · 5 at once · q ends ", "12345"
+        )
+        if rating == "q":
+            break
+        standing = box.rate(card.id, int(rating), time.monotonic() - since)
+        done += 1
+        console.print(f"again {standing.due.astimezone():%a %d %b, %H:%M}", style="dim")
+    else:
+        console.print("Nothing is due.")
+    streak = box.streak()
+    console.print(f"{done} done, {streak} day{'' if streak == 1 else 's'} in a row, "
+                  f"{sum(box.forecast(7))} due within a week")  # fmt: skip
+    if box.note:
+        console.print(box.note, style="yellow", markup=False)
+
+
+def _key(console: Console, words: str, keys: str) -> str:
+    """One of the keys, or q; also at the end of what is typed."""
+    console.print(words, style="dim", end="", markup=False)
+    while True:
+        try:
+            key = click.getchar() if sys.stdin.isatty() else sys.stdin.read(1)
+        except (EOFError, KeyboardInterrupt):
+            key = "q"
+        key = "q" if key in ("", "q", "Q", "\x03", "\x04", "\x1b") else key
+        if key in f"{keys}q":
+            console.print()
+            return key
+
+
+def _back(card: Any) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for part, said in card.parts().items():
+        table.add_row(TITLES[part], _plain(said))
+    for name, cells in card.rows.items():
+        pairs = zip(card.axes, cells, strict=True)
+        said = "; ".join(f"{card.said(axis)}: {card.said(cell)}" for axis, cell in pairs)
+        table.add_row(_plain(card.said(name)), _plain(said))
+    if card.wrong:
+        table.add_row("often heard", _plain(f"{card.said(card.wrong.said)} But: {card.said(card.wrong.but)}"))
+    if card.lab:
+        table.add_row("shown by", ", ".join(f"lab {cell[:2]}, cell {cell}" for cell in card.lab))
+    return table
+
+
+def _plain(said: str) -> str:
+    return said.replace("`", "").replace("[", "\\[")
+
+
+def _list(box: Box, tags: list[str], lab: str) -> Table:
+    table = Table("card", "question", "tags", "lab", "difficulty")
+    for card in box.deck.of(tags, lab):
+        table.add_row(card.id, _plain(card.said(card.front)), ", ".join(card.tags), ", ".join(card.lab),
+                      "●" * card.difficulty)  # fmt: skip
+    return table
+
+
+def _covers(box: Box) -> Table:
+    from labkit.lab.cards.deck import sources
+
+    table = Table("source", "asks", "answered by")
+    for item, asks in sources().items():
+        table.add_row(item, asks, ", ".join(card.id for card in box.deck if item in card.covers))
+    return table
+
+
+def _many(count: int) -> str:
+    return f"{count} review{'' if count == 1 else 's'}"
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from None

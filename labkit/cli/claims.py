@@ -1,0 +1,93 @@
+"""The command of the audit: `labkit claims c12 c36`, `labkit claims --topic ZeRO`, `labkit claims --store`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from labkit.lab.claims.audit import Claim, Result
+
+STYLES = (
+    ("holds", "green"),
+    ("holds with conditions", "cyan"),
+    ("wrong", "red"),
+    ("depends", "yellow"),
+    ("not shown", "dim"),
+    ("proof raised", "bold magenta"),
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the command line this command."""
+    app.command()(claims)
+
+
+def claims(
+    ids: Annotated[list[str] | None, typer.Argument(help="Claims, such as c12; all if none is named.")] = None,
+    topic: Annotated[str, typer.Option(help="Only those on this topic, such as ZeRO or precision.")] = "",
+    stored: Annotated[bool, typer.Option("--stored", help="Run nothing: what the last audit has found.")] = False,
+    to: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write a table in Markdown there.")] = None,
+    keep: Annotated[bool, typer.Option("--store", help="Keep the results; cards quote their numbers.")] = False,
+) -> None:
+    """Put claims about distributed training to the test. Fails if a proof disagrees with what is written of it."""
+    from labkit.lab.claims.audit import RESULTS, choose, store
+    from labkit.view import claims as view
+
+    if keep and (ids or topic or stored):
+        raise typer.BadParameter("--store keeps an audit of all claims, run now: name no claim, topic or --stored")
+    try:
+        chosen = choose(ids or (), topic)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    console, results = Console(), []
+    for each in _stored(chosen) if stored else _run(chosen, console):
+        results.append(each)
+        console.print(_text(each), soft_wrap=True)
+    console.print(f"\n{view.tally(results)}", markup=False, highlight=False, soft_wrap=True)
+    apart = [each.claim.id for each in results if not each.agrees]
+    if to is not None:
+        store(results, to)
+    if markdown is not None:
+        markdown.write_text(view.markdown(results), encoding="utf-8")
+    if keep and apart:
+        raise ValueError(f"nothing is stored: mend {', '.join(apart)} first, the row or the proof")
+    if keep:
+        print(f"stored in {store(results, RESULTS)}")
+    raise typer.Exit(1 if apart else 0)
+
+
+def _run(chosen: Iterable[Claim], console: Console) -> Iterator[Result]:
+    """The proofs, with a line at the foot of the terminal that says which one is running."""
+    from labkit.lab.claims.audit import audit
+
+    every = list(chosen)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(every))
+        for each in every:
+            progress.update(task, description=f"{each.id} {each.claim}"[: max(10, console.width - 56)])
+            yield from audit([each.id])
+            progress.advance(task)
+
+
+def _stored(chosen: Iterable[Claim]) -> Iterable[Result]:
+    from labkit.lab.claims.shown import claims as shown
+
+    return shown(*(each.id for each in chosen), stored=True)
+
+
+def _text(result: Result) -> Text:
+    """The words of a result, its first line in the colour of its verdict."""
+    from labkit.view.claims import lines, verdict_of
+
+    first, *rest = lines(result)
+    text = Text(first, style=dict(STYLES)[verdict_of(result)[0]])
+    return text.append("".join(f"\n{each}" for each in rest), style="default")

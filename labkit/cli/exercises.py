@@ -1,0 +1,147 @@
+"""The commands of the exercises: `labkit check | build | grade | progress`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from labkit.lab.court.report import Report
+
+CHECKOUT = Path(__file__).parents[2]
+SIGNS = (("holds", "✓"), ("broken", "✗"), ("not judged", "–"))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the command line these commands."""
+    for command in (check, build, grade, progress):
+        app.command()(command)
+
+
+def check(
+    keys: Annotated[list[str] | None, typer.Argument(help="Exercises, 03.2, or a whole lab, 03.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every exercise.")] = False,
+    file: Annotated[Path | None, typer.Option("--in", help="The notebook or Python file with the attempts.")] = None,
+    to: Annotated[Path | None, typer.Option("--json", help="Write the reports there.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML there.")] = None,
+) -> None:
+    """Check what you have written in exercises/: five verdicts for each. Fails if one is broken."""
+    from labkit.lab.check import check_file
+    from labkit.lab.exercises import problem, problems
+    from labkit.lab.junit import document, junit as as_junit
+
+    if not keys and not everything:
+        raise typer.BadParameter("say which: labkit check 03.2, labkit check 03, or labkit check --all")
+    chosen = [each for key in keys or () for each in ([problem(key)] if "." in key else problems(key.zfill(2)))]
+    if wrong := [key for key in keys or () if "." not in key and not problems(key.zfill(2))]:
+        raise typer.BadParameter(f"no lab {wrong[0]!r} has exercises")
+    reports, console = [], Console()
+    for it in problems() if everything else chosen:
+        reports.append(check_file(it.key, file or _notebook(it.lab)))
+        if len(chosen) == 1 and not everything:
+            console.print(reports[-1])
+        elif not reports[-1].passed and not everything:
+            console.print(reports[-1], "")
+    if len(reports) > 1:
+        console.print(_table(reports))
+    _write(to, lambda: json.dumps(document(reports), indent=2))
+    _write(junit, lambda: as_junit(reports))
+    raise typer.Exit(0 if all(each.passed for each in reports) else 1)
+
+
+def build(
+    root: Annotated[Path, typer.Argument(help="The folder that holds exercises/ and solutions/.")] = CHECKOUT,
+    force: Annotated[bool, typer.Option("--force", help="Also where somebody has worked in a notebook.")] = False,
+    nbgrader: Annotated[Path | None, typer.Option(help="Make an nbgrader course in this folder instead.")] = None,
+) -> None:
+    """Write the notebooks of the exercises and of their solutions."""
+    titles = [path.stem for path in sorted((CHECKOUT / "notebooks").glob("[0-9]*.ipynb"))]
+    if nbgrader is not None:
+        from labkit.lab.classroom.course import build as build_course
+
+        print(build_course(nbgrader, labs=titles, force=force))
+        return
+    from labkit.lab.build import build as write
+
+    written = write(root, titles, force)
+    print(f"{sum(not each.kept for each in written)} files written in {root}")
+    for each in written:
+        if each.kept:
+            print(f"kept, for there is work in it: {each.path} (--force writes it anew)")
+
+
+def grade(
+    folder: Annotated[Path, typer.Argument(help="Submissions: a folder for each student, or a notebook for each.")],
+    to: Annotated[Path, typer.Option(help="Where the table goes; .json beside it.")] = Path("grades.csv"),
+    seed: Annotated[int | None, typer.Option(help="The same hidden cases each time; drawn once if not given.")] = None,
+    exercise: Annotated[
+        list[str] | None, typer.Option(help="Only this one, 03.2; everybody gets a row for it.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Submissions to judge at once.")] = 1,
+) -> None:
+    """Check every exercise in every notebook of a class, and write a table. No notebook is run."""
+    from labkit.lab.classroom.grade import grade as run
+
+    Console().print(run(folder, to, seed, keys=exercise, jobs=jobs))
+
+
+def progress(
+    to: Annotated[Path | None, typer.Option("--export", help="Write all of it there, as JSON.")] = None,
+    source: Annotated[Path | None, typer.Option("--import", help="Add what another machine has exported.")] = None,
+) -> None:
+    """What you have done: tries, hints, stars."""
+    from labkit.lab.exercises import problems
+    from labkit.lab.progress import Progress
+
+    mine = Progress()
+    if source is not None:
+        try:
+            plain = json.loads(source.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{source} is no export of labkit progress: {error}") from None
+        print(f"{mine.load(plain)} events added")
+    _write(to, lambda: json.dumps(mine.export(), indent=2))
+    table = Table(title=mine.summary, title_justify="left")
+    for name in ("", "exercise", "tries", "hints", "state", "last cause"):
+        table.add_column(name)
+    for row in mine.rows(problems()):
+        if row.tries or row.hints:
+            state = "★" if row.starred else "done" if row.passed else "tried"
+            table.add_row(row.key, row.title, str(row.tries), str(row.hints), state, "" if row.passed else row.cause)
+    Console().print(table)
+
+
+def _notebook(lab: str) -> Path:
+    """The exercises of a lab: in the present folder, in exercises/ below it, or in the checkout."""
+    for folder in (Path(), Path("exercises"), CHECKOUT / "exercises"):
+        for path in sorted(folder.glob(f"{lab}_*.ipynb")):
+            if folder != Path() or path.resolve().parent.name != "notebooks":
+                return path
+    raise ValueError(f"no exercises of lab {lab} here: run labkit check where exercises/ is, or name a file with --in")
+
+
+def _table(reports: Sequence[Report]) -> Table:
+    table = Table(
+        title=f"{sum(each.passed for each in reports)} of {len(reports)} exercises pass", title_justify="left"
+    )
+    names = ("values", "wire", "memory", "order", "liveness")
+    for name in ("", "exercise", *names, "s", "likely cause"):
+        table.add_column(name)
+    signs = dict(SIGNS)
+    for each in reports:
+        states = [signs[each[name].state] for name in names]
+        broken = each.broken
+        cause = "" if broken is None else broken.cause or broken.seen
+        table.add_row(each.key, each.title + " ★" * each.starred, *states, f"{each.seconds:.1f}", cause[:80])
+    return table
+
+
+def _write(path: Path | None, text: Callable[[], str]) -> None:
+    if path is not None:
+        path.write_text(text() + "\n", encoding="utf-8")

@@ -1,0 +1,95 @@
+"""Claims in a notebook: run their proofs, and see claimed beside found.
+
+claims("c12", "c36")             these
+claims(topic="ZeRO")             all of a topic
+claims(stored=True)              all, as the last audit of this checkout found them; nothing runs
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from labkit.lab.claims.audit import Claim, Result, audit, choose, kept
+from labkit.view import claims as view
+from labkit.view.svg import Picture
+
+MANY = 4
+"""From so many claims on a bar tells how far it is."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Results that show themselves as a table, and from two on with a picture of their verdicts above it.
+
+    `made`   for results that were stored: date, torch, python and machine"""
+
+    results: tuple[Result, ...]
+    made: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.results)
+
+    def __getitem__(self, id: str) -> Result:
+        """The result of a claim. ValueError if it is not among these."""
+        for each in self.results:
+            if each.claim.id == id:
+                return each
+        raise ValueError(f"{id!r} is not among these; there are {', '.join(each.claim.id for each in self.results)}")
+
+    @property
+    def picture(self) -> Picture:
+        """The verdicts, topic by topic."""
+        return view.summary(self.results)
+
+    def __repr__(self) -> str:
+        return "\n".join([view.tally(self.results), *map(str, self.results)])
+
+    def _repr_html_(self) -> str:
+        above = str(self.picture) if len(self) > 1 else ""
+        told = (each if name in ("date", "machine") else f"{name} {each}" for name, each in self.made.items())
+        return above + view.table(self.results, ", ".join(told))
+
+
+def claims(*ids: str, topic: str = "", stored: bool = False) -> Shown:
+    """Put these claims, or those on a topic, or all, to the test; with `stored`, read what the last audit found.
+
+    All together take about a minute. ValueError, with the nearest, for an id or a topic that is not there."""
+    chosen = choose(ids, topic)
+    if not stored:
+        return Shown(tuple(_told(chosen)))
+    made, results = kept()
+    found = {each.claim.id: each for each in results}
+    if lost := [each.id for each in chosen if each.id not in found]:
+        raise ValueError(f"no result of {lost[0]} is stored: run labkit claims --store")
+    return Shown(tuple(found[each.id] for each in chosen), made)
+
+
+def _told(chosen: tuple[Claim, ...]) -> Iterator[Result]:
+    """The results; where many are asked for in a notebook, with a bar that goes away at the end."""
+    bar = None
+    for place, each in enumerate(chosen):
+        if len(chosen) >= MANY and "ipykernel" in sys.modules:
+            bar = _draw(bar, place / len(chosen), f"{each.id}: {each.claim}")
+        yield from audit([each.id])
+    if bar is not None:
+        bar.update({"text/html": "", "text/plain": ""}, raw=True)
+
+
+def _draw(bar: Any, share: float, words: str) -> Any:
+    from html import escape
+
+    from IPython.display import display
+
+    drawn = f'<progress value="{share:.3f}" max="1" aria-label="proofs run"></progress> {escape(words)}'
+    bundle = {"text/html": drawn, "text/plain": f"{share:4.0%} {words}"}
+    if bar is None:
+        return display(bundle, raw=True, display_id=True)
+    bar.update(bundle, raw=True)
+    return bar

@@ -1,0 +1,26 @@
+"""Files that one labkit writes and another reads: versions, and the name of the field that is not as it should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+def taken(model: type[Document], plain: Mapping[str, Any], version: int) -> Document:
+    """Plain data as a document. ValueError names the field that is wrong, or tells that a later labkit wrote it."""
+    found = plain.get("version") if isinstance(plain, Mapping) else None
+    if isinstance(found, int) and found > version:
+        raise ValueError(f"version: this was exported by a later labkit (version {found}): update labkit")
+    try:
+        return model.model_validate_json(json.dumps(plain), strict=True)
+    except ValidationError as error:
+        first, *more = error.errors()
+        where = ".".join(str(part) for part in first["loc"]) or "the export"
+        raise ValueError(f"{where}: {first['msg']}" + (f" (and {len(more)} more)" if more else "")) from None
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"the export is no plain data: {error}") from None

@@ -1,0 +1,62 @@
+"""Cards in a real JupyterLab: keys only, and nothing lost when the kernel goes."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.steps import no_errors, open_lab, run_all, wait_for_every_cell
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
+
+CELLS = (
+    "import labkit\npanel = labkit.ReviewPanel(labkit.cards(folder='box'), tag='zero')\npanel",
+    "print('kept:', [each.rating for each in labkit.cards(folder='box').reviews()])",
+)
+
+
+def test_cards_are_reviewed_by_keys_and_survive_a_kernel(page, address, tmp_path):
+    """Would catch keys that JupyterLab takes for its own, an answer that shows too early, ratings that are lost."""
+    folder = address[2].parent / "notebooks"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, folder / "review.ipynb")
+    open_lab(page, address, "notebooks/review.ipynb")
+    run_all(page)
+    wait_for_every_cell(page)
+    expect(page.locator("text=kept: []")).to_be_visible()
+
+    panel = page.locator(".lk-review")
+    face, answer = panel.locator(".lk-review-face"), panel.locator(".lk-review-answer")
+    expect(answer).to_be_empty()
+    first = face.inner_text()
+    panel.focus()
+    page.keyboard.press("3")  # before the answer: nothing, and no heading of the cell either
+    expect(panel).to_contain_text("0 done")
+    page.keyboard.press("Space")
+    expect(answer.locator(".lk-card-claim")).to_be_visible()
+    assert len(panel.screenshot(path=tmp_path / "card.png")) > 8_000
+    page.keyboard.press("4")
+    expect(panel).to_contain_text("1 done")
+    expect(answer).to_be_empty()
+    assert face.inner_text() != first
+    page.keyboard.press("Space")
+    expect(answer.locator(".lk-card-claim")).to_be_visible()
+    page.keyboard.press("1")
+    expect(panel).to_contain_text("2 done · 1 day in a row")
+    assert page.locator(".jp-MarkdownCell").count() == 0
+    assert page.locator(".jp-CodeCell").count() == len(CELLS)
+
+    panel.locator("select").nth(0).select_option("pipeline")
+    expect(face).not_to_have_text(first)
+    panel.get_by_role("button", name="show (space)").click()
+    panel.get_by_role("button", name="5 at once").click()
+    expect(panel).to_contain_text("3 done")
+
+    page.get_by_role("menuitem", name="Kernel").click()
+    page.get_by_role("menuitem", name="Restart Kernel and Run All Cells").click()
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    expect(page.locator("text=kept: [4, 1, 5]")).to_be_visible()
+    expect(page.locator(".lk-review")).to_contain_text("0 done · 1 day in a row")
+    no_errors(page)
