@@ -449,7 +449,7 @@ def test_a_rank_that_sleeps_before_a_barrier_is_waited_for_by_the_others(three):
 
 
 def under_way(group, clock, behind):
-    """One all-reduce, with a loop of 50 ms behind it or after it; the sum, when it was started, and when the loop ended."""
+    """One all-reduce, with a loop of 50 ms behind it or after it; the sum, its start, and the end of the loop."""
     x = torch.ones(1 << 18)
     group.barrier()
     started = time.perf_counter()
