@@ -34,7 +34,7 @@ def assert_sum(found: torch.Tensor, xs: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=WORLD, size=st.integers(0, 23), dtype=st.sampled_from(DTYPES))
 def test_all_reduce_is_the_sum_with_the_same_bits_on_every_rank(name, n, size, dtype):
     """Would catch a chunk added twice or not at all, a lost remainder, and ranks that round differently."""
@@ -57,7 +57,7 @@ def test_all_reduce_knows_mean_max_and_min(name, op, n):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(n=WORLD, rows=st.integers(0, 17), columns=st.integers(1, 3), dtype=st.sampled_from(DTYPES))
 def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(name, n, rows, columns, dtype):
     """Would catch parts that are swapped between ranks and ragged parts that lose a row."""
@@ -68,7 +68,7 @@ def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(name, n, rows, colum
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8), dtype=st.sampled_from(DTYPES))
 def test_all_gather_joins_parts_of_any_length_in_rank_order(name, sizes, dtype):
     """Would catch an assumption that all parts have the length of mine, and a wrong order."""
@@ -78,7 +78,7 @@ def test_all_gather_joins_parts_of_any_length_in_rank_order(name, sizes, dtype):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(n=WORLD, size=st.integers(0, 9), data=st.data())
 def test_broadcast_copies_from_any_source(name, n, size, data):
     """Would catch a tree that only works with its root at rank 0."""

@@ -149,7 +149,7 @@ def test_a_clock_that_jumps_ahead_and_back_spoils_nothing(box: Box, clock: Clock
     assert box.streak() >= 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(-(10**6), 10**7)), max_size=40),
     st.integers(0, 10**7),

@@ -66,7 +66,7 @@ def go_on(talk: Interview, clock: Clock, takes: Callable[[float], float] = lambd
     return seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     minutes=st.integers(5, 120),
     level=st.integers(1, 5),
@@ -104,7 +104,7 @@ def test_whatever_is_answered_and_whatever_the_clock_does_nothing_is_asked_twice
     page.check(spoken(report))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     minutes=st.integers(5, 120),
     level=st.integers(1, 5),

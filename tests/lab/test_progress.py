@@ -200,7 +200,7 @@ DEEDS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(DEEDS)
 def test_rows_are_what_counting_by_hand_says(tmp_path_factory, deeds):
     """Would catch a rule that holds in the examples above only."""

@@ -115,7 +115,7 @@ def test_one_worker_is_plain_sgd_bit_for_bit():
     assert torch.equal(of_worker, still), "what is not trained is the server's on every rank"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_staleness_is_what_a_simulation_by_hand_says_in_any_order(data):
     """Would catch a version that is counted when a gradient is sent, and not when it is applied."""

@@ -163,7 +163,7 @@ def test_stages_of_every_kind_get_their_gradients(name, kind):
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.sampled_from(sorted(MAKERS)), st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_random_orders_run_if_they_validate_and_are_refused_before_anything_runs_if_not(p, m, name, seed):
     """Would catch a run that depends on the order of a known schedule, and a deadlock that is found by hanging."""
     schedule, dice = MAKERS[name](p, m), random.Random(seed)

@@ -60,7 +60,7 @@ sizes = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     sizes, st.sampled_from(STRATEGIES), st.booleans(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
     st.sampled_from(["fp32", "bf16"]), st.sampled_from(["n_layer", "d_model", "vocab", "seq", "rows"]), st.booleans(),
@@ -83,7 +83,7 @@ def test_a_bigger_model_never_needs_fewer_bytes(size, strategy, again, dp, tp, p
     assert sum(after.walk().top) >= sum(before.walk().top) - packed
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     sizes, st.sampled_from(STRATEGIES), st.booleans(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
     st.sampled_from([1, 2, 4]), st.sampled_from(["fp32", "bf16", "fp64"]), st.sampled_from(["cpu", "cuda"]),

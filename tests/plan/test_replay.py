@@ -41,7 +41,7 @@ def test_a_fast_link_leaves_only_the_last_bucket_exposed():
     assert now.hidden == pytest.approx(5 / 6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 1)), min_size=1, max_size=12),
     st.integers(1, 20_000),

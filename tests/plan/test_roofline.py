@@ -61,7 +61,7 @@ def test_the_ridge_is_where_the_two_limits_are_equal():
     assert attainable(H100, at * 2, "bf16") == attainable(H100, 1e9, "bf16") == H100.rate("bf16")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(1e-3, 1e6), st.sampled_from(["h100", "v100", "tpu-v4", "laptop"]), st.sampled_from(["fp32", "bf16"]))
 def test_no_op_is_above_the_roof_and_its_bound_says_which_side_it_is_on(intensity, device, precision):
     """Would catch an op that is faster than the machine, or is told to wait for the wrong thing."""

@@ -133,7 +133,7 @@ def test_needs_says_happens_before():
 
 
 @given(any_schedule())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_schedule_made_validates_and_runs_each_action_after_what_it_needs(schedule):
     """Would catch a builder that deadlocks for some sizes, and an order of play that runs ahead of a need."""
     assert validate(schedule) is schedule
@@ -157,7 +157,7 @@ def waits_for_itself(schedule: Schedule) -> bool:
 
 
 @given(any_schedule(most=4), st.integers(0, 10**6), st.integers(1, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_reordered_schedule_is_refused_exactly_if_its_ranks_wait_in_a_circle(schedule, seed, swaps):
     """Would catch a deadlock that slips through, and a good order that is refused."""
     made = shuffled(schedule, seed, swaps)
@@ -278,7 +278,7 @@ def test_activations_held_follow_the_law(p, m):
 
 
 @given(any_schedule(), st.floats(0.0, 2.0), st.integers(0, 10**6))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_simulated_ranks_do_one_thing_at_a_time_wait_for_messages_and_never_dawdle(schedule, send, seed):
     """Would catch overlap on a rank, an action before its message is there, and an action later than it could be."""
     dice = random.Random(seed)

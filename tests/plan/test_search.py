@@ -85,7 +85,7 @@ def test_the_search_for_a_thousand_ranks_is_no_more_work_than_for_a_few_dozen():
     assert many < 4_000_000
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.floats(0.02, 80), st.floats(1, 20), st.sampled_from([1, 2, 4, 6, 8]), st.sampled_from([8, 24]))
 def test_more_memory_never_refuses_a_plan(gigabytes, factor, n_ranks, batch):
     """Would catch a reason that depends on memory in the wrong way."""
@@ -95,7 +95,7 @@ def test_more_memory_never_refuses_a_plan(gigabytes, factor, n_ranks, batch):
     assert before <= after
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.sampled_from(["n_layer", "vocab", "seq"]), st.sampled_from([2, 8]))
 def test_a_bigger_model_is_never_kept_where_a_smaller_one_is_refused_for_its_state(grows, n_ranks):
     """Would catch a bound that falls as the model grows."""

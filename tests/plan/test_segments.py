@@ -81,7 +81,7 @@ def test_from_the_start_counts_a_square_and_holds_a_constant():
 
 
 @given(STACKS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_best_is_the_best_and_the_curve_touches_the_law(stack):
     """Would catch a root of the wrong quotient, a lowest point outside of the stack, and a cut that loses layers."""
     every = range(1, stack.n_layer + 1)

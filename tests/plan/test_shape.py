@@ -37,7 +37,7 @@ def configs(draw) -> GPTConfig:
     )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(configs(), st.integers(1, 9))
 def test_parameters_and_flops_are_those_of_the_model_that_labkit_builds(config, seq):
     """Would catch a bias, a norm or a tied weight that is counted twice or not, and a law of flops that differs."""

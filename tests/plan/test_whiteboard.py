@@ -140,7 +140,7 @@ def test_no_module_of_the_whiteboard_evaluates_text():
                 assert name not in forbidden or looks, (module.__name__, name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="nNK0123456789.+-*/^(),e eminaxlog2sqrt", max_size=40))
 def test_any_text_is_a_formula_or_is_told(said):
     """Would catch an error of another kind, which would be a red box in the lab."""

@@ -268,7 +268,7 @@ def rows_of_ranks(draw):
     return rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows_of_ranks())
 def test_the_parts_of_each_rank_add_up_to_the_whole_and_every_share_is_a_share(rows):
     """Would catch time that is lost or counted twice, and an overlap above 1."""
@@ -286,7 +286,7 @@ def test_the_parts_of_each_rank_add_up_to_the_whole_and_every_share_is_a_share(r
     assert 0 <= bubble_share(made) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows_of_ranks(), st.lists(st.integers(-(10**4), 10**4), min_size=4, max_size=4))
 def test_clocks_that_are_off_change_nothing_when_their_offsets_are_known(rows, offsets):
     """Would catch an offset that is added instead of taken away, and times that are forgotten in a shift."""
@@ -389,7 +389,7 @@ def test_a_trace_has_a_process_for_each_rank_and_an_arrow_for_each_message(tmp_p
     assert sent["args"] == {"axis": "world", "bytes": 8, "tag": 0, "within": ""}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows_of_ranks())
 def test_every_trace_is_well_formed(rows):
     """Would catch what only an odd recording shows: a bar that ends before it begins, an arrow without an end."""

@@ -482,7 +482,7 @@ def test_a_label_overrules_what_is_found_and_names_a_bucket():
         probe.label(bucket, "gradient")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["make", "view", "mul", "matmul", "drop", "back", "inplace", "module"]), max_size=25))
 def test_when_all_is_deleted_the_live_bytes_are_what_they_were(moves):
     """Would catch a death that is not heard, a double count, and an address that was given away again."""

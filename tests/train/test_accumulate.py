@@ -155,7 +155,7 @@ def test_gradients_are_added_to_what_is_there():
     assert_close([p.grad / 2 for p in model.parameters()], grads)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 1000), max_size=4), min_size=1, max_size=4))
 def test_the_factor_is_ranks_over_tokens_whatever_the_counts(counts):
     """Would catch a factor that differs between ranks, or divides by micro-batches."""

@@ -25,7 +25,7 @@ def whole_batch(seed, step, dp_size, batch_size, seq, **more):
     return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**40),
     step=st.integers(0, 10**6),
@@ -158,7 +158,7 @@ def test_the_text_that_ships_is_the_one_its_readme_describes():
     assert torch.equal(text(), torch.tensor(list(raw), dtype=torch.uint8))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text())
 def test_decode_undoes_encode_for_any_language(words):
     """Would catch characters taken for bytes."""

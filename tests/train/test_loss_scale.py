@@ -26,7 +26,7 @@ def parameter(dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.linspace(-1, 1, 7).to(dtype))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     steps=st.lists(st.sampled_from([None, None, None, *BAD]), min_size=1, max_size=25),
     growth=st.sampled_from([2.0, 1.7, 3.0]),

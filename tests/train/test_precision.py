@@ -102,7 +102,7 @@ def test_rounding_is_torchs_cast_bit_by_bit(format, make):
     assert same(round_to(x, as_torch_overflows(format)), by_torch(x, format))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     x=st.one_of(st.floats(width=32), st.floats(-500, 500, width=32), st.floats(-(2.0**-10), 2.0**-10, width=32)),
     format=st.sampled_from(CASTS),

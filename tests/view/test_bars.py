@@ -71,7 +71,7 @@ def test_what_is_saved_goes_to_the_left():
     assert "60 ms (14.3% below the measurement)" in texts(picture)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(*[st.floats(-1e15, 1e15)] * 3), min_size=1, max_size=8))
 def test_any_numbers_fit_the_page(rows):
     """Would catch a number that runs over the edge behind a long bar."""

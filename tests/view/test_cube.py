@@ -56,7 +56,7 @@ def test_a_small_layout_is_drawn_whole_with_numbers_coordinates_and_groups(sizes
         assert f"{at['dp']},{at['pp']},{at['tp']}" in drawn
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes, sizes, sizes, st.data())
 def test_no_box_covers_another_whatever_the_layout(dp, pp, tp, data):
     """Would catch ranks that hide behind each other where the cube is deep, and a group that is left out."""

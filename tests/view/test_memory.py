@@ -65,7 +65,7 @@ def test_heights_are_bytes_on_one_scale():
     assert all(LEFT - 0.1 <= x <= RIGHT + 0.1 and TOP - 0.1 <= y <= BOTTOM + 0.1 for p in found.values() for x, y in p)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(*[st.integers(0, 1 << 40)] * len(KINDS)), min_size=1, max_size=3 * COLUMNS))
 def test_the_highest_moment_is_drawn_at_its_full_height(rows):
     """Would catch columns that average: a peak of a microsecond is what runs out of memory."""

@@ -134,7 +134,7 @@ def test_many_ranks_and_many_bars_stay_on_the_page_and_the_picture_says_what_is_
     assert picture.height == pytest.approx(58 + MOST_RANKS * (4 * LANE + 8) + 48)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1e-3)), max_size=2 * MOST_BARS), st.floats(1e-6, 1e-2))
 def test_bars_that_run_together_still_tell_the_seconds_that_they_cover(starts, least):
     """Would catch gaps that are counted as compute when they are drawn over, and bars that are dropped."""
