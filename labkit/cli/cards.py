@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit.view.cards import TITLES
+from labkit.view.claims import brief
 
 if TYPE_CHECKING:
     from labkit.lab.cards.box import Box
@@ -110,6 +111,8 @@ def _back(card: Any) -> Table:
         table.add_row(_plain(card.said(name)), _plain(said))
     if card.wrong:
         table.add_row("often heard", _plain(f"{card.said(card.wrong.said)} But: {card.said(card.wrong.but)}"))
+    for each in card.audited():
+        table.add_row("tested", brief(each).replace("[", "\\["))
     if card.lab:
         table.add_row("shown by", ", ".join(f"lab {cell[:2]}, cell {cell}" for cell in card.lab))
     return table

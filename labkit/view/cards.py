@@ -7,12 +7,13 @@ habits(days, coming, asked, today)           a Picture: the last weeks, the next
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
 from html import escape
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from labkit.view.claims import Shown, brief
 from labkit.view.svg import PALETTE, Picture, text
 
 TITLES = MappingProxyType(
@@ -41,6 +42,9 @@ class Face(Protocol):
     def parts(self) -> dict[str, str]:
         """The answer, part by part."""
 
+    def audited(self) -> tuple[Shown, ...]:
+        """Claims on what it says that were put to the test."""
+
     def drawn(self) -> Picture | None:
         """Its picture, None if it has none."""
 
@@ -63,7 +67,8 @@ def front(card: Face) -> str:
 
 
 def back(card: Face) -> str:
-    """The answer: claim first, then its parts, a table where things are compared, and what one often hears instead."""
+    """The answer: claim first, then its parts, a table where things are compared, what one often hears instead, and
+    what came of it when it was put to the test."""
     parts = card.parts()
     body = [f'<p class="lk-card-claim" {CLAIM}>{formulas(parts.pop("claim"))}</p>']
     if card.axes:
@@ -77,6 +82,8 @@ def back(card: Face) -> str:
         rows += (
             f"<tr class='lk-card-wrong'><th scope='row' {NAME}>often heard</th><td {CELL}><q>{said}</q> {but}</td></tr>"
         )
+    if proofs := evidence(card.audited()):
+        rows += f"<tr class='lk-card-tested'><th scope='row' {NAME}>tested</th><td {CELL}>{proofs}</td></tr>"
     body.append(f"<table>{rows}</table>{card.drawn() or ''}")
     places = [f"lab {cell[:2]}, cell {escape(cell)}" for cell in card.lab]
     if card.derive:
@@ -155,6 +162,11 @@ def _bins(asked: Sequence[Asked]) -> list[tuple[str, float, float, int]]:
         words = f"< {high:.0%}" if low == 0 else f"{low * 100:.0f}–{high:.0%}"
         found.append((words, sum(each.expected for each in mine) / n, sum(each.came for each in mine) / n, len(mine)))
     return found
+
+
+def evidence(results: Iterable[Shown]) -> str:
+    """What the audit found on what a card says, a line for each claim; "" if there is none."""
+    return "".join(f"<div>{escape(brief(each), quote=False)}</div>" for each in results)
 
 
 def _table(card: Face) -> str:

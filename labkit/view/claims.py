@@ -4,6 +4,7 @@
     table(results)      HTML: topic by topic the claim, its verdict, the truth; folded below it claimed against found
     summary(results)    a Picture: a bar for each topic, made of its verdicts
     markdown(results), lines(result)      the same for a file, and for a terminal
+    brief(result)       one line, for a card
 
 A verdict is a word and a sign; its colour only repeats them.
 """
@@ -93,7 +94,7 @@ def asked(setting: Any) -> str:
     if isinstance(setting.claimed, str):
         return setting.claimed
     room = f" ± {setting.within:.2g}" if 0 < setting.within < 0.001 else f" ± {setting.within:.1%}".replace(".0%", "%")
-    exact = setting.rule in ("above", "below") or not setting.within or not setting.claimed
+    exact = setting.rule in ("above", "below") or not setting.within or setting.claimed in (0, math.inf, -math.inf)
     return RULES[setting.rule] + amount(setting.claimed, setting.unit) + ("" if exact else room)
 
 
@@ -108,6 +109,16 @@ def lines(result: Shown) -> list[str]:
         told = f"claimed {asked(each)}, found {amount(each.found, each.unit)} ({_how(each)})"
         said.append(f"    {'✓' if each.holds else '✗'} {each.name}: {told}")
     return said
+
+
+def brief(result: Shown) -> str:
+    """A result in one line, with a setting or two: measured before computed, one that holds beside one that fails."""
+    word, sign, _ = verdict_of(result)
+    settings = sorted(result.finding.settings, key=lambda each: not each.measured)
+    others = sorted(settings[1:], key=lambda each: each.holds == settings[0].holds)
+    told = [f"{each.name}: {amount(each.found, each.unit)}, claimed {asked(each)} ({_how(each)})"
+            for each in (*settings[:1], *others[:1])]  # fmt: skip
+    return f"{result.claim.id} {sign} {word}: “{result.claim.claim}”; {'; '.join(told) or result.finding.said}"
 
 
 def markdown(results: Sequence[Shown]) -> str:

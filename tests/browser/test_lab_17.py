@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -84,5 +86,22 @@ def test_lab_17_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     talk.get_by_role("button", name="end").click()
     expect(talk.locator("svg").first).to_be_visible(timeout=PATIENCE)
     assert len(talk.screenshot(path=tmp_path / "interview_report.png")) > 10_000
+    talk.get_by_role("button", name="again").click()
+    talk.locator("select").nth(0).select_option("30")  # long enough, at level 3, to end with a case of system design
+    talk.locator("select").nth(2).select_option("ring")  # few cards, so that it comes soon
+    talk.get_by_role("button", name="start").click()
+    for number in range(1, 20):
+        asking = talk.locator("p", has_text=re.compile(rf"^{number} · "))
+        expect(asking).to_be_visible(timeout=PATIENCE)
+        if "System design" in asking.inner_text():
+            break
+        talk.get_by_role("button", name="skip").click()
+    expect(asking).to_contain_text("System design")
+    plan = talk.locator(".jupyter-widget-Collapse", has_text="the planner, with this case loaded")
+    expect(plan.locator("svg").first).to_be_hidden()  # it shows the answer
+    talk.get_by_role("button", name="show the answer").click()
+    expect(plan.locator("svg").first).to_be_visible(timeout=PATIENCE)
+    expect(talk.locator("input[type=checkbox]").first).to_be_visible()
+    assert len(talk.screenshot(path=tmp_path / "interview_design.png")) > 10_000
     page.screenshot(path=tmp_path / "lab17.png")
     no_errors(page)

@@ -18,6 +18,7 @@ from anki.collection import Collection, ImportAnkiPackageOptions, ImportAnkiPack
 from labkit.lab.cards.anki import FIELDS, export
 from labkit.lab.cards.card import PARTS, Card, Wrong
 from labkit.lab.cards.deck import Deck, the_deck
+from labkit.view.claims import brief
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -96,6 +97,8 @@ def test_every_text_arrives_with_its_figures(notes):
         if card.wrong:
             said, but = note["Wrong"].split("<br>")
             assert (plain(said), plain(but)) == (card.said(card.wrong.said), card.said(card.wrong.but)), card.id
+        lines = [plain(line) for line in note["Tested"].split("</div>") if line]
+        assert lines == [brief(each) for each in card.audited()], card.id
         assert not re.search(r"\{\w+\}", "".join(note.values()).replace("<", " ")), card.id
 
 
@@ -165,7 +168,7 @@ def test_words_that_look_like_html_are_words(tmp_path):
 def test_the_answer_shows_the_parts_that_are_there_and_no_others(imported, notes):
     """Would catch a headline above nothing, and a part that the template forgets."""
     heads = {"Reason": "why", "Law": "law", "Number": "number", "Costs": "trade-off", "Limits": "when not",
-             "Wrong": "often heard"}  # fmt: skip
+             "Wrong": "often heard", "Tested": "tested"}  # fmt: skip
     for card in the_deck():
         note = notes[card.said(card.front)]
         asked, shown = (getattr(note.cards()[0].render_output(), side) for side in ("question_text", "answer_text"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from labkit.lab.cards.card import Card
 from labkit.lab.cards.deck import Deck, read_deck, sources, the_deck
 from labkit.lab.cards.figures import VOCABULARY, evaluate, figure
-from labkit.lab.claims.audit import claims
+from labkit.lab.claims.audit import claim, claims
 from labkit.plan.whiteboard.derivations import derivation
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
@@ -53,10 +54,8 @@ def test_every_question_of_the_sources_has_a_card() -> None:
 def test_what_a_card_names_is_there() -> None:
     """A link to a cell, a claim, a derivation or a card that does not exist (any more)."""
     cells = {cell["id"] for file in NOTEBOOKS.glob("[0-9]*.ipynb") for cell in json.loads(file.read_text())["cells"]}
-    audited = {each.id for each in claims()}
     for card in the_deck():
         assert not [cell for cell in card.lab if cell.partition("·")[2] not in cells and cell not in cells], card.id
-        assert not set(card.wrong.claims if card.wrong else ()) - audited, card.id
         assert not set(card.next) - set(IDS), card.id
         if card.derive:
             assert derivation(card.derive).name == card.derive
@@ -65,7 +64,17 @@ def test_what_a_card_names_is_there() -> None:
 def test_every_wrong_claim_of_the_audit_stands_on_a_card() -> None:
     """A claim that is known to be wrong, and that no card warns of."""
     warned = {id for card in the_deck() if card.wrong for id in card.wrong.claims}
+    assert not [id for id in warned if claim(id).verdict == "holds"]  # those are `proofs`
     assert [each.id for each in claims() if each.verdict == "wrong" and each.id not in warned] == []
+
+
+def test_every_claim_of_the_audit_is_evidence_on_a_card_once() -> None:
+    """A measurement that no card shows, a card that shows one twice, or more than a reader takes in."""
+    shown = [[each.claim.id for each in card.audited()] for card in the_deck()]
+    assert {id for ids in shown for id in ids} == {each.id for each in claims()}
+    for card, ids in zip(the_deck(), shown, strict=True):
+        assert len(set(ids)) == len(ids) == len(card.proofs) + len(card.wrong.claims if card.wrong else ()), card.id
+        assert len(ids) <= 5, card.id
 
 
 @pytest.mark.parametrize(
@@ -80,6 +89,10 @@ def test_every_wrong_claim_of_the_audit_stands_on_a_card() -> None:
         ("- id: a-card\n  front: What is asked?\n  claim: It is so.\n  law: a\n  difficulty: 9\n  tags: [x]\n", 5,
          "difficulty", "less than or equal"),
         ("- id: a-card\n  front: What is asked?\n  front: Again?\n", 3, "front", "stands twice"),
+        ("- id: a-card\n  front: What is asked?\n  claim: It is so.\n  law: a\n  proofs: [c1]\n  difficulty: 1\n"
+         "  tags: [x]\n", 5, "proofs", "no claim is called 'c1'; did you mean 'c01'?"),
+        ("- id: a-card\n  front: What is asked?\n  claim: It is so.\n  law: a\n  wrong:\n    said: No.\n    but: So.\n"
+         "    claims: [c999]\n  difficulty: 1\n  tags: [x]\n", 8, "wrong.claims", "no claim is called 'c999'"),
         ("- id: a-card\n  colour: red\n", 2, "colour", "not permitted"),
         ("- id: a-card\n  front: [unclosed\n", 3, "", "no YAML"),
         ("- just words\n", 1, "", "a mapping"),
@@ -181,5 +194,7 @@ def test_labs_and_readme_say_how_many_cards_there_are() -> None:
     readme = (NOTEBOOKS.parent / "README.md").read_text()
     assert f"labkit.cards()  # {len(the_deck())} cards;" in readme
     assert f"{len(sources())} questions, challenges, cards and checklist lines" in readme
-    wrong = sum(each.verdict == "wrong" for each in claims())
-    assert f"**audit** holds {len(claims())} claims, {wrong} of them wrong" in " ".join(readme.split())
+    verdicts = Counter(each.verdict for each in claims())
+    said = f"{verdicts['wrong']} of them wrong, and {verdicts['holds with conditions']} that hold only under conditions"
+    assert f"**audit** holds {len(claims())} claims, {said}" in " ".join(readme.split())
+    assert f"{sum(bool(card.audited()) for card in the_deck())} cards show what it found" in " ".join(readme.split())

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from datetime import date, timedelta
+from html import escape
 
 import pytest
 
 from labkit.lab.cards.box import Asked
 from labkit.lab.cards.card import Card, Wrong
 from labkit.lab.cards.deck import the_deck
-from labkit.view.cards import back, front, habits
+from labkit.lab.claims.audit import kept
+from labkit.view.cards import CELL, back, evidence, front, habits
+from labkit.view.claims import amount, asked, brief
 
 TODAY = date(2026, 5, 13)
 
@@ -28,6 +31,23 @@ def test_both_faces_say_all_that_the_card_says() -> None:
         assert each in shown, each
     cells = [cell.text for cell in ET.fromstring(f"<div>{shown}</div>").iter("td")]
     assert cells[:3] == [None, "rows", "7"]
+
+
+def test_a_card_shows_what_the_audit_measured_beside_what_is_claimed() -> None:
+    """A measurement that is typed, one that shows only where the claim fails, markup that is not escaped."""
+    card = Card(id="a-card", front="How many bytes?", claim="All of them.", law="`2 n`", proofs=("c13", "c11"),
+                wrong=Wrong(said="Half", but="all", claims=("c12",)), difficulty=1, tags=("basics",))  # fmt: skip
+    found = {each.claim.id: each for each in kept().results}
+    assert [each.claim.id for each in card.audited()] == ["c13", "c11", "c12"]
+    lines = [f"<div>{escape(brief(found[id]), quote=False)}</div>" for id in ("c13", "c11", "c12")]
+    assert evidence(card.audited()) == "".join(lines)
+    assert f"<td {CELL}>{''.join(lines)}</td>" in back(card)
+    both = brief(found["c11"])
+    shown = [each.holds for each in found["c11"].finding.settings if f"{each.name}: " in both]
+    assert sorted(shown) == [False, True]
+    one = found["c12"].finding.settings[0]
+    assert f"{one.name}: {amount(one.found, one.unit)}, claimed {asked(one)} (measured)" in brief(found["c12"])
+    assert evidence(()) == ""
 
 
 @pytest.mark.parametrize("card", list(the_deck()), ids=lambda card: card.id)

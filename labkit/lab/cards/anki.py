@@ -28,12 +28,12 @@ import genanki
 
 from labkit.lab.cards.card import PARTS, Card
 from labkit.lab.cards.deck import Deck
-from labkit.view.cards import formulas
+from labkit.view.cards import evidence, formulas
 from labkit.view.svg import Picture
 
 MODEL_ID, DECK_ID = 1_617_201_837, 1_293_740_659
 """Drawn once, and never to be changed: Anki knows a note type and a deck by their numbers."""
-FIELDS = ("Front", *(part.title() for part in PARTS), "Table", "Wrong", "Lab", "Picture")
+FIELDS = ("Front", *(part.title() for part in PARTS), "Table", "Wrong", "Tested", "Lab", "Picture")
 FRONT = '<div class="front">{{Front}}</div>'
 BACK = """<div class="front asked">{{Front}}</div><hr id="answer">
 <p class="claim">{{Claim}}</p>
@@ -44,6 +44,7 @@ BACK = """<div class="front asked">{{Front}}</div><hr id="answer">
 {{#Costs}}<h2>trade-off</h2><p>{{Costs}}</p>{{/Costs}}
 {{#Limits}}<h2>when not</h2><p>{{Limits}}</p>{{/Limits}}
 {{#Wrong}}<h2>often heard</h2><div class="wrong">{{Wrong}}</div>{{/Wrong}}
+{{#Tested}}<h2>tested</h2>{{Tested}}{{/Tested}}
 {{#Picture}}<div class="picture">{{Picture}}</div>{{/Picture}}
 {{#Lab}}<p class="lab">shown in the labs: {{Lab}}</p>{{/Lab}}"""
 STYLE = """.card { max-width: 46em; margin: 0 auto; padding: .6em; text-align: left;
@@ -124,6 +125,7 @@ def _fields(card: Card, media: dict[str, str]) -> dict[str, str]:
         found["Table"] = _table(card)
     if card.wrong:
         found["Wrong"] = f"<q>{formulas(card.said(card.wrong.said))}</q><br>{formulas(card.said(card.wrong.but))}"
+    found["Tested"] = evidence(card.audited())
     if drawing:
         svg = _file(drawing)
         # a new drawing has a new name: Anki renames what has the name of another file, and caches what has the same

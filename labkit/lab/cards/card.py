@@ -6,6 +6,7 @@
     number     with what it was computed from           numbers    name: expression -> unit (figures.py)
     costs      the trade-off                            checks     expressions that must be true
     limits     where the claim stops being true         covers     what of the sources it answers, "003/12"
+    proofs     audited claims that test it, "c12"
 
 Texts name figures as {sent}. A digit that stands in a text is part of a name (ZeRO-3, bf16), or of a formula between
 backticks; every other number is a figure.
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labkit.lab.cards.figures import Figure, evaluate, figure
 from labkit.lab.cards.pictures import picture as picture_of
+from labkit.lab.claims.audit import Result, claim, kept
 from labkit.view.svg import Picture
 
 PARTS = ("claim", "reason", "law", "number", "costs", "limits")
@@ -61,6 +63,7 @@ class Card(BaseModel):
     checks: tuple[str, ...] = ()
     picture: str = ""
     wrong: Wrong | None = None
+    proofs: tuple[str, ...] = ()
     lab: tuple[str, ...] = ()
     derive: str = ""
     difficulty: int = Field(ge=1, le=5)
@@ -84,6 +87,12 @@ class Card(BaseModel):
                 )
             if typed := re.search(r"\S*\d\S*", NAME.sub("", NAMED.sub("", FORMULA.sub("", text)))):
                 raise ValueError(f"{field}: {typed[0]!r} is typed: make it one of `numbers`, and say {{its_name}}")
+        for field, ids in (("proofs", self.proofs), ("wrong.claims", self.wrong.claims if self.wrong else ())):
+            for id in ids:
+                try:
+                    claim(id)
+                except ValueError as error:
+                    raise ValueError(f"{field}: {error}") from error
         if idle := [name for name in self.numbers if not self._names(name)]:
             raise ValueError(f"numbers: {idle[0]!r} is said nowhere")
         return self
@@ -117,6 +126,12 @@ class Card(BaseModel):
     def parts(self) -> dict[str, str]:
         """The answer with its figures: {"claim": ..., "law": ...}, only the parts that it has."""
         return {part: self.said(getattr(self, part)) for part in PARTS if getattr(self, part)}
+
+    def audited(self) -> tuple[Result, ...]:
+        """The audited claims that test what it says or what one often hears instead, as the last audit found them."""
+        wanted = dict.fromkeys((*self.proofs, *(self.wrong.claims if self.wrong else ())))
+        found = {each.claim.id: each for each in kept().results} if wanted else {}
+        return tuple(found[id] for id in wanted if id in found)
 
     def drawn(self) -> Picture | None:
         """Its picture; None if it has none. ValueError, with the card's id, for an expression that draws nothing."""

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from labkit.capped import Cluster
 from labkit.comm.group import Group
@@ -53,14 +54,20 @@ def epoch(group: Group, batches: tuple[int, ...], limit_s: float) -> str:
 
 
 def c47() -> Finding:
-    """Two ranks with 3 and 2 batches, and with 2 each, as drop_last leaves them; what rank 0 comes to is seen."""
-    with Cluster(2, "cpu", quiet=True) as cluster:
-        dropped, uneven = (cluster.run(epoch, batches, 0.3)[0].value for batches in ((2, 2), (3, 2)))
+    """Two ranks with shards of so many rows, in batches of 4, as torch's loader makes them; what rank 0 comes to."""
+
+    def ends(rows: tuple[int, ...], drop_last: bool) -> str:
+        batches = tuple(len(DataLoader(range(n), batch_size=4, drop_last=drop_last)) for n in rows)  # type: ignore[arg-type]
+        with Cluster(2, "cpu", quiet=True) as cluster:  # one each: who hangs leaves an all-reduce behind
+            return str(cluster.run(epoch, batches, 0.3)[0].value)
+
     return Finding.of(
         [
-            Setting("one batch more on rank 0", "hangs", uneven, measured=True),
-            Setting("the last batch dropped", "ends", dropped, measured=True),
-        ]
+            Setting("9 and 8 rows", "hangs", ends((9, 8), drop_last=False), measured=True),
+            Setting("9 and 8 rows, the last batch dropped", "ends", ends((9, 8), drop_last=True), measured=True),
+            Setting("12 and 8 rows, the last batch dropped", "ends", ends((12, 8), drop_last=True), measured=True),
+        ],
+        premise="the shards differ by less than a batch",
     )
 
 
