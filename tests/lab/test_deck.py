@@ -129,6 +129,8 @@ def test_a_malformed_deck_is_told_by_line_and_field(
         ("sent_byte('ring', 'all_reduce', 2, 8)", "did you mean 'sent_bytes'"),
         ("sent_bytes('ring', 'all_reduce', 0, 8)", "ValueError"),
         ("1 / 0", "division by zero"),
+        ("measured('c12', 'a stop')", "has measured no 'a stop'; it has 7B on 8 ranks, law, a step"),
+        ("measured('c999', 'a step')", "it has nothing"),
         ("1 -> parsec", "no unit is called 'parsec'"),
         ("'word' -> GB", "has no unit"),
         ("1e308 * 10", "is inf"),
@@ -150,6 +152,7 @@ def test_figures_are_shown_as_people_say_them() -> None:
     assert str(figure("1234567")) == "1,234,567"
     assert str(figure("3.4e38")) == "3.4e+38"
     assert str(figure("'ring'")) == "ring"
+    assert str(figure("measured('c12', 'a step') -> times")) == "1 times"
 
 
 def test_a_number_may_use_those_above_it() -> None:

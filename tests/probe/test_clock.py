@@ -424,6 +424,16 @@ def recorded(cluster, fn, *args):
     return Recording.of([each for each, _ in values]), [result for _, result in values]
 
 
+def within_three_tries(check):
+    """What is measured in milliseconds may be spoilt by a busy machine, and hardly three times in a row."""
+    for attempt in range(3):
+        try:
+            return check()
+        except AssertionError:
+            if attempt == 2:
+                raise
+
+
 def sleeps_before_a_barrier(group, clock):
     if group.rank == 0:
         with clock.span("sleep"):
@@ -433,19 +443,23 @@ def sleeps_before_a_barrier(group, clock):
 
 def test_a_rank_that_sleeps_before_a_barrier_is_waited_for_by_the_others(three):
     """Would catch waiting that is booked on the rank that is late, or not at all."""
-    made, _ = recorded(three, sleeps_before_a_barrier)
-    asleep = made.rows[0].spans[0]
-    assert asleep.t1 - asleep.t0 >= 0.05
-    woke = made.rows[0].entries[0].t0
-    assert woke >= asleep.t1
-    for rank in (1, 2):
-        bubble_s = seconds(made.parts[rank].bubble) - (made.seconds - (made.rows[rank].end - made.rows[rank].begin))
-        came = made.rows[rank].entries[0].t0
-        assert bubble_s == pytest.approx(woke - came, abs=1e-3)
-        assert bubble_s > 0.03
-    own = seconds(common(made.parts[0].bubble, ((made.rows[0].begin, made.rows[0].end),)))
-    assert own < 0.02
-    assert seconds(made.parts[0].compute) > 0.05
+
+    def check():
+        made, _ = recorded(three, sleeps_before_a_barrier)
+        asleep = made.rows[0].spans[0]
+        assert asleep.t1 - asleep.t0 >= 0.05
+        woke = made.rows[0].entries[0].t0
+        assert woke >= asleep.t1
+        for rank in (1, 2):
+            bubble_s = seconds(made.parts[rank].bubble) - (made.seconds - (made.rows[rank].end - made.rows[rank].begin))
+            came = made.rows[rank].entries[0].t0
+            assert bubble_s == pytest.approx(woke - came, abs=1e-3)
+            assert bubble_s > 0.03
+        own = seconds(common(made.parts[0].bubble, ((made.rows[0].begin, made.rows[0].end),)))
+        assert own < 0.02
+        assert seconds(made.parts[0].compute) > 0.05
+
+    within_three_tries(check)
 
 
 def under_way(group, clock, behind):
@@ -463,16 +477,6 @@ def under_way(group, clock, behind):
         ended = time.perf_counter()
     work.wait()
     return float(x[0]), started, ended
-
-
-def within_three_tries(check):
-    """What is measured in milliseconds may be spoilt by a busy machine, and hardly three times in a row."""
-    for attempt in range(3):
-        try:
-            return check()
-        except AssertionError:
-            if attempt == 2:
-                raise
 
 
 def test_an_all_reduce_behind_a_loop_is_hidden_and_one_before_it_is_not(three):

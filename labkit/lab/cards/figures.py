@@ -2,7 +2,7 @@
 
     figure("sent_bytes('ring', 'all_reduce', 8, 1e9) -> GB")       1.75 GB
     figure("1e12 / 16e3 -> days")                                  723 days
-    figure("measured('c12', 'ZeRO-2 / DDP') -> x")                 1 times, as `labkit claims` has stored it
+    figure("measured('c12', 'a step') -> times")                   1 times, as `labkit claims` has stored it
 
 Left of the arrow: numbers, + - * / ** %, comparisons, `a if b else c`, lists, the names of `VOCABULARY`, their public
 attributes and items. Nothing else can be said: a deck is data, and may come from anybody. Right of it: a unit.
