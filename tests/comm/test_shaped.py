@@ -190,15 +190,9 @@ def test_tensor_parallelism_across_nodes_collapses(nodes):
             times.append(time.perf_counter() - started)
         return sorted(times[1:])[1]
 
-    def collapses():
-        inside, across = (max(values(nodes, layer_seconds, axis)) for axis in ("tp", "dp"))
-        return across > 4 * inside
-
-    assert sometimes(collapses)
-    across = min(values(nodes, layer_seconds, "dp"))
-    assert (
-        across > 4 * (SLOW.alpha_s + 2 * 128_000 / SLOW.bytes_per_s) * 0.9
-    )  # two all_reduces of two steps, shared card
+    law = 4 * (SLOW.alpha_s + 2 * 128_000 / SLOW.bytes_per_s)  # two all_reduces of two steps, shared card
+    assert sometimes(lambda: max(values(nodes, layer_seconds, "tp")) < 0.7 * law)
+    assert min(values(nodes, layer_seconds, "dp")) > 0.9 * law
 
 
 # -- the values, bytes and errors are those of any other wire
