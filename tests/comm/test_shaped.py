@@ -65,7 +65,7 @@ def seconds_of(cluster, fn, *args, repeats=3):
     return max(values(cluster, timed, repeats))
 
 
-def within(share, expected, measure, attempts=10):
+def within(share, expected, measure, attempts=25):
     """Whether `measure()` comes within a share of what was expected; a disturbed machine may try again."""
     found = []
     for _ in range(attempts):
@@ -76,7 +76,7 @@ def within(share, expected, measure, attempts=10):
     return False
 
 
-def sometimes(true, attempts=10):
+def sometimes(true, attempts=25):
     """Whether `true()` is so at least once; the machine may be busy with something else."""
     return any(true() for _ in range(attempts))
 
