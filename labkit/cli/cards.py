@@ -15,6 +15,7 @@ from rich.table import Table
 
 from labkit.view.cards import TITLES
 from labkit.view.claims import brief
+from labkit.view.units import plural
 
 if TYPE_CHECKING:
     from labkit.lab.cards.box import Box
@@ -50,9 +51,9 @@ def cards(
         console.print(f"{export(box.deck.of(tags or (), lab), anki)} cards written to {anki}", markup=False)
     if to is not None:
         to.write_text(json.dumps(box.export(), indent=1), encoding="utf-8")
-        console.print(f"{_many(len(box.reviews()))} written to {to}", markup=False)
+        console.print(f"{plural(len(box.reviews()), 'review')} written to {to}", markup=False)
     if source is not None:
-        console.print(f"{_many(box.load(_json(source)))} taken from {source}", markup=False)
+        console.print(f"{plural(box.load(_json(source)), 'review')} taken from {source}", markup=False)
     if listed:
         console.print(_list(box, tags or [], lab))
     if covers:
@@ -137,10 +138,6 @@ def _covers(box: Box) -> Table:
     for item, asks in sources().items():
         table.add_row(item, asks, ", ".join(card.id for card in box.deck if item in card.covers))
     return table
-
-
-def _many(count: int) -> str:
-    return f"{count} review{'' if count == 1 else 's'}"
 
 
 def _json(file: Path) -> Any:

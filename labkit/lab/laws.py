@@ -5,6 +5,8 @@
     holds(kinds, words)               bytes by kind that are left at the end
     order(words, broken)              any law of what comes when, among the marks and messages of all ranks
 
+    most_calls, most_sent_bytes, highest_peak      of a trial: what the busiest rank pays, for stars
+
 Bytes on the wire are those that the judge carried: an attempt's own ledger is not asked.
 """
 
@@ -122,6 +124,21 @@ def modest(times: float = 6.0) -> Law:
 def order(words: str, broken: Callable[[Trial], Complaint | None]) -> Law:
     """Any other law of what comes when."""
     return Law("order", words, broken)
+
+
+def most_calls(trial: Trial) -> float:
+    """Collectives and messages of the rank that has most."""
+    return max(len(trial.sent(rank)) for rank in range(trial.case.n_ranks))
+
+
+def most_sent_bytes(trial: Trial) -> float:
+    """Bytes of the rank that sends most."""
+    return max(trial.sent_bytes(rank) for rank in range(trial.case.n_ranks))
+
+
+def highest_peak(trial: Trial) -> float:
+    """The most bytes that any rank held."""
+    return max(each.peak_bytes for each in trial.memory if each is not None)
 
 
 def _limits(wanted: float | Limits) -> Limits:

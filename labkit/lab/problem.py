@@ -132,6 +132,11 @@ def call_alone(attempt: Any, group: Any, *args: Any) -> Any:
     return attempt(*args)
 
 
+def call_each(attempt: Any, group: Any, jobs: Sequence[tuple[Any, ...]]) -> Any:
+    """How an attempt without ranks is run on several jobs: one answer for each."""
+    return [attempt(*job) for job in jobs]
+
+
 @dataclass(frozen=True)
 class Problem:
     """One exercise.

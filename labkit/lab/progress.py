@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from labkit.lab.events import LEVELS, Attempt, Event, Hint, Solution, event_of, events_of, export_of, full, sound
 from labkit.lab.log import Log
 from labkit.lab.store import Store
+from labkit.view.units import plural
 
 if TYPE_CHECKING:
     from labkit.lab.court.report import Report
@@ -159,8 +160,8 @@ class Progress:
         solutions = len({each.key for each in found if isinstance(each, Solution)})
         passed, starred = ({each.key for each in tries if getattr(each, what)} for what in ("passed", "starred"))
         return (
-            f"{_many(len(tries), 'attempt')} at {_many(len({each.key for each in tries}), 'exercise')}, "
-            f"{len(passed)} passed, {len(starred)} starred, {_many(hints, 'hint')}, {_many(solutions, 'solution')}"
+            f"{plural(len(tries), 'attempt')} at {plural(len({each.key for each in tries}), 'exercise')}, "
+            f"{len(passed)} passed, {len(starred)} starred, {plural(hints, 'hint')}, {plural(solutions, 'solution')}"
         )
 
     def __repr__(self) -> str:
@@ -198,7 +199,3 @@ def _row(problem: Problem, events: Sequence[Event]) -> Row:
         seen=any(isinstance(each, Solution) for each in events[:first]),
         first_passed=events[first].at if first < len(events) else None,
         cause=(failed.cause or f"{failed.verdict or 'nothing'} broken") if failed else "")  # fmt: skip
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

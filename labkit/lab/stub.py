@@ -50,13 +50,14 @@ def _front_door(module: str) -> str:
 
 def n_lines(solution: str) -> int:
     """How many lines the bodies of a program take, without signatures and docstrings."""
-    return sum(body_lines(node) for node in _functions(ast.parse(solution).body[-1]))
+    return sum(body_lines(node) for node in functions(ast.parse(solution).body[-1]))
 
 
-def _functions(node: ast.AST) -> list[ast.FunctionDef]:
+def functions(node: ast.AST) -> list[ast.FunctionDef]:
+    """The functions and methods in it, in order, but none that stands in another."""
     if isinstance(node, ast.FunctionDef):
         return [node]
-    return [each for part in ast.iter_child_nodes(node) for each in _functions(part)]
+    return [each for part in ast.iter_child_nodes(node) for each in functions(part)]
 
 
 def body_lines(node: ast.FunctionDef) -> int:
@@ -72,7 +73,7 @@ def _first_line(node: ast.stmt) -> int:
 def stub_of(solution: str) -> str:
     """A program with every function's body replaced by `...`, and the number of lines that it took."""
     lines, tree = solution.splitlines(), ast.parse(solution)
-    for node in reversed([each for part in tree.body for each in _functions(part)]):
+    for node in reversed([each for part in tree.body for each in functions(part)]):
         count = body_lines(node)
         first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
         about = f"about {count} lines" if count > 1 else "one line"

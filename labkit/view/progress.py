@@ -15,6 +15,7 @@ from html import escape
 from typing import Protocol
 
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
+from labkit.view.units import plural
 
 DONE, STARRED, TRIED, NOT_YET = "done", "starred", "tried", "not yet"
 STATES = (DONE, STARRED, TRIED, NOT_YET)
@@ -98,7 +99,7 @@ def totals(rows: Sequence[Row]) -> str:
     done, tried = sum(row.passed for row in rows), sum(standing(row) == TRIED for row in rows)
     hints, starred = sum(row.hints for row in rows), sum(row.starred for row in rows)
     left = sum(row.minutes for row in rows if not row.passed)
-    said = f"{done} of {_many(len(rows), 'exercise')} done, {starred} starred, {tried} tried; {_many(hints, 'hint')}"
+    said = f"{done} of {plural(len(rows), 'exercise')} done, {starred} starred, {tried} tried; {plural(hints, 'hint')}"
     return said + (f"; about {_time(left)} to go" if left else "; nothing is left" if rows else "")
 
 
@@ -211,7 +212,11 @@ def _legend(y: float) -> str:
 
 def _words(row: Row) -> str:
     """`03.2 A ring: tried, 3 attempts, 2 hints, last: nothing is added`"""
-    parts = [standing(row), _many(row.tries, "attempt") * bool(row.tries), _many(row.hints, "hint") * bool(row.hints)]
+    parts = [
+        standing(row),
+        plural(row.tries, "attempt") * bool(row.tries),
+        plural(row.hints, "hint") * bool(row.hints),
+    ]
     parts += ["solution seen before passing" if row.seen else "", f"last: {row.cause}" if row.cause else ""]
     return f"{row.key} {row.title}: {', '.join(part for part in parts if part)}"
 
@@ -221,10 +226,6 @@ def _why(row: Row) -> str:
     tried = f"tried {'once' if row.tries == 1 else f'{row.tries} times'}; " if row.tries else ""
     easy = EASY[min(5, max(0, row.difficulty))]
     return f"{row.key} {row.title} ({tried}importance {row.importance} of 5, {easy}, {row.minutes} min)"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _time(minutes: int) -> str:

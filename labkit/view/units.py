@@ -47,6 +47,11 @@ def seconds_text(seconds: float) -> str:
     return f"{_short(seconds * 1e9)} ns"
 
 
+def plural(count: int, what: str) -> str:
+    """`1 hint`, `2 hints`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def value_text(value: float, unit: str) -> str:
     """A number with its unit: bytes ("B") exact and scaled, seconds ("s") scaled, others as they are."""
     if unit in ("B", "bytes"):

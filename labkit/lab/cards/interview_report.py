@@ -18,6 +18,7 @@ from labkit.lab.cards.card import PARTS
 from labkit.lab.cards.deck import Deck
 from labkit.lab.cards.interview_questions import DERIVATION, DESIGN, FORMULA, POINTS
 from labkit.view.interview import clock_text, spoken
+from labkit.view.units import plural
 
 GOOD, MOST_WEAK, MOST_CELLS, MOST_CARDS = 0.75, 3, 4, 4
 """Below this share an answer is to be looked at again; and how much the report names."""
@@ -124,7 +125,7 @@ class Report:
         reached, of = (sum(each) for each in zip(*self.by_part.values(), strict=True)) if self.by_part else (0, 0)
         skipped = sum(each.skipped for each in self.asked)
         said = [
-            f"{_many(len(self.asked), 'question')} in {clock_text(self.spent_s)} of {clock_text(self.minutes * 60)}, "
+            f"{plural(len(self.asked), 'question')} in {clock_text(self.spent_s)} of {clock_text(self.minutes * 60)}, "
             f"{ENDS[self.ended]}, level {self.level}: {self.share:.0%} of whole answers"
             + (f", {reached} of {of} points" if of else "")
             + (f", {skipped} skipped" if skipped else ""),
@@ -160,8 +161,8 @@ class Report:
     def _tags(self) -> list[str]:
         tags = self.by_tag
         ends = [tag for tag, (share, _) in tags.items() if share >= GOOD][-1:]
-        said = [f"Strongest: {tag}, {tags[tag][0]:.0%} of {_many(tags[tag][1], 'question')}" for tag in ends]
-        return said + [f"Weakest: {each.tag}, {each.share:.0%} of {_many(each.questions, 'question')}"
+        said = [f"Strongest: {tag}, {tags[tag][0]:.0%} of {plural(tags[tag][1], 'question')}" for tag in ends]
+        return said + [f"Weakest: {each.tag}, {each.share:.0%} of {plural(each.questions, 'question')}"
                        for each in self.weak[:1]]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
@@ -230,10 +231,6 @@ def _by_tag(asked: Sequence[Spoken]) -> Mapping[str, tuple[float, int]]:
 def _row(weak: Weak) -> str:
     cards = "<br>".join(f"<code>{escape(id)}</code> {escape(front)}" for id, front in weak.cards)
     where = ", ".join(f"<span style='white-space:nowrap'>{escape(cell)}</span>" for cell in weak.cells)
-    came = f"{weak.share:.0%} of {_many(weak.questions, 'question')}"
+    came = f"{weak.share:.0%} of {plural(weak.questions, 'question')}"
     cells = (escape(weak.tag), came, where, cards)
     return "<tr>" + "".join(f"<td {CELL}>{cell}</td>" for cell in cells) + "</tr>"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -27,7 +27,8 @@ from labkit.lab.card import Card
 from labkit.lab.classroom.submission import MOST_SEED, points_of
 from labkit.lab.exercises import problem, problems
 from labkit.lab.problem import Problem
-from labkit.lab.stub import body_lines
+from labkit.lab.stub import body_lines, functions
+from labkit.view.units import plural
 
 SETUP = "from labkit import check, exercise, hint"
 STUB = "..."
@@ -76,7 +77,7 @@ class Course:
     assignments: tuple[tuple[str, int, int], ...]
 
     def __str__(self) -> str:
-        rows = [f"{name}: {_many(n, 'exercise')}, {_many(points, 'point')}" for name, n, points in self.assignments]
+        rows = [f"{name}: {plural(n, 'exercise')}, {plural(points, 'point')}" for name, n, points in self.assignments]
         kept = [f"kept as it was: {each.path}" for each in self.written if each.kept]
         first = self.assignments[0][0]
         return "\n".join([*rows, *kept, f"next: cd {self.folder}; nbgrader generate_assignment {first}"])
@@ -154,7 +155,7 @@ def notebook(title: str, some: Iterable[Problem]) -> Any:
 def solved(solution: str) -> str:
     """A reference with the body of each function in a solution region, from which nbgrader makes the stub."""
     lines, tree = solution.rstrip().splitlines(), ast.parse(solution)
-    for node in reversed([each for part in tree.body for each in _functions(part)]):
+    for node in reversed([each for part in tree.body for each in functions(part)]):
         count = body_lines(node)
         first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
         start, end, pad = first.lineno - 1, node.end_lineno or 0, " " * first.col_offset
@@ -175,7 +176,7 @@ def _cells(each: Problem) -> list[Any]:
     facts = "\n".join(f"| {what} | {words.replace('|', chr(92) + '|')} |" for what, words in Card(each).facts)
     story = f"## {each.key} · {each.title}\n\n{each.story.strip()}\n\n| | |\n|---|---|\n{facts}"
     worth = points_of(each)
-    points = f'{_many(worth, "point")} if all five verdicts hold. Stuck? `hint("{each.key}")` in a new cell.'
+    points = f'{plural(worth, "point")} if all five verdicts hold. Stuck? `hint("{each.key}")` in a new cell.'
     return [
         _markdown(f"story_{name}", f"{story}\n\n{points}"),
         _code(f"attempt_{name}", solved(each.solution), solution=True),
@@ -187,21 +188,11 @@ def _opening(title: str, some: Sequence[Problem]) -> str:
     name = f": {title[3:].replace('_', ' ')}" if title[3:] else ""
     worth = sum(map(points_of, some))
     return (
-        f"# Exercises {number(title)}{name}\n\n{_many(len(some), 'exercise')}, {_many(worth, 'point')}, about "
+        f"# Exercises {number(title)}{name}\n\n{plural(len(some), 'exercise')}, {plural(worth, 'point')}, about "
         f"{sum(each.minutes for each in some)} minutes. Write what each stub asks for; run its cell, then the check "
         "below it, as often as you like. Whoever grades reads what you wrote and judges it as the check does, in "
         "processes of its own, on random inputs of its own: nothing else in this notebook counts."
     )
-
-
-def _functions(node: ast.AST) -> list[ast.FunctionDef]:
-    if isinstance(node, ast.FunctionDef):
-        return [node]
-    return [each for part in ast.iter_child_nodes(node) for each in _functions(part)]
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _markdown(name: str, source: str) -> Any:

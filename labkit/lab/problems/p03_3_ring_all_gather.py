@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import peak, sends
+from labkit.lab.laws import highest_peak, peak, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 from labkit.plan.collectives import sent_bytes
 
@@ -57,11 +56,6 @@ def whole(case: Case) -> int:
 def law(case: Case, rank: int) -> float:
     """(n-1)/n N."""
     return sent_bytes("ring", "all_gather", case.n_ranks, whole(case), rank, case.item_bytes)
-
-
-def highest(trial: Trial) -> float:
-    """The most that any rank held."""
-    return max(each.peak_bytes for each in trial.memory if each is not None)
 
 
 PROBLEM = Problem(
@@ -180,7 +174,7 @@ one step before, and after n - 1 steps every part has been everywhere, having cr
     ),
     star=Star(
         "each part lands where it belongs, so that a rank holds the result once and little else",
-        highest,
+        highest_peak,
         lambda case: whole(case) + SLACK_BYTES,
         """
 import torch

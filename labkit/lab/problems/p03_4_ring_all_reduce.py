@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import peak, sends
+from labkit.lab.laws import highest_peak, peak, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 from labkit.plan.collectives import sent_bytes
 
@@ -59,11 +58,6 @@ def whole(case: Case) -> int:
 def law(case: Case, rank: int) -> float:
     """2 (n-1)/n N."""
     return sent_bytes("ring", "all_reduce", case.n_ranks, whole(case), rank, case.item_bytes)
-
-
-def highest(trial: Trial) -> float:
-    """The most that any rank held."""
-    return max(each.peak_bytes for each in trial.memory if each is not None)
 
 
 PROBLEM = Problem(
@@ -184,7 +178,7 @@ less than twice its tensor, with 4 ranks or with 4,000, and no rank is busier th
     ),
     star=Star(
         "the sums are taken in one buffer that is the result, beside one part that has just come",
-        highest,
+        highest_peak,
         lambda case: whole(case) * (1 + (case.n_ranks > 1) / case.n_ranks) + SLACK_BYTES,
         """
 import torch

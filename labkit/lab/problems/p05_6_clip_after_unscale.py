@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import sends
+from labkit.lab.laws import most_calls, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 
 SCALE, LR, MOST = 4096.0, 0.5, 1.0
@@ -102,11 +101,6 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return len(SIZES) * (2 * (n - 1) * 4 // n), 2 * len(SIZES) * (2 * (n - 1) * 8 // n)
 
 
-def collectives(trial: Trial) -> float:
-    """How many collectives the busiest rank called."""
-    return max(len(trial.sent(rank)) for rank in range(trial.case.n_ranks))
-
-
 PROBLEM = Problem(
     key="05.6",
     title="Unscale, agree, clip, step",
@@ -134,7 +128,7 @@ too short, at any loss, without an error. And the norm is that of the whole mode
     ),
     star=Star(
         "one collective a step",
-        collectives,
+        most_calls,
         lambda case: len(SIZES) * (case.n_ranks > 1),
         best="""\
 import math

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import sends
+from labkit.lab.laws import highest_peak, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 
 
@@ -70,11 +69,6 @@ def law(case: Case, _: int) -> tuple[float, float]:
     return most - len(case["shapes"]), most
 
 
-def held(trial: Trial) -> float:
-    """The most that a rank held."""
-    return max(each.peak_bytes for each in trial.memory if each)
-
-
 PROBLEM = Problem(
     key="06.2",
     title="One journey for all gradients",
@@ -103,7 +97,7 @@ one flat tensor, all gradients make that journey once, with the same bytes on th
     ),
     star=Star(
         "hold little more than one flat copy of the gradients",
-        held,
+        highest_peak,
         lambda case: 1.25 * whole(case),
         best="""\
 import torch

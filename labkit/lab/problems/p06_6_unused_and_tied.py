@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import sends
+from labkit.lab.laws import most_calls, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 
 Uses = list[tuple[int, Tensor]]
@@ -83,11 +82,6 @@ def law(case: Case, _: int) -> tuple[float, float]:
     return (needed - len(sizes) if n > 1 else 0), needed + share * 8 * (len(sizes) + 1)
 
 
-def collectives(trial: Trial) -> float:
-    """How many collectives the busiest rank called."""
-    return max(len(trial.sent(rank)) for rank in range(trial.case.n_ranks))
-
-
 PROBLEM = Problem(
     key="06.6",
     title="Unused here, used twice there",
@@ -114,7 +108,7 @@ twice. Both hang or waste bytes in code that walks over names. Zero and nothing 
     ),
     star=Star(
         "two collectives in all, however many parameters there are",
-        collectives,
+        most_calls,
         lambda case: 2 * (case.n_ranks > 1),
         best="""\
 import torch

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import sends
+from labkit.lab.laws import most_sent_bytes, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 
 STEPS = 4
@@ -84,11 +83,6 @@ def law(case: Case, _: int) -> tuple[float, float]:
     return numbers * (case.item_bytes + 1), numbers * (case.item_bytes + 8)
 
 
-def sent(trial: Trial) -> float:
-    """What the busiest rank sends."""
-    return max(trial.sent_bytes(rank) for rank in range(trial.case.n_ranks))
-
-
 PROBLEM = Problem(
     key="06.7",
     title="Nothing lost, only late",
@@ -116,7 +110,7 @@ the next gradient, grows, and one day is large enough. Everything arrives, some 
     ),
     star=Star(
         "places in as few bytes as torch's whole numbers allow",
-        sent,
+        most_sent_bytes,
         lambda case: STEPS * (case.n_ranks - 1) * case["k"] * (case.item_bytes + 2),
         best="""\
 import torch

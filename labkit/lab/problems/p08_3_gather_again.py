@@ -12,9 +12,9 @@ from labkit.comm.group import Group
 from labkit.lab.court.trial import weigh
 from labkit.lab.laws import peak, sends
 from labkit.lab.problem import Case, Mutant, Problem
+from labkit.lab.problems.p08_2_gather_and_free import cases, inputs, unit_bytes
 from labkit.plan.collectives import sent_bytes
 
-ROWS = 3
 ROOM_BYTES = 32 << 10
 
 
@@ -40,28 +40,6 @@ class GatheredLinear(torch.autograd.Function):
         grad_x = grads[0] @ ctx.group.all_gather(shard).view(x.shape[1], -1).T
         grad_shard = ctx.group.reduce_scatter((x.T @ grads[0]).flatten(), op="mean")
         return grad_x, grad_shard, None
-
-
-def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks."""
-    return [
-        Case.of(3, width=144, units=6),
-        Case.of(4, torch.float64, width=96, units=5),
-        Case.of(2, width=150, units=4),
-        Case.of(1, width=128, units=4),
-    ]
-
-
-def unit_bytes(case: Case) -> int:
-    """Bytes of one whole unit."""
-    return int(case["width"] ** 2 * case.item_bytes)
-
-
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Rows of each rank's own, and its shard of each unit."""
-    d, n = case["width"], case.n_ranks
-    wholes = [case.random(d * d, key=i) / d**0.5 for i in range(case["units"])]
-    return [(case.random(ROWS, d, key=100 + r), [whole.chunk(n)[r].clone() for whole in wholes]) for r in range(n)]
 
 
 def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:

@@ -12,9 +12,8 @@ from labkit.comm.group import Group
 from labkit.lab.court.trial import Event, Trial, mark, weigh
 from labkit.lab.laws import order, peak, sends
 from labkit.lab.problem import Case, Complaint, Mutant, Problem
-from labkit.plan.collectives import sent_bytes
+from labkit.lab.problems.p08_2_gather_and_free import cases, inputs, law, unit_bytes
 
-ROWS = 3
 ROOM_BYTES = 24 << 10
 
 
@@ -32,28 +31,6 @@ def forward_with_prefetch(x: Tensor, shards: list[Tensor], layer: Callable[..., 
             coming = group.all_gather_start(shards[i + 1])
         x = layer(x, whole)
     return x
-
-
-def cases() -> Sequence[Case]:
-    """Worlds of 2 to 4 ranks, and one, where a gather sends nothing."""
-    return [
-        Case.of(3, width=144, units=6),
-        Case.of(4, torch.float64, width=96, units=5),
-        Case.of(2, width=150, units=4),
-        Case.of(1, width=128, units=4),
-    ]
-
-
-def unit_bytes(case: Case) -> int:
-    """Bytes of one whole unit."""
-    return int(case["width"] ** 2 * case.item_bytes)
-
-
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Rows of each rank's own, and its shard of each unit."""
-    d, n = case["width"], case.n_ranks
-    wholes = [case.random(d * d, key=i) / d**0.5 for i in range(case["units"])]
-    return [(case.random(ROWS, d, key=100 + r), [whole.chunk(n)[r].clone() for whole in wholes]) for r in range(n)]
 
 
 class Awaited:
@@ -120,12 +97,6 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
             y = (y @ torch.cat([shards[i] for _, shards in given]).double().reshape(y.shape[1], -1)).tanh()
         found.append(y.to(case.dtype))
     return found
-
-
-def law(case: Case, rank: int) -> float:
-    """(n-1)/n N."""
-    each = sent_bytes("ring", "all_gather", case.n_ranks, unit_bytes(case), rank, case.item_bytes)
-    return each * case["units"]
 
 
 def in_turn(trial: Trial) -> Complaint | None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import sends
+from labkit.lab.laws import most_sent_bytes, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 
 SLACK_BYTES = 64
@@ -70,11 +69,6 @@ def sums(case: Case, count: int) -> float:
     return count * 2 * (case.n_ranks - 1) / case.n_ranks * case["tokens"] * case.item_bytes
 
 
-def most_sent(trial: Trial) -> float:
-    """Bytes of the rank that sends most."""
-    return max(trial.sent_bytes(rank) for rank in range(trial.case.n_ranks))
-
-
 PROBLEM = Problem(
     key="09.7",
     title="A loss without the logits",
@@ -99,7 +93,7 @@ numbers a token, and gathering the slices would send more than eight thousand ti
     ),
     star=Star(
         "bytes of the rank that sends most",
-        most_sent,
+        most_sent_bytes,
         lambda case: sums(case, 2) + SLACK_BYTES,
         BEST,
     ),

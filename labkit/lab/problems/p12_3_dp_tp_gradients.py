@@ -11,8 +11,7 @@ from torch.nn.functional import mse_loss
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import sends
+from labkit.lab.laws import most_calls, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 from labkit.plan.layout import Layout
 
@@ -92,11 +91,6 @@ def along(case: Case, axis: str) -> tuple[float, float]:
     return law - 8, law  # a collective counts as whole bytes
 
 
-def n_sums(trial: Trial) -> float:
-    """Collectives of the rank that calls most."""
-    return max(len(trial.sent(rank)) for rank in range(trial.case.n_ranks))
-
-
 BEST = """
 import torch
 from torch.nn.functional import mse_loss
@@ -152,7 +146,7 @@ and a loss that falls a little worse. Four weights, four cases: go through them 
         sends(lambda case, rank: along(case, "dp"), "along dp: 2(n-1)/n of this rank's gradients", axis="dp"),
         sends(lambda case, rank: 0, "nothing goes over the whole world", axis="world"),
     ),
-    star=Star("what goes along dp can go at once", n_sums, lambda case: 3, BEST, "collectives"),
+    star=Star("what goes along dp can go at once", most_calls, lambda case: 3, BEST, "collectives"),
     hints=(
         "Who has seen what? gain meets x before the cut; up and down are cut; bias is added after the sum, by all.",
         "tp: all_reduce of the term [B/dp, D] forward, and of gain's gradient [D]. dp: the mean of every gradient.",

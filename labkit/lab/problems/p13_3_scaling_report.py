@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 
 
 def scaling_report(runs: list[tuple[int, int, float]], n_params: float, peak_flops: float) -> list[tuple[float, float]]:
@@ -41,11 +41,6 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(jobs,)]
 
 
-def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
-    """One report a job."""
-    return [call_alone(attempt, group, *job) for job in jobs]
-
-
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """In exact fractions, from the other end: seconds of a rank for each token."""
     found = []
@@ -72,7 +67,7 @@ very little. Tokens a second and device settle the first two questions at once. 
     reference=scaling_report,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     hints=(
         "Seconds of a step depend on the batch. Tokens a second and rank do not care why the batch is what it is.",

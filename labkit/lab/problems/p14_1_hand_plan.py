@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 from labkit.plan.layout import Layout
 from labkit.plan.shape import ModelShape
 
@@ -47,11 +47,6 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
         shape = ModelShape.gpt(dice.randint(5, 9), d, 4, vocab, dice.randint(10, 90), tied=False)
         plans.append((shape, layout, k % 4, dice.randrange(layout.size)))
     return [(plans,)]
-
-
-def play(attempt: Any, group: Any, plans: list[tuple[Any, ...]]) -> Any:
-    """One answer a plan."""
-    return [call_alone(attempt, group, *plan) for plan in plans]
 
 
 def tensors_of(shape: ModelShape) -> list[list[tuple[int, bool]]]:
@@ -102,7 +97,7 @@ the vocabulary is not like the others. Work out one rank, to the byte.
     reference=hand_plan,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     tolerance=(1e-9, 0.0),
     given=("Layout", "ModelShape"),

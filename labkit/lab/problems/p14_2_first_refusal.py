@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
@@ -75,11 +75,6 @@ def wanted(shape: ModelShape, layout: Layout, recipe: Recipe) -> Fraction:
     return total + block * in_flight * shape.n_layer / layout.pp
 
 
-def play(attempt: Any, group: Any, plans: list[tuple[Any, ...]]) -> Any:
-    """One reason a plan."""
-    return [call_alone(attempt, group, *plan) for plan in plans]
-
-
 def judged(shape: ModelShape, layout: Layout, recipe: Recipe, device_bytes: float) -> list[Any]:
     """By asking whether equal parts are there, one question after another."""
     for why, number, parts in (("heads", shape.n_head, layout.tp), ("layers", shape.n_layer, layout.pp),
@@ -110,7 +105,7 @@ first and stops at the first no. It also leaves some of the device alone: buffer
     reference=first_refusal,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     given=("Layout", "ModelShape", "Recipe"),
     hints=(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 from labkit.plan.shape import ModelShape
 
 
@@ -43,11 +43,6 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(jobs,)]
 
 
-def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
-    """One estimate a job."""
-    return [call_alone(attempt, group, *job) for job in jobs]
-
-
 def estimated(shape: ModelShape, rows: int, n_tokens: float, n: int, peak: float, mfu: float) -> list[float]:
     """In exact fractions, and from the products: forward, and twice that backward."""
     weights = Fraction(2 * shape.n_params)
@@ -78,7 +73,7 @@ device hours, is seldom wrong by a factor of a thousand.
     reference=job_length,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     given=("ModelShape",),
     hints=(

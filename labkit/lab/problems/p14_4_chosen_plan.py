@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 from labkit.plan.layout import Layout
 
 
@@ -47,11 +47,6 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(tables,)]
 
 
-def play(attempt: Any, group: Any, tables: list[tuple[Any, ...]]) -> Any:
-    """One choice a table."""
-    return [call_alone(attempt, group, *table) for table in tables]
-
-
 def better(one: tuple[Layout, float, float], other: tuple[Layout, float, float]) -> bool:
     """Whether a plan goes before another, both as fast as can be told."""
     if one[0].tp != other[0].tp:
@@ -88,7 +83,7 @@ axis is more code that can break. Somebody has to choose, by rules that were sai
     reference=chosen_plan,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     given=("Layout",),
     hints=(

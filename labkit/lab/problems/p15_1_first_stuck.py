@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 
 VERBS = ("all_reduce gradients", "all_reduce loss", "broadcast weights", "barrier")
 
@@ -78,11 +78,6 @@ def together(calls: list[list[str]]) -> int:
     return n_done
 
 
-def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
-    """One finding a job."""
-    return [call_alone(attempt, group, *job) for job in jobs]
-
-
 def found(calls: list[list[str]]) -> list[Any]:
     """By letting the ranks run."""
     place = together(calls)
@@ -113,7 +108,7 @@ you the list of calls of each rank. Reading it is a few lines, if you know what 
     reference=first_stuck,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     hints=(
         "Walk through the calls place by place. After the first difference nothing matters: nobody gets there.",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 
 
 def straggler(trace: list[list[tuple[float, float, float]]]) -> int:
@@ -58,11 +58,6 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(jobs,)]
 
 
-def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
-    """One rank a job."""
-    return [call_alone(attempt, group, *job) for job in jobs]
-
-
 def blamed(trace: list[list[tuple[float, float, float]]]) -> int:
     """With clocks set right by the barrier, which all leave at once: who arrives last, step by step."""
     n_ranks, n_steps = len(trace), len(trace[0])
@@ -93,7 +88,7 @@ it does *not* do: wait. One long stop on another rank costs more seconds, and is
     reference=straggler,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     hints=(
         "All leave a barrier together, so who arrives last waits least. That can be seen without comparing clocks.",

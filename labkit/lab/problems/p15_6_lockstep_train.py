@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.lab.court.trial import Trial
-from labkit.lab.laws import sends
+from labkit.lab.laws import most_calls, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
 from labkit.plan.collectives import sent_bytes
 
@@ -81,11 +80,6 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return n_steps(case) * gradient, n_steps(case) * gradient + (n_steps(case) + 2) * 32 * (n - 1)
 
 
-def collectives(trial: Trial) -> float:
-    """Collectives and messages of the rank that has most."""
-    return max(len(trial.sent(rank)) for rank in range(trial.case.n_ranks))
-
-
 ONE_A_STEP = """
 import torch
 
@@ -129,7 +123,7 @@ nothing is thrown away. Every rank takes part in every step, with the weight of 
     ),
     star=Star(
         "one collective a step, and no other",
-        collectives,
+        most_calls,
         lambda case: n_steps(case),
         ONE_A_STEP,
         "collectives",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 
 
 def ranked_attempts(
@@ -68,11 +68,6 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(boards,)]
 
 
-def play(attempt: Any, group: Any, boards: list[tuple[Any, ...]]) -> Any:
-    """One ranking a board."""
-    return [call_alone(attempt, group, *board) for board in boards]
-
-
 def ranked(attempts: dict[str, tuple[Tensor, Tensor]], cap: int, n_warm: int) -> list[Any]:
     """In plain Python, number by number."""
     good, bad = [], []
@@ -108,7 +103,7 @@ rule once, for all: a job is as slow as its slowest rank, as large as its fulles
     reference=ranked_attempts,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     hints=(
         "Reduce over ranks first (who is slowest in this step?), then over steps. For memory the order is all one.",

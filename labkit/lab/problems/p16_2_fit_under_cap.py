@@ -70,40 +70,47 @@ def predicted(job: Job, layout: Layout, zero: int, n_micro: int, again: bool) ->
 Way = tuple[Layout, int, int, bool]
 
 
-def ways(job: Job, torn: bool = False) -> list[Way]:
-    """Every way that can be run, built from divisors; `torn`: also those whose micro-batches tear a rank's rows."""
+def ways(job: Job, torn: bool = False, idle: bool = False) -> list[Way]:
+    """Every way that can be run, built from divisors; `torn`: also those whose micro-batches tear a rank's rows,
+    `idle`: also those that leave ranks without work."""
 
     def divisors(n: int) -> list[int]:
         return [k for k in range(1, n + 1) if not n % k]
 
     return [(Layout(job.n_ranks // tp // pp, pp, tp), zero, n_micro, again)
-            for tp in divisors(job.n_ranks) if tp in divisors(job.n_head)
-            for pp in divisors(job.n_ranks // tp) if pp in divisors(job.n_layer)
+            for tp in divisors(job.n_head) if tp <= job.n_ranks and (idle or not job.n_ranks % tp)
+            for pp in divisors(job.n_layer) if pp * tp <= job.n_ranks and (idle or not job.n_ranks // tp % pp)
             if not job.batch % (job.n_ranks // tp // pp)
             for n_micro in divisors(job.batch if torn else job.batch // (job.n_ranks // tp // pp))
             for zero in range(4 if job.n_ranks > tp * pp else 1) for again in (False, True)]  # fmt: skip
 
 
 def drawn(case: Case) -> list[Job]:
-    """Jobs whose cap refuses some of the ways, of each second job the best of all; it is near to none of them. For
-    some the rules decide (`tells`)."""
-    dice = random.Random(case.seed)
-    jobs: list[Job] = []
-    while len(jobs) < case["n_jobs"]:
-        n = case["ranks"][len(jobs) % len(case["ranks"])]
-        job = Job(n, n * dice.randint(1, 16 // n + 1), dice.choice((4, 8, 10)), dice.choice((4, 8, 10)),
-                  dice.uniform(1e6, 9e6), 10 ** dice.uniform(5, 7.3), 10 ** dice.uniform(7, 9.5),
-                  dice.uniform(0.02, 0.2))  # fmt: skip
-        told = sorted((seconds * peak, peak) for peak, seconds in (predicted(job, *way) for way in ways(job)))
-        peaks = sorted(peak for _, peak in told if len(jobs) % 2 == 0 or peak < told[0][1])  # the best may not fit
-        if not peaks:
-            continue
-        cap = dice.choice(peaks) * 1.002
-        scores = [score for score, peak in told if peak <= cap]
-        clear = all(abs(peak / cap - 1) > 1e-3 for _, peak in told) and scores[1:2] != scores[:1]
-        if clear and tells(job := job._replace(cap=cap)):
-            jobs.append(job)
-    return jobs
+    """Jobs whose cap refuses some of the ways, of each second job the best of all. For some the rules decide (`tells`),
+    and in one at least it would be best to leave ranks idle."""
+    dice, n_jobs, ranks = random.Random(case.seed), case["n_jobs"], case["ranks"]
+    while True:
+        jobs: list[Job] = []
+        while len(jobs) < n_jobs:
+            job = one(dice, ranks[len(jobs) % len(ranks)], best_fits=len(jobs) % 2 == 0)
+            jobs += [job] if job and tells(job) else []
+        if any(best(job, ways(job, idle=True)) != best(job, ways(job)) for job in jobs):
+            return jobs
+
+
+def one(dice: random.Random, n: int, best_fits: bool) -> Job | None:
+    """A job on n ranks whose cap is near to no way's peak, and without `best_fits` refuses the best way. Or None."""
+    job = Job(n, n * dice.randint(1, 16 // n + 1), dice.choice((4, 8, 10)), dice.choice((4, 8, 10)),
+              dice.uniform(1e6, 9e6), 10 ** dice.uniform(5, 7.3), 10 ** dice.uniform(7, 9.5),
+              dice.uniform(0.02, 0.2))  # fmt: skip
+    told = sorted((seconds * peak, peak) for peak, seconds in (predicted(job, *way) for way in ways(job)))
+    peaks = sorted(peak for _, peak in told if best_fits or peak < told[0][1])
+    if not peaks:
+        return None
+    cap = dice.choice(peaks) * 1.002
+    scores = [score for score, peak in told if peak <= cap]
+    clear = all(abs(peak / cap - 1) > 1e-3 for _, peak in told) and scores[1:2] != scores[:1]
+    return job._replace(cap=cap) if clear else None
 
 
 def best(job: Job, among: Sequence[Way]) -> Way:
@@ -113,7 +120,7 @@ def best(job: Job, among: Sequence[Way]) -> Way:
 
 
 def tells(job: Job) -> bool:
-    """Whether a rule decides: on 10 ranks no power of two micro-batches wins, on 12 torn rows would win."""
+    """Whether its rule decides: on 10 ranks no power of two micro-batches wins, on 12 torn rows would win."""
     if job.n_ranks not in (10, 12):
         return True
     _, _, n_micro, _ = found = best(job, ways(job))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.lab.problem import Case, Mutant, Problem, call_alone
+from labkit.lab.problem import Case, Mutant, Problem, call_each
 
 
 def put_together(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> tuple[Tensor, int, int]:
@@ -72,11 +72,6 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(params,)]
 
 
-def play(attempt: Any, group: Any, params: list[tuple[Any, ...]]) -> Any:
-    """One parameter after another."""
-    return [call_alone(attempt, group, *param) for param in params]
-
-
 def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> list[Any]:
     """All copies of each element, by its number in the flattened parameter."""
     size, width = torch.Size(shape).numel(), shape[-1] if len(shape) > 1 else 1
@@ -112,7 +107,7 @@ betray ranks that drifted apart, and what nobody has was never saved. A checkpoi
     reference=put_together,
     cases=cases,
     inputs=inputs,
-    play=play,
+    play=call_each,
     answer=answer,
     tolerance=(0.0, 0.0),
     hints=(
