@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def test_keys_review_and_what_they_say_is_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "1 done, 1 day in a row" in done.stdout
     assert "shown by" in done.stdout
+    assert re.search(r"tested +c\d+ . (holds|wrong|depends|not shown)", done.stdout), "what the audit found"
     assert "`" not in done.stdout
     again = labkit("--export", str(tmp_path / "kept.json"), home=tmp_path)
     assert "1 review written" in again.stdout
