@@ -42,6 +42,7 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/classroom.py --json benchmarks/results/classroom.json
 	$(BIN)/python benchmarks/capstone.py --json benchmarks/results/capstone.json
 	$(BIN)/python benchmarks/mutation.py --json benchmarks/results/mutation.json
+	$(BIN)/python benchmarks/draws.py --json benchmarks/results/draws.json
 
 notebooks: $(VENV)/.has-test
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \

@@ -17,8 +17,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from labkit.lab.stub import n_lines, solution_of, stub_of
 if TYPE_CHECKING:
     from labkit.lab.court.trial import Trial
 
+Drawn = TypeVar("Drawn")
 VERDICTS = ("values", "wire", "memory", "order", "liveness")
 
 
@@ -59,6 +61,13 @@ class Case:
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         wanted = dtype or self.dtype
         return drawn.to(wanted) if wanted.is_floating_point else (100 * drawn).to(wanted)
+
+    def draw(self, make: Callable[[Random], Drawn], tells: Callable[[Drawn], bool]) -> Drawn:
+        """What `make` makes of dice with this seed, thrown again until it `tells` a mistake that chance may hide."""
+        dice = Random(self.seed)
+        while not tells(made := make(dice)):
+            pass
+        return made
 
     def __str__(self) -> str:
         told = ", ".join(f"{name} {_short(value)}" for name, value in self.what.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,8 @@ from labkit.lab.court.trial import Trial
 from labkit.lab.exercises import files, problem
 from labkit.lab.problem import VERDICTS, Case, Problem
 
-SEED = secrets.randbits(62)
-"""The same for all mutants of a problem, so that a run that explains one of them serves the others, too."""
+SEED = 20_070_313
+"""Always the same: a red is then of what was changed, and not of the dice. benchmarks/draws.py throws them anew."""
 KEYS = [key for key, _ in files()]
 MUTANTS = [(key, place) for key in KEYS for place in range(len(problem(key).mutants))]
 LIBRARY = [key for key in KEYS if problem(key).library]
@@ -45,7 +44,7 @@ def runs() -> Iterator[None]:
 def test_the_reference_passes_with_every_verdict(key: str) -> None:
     """A law that the solution itself breaks, or a case that it cannot do."""
     it = problem(key)
-    report = judge(it, it.solution)
+    report = judge(it, it.solution, seed=SEED)
     assert report.passed, str(report)
     assert [each.name for each in report.verdicts] == list(VERDICTS)
 
@@ -54,7 +53,7 @@ def test_the_reference_passes_with_every_verdict(key: str) -> None:
 def test_the_stub_fails_with_a_message_of_its_own(key: str) -> None:
     """A stub that passes, or that fails as if something were wrong with what is written."""
     it = problem(key)
-    report = judge(it, it.stub)
+    report = judge(it, it.stub, seed=SEED)
     assert not report.passed
     assert report.broken is not None
     assert report.broken.seen == f"{it.name} is not written yet"
@@ -80,7 +79,7 @@ def test_what_labkit_has_for_it_passes_too(key: str) -> None:
     it = problem(key)
     module, _, name = it.library.rpartition(".")
     program = f"import labkit.{module}\n\ndef {it.name}(*args):\n    return labkit.{module}.{name}(*args)\n"
-    report = judge(it, program, ours=True)
+    report = judge(it, program, seed=SEED, ours=True)
     assert report.passed, str(report)
 
 
@@ -90,7 +89,7 @@ def test_a_star_is_for_less_than_the_reference_costs_and_can_be_had(key: str) ->
     """A star that everybody gets, or nobody can."""
     it = problem(key)
     assert it.star is not None
-    plain, best = judge(it, it.solution), judge(it, it.star.best)
+    plain, best = judge(it, it.solution, seed=SEED), judge(it, it.star.best, seed=SEED)
     assert (plain.passed, plain.starred) == (True, False), str(plain)
     assert (best.passed, best.starred) == (True, True), str(best)
 

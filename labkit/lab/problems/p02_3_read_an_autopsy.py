@@ -84,9 +84,20 @@ def cases() -> Sequence[Case]:
 
 
 def all_drawn(case: Case) -> list[tuple[list[Place], list[int], str]]:
-    """What is shown, with the truth."""
-    drawn, faults = random.Random(case.seed), ("straggler", "circle", "absent", "mismatch")
-    return [(*situation(drawn, case["among"], faults[i % 4]), faults[i % 4]) for i in range(case["situations"])]
+    """What is shown, with the truth. Some stragglers other than rank 0 are awaited by collectives only, and beside some
+    there is a rank that runs, or has left, and is awaited by nobody."""
+    faults = ("straggler", "circle", "absent", "mismatch")
+
+    def make(drawn: random.Random) -> list[tuple[list[Place], list[int], str]]:
+        return [(*situation(drawn, case["among"], faults[i % 4]), faults[i % 4]) for i in range(case["situations"])]
+
+    def tells(all_of_them: list[tuple[list[Place], list[int], str]]) -> bool:
+        late = [(places, guilty) for places, guilty, fault in all_of_them if fault == "straggler"]
+        others = {place["at"] for places, guilty in late for rank, place in enumerate(places) if rank not in guilty}
+        unasked = [guilty for places, guilty in late if not any(place.get("peer") in guilty for place in places)]
+        return any(0 not in guilty for guilty in unasked) and {"running", "finished"} <= others
+
+    return case.draw(make, tells)
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:

@@ -12,6 +12,8 @@ from labkit.plan.layout import Layout
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 
+Plan = tuple[ModelShape, Layout, Recipe, float]
+
 
 def first_refusal(shape: ModelShape, layout: Layout, recipe: Recipe, device_bytes: float) -> tuple[str, float]:
     """Why a plan cannot run, and by how much; ("", 0) if it can. Four questions, in this order; the first no counts:
@@ -44,8 +46,19 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Plans: some do not divide, often for several reasons; the device has from half to twice of what is wanted."""
-    dice, plans = random.Random(case.seed), []
+    """Plans: some do not divide, one at least neither heads nor layers."""
+
+    def tells(plans: list[Plan]) -> bool:
+        return case["divides"] == 1 or any(
+            shape.n_head % layout.tp and shape.n_layer % layout.pp for shape, layout, *_ in plans
+        )
+
+    return [(case.draw(lambda dice: drawn(dice, case), tells),)]
+
+
+def drawn(dice: random.Random, case: Case) -> list[Plan]:
+    """Plans, some to be refused for several reasons; the device has from half to twice of what is wanted."""
+    plans = []
     for k in range(case["n_plans"]):
         layout = Layout(dice.choice((1, 2, 3, 4)), dice.choice((1, 2, 4)), dice.choice((1, 2, 4)))
         n_micro = dice.choice((1, 2, 4, 8))
@@ -60,7 +73,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
         recipe = Recipe(STRATEGIES[k % 4], batch_size=batch, n_micro=n_micro)
         room = float(wanted(shape, layout, recipe)) / 0.94
         plans.append((shape, layout, recipe, room * dice.choice((dice.uniform(0.5, 0.99), dice.uniform(1.01, 2)))))
-    return [(plans,)]
+    return plans
 
 
 def wanted(shape: ModelShape, layout: Layout, recipe: Recipe) -> Fraction:

@@ -37,7 +37,8 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     dice = random.Random(case.seed)
     jobs: list[tuple[list[list[str]]]] = []
     while len(jobs) < case["n_jobs"]:
-        n = dice.randint(*case["ranks"])
+        n, by_hand = dice.randint(*case["ranks"]), max(case["ranks"]) > 3 and len(jobs) % 5 == 0
+        n = max(n, 4) if by_hand else n
         loop = [VERBS[0]] * dice.randint(1, 2) + [dice.choice(VERBS)] * dice.randint(0, 2)
         whole = [VERBS[2], *loop * dice.randint(2, 6), VERBS[3]]
         calls = [list(whole) for _ in range(n)]
@@ -53,11 +54,12 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
                     calls[rank].insert(place, dice.choice(VERBS))
                 else:  # another one in its place
                     calls[rank][place - 1] = dice.choice(VERBS)
-        if n > 3 and len(jobs) % 10 == 0:  # one has left, another one does something else just then
+        if by_hand:  # one has left; another one has left with it, or does something else just then
             place = dice.randrange(1, len(whole))
-            calls = [list(whole) for _ in range(n)]
             one, other = dice.sample(range(n), 2)
-            calls[one], calls[other][place] = whole[:place], "all_gather norms"
+            calls = [list(whole) for _ in range(n)]
+            calls[one] = whole[:place]
+            calls[other][place:] = [] if len(jobs) % 10 else ["all_gather norms", *whole[place + 1 :]]
         if clear(calls):
             jobs.append((calls,))
     return [(jobs,)]

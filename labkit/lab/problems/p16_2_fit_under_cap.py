@@ -88,14 +88,15 @@ def ways(job: Job, torn: bool = False, idle: bool = False) -> list[Way]:
 def drawn(case: Case) -> list[Job]:
     """Jobs whose cap refuses some of the ways, of each second job the best of all. For some the rules decide (`tells`),
     and in one at least it would be best to leave ranks idle."""
-    dice, n_jobs, ranks = random.Random(case.seed), case["n_jobs"], case["ranks"]
-    while True:
+
+    def make(dice: random.Random) -> list[Job]:
         jobs: list[Job] = []
-        while len(jobs) < n_jobs:
-            job = one(dice, ranks[len(jobs) % len(ranks)], best_fits=len(jobs) % 2 == 0)
+        while len(jobs) < case["n_jobs"]:
+            job = one(dice, case["ranks"][len(jobs) % len(case["ranks"])], best_fits=len(jobs) % 2 == 0)
             jobs += [job] if job and tells(job) else []
-        if any(best(job, ways(job, idle=True)) != best(job, ways(job)) for job in jobs):
-            return jobs
+        return jobs
+
+    return case.draw(make, lambda jobs: any(best(job, ways(job, idle=True)) != best(job, ways(job)) for job in jobs))
 
 
 def one(dice: random.Random, n: int, best_fits: bool) -> Job | None:

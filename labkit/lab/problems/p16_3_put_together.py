@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from labkit.lab.problem import Case, Mutant, Problem, call_each
+
+Param = tuple[tuple[int, ...], list[tuple[int, int, Tensor]]]
 
 
 def put_together(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> tuple[Tensor, int, int]:
@@ -52,8 +55,19 @@ def cut(dice: random.Random, x: Tensor, dim: int, n: int) -> list[tuple[int, int
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Parameters; in one at least a shard lies beyond the end, and in one a copy is older by a hair."""
+
+    def tells(params: list[Param]) -> bool:
+        beyond = [(start - math.prod(shape), len(x)) for shape, pieces in params for dim, start, x in pieces if dim < 0]
+        apart = [max(each) - min(each) for param in params for each in copies_of(*param) if each]
+        return any(0 < far < size - 1 for far, size in beyond) and any(0 < each < 0.01 for each in apart)
+
+    return [(case.draw(lambda dice: drawn(dice, case), tells),)]
+
+
+def drawn(dice: random.Random, case: Case) -> list[Param]:
     """Parameters with zeros in them, cut in one way or two; some pieces are lost, some copies are older."""
-    dice, params = random.Random(case.seed), []
+    params: list[Param] = []
     for k in range(case["n_params"]):
         shape = (dice.randint(3, 9),) if k % 4 == 3 else (dice.randint(3, 9), dice.randint(2, 7))
         x = case.random(*shape, key=k)
@@ -69,10 +83,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
             pieces += dice.sample(older, dice.randint(1, len(older)))
         dice.shuffle(pieces)
         params.append((shape, pieces[dice.choice((0, 1, 1)) if len(pieces) > 1 else 0 :]))
-    return [(params,)]
+    return params
 
 
-def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> list[Any]:
+def copies_of(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> list[list[float]]:
     """All copies of each element, by its number in the flattened parameter."""
     size, width = torch.Size(shape).numel(), shape[-1] if len(shape) > 1 else 1
     copies: list[list[float]] = [[] for _ in range(size)]
@@ -83,6 +97,12 @@ def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) ->
                 place = start + i if dim < 0 else (start + i) * width + j if dim == 0 else i * width + start + j
                 if place < size:
                     copies[place].append(rows[i, j].item())
+    return copies
+
+
+def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> list[Any]:
+    """Element by element: the first copy, and what is said of all."""
+    copies = copies_of(shape, pieces)
     whole = torch.tensor([mine[0] if mine else 0.0 for mine in copies], dtype=pieces[0][2].dtype)
     return [whole.reshape(shape), sum(not mine for mine in copies), sum(len(set(mine)) > 1 for mine in copies)]
 
