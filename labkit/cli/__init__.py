@@ -16,9 +16,9 @@ from rich.console import Console
 
 import labkit
 from labkit.cli import cards, claims, exercises
+from labkit.view.labs import CHECKOUT, labs
 
 FIRST_LAB = "00_doctor_and_first_cluster.ipynb"
-CHECKOUT = Path(labkit.__file__).parents[1]
 
 app = typer.Typer(
     add_completion=False,
@@ -45,6 +45,7 @@ class Benchmark(StrEnum):
     classroom = "classroom"
     capstone = "capstone"
     mutation = "mutation"
+    draws = "draws"
 
 
 def main() -> None:
@@ -189,7 +190,7 @@ def export(
     """Write all labs, as they ran, as a static site: an index, a page each, every widget as a picture."""
     from labkit.lab.export import export as write
 
-    pages = write([_find(name) for name in notebook] if notebook else _labs(), folder)
+    pages = write([_find(name) for name in notebook] if notebook else labs(), folder)
     print(f"{len(pages)} labs in {folder}; open {folder / 'index.html'}")
 
 
@@ -209,17 +210,10 @@ def _find(name: str) -> Path:
     """A notebook by path (`notebooks/03_collectives.ipynb`), name (`03_collectives`) or number (`3`)."""
     if Path(name).is_file():
         return Path(name).resolve()
-    labs = _labs()
-    for path in (*labs, *_labs("workshop_*.ipynb")):
+    found = labs()
+    for path in (*found, *labs("workshop_*.ipynb")):
         if path.name.startswith(name.zfill(2)) or path.name == f"{name}.ipynb":
             return path
-    if not labs:
+    if not found:
         raise ValueError("no notebooks here: run labkit lab in a checkout of labkit, or name a notebook by its path")
-    raise typer.BadParameter(f"no lab {name!r}; there are {', '.join(path.stem for path in labs)}")
-
-
-def _labs(pattern: str = "[0-9]*.ipynb") -> list[Path]:
-    """All labs, in order; one in the present folder comes before the one that labkit brings."""
-    folders = (CHECKOUT / "notebooks", Path("notebooks"))
-    found = {path.name: path.resolve() for folder in folders for path in folder.glob(pattern)}
-    return [found[name] for name in sorted(found)]
+    raise typer.BadParameter(f"no lab {name!r}; there are {', '.join(path.stem for path in found)}")

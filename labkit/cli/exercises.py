@@ -11,10 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from labkit.view.labs import CHECKOUT
+
 if TYPE_CHECKING:
     from labkit.lab.court.report import Report
 
-CHECKOUT = Path(__file__).parents[2]
 SIGNS = (("holds", "✓"), ("broken", "✗"), ("not judged", "–"))
 
 

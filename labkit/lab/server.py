@@ -26,6 +26,7 @@ def command(notebook: Path, port: int = 8888, browser: bool = True) -> list[str]
         f"ServerApp.open_browser={browser}",
         f"LabApp.default_url=/lab/tree/{quote(notebook.resolve().relative_to(root).as_posix())}",
         f"LabApp.app_settings_dir={Path(__file__).parent / 'jupyter'}",  # no news, no question about news
+        "LabApp.expose_app_in_browser=True",  # a card opens the lab that shows it, beside the card
     ]
     as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     return [sys.executable, "-m", "jupyterlab", *(f"--{option}" for option in options), *as_root]

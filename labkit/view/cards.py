@@ -85,7 +85,7 @@ def back(card: Face) -> str:
     if proofs := evidence(card.audited()):
         rows += f"<tr class='lk-card-tested'><th scope='row' {NAME}>tested</th><td {CELL}>{proofs}</td></tr>"
     body.append(f"<table>{rows}</table>{card.drawn() or ''}")
-    places = [f"lab {cell[:2]}, cell {escape(cell)}" for cell in card.lab]
+    places = [f'<a data-cell="{escape(cell)}">lab {cell[:2]}, cell {escape(cell)}</a>' for cell in card.lab]
     if card.derive:
         places.append(f"whiteboard: {escape(card.derive)}")
     if places:

@@ -86,6 +86,8 @@ def test_lab_17_runs_and_every_widget_does_what_it_says(page, address, tmp_path)
     talk.get_by_role("button", name="end").click()
     expect(talk.locator("svg").first).to_be_visible(timeout=PATIENCE)
     assert len(talk.screenshot(path=tmp_path / "interview_report.png")) > 10_000
+    shows = talk.locator("a[data-cell]:visible").first  # what to look at next
+    expect(shows).to_have_attribute("href", re.compile(r"/lab/tree/notebooks/\d\d_\w+\.ipynb(#cell-id=.+)?$"))
     talk.get_by_role("button", name="again").click()
     talk.locator("select").nth(0).select_option("30")  # long enough, at level 3, to end with a case of system design
     talk.locator("select").nth(2).select_option("ring")  # few cards, so that it comes soon

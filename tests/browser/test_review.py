@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import nbformat
 import pytest
 from playwright.sync_api import expect
@@ -48,6 +50,21 @@ def test_cards_are_reviewed_by_keys_and_survive_a_kernel(page, address, tmp_path
     assert page.locator(".jp-MarkdownCell").count() == 0
     assert page.locator(".jp-CodeCell").count() == len(CELLS)
 
+    panel.locator("select").nth(1).select_option("07")
+    page.keyboard.press("Space")
+    link = answer.locator("a[data-cell]").first
+    name, lab = link.get_attribute("data-cell"), link.inner_text()[4:6]
+    assert link.get_attribute("href").endswith(f"#cell-id={name}")
+    link.click()
+    page.wait_for_url(re.compile(f"/lab/tree/notebooks/{lab}_[a-z0-9_]+.ipynb"))
+    shown = nbformat.read(next(folder.glob(f"{lab}_*.ipynb")), as_version=4)
+    source = next(cell.source for cell in shown.cells if cell.id == name)
+    cell = page.locator(".jp-NotebookPanel:visible .jp-Cell", has_text=source.splitlines()[0].strip("# "))
+    expect(cell.first).to_be_in_viewport()
+    page.screenshot(path=tmp_path / "lab.png")
+    page.get_by_role("tab", name="review.ipynb").click()
+
+    panel.locator("select").nth(1).select_option("")
     panel.locator("select").nth(0).select_option("pipeline")
     expect(face).not_to_have_text(first)
     panel.get_by_role("button", name="show (space)").click()

@@ -12,6 +12,7 @@ from labkit.lab.cards.deck import Deck, the_deck
 from labkit.lab.cards.interview import Interview
 from labkit.view.widgets.interview import InterviewPanel
 from labkit.view.widgets.interview_clock import SessionClock
+from labkit.view.widgets.linked import Linked
 from labkit.view.widgets.planner import PlannerPanel
 from labkit.view.widgets.whiteboard import Whiteboard
 from tests.view import page
@@ -77,9 +78,8 @@ def seen(widget: widgets.Widget) -> list[widgets.Widget]:
 
 def words(panel: InterviewPanel) -> str:
     """What there is to read."""
-    return " ".join(
-        unescape(re.sub("<[^>]+>", " ", each.value)) for each in seen(panel) if isinstance(each, widgets.HTML)
-    )
+    told = (each for each in seen(panel) if isinstance(each, (widgets.HTML, Linked)))
+    return " ".join(unescape(re.sub("<[^>]+>", " ", each.value)) for each in told)
 
 
 def controls(panel: InterviewPanel) -> list[str]:

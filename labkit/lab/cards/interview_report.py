@@ -230,7 +230,9 @@ def _by_tag(asked: Sequence[Spoken]) -> Mapping[str, tuple[float, int]]:
 
 def _row(weak: Weak) -> str:
     cards = "<br>".join(f"<code>{escape(id)}</code> {escape(front)}" for id, front in weak.cards)
-    where = ", ".join(f"<span style='white-space:nowrap'>{escape(cell)}</span>" for cell in weak.cells)
+    where = ", ".join(
+        f"<a data-cell='{escape(cell)}' style='white-space:nowrap'>{escape(cell)}</a>" for cell in weak.cells
+    )
     came = f"{weak.share:.0%} of {plural(weak.questions, 'question')}"
     cells = (escape(weak.tag), came, where, cards)
     return "<tr>" + "".join(f"<td {CELL}>{cell}</td>" for cell in cells) + "</tr>"

@@ -38,9 +38,8 @@ def cases() -> Sequence[Case]:
     return [Case.of(n, torch.float64, micros=micros, empty_rank=empty) for n, micros, empty in shapes]
 
 
-def micros_of(case: Case, rank: int) -> list[tuple[Tensor, Tensor]]:
+def micros_of(draw: random.Random, case: Case, rank: int) -> list[tuple[Tensor, Tensor]]:
     """Micro-batches of a rank: lengths are drawn, so is padding; the last one of each rank has nothing else."""
-    draw = random.Random(case.seed * 31 + rank)
     micros = []
     for micro in range(case["micros"]):
         length = draw.randint(3, LONGEST)
@@ -54,9 +53,17 @@ def micros_of(case: Case, rank: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Each rank's micro-batches, and weights that are the same everywhere."""
+    """Each rank's micro-batches, and weights that are the same everywhere. Padding is not just what another divisor would be."""
     weights = case.random(WIDTH, WIDTH, key=7001), case.random(CLASSES, WIDTH, key=7002)
-    return [(micros_of(case, rank), *weights) for rank in range(case.n_ranks)]
+
+    def make(draw: random.Random) -> list[list[tuple[Tensor, Tensor]]]:
+        return [micros_of(draw, case, rank) for rank in range(case.n_ranks)]
+
+    def tells(micros: list[list[tuple[Tensor, Tensor]]]) -> bool:
+        targets = torch.cat([each for mine in micros for _, each in mine])
+        return len(targets) / int((targets != IGNORED).sum()) not in (case.n_ranks, case["micros"])
+
+    return [(mine, *weights) for mine in case.draw(make, tells)]
 
 
 def play(attempt: Any, group: Group, micros: list[tuple[Tensor, Tensor]], first: Tensor, second: Tensor) -> Any:

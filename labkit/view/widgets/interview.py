@@ -12,6 +12,7 @@ from labkit.view.cards import back, formulas, front
 from labkit.view.interview import Session, clock_text, spoken
 from labkit.view.svg import Picture, headline, text
 from labkit.view.widgets.interview_clock import SessionClock
+from labkit.view.widgets.linked import Linked
 from labkit.view.widgets.planner import PlannerPanel
 from labkit.view.widgets.twin import Twin
 from labkit.view.widgets.whiteboard import Whiteboard
@@ -58,9 +59,9 @@ class InterviewPanel(Twin, widgets.VBox):
         self.show_answer = _button("show the answer", "your time for this question ends", self.show, "primary")
         self.pass_over = _button("skip", "go on without an answer", self.skip)
         self.stop = _button("end", "stop here, and see the report", self.end)
-        self.answer, self.ticks = widgets.HTML(), widgets.VBox()
+        self.answer, self.ticks = Linked(), widgets.VBox()
         self.onward = _button("next", "keep these points, and go on", self.next, "primary")
-        self.said, self.told = widgets.HTML(), widgets.HTML()
+        self.said, self.told = widgets.HTML(), Linked()
         self.again = _button("again", "another interview", self.restart)
         topics_too = (self.topics,) if self.topics.options else ()
         opening = widgets.HTML("<b>Mock interview.</b> Topics: none chosen means all; with Ctrl several.")

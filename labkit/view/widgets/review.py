@@ -12,7 +12,9 @@ import anywidget
 import traitlets
 
 from labkit.view.cards import back, front, habits
+from labkit.view.labs import labs_from_here
 from labkit.view.svg import Picture, headline, text
+from labkit.view.widgets.linked import LINKS
 from labkit.view.widgets.twin import Twin
 
 
@@ -49,10 +51,10 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
     """Asks what is due in a box of cards, one after the other, until nothing is.
 
     space shows the answer; 1 nothing came, 2 only when I saw it, 3 with effort, 4 well, 5 at once. A rating is kept
-    before the next card is shown, so a kernel that dies loses nothing. Menus choose a tag and a lab. `.card` is what is
-    asked, `.rated` are the ratings of this panel."""
+    before the next card is shown, so a kernel that dies loses nothing. Menus choose a tag and a lab. A cell that a card
+    names is a link: it opens the lab there. `.card` is what is asked, `.rated` are the ratings of this panel."""
 
-    _esm = Path(__file__).with_name("review.js")
+    _esm = LINKS + Path(__file__).with_name("review.js").read_text()
     _css = Path(__file__).with_name("review.css")
     face = traitlets.Unicode().tag(sync=True)
     answer = traitlets.Unicode().tag(sync=True)
@@ -63,6 +65,7 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
     labs = traitlets.List(traitlets.Unicode()).tag(sync=True)
     tag = traitlets.Unicode("").tag(sync=True)
     lab = traitlets.Unicode("").tag(sync=True)
+    notebooks = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
 
     def __init__(self, box: Reviews, tag: str = "", lab: str = "", new: int = 10) -> None:
         """`new`: at most so many new cards a day. ValueError for a tag or a lab that no card has."""
@@ -74,7 +77,7 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
         if lab and lab not in labs:
             raise ValueError(f"no card is shown by lab {lab!r}; there are {', '.join(labs)}")
         box.due({tag} if tag else ())  # a tag that no card has is told before there is anything to see
-        super().__init__(tags=sorted(box.deck.tags()), labs=labs, tag=tag, lab=lab)
+        super().__init__(tags=sorted(box.deck.tags()), labs=labs, tag=tag, lab=lab, notebooks=labs_from_here())
         self.on_msg(lambda _, said, buffers: self.heard(said))
         self.observe(lambda _: self.ask(), ["tag", "lab"])
         self.ask()
