@@ -53,7 +53,7 @@ def micros_of(draw: random.Random, case: Case, rank: int) -> list[tuple[Tensor, 
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Each rank's micro-batches, and weights that are the same everywhere. Padding is not just what another divisor would be."""
+    """Micro-batches by rank, and weights that are the same everywhere; a wrong divisor is no other one by chance."""
     weights = case.random(WIDTH, WIDTH, key=7001), case.random(CLASSES, WIDTH, key=7002)
 
     def make(draw: random.Random) -> list[list[tuple[Tensor, Tensor]]]:
