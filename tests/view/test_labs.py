@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from labkit.lab.cards.deck import the_deck
 from labkit.view.labs import CHECKOUT, labs, labs_from_here
 from labkit.view.widgets.linked import Linked
 
@@ -30,3 +32,11 @@ def test_a_copy_of_a_lab_nearby_comes_before_the_one_that_labkit_brings(
     assert labs_from_here()["03"] == "../notebooks/03_collectives.ipynb"
     assert tmp_path / "notebooks" / "03_collectives.ipynb" in labs()
     assert Linked().notebooks["03"] == "../notebooks/03_collectives.ipynb"
+
+
+def test_every_cell_that_a_card_names_is_in_its_lab() -> None:
+    """A link that opens the lab at its top, since the cell is in another one. The page takes names apart as here."""
+    ways = {way[:2]: CHECKOUT / "notebooks" / way for way in (path.name for path in labs("[0-9][0-9]_*.ipynb"))}
+    cells = {lab: {cell["id"] for cell in json.loads(path.read_text())["cells"]} for lab, path in ways.items()}
+    for card in the_deck():
+        assert [name for name in card.lab if name.split("·")[-1] not in cells[name[:2]]] == [], card.id
