@@ -16,7 +16,7 @@ from rich.console import Console
 
 import labkit
 from labkit.cli import cards, claims, exercises
-from labkit.view.labs import CHECKOUT, labs
+from labkit.view.widgets.labs import CHECKOUT, labs
 
 FIRST_LAB = "00_doctor_and_first_cluster.ipynb"
 

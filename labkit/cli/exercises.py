@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from labkit.view.labs import CHECKOUT
+from labkit.view.widgets.labs import CHECKOUT
 
 if TYPE_CHECKING:
     from labkit.lab.court.report import Report

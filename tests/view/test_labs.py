@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from labkit.lab.cards.deck import the_deck
-from labkit.view.labs import CHECKOUT, labs, labs_from_here
+from labkit.view.widgets.labs import CHECKOUT, labs, labs_from_here
 from labkit.view.widgets.linked import Linked
 
 

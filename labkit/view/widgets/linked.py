@@ -7,7 +7,7 @@ from pathlib import Path
 import anywidget
 import traitlets
 
-from labkit.view.labs import labs_from_here
+from labkit.view.widgets.labs import labs_from_here
 
 LINKS = Path(__file__).with_name("cells.js").read_text()
 """What makes links of `<a data-cell="03-12">`, to be put before a widget's own module."""

@@ -12,7 +12,7 @@ import anywidget
 import traitlets
 
 from labkit.view.cards import back, front, habits
-from labkit.view.labs import labs_from_here
+from labkit.view.widgets.labs import labs_from_here
 from labkit.view.svg import Picture, headline, text
 from labkit.view.widgets.linked import LINKS
 from labkit.view.widgets.twin import Twin
