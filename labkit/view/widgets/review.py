@@ -12,8 +12,8 @@ import anywidget
 import traitlets
 
 from labkit.view.cards import back, front, habits
-from labkit.view.widgets.labs import labs_from_here
 from labkit.view.svg import Picture, headline, text
+from labkit.view.widgets.labs import labs_from_here
 from labkit.view.widgets.linked import LINKS
 from labkit.view.widgets.twin import Twin
 
