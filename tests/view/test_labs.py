@@ -1,37 +1,65 @@
-"""Where labs are found, and the way to them from where one works."""
+"""Where labs are found, and where the server of a notebook shows them."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from labkit.lab.cards.deck import the_deck
-from labkit.view.widgets.labs import CHECKOUT, labs, labs_from_here
+from labkit.view.widgets.labs import CHECKOUT, addresses, labs
 from labkit.view.widgets.linked import Linked
 
 
-def test_the_way_leads_to_every_lab_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that works from notebooks/ and from nowhere else."""
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Path, str], None]:
+    """Says what a Jupyter server that had started this process would: which folder it shows, and at which address."""
+
+    def says(root: Path, base: str) -> None:
+        told = {"root_dir": str(root), "base_url": base, "pid": os.getppid()}
+        (tmp_path / f"jpserver-{os.getppid()}.json").write_text(json.dumps(told))
+
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    return says
+
+
+def test_every_lab_has_an_address_in_any_folder(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that works from notebooks/ and from nowhere else, or not on a hub."""
+    server(CHECKOUT, "/user/ada/")
     for folder in (CHECKOUT, CHECKOUT / "notebooks", CHECKOUT / "exercises", CHECKOUT / "labkit" / "view"):
         monkeypatch.chdir(folder)
-        found = labs_from_here()
+        found = addresses()
         assert sorted(found) == [f"{lab:02d}" for lab in range(18)]
-        assert all((folder / way).resolve().parent == CHECKOUT / "notebooks" for way in found.values())
+        assert found["03"] == "/user/ada/lab/tree/notebooks/03_collectives.ipynb"
 
 
 def test_a_copy_of_a_lab_nearby_comes_before_the_one_that_labkit_brings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A learner's own copy with notes in it, passed over; an exercise that is taken for the lab of its name."""
+    """A learner's own copy with notes in it, passed over; an exercise that is taken for the lab of its name; a link to
+    a lab that the server does not show."""
+    course = tmp_path / "my course"
     for name in ("notebooks", "exercises"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "03_collectives.ipynb").write_text("{}")
-    monkeypatch.chdir(tmp_path / "exercises")
-    assert labs_from_here()["03"] == "../notebooks/03_collectives.ipynb"
-    assert tmp_path / "notebooks" / "03_collectives.ipynb" in labs()
-    assert Linked().notebooks["03"] == "../notebooks/03_collectives.ipynb"
+        (course / name).mkdir(parents=True)
+        (course / name / "03_collectives.ipynb").write_text("{}")
+    monkeypatch.chdir(course / "exercises")
+    server(tmp_path, "/")
+    assert addresses() == {"03": "/lab/tree/my%20course/notebooks/03_collectives.ipynb"}
+    assert course / "notebooks" / "03_collectives.ipynb" in labs()
+    assert Linked().addresses == addresses()
+
+
+@pytest.mark.parametrize("torn", ["", "{", "[]", "{}", '{"root_dir": 3, "base_url": "/"}'])
+def test_without_a_server_there_is_no_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torn: str) -> None:
+    """A panel that fails in a terminal, in another editor, or beside a file that is being written."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    assert addresses() == {}
+    (tmp_path / f"jpserver-{os.getppid()}.json").write_text(torn)
+    assert addresses() == {}
 
 
 def test_every_cell_that_a_card_names_is_in_its_lab() -> None:

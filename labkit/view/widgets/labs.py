@@ -1,9 +1,13 @@
-"""Where the labs lie: beside this package in a checkout, or in the folder that one works in."""
+"""Where the labs lie: on the disk, and on the Jupyter server that this kernel belongs to."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from urllib.parse import quote
+
+from jupyter_core.paths import jupyter_runtime_dir
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -15,6 +19,15 @@ def labs(pattern: str = "[0-9]*.ipynb") -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
-def labs_from_here() -> dict[str, str]:
-    """Lab -> the way to it from the present folder, {"03": "../notebooks/03_collectives.ipynb"}; {} where none is."""
-    return {path.name[:2]: Path(os.path.relpath(path)).as_posix() for path in labs("[0-9][0-9]_*.ipynb")}
+def addresses() -> dict[str, str]:
+    """Lab -> its address on the server, {"03": "/lab/tree/notebooks/03_collectives.ipynb"}.
+
+    Without labs that the server does not show; {} where a kernel has no server, as in a terminal or another editor."""
+    told = Path(jupyter_runtime_dir()) / f"jpserver-{os.getppid()}.json"  # a server writes it, and starts its kernels
+    try:
+        server = json.loads(told.read_text(encoding="utf-8"))
+        root, base = Path(server["root_dir"]).resolve(), str(server["base_url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    found = [path for path in labs("[0-9][0-9]_*.ipynb") if path.is_relative_to(root)]
+    return {path.name[:2]: f"{base}lab/tree/{quote(path.relative_to(root).as_posix())}" for path in found}

@@ -7,7 +7,7 @@ from pathlib import Path
 import anywidget
 import traitlets
 
-from labkit.view.widgets.labs import labs_from_here
+from labkit.view.widgets.labs import addresses
 
 LINKS = Path(__file__).with_name("cells.js").read_text()
 """What makes links of `<a data-cell="03-12">`, to be put before a widget's own module."""
@@ -22,7 +22,7 @@ class Linked(anywidget.AnyWidget):
     function render({ model, el }) {
       const draw = () => {
         el.innerHTML = model.get("value");
-        lead(el, model.get("notebooks"));
+        lead(el, model.get("addresses"));
       };
       model.on("change:value", draw);
       draw();
@@ -32,7 +32,7 @@ class Linked(anywidget.AnyWidget):
     """
     )
     value = traitlets.Unicode().tag(sync=True)
-    notebooks = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
+    addresses = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
 
     def __init__(self) -> None:
-        super().__init__(notebooks=labs_from_here())
+        super().__init__(addresses=addresses())

@@ -71,7 +71,7 @@ function render({ model, el }) {
     const card = model.get("answer") !== "";
     face.innerHTML = model.get("face");
     answer.innerHTML = model.get("shown") ? model.get("answer") : "";
-    lead(answer, model.get("notebooks"));
+    lead(answer, model.get("addresses"));
     standing.textContent = model.get("standing");
     told.textContent = model.get("told");
     show.hidden = !card || model.get("shown");

@@ -13,7 +13,7 @@ import traitlets
 
 from labkit.view.cards import back, front, habits
 from labkit.view.svg import Picture, headline, text
-from labkit.view.widgets.labs import labs_from_here
+from labkit.view.widgets.labs import addresses
 from labkit.view.widgets.linked import LINKS
 from labkit.view.widgets.twin import Twin
 
@@ -65,7 +65,7 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
     labs = traitlets.List(traitlets.Unicode()).tag(sync=True)
     tag = traitlets.Unicode("").tag(sync=True)
     lab = traitlets.Unicode("").tag(sync=True)
-    notebooks = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
+    addresses = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
 
     def __init__(self, box: Reviews, tag: str = "", lab: str = "", new: int = 10) -> None:
         """`new`: at most so many new cards a day. ValueError for a tag or a lab that no card has."""
@@ -77,7 +77,7 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
         if lab and lab not in labs:
             raise ValueError(f"no card is shown by lab {lab!r}; there are {', '.join(labs)}")
         box.due({tag} if tag else ())  # a tag that no card has is told before there is anything to see
-        super().__init__(tags=sorted(box.deck.tags()), labs=labs, tag=tag, lab=lab, notebooks=labs_from_here())
+        super().__init__(tags=sorted(box.deck.tags()), labs=labs, tag=tag, lab=lab, addresses=addresses())
         self.on_msg(lambda _, said, buffers: self.heard(said))
         self.observe(lambda _: self.ask(), ["tag", "lab"])
         self.ask()
