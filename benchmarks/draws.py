@@ -9,67 +9,40 @@ mutant must be rejected by its verdict with its sentence.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import machine
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from labkit.lab.court import judge
-from labkit.lab.court.hearing import hear
-from labkit.lab.court.stand import Program
-from labkit.lab.court.trial import Trial
+from labkit.lab.court.hearing import remembering
+from labkit.lab.court.judge import judge
 from labkit.lab.exercises import problems
-from labkit.lab.problem import Case, Problem
+from labkit.lab.problem import Problem
 
 
 def misjudged(it: Problem, seed: int) -> Iterator[tuple[str, str]]:
     """(what was judged, what was said of it) of each program that was not taken for what it is."""
-    report = judge.judge(it, it.solution, seed=seed)
+    hear = remembering()
+    report = judge(it, it.solution, seed=seed)
     if not report.passed or report.starred:
         yield "the reference", str(report)
-    if it.library:
-        module, _, name = it.library.rpartition(".")
-        program = f"import labkit.{module}\n\ndef {it.name}(*args):\n    return labkit.{module}.{name}(*args)\n"
-        if not (report := judge.judge(it, program, seed=seed, ours=True)).passed:
-            yield it.library, str(report)
-    if it.star and not (report := judge.judge(it, it.star.best, seed=seed)).starred:
+    if it.library and not (report := judge(it, it.library_source, seed=seed, ours=True)).passed:
+        yield it.library, str(report)
+    if it.star and not (report := judge(it, it.star.best, seed=seed)).starred:
         yield "the star's program", str(report)
     for mutant in it.mutants:
-        broken = (report := judge.judge(it, mutant.source(it.solution), seed=seed)).broken
+        broken = (report := judge(it, mutant.source(it.solution), seed=seed, hear=hear)).broken
         if broken is None or (broken.name, broken.cause) != (mutant.verdict, mutant.cause):
             yield mutant.cause, str(report)
 
 
-def remembering() -> None:
-    """Let a run that explains one mutant of a draw serve the others, too."""
-    known: dict[Any, Trial] = {}
-
-    def heard(problem: Problem, program: Program, case: Case) -> Trial:
-        what = (problem.key, program, str(case), case.seed)
-        if what not in known:
-            if len(known) > 1000:
-                known.clear()
-            known[what] = hear(problem, program, case)
-        return known[what]
-
-    judge.hear = heard
-
-
 def main() -> None:
     """Throw the dice, judge them all, and show whom chance has helped."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", default="")
-    options = parser.parse_args()
-    remembering()
+    options = machine.options(__doc__, draws=3, only="", seed=0)
     chosen = [it for it in problems() if not options.only or it.key in options.only.split(",")]
     dice, began, found = random.Random(options.seed), time.perf_counter(), []
     todo = [(it, dice.getrandbits(62)) for _ in range(options.draws) for it in chosen]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -31,3 +32,11 @@ def describe(**more: Any) -> dict[str, Any]:
 def write(path: Path | str, found: Any, **more: Any) -> None:
     """The numbers and the machine, as JSON."""
     Path(path).write_text(json.dumps({"machine": describe(**more), "found": found}, indent=1) + "\n", encoding="utf-8")
+
+
+def options(about: str | None, **defaults: int | str) -> argparse.Namespace:
+    """What a benchmark is asked for: an option of the same name and type for each default, and --json PATH."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in {**defaults, "json": ""}.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    return parser.parse_args()

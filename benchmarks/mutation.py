@@ -9,7 +9,6 @@ that has been looked at, by a piece of its changed line.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import difflib
@@ -101,12 +100,7 @@ def why_equivalent(key: str, changed: str) -> str:
 
 def main() -> None:
     """Judge them all, and show who killed whom."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--each", type=int, default=6)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", default="")
-    options = parser.parse_args()
+    options = machine.options(__doc__, each=6, only="", seed=0)
     chosen = (problem(options.only),) if options.only else problems()
     todo = [(it, name, text) for it in chosen for name, text in mutants(it, options.each, options.seed)]
     by_verdict: Counter[str] = Counter()

@@ -207,6 +207,13 @@ class Problem:
         return solution_of(self.reference)
 
     @property
+    def library_source(self) -> str:
+        """labkit's own function for it as an attempt; "" if there is none."""
+        module, _, name = self.library.rpartition(".")
+        call = f"import labkit.{module}\n\ndef {self.name}(*args):\n    return labkit.{module}.{name}(*args)\n"
+        return call if self.library else ""
+
+    @property
     def n_lines(self) -> int:
         """How many lines the reference takes, without signature and docstring."""
         return n_lines(self.solution)

@@ -15,7 +15,7 @@ import pickle
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
@@ -30,6 +30,7 @@ from labkit.lab.court.trial import Fault, Memory, Trial, Wait
 from labkit.lab.court.wire import ATTEMPT
 from labkit.lab.problem import Case, Problem
 
+Hear = Callable[[Problem, Program, Case], Trial]
 PATIENCE_S = 0.3
 """After a rank has raised, the others get this long to say what happened to them."""
 
@@ -57,6 +58,19 @@ def hear(problem: Problem, program: Program, case: Case) -> Trial:
         input_bytes=tuple(_told(clerk.last.get(rank)).get("input_bytes", 0) for rank in range(case.n_ranks)),
         seconds=time.perf_counter() - began,
     )
+
+
+def remembering() -> Hear:
+    """A `hear` that runs a program once on a case: what explains one mutant of a problem serves the others, too."""
+    known: dict[Any, Trial] = {}
+
+    def heard(problem: Problem, program: Program, case: Case) -> Trial:
+        what = (problem.key, program, str(case), case.seed)
+        if what not in known:
+            known[what] = hear(problem, program, case)
+        return known[what]
+
+    return heard
 
 
 class Ranks:

@@ -17,7 +17,7 @@ from typing import Any
 
 from labkit.lab.court import compare
 from labkit.lab.court.audit import refusals
-from labkit.lab.court.hearing import hear
+from labkit.lab.court.hearing import Hear, hear
 from labkit.lab.court.report import UNWRITTEN, Report
 from labkit.lab.court.stand import Program
 from labkit.lab.court.trial import Trial
@@ -31,11 +31,13 @@ ABOUT_THE_SAME = 0.05
 FIT = "an attempt is a function of torch and of what it is given"
 
 
-def judge(problem: Problem, source: str, before: str = "", seed: int | None = None, ours: bool = False) -> Report:
+def judge(
+    problem: Problem, source: str, before: str = "", seed: int | None = None, ours: bool = False, hear: Hear = hear
+) -> Report:
     """Judge an attempt, a program that defines `problem.name`; `before` is what else it uses.
 
     The seed is drawn anew each time unless it is given. `ours`: the program is labkit's own, which may say what an
-    attempt may not."""
+    attempt may not. `hear` runs a program; one that is `remembering` serves whoever judges many on one seed."""
     began = time.perf_counter()
     if not ours and (found := unfit(problem, source, before)):
         return Report(problem.key, problem.title, problem.name, (found, *_open(problem)), time.perf_counter() - began)
@@ -52,7 +54,7 @@ def judge(problem: Problem, source: str, before: str = "", seed: int | None = No
     said = [_explained(problem, each, last) if each.broken else each for each in said]
     first = next((place for place, each in enumerate(said) if each.broken), None)
     if first is not None and said[first].name in VERDICTS:
-        said[first] = said[first]._replace(cause=cause(problem, said[first], last) or said[first].cause)
+        said[first] = said[first]._replace(cause=cause(problem, said[first], last, hear) or said[first].cause)
     star = _star(problem, trials) if first is None else None
     printed = next((each for each in last.printed if each), "")
     return Report(problem.key, problem.title, problem.name, tuple(said), time.perf_counter() - began,
@@ -108,7 +110,7 @@ def _signature(node: ast.AST) -> list[str]:
     return []
 
 
-def cause(problem: Problem, verdict: Verdict, trial: Trial) -> str:
+def cause(problem: Problem, verdict: Verdict, trial: Trial, hear: Hear) -> str:
     """The sentence of the mutant that does on this case what the attempt did; "" if none does."""
     patient = dataclasses.replace(problem, timeout_s=CAUSE_S)
     if trial.ended == "time-out":
