@@ -61,9 +61,12 @@ def position(main_thread: int) -> Position | None:
     frame = frame or innermost
     if frame is None:
         return None
-    file, line = frame.f_code.co_filename, frame.f_lineno or 0  # None between two lines
+    file, line, name = frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name  # no line between two
+    # Who holds a frame holds its tensors: the main thread may return from it while a file is read below, and its
+    # memory would be counted as still in use.
+    del frame, innermost
     text = linecache.getline(file, line).strip()
-    return Position(file, line, frame.f_code.co_name, text, call, peer, tuple(flight.in_flight()))
+    return Position(file, line, name, text, call, peer, tuple(flight.in_flight()))
 
 
 def _of_a_library(frame: FrameType) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import weakref
 
 import pytest
 
@@ -136,3 +138,34 @@ def test_a_frame_between_two_lines_has_a_position_too(monkeypatch):
     monkeypatch.setattr("sys._current_frames", lambda: {7: frame})
     found = free.position(7)
     assert (found.file, found.line) == ("train.py", 0)
+
+
+def test_who_looks_where_a_rank_is_holds_none_of_its_memory(monkeypatch):
+    """A bug: its frame was held while the file with its line was read. A rank that went on meanwhile had the tensors
+    of a verb from which it had returned, and one with a cap of memory ran out of it."""
+    waits, goes_on = threading.Event(), threading.Event()
+    local = []
+
+    class Tensor:
+        pass
+
+    def verb():
+        x = Tensor()
+        local.append(weakref.ref(x))
+        waits.set()
+        goes_on.wait(30)
+
+    rank = threading.Thread(target=verb)
+    rank.start()
+    assert waits.wait(30)
+
+    def slow(file, line):
+        goes_on.set()
+        rank.join(30)
+        alive.append(local[0]())
+        return ""
+
+    alive: list[object] = []
+    monkeypatch.setattr(free.linecache, "getline", slow)
+    assert free.position(rank.ident).function == "verb"
+    assert alive == [None]
