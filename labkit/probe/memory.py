@@ -44,8 +44,9 @@ from labkit.probe.kinds import ACTIVATIONS, OTHER, Owners, would_have_been
 from labkit.probe.listen import Operators, resizes
 from labkit.probe.parts import given_back, plain, tensors_in
 from labkit.probe.places import Places
+from labkit.probe.refusal import Holder, VirtualOutOfMemory
 from labkit.probe.saved import Saved, held_bytes, walk
-from labkit.probe.storages import Held, Holder, Storages, VirtualOutOfMemory
+from labkit.probe.storages import Storages
 
 __all__ = ("Allocator", "Holder", "MemoryProbe", "Moment", "Saved", "VirtualOutOfMemory")
 
@@ -205,13 +206,10 @@ class MemoryProbe:
         for tensor in given_back(output):
             wanted = self._storages.born(tensor, kind, op, here)
             if wanted is not None:
-                return self._refuse(wanted)
+                self._look()  # the holders are named by what they have become
+                wanted.kind = would_have_been(wanted)
+                return self._storages.refusal(wanted)
         return None
-
-    def _refuse(self, wanted: Held) -> Exception:
-        self._look()  # the holders are named by what they have become
-        wanted.kind = would_have_been(wanted)
-        return self._storages.refusal(wanted)
 
     def _called(self, module: nn.Module, name: str, output: Any) -> None:
         self._owners.called(module, name)

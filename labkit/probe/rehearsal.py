@@ -36,8 +36,8 @@ from labkit.plan.breakdown import Breakdown, Comparison
 from labkit.probe.history import Moment
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.reads import Fake
+from labkit.probe.refusal import Holder
 from labkit.probe.saved import Saved
-from labkit.probe.storages import Holder
 
 
 @dataclass(frozen=True)

@@ -728,6 +728,23 @@ def test_a_storage_cannot_grow_beyond_the_cap():
         assert x.untyped_storage().nbytes() == 100
 
 
+def test_a_tensor_that_another_thread_is_about_to_let_go_is_awaited_before_memory_is_said_to_be_out(monkeypatch):
+    """A bug: gloo's thread still held a collective's tensors when its caller went on, and a rank whose cap was just
+    enough ran out of memory, in one run of many."""
+    held = []
+    monkeypatch.setattr("labkit.probe.storages.time.sleep", lambda wait_s: held.clear() if wait_s else None)
+    with MemoryProbe(cap_bytes=600) as probe:
+        held.append(torch.ones(100))
+        assert torch.ones(100).sum() == 100
+        assert probe.now.total == 0
+        held.append(torch.ones(100))
+        kept = torch.ones(100)
+        assert (probe.now.total, held) == (400, [])
+        with pytest.raises(VirtualOutOfMemory, match="200 are free"):
+            torch.ones(51)
+        assert kept.sum() == 100
+
+
 def test_fake_tensors_run_out_of_memory_too():
     """Would catch a rehearsal that fits on any card because its tensors are nowhere."""
     with FakeTensorMode(), MemoryProbe(cap_bytes=80 << 30), pytest.raises(VirtualOutOfMemory, match="bfloat16"):
