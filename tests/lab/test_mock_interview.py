@@ -449,7 +449,17 @@ def test_the_report_counts_by_part_by_tag_and_by_time():
     assert "You leave out the law in 8 of 8" in said
     assert "9 questions in 9:40 of 24:00, until you stopped, level 5" in said
     assert "1 skipped" in said
-    assert f"1 of 9 over their time; {report.asked[0].key} took 2:30 of 2:00" in said
+    assert f"1 of 8 over their time; {report.asked[0].key} took 2:30 of 2:00" in said
+
+
+def test_what_was_skipped_is_not_praised_for_its_time():
+    """Would catch "all within their time" where nothing was said."""
+    talk, clock = session(DECK, level=5, minutes=24)
+    talk.skip()
+    clock.now += 10
+    assert "their time" not in talk.report().judgement
+    talk.rate(5)
+    assert "All within their time" in talk.report().judgement
 
 
 def test_the_weakest_tags_come_with_cells_and_cards_of_what_was_missed():

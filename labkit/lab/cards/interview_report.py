@@ -151,12 +151,13 @@ class Report:
         return said
 
     def _times(self) -> list[str]:
-        late = [each for each in self.asked if each.seconds > each.budget_s]
+        answered = [each for each in self.asked if not each.skipped]
+        late = [each for each in answered if each.seconds > each.budget_s]
         if not late:
-            return ["All within their time"]
+            return ["All within their time"] if answered else []
         worst = max(late, key=lambda each: each.seconds / each.budget_s)
         much = f"{worst.key} took {clock_text(worst.seconds)} of {clock_text(worst.budget_s)}"
-        return [f"{len(late)} of {len(self.asked)} over their time; {much}"]
+        return [f"{len(late)} of {len(answered)} over their time; {much}"]
 
     def _tags(self) -> list[str]:
         tags = self.by_tag
