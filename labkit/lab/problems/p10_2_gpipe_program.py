@@ -32,12 +32,23 @@ def gpipe_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
 
 def cases() -> Sequence[Case]:
     """Pipelines of 1 to 4 ranks; more and fewer micro-batches than ranks."""
-    return [Case.of(3, micros=5), Case.of(2, micros=3), Case.of(4, micros=2), Case.of(1, micros=3)]
+    return [
+        Case.of(3, micros=(4, 8)),
+        Case.of(4, micros=(1, 2)),
+        Case.of(2, micros=(2, 6)),
+        Case.of(4, micros=(5, 7)),
+        Case.of(1, micros=(1, 5)),
+    ]
+
+
+def micros_of(case: Case) -> int:
+    """How many micro-batches there are, from the fewest to the most that the case allows."""
+    return random.Random(case.seed).randint(*case["micros"])
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """How many micro-batches there are."""
-    return [(case["micros"],)] * case.n_ranks
+    return [(micros_of(case),)] * case.n_ranks
 
 
 def conveyor(attempt: Any, group: Group, n_micro: int) -> Any:
@@ -82,7 +93,7 @@ def parsed(action: str) -> tuple[int, str, int]:
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Each rank's actions; their order is for the laws to judge."""
-    each = [sorted(f"{rank}{kind}{i}" for i in range(case["micros"]) for kind in "FB") for rank in range(case.n_ranks)]
+    each = [sorted(f"{rank}{kind}{i}" for i in range(micros_of(case)) for kind in "FB") for rank in range(case.n_ranks)]
     return [{"actions": actions, "program": ...} for actions in each]
 
 
@@ -104,7 +115,7 @@ def schedule_of(trial: Trial) -> Schedule:
         tuple(Action(kind, stage, micro) for stage, kind, micro in map(parsed, told["program"]))
         for told in trial.outputs
     )
-    return Schedule("written", case.n_ranks, case.n_ranks, case["micros"], programs)
+    return Schedule("written", case.n_ranks, case.n_ranks, micros_of(case), programs)
 
 
 def complete(trial: Trial) -> bool:
@@ -122,7 +133,7 @@ def in_time(trial: Trial) -> Complaint | None:
     except ValueError as error:
         return Complaint("every action after what it needs", str(error).split(":")[1].strip())
     took = max(span.end for span in spans)
-    law = (trial.case["micros"] + trial.case.n_ranks - 1) * (forward + backward)
+    law = (micros_of(trial.case) + trial.case.n_ranks - 1) * (forward + backward)
     if took > law * (1 + 1e-9):
         return Complaint(f"{law:.2f} s, with F = {forward:.2f} s and B = {backward:.2f} s", f"{took:.2f} s")
     return None
@@ -132,7 +143,7 @@ def forwards_first(trial: Trial) -> Complaint | None:
     """A backward before the last forward."""
     for rank, told in enumerate(trial.outputs if complete(trial) else ()):
         kinds = [parsed(action)[1] for action in told["program"]]
-        if "B" in kinds[: trial.case["micros"]]:
+        if "B" in kinds[: micros_of(trial.case)]:
             return Complaint("all forwards, then all backwards", " ".join(told["program"]), rank)
     return None
 
@@ -156,7 +167,7 @@ with m micro-batches. Your list is run here on real ranks that send and hold.
     answer=answer,
     given=("Action",),
     laws=(
-        most_held(lambda case, rank: case["micros"], "a rank holds the activations of at most m micro-batches"),
+        most_held(lambda case, rank: micros_of(case), "a rank holds the activations of at most m micro-batches"),
         order("all forwards of a rank come before its first backward", forwards_first),
         order("each action after what it needs, and a step of (m + p - 1)(F + B) seconds", in_time),
     ),

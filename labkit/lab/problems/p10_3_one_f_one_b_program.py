@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from labkit.lab.laws import order
 from labkit.lab.problem import Case, Mutant, Problem
-from labkit.lab.problems.p10_2_gpipe_program import answer, conveyor, in_time, inputs, most_held
+from labkit.lab.problems.p10_2_gpipe_program import answer, conveyor, in_time, inputs, micros_of, most_held
 from labkit.plan.schedule import Action
 
 
@@ -25,7 +25,13 @@ def one_f_one_b_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
 
 def cases() -> Sequence[Case]:
     """Pipelines of 1 to 4 ranks; more and fewer micro-batches than ranks."""
-    return [Case.of(3, micros=6), Case.of(4, micros=2), Case.of(2, micros=4), Case.of(1, micros=3)]
+    return [
+        Case.of(3, micros=(4, 8)),
+        Case.of(4, micros=(1, 2)),
+        Case.of(2, micros=(2, 6)),
+        Case.of(4, micros=(5, 7)),
+        Case.of(1, micros=(1, 5)),
+    ]
 
 
 PROBLEM = Problem(
@@ -48,7 +54,7 @@ order. It all hangs on one number, how many forwards go ahead; one too few is sl
     given=("Action",),
     laws=(
         most_held(
-            lambda case, rank: min(case.n_ranks - rank, case["micros"]),
+            lambda case, rank: min(case.n_ranks - rank, micros_of(case)),
             "rank r holds the activations of at most min(p - r, m) micro-batches",
         ),
         order("each action after what it needs, and a step of (m + p - 1)(F + B) seconds", in_time),

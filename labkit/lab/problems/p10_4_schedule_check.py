@@ -67,6 +67,7 @@ def wrong(p: int, m: int, draw: random.Random) -> dict[str, Schedule]:
     """Each of them with one thing that is wrong."""
     plain, cut, thin, together = one_f_one_b(p, m), zero_bubble(p, m), interleaved(p, m, 2), gpipe(p, m, (0,) * p)
     rank, i, last = draw.randrange(p), draw.randrange(m), p - 1
+    forwards = tuple(tuple(action for action in program if action.kind == "F") for program in plain.programs)
     waits = gpipe(p, m).programs[1:], tuple(Action(kind, 0, k) for k in range(m) for kind in "FB")
     return {
         "a backward before its own forward": swapped(plain, last, Action("F", last, i), Action("B", last, i)),
@@ -85,6 +86,8 @@ def wrong(p: int, m: int, draw: random.Random) -> dict[str, Schedule]:
         "the gradient of weights before that of the input": swapped(
             cut, rank, Action("B", rank, i), Action("W", rank, i)
         ),
+        "nobody goes backward": replace(plain, programs=forwards),
+        "nobody does anything": replace(plain, programs=((),) * p),
         "a gradient of weights is missing": without(cut, rank, Action("W", rank, i)),
         "interleaved, with a rank's stages the wrong way round": swapped(
             thin, rank, Action("F", rank, i), Action("F", rank + p, i)
@@ -174,6 +177,9 @@ more. You are shown right and wrong schedules, and must know each for what it is
                (("if each and done.issuperset(needs(each[0], schedule.n_stages))]",
                  "if each and all(need in done or schedule.rank_of(need.stage) != schedule.rank_of(each[0].stage)\n"
                  "                     for need in needs(each[0], schedule.n_stages))]"),)),
+        Mutant("kinds are taken from what is there: a step of forwards alone passes", "values",
+               (('"FBW" if schedule.splits else "FB"',
+                 "sorted({action.kind for program in schedule.programs for action in program})"),)),
         Mutant("a backward that is cut in two is not known: zero bubble is rejected", "values",
                (('"FBW" if schedule.splits else "FB"', '"FB"'),)),
         Mutant("programs are read one after the other, as if one rank were through before the next begins", "values",

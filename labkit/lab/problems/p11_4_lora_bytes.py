@@ -18,8 +18,8 @@ def lora_bytes(
 ) -> dict[str, float]:
     """Bytes of a model with LoRA under AdamW, by kind, and the share of its numbers that train.
 
-    linears   (name, inputs I, outputs O) of each linear: I O weights and O biases. Those with a name in `targets` get
-              an adapter, A [rank, I] and B [O, rank]
+    linears   (name, inputs I, outputs O) of each linear: I O weights and O biases. Those whose whole name is in
+              `targets` get an adapter, A [rank, I] and B [O, rank]
     other     numbers in embeddings and norms
     Frozen numbers are kept in `frozen_bytes` each (2 for bf16). What trains is float32: weight, gradient, two moments.
     "weights"         frozen numbers and adapters
@@ -48,7 +48,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A transformer of sorts, whose sizes are not all multiples of each other."""
+    """A transformer of sorts, whose sizes are not all multiples of each other. Names contain others."""
     draw, d = random.Random(case.seed), case["width"]
     linears = []
     for _ in range(case["blocks"]):
@@ -59,9 +59,11 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
             ("value", d, k),
             ("out", d, d),
             ("up", d, hidden),
+            ("gate_up", d, hidden),
             ("down", hidden, d),
         ]
-    return [([*linears, ("head", d, draw.randrange(90, 300))], draw.randrange(100, 10_000),
+    heads = [("head", d, draw.randrange(90, 300)), ("value_head", d, draw.randrange(1, 9))]
+    return [([*linears, *heads], draw.randrange(100, 10_000),
              list(case["targets"]), case["rank"], case["frozen_bytes"])]  # fmt: skip
 
 
@@ -121,6 +123,8 @@ stay: 7 billion of them in bf16 are 14 GB before anything else. Write the law, a
                                                                                                   "adapters"),)),
         Mutant("biases are forgotten", "values", (("i * o + o for", "i * o for"),)),
         Mutant("every linear is given an adapter", "values", ((" if name in targets", ""),)),
+        Mutant("names are matched in part: what is meant for value is given to value_head, too", "values",
+               (("if name in targets", "if any(each in name for each in targets)"),)),
         Mutant("frozen weights are thought to cost nothing", "values", (("frozen_bytes * model + ", ""),)),
         Mutant("one moment is counted instead of two", "values", (('"optimizer": 8', '"optimizer": 4'),)),
     ),

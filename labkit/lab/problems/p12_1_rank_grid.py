@@ -39,7 +39,7 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """Sizes of the axes, drawn; the fourth is 1."""
-    drawn = [*random.Random(case.seed).sample(range(2, 7), 3), 1]
+    drawn = [*random.Random(case.seed).sample(range(2, 9), 3), 1]
     return [tuple(drawn[each] for each in case["sizes"])]
 
 

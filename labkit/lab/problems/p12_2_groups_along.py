@@ -35,7 +35,7 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """An axis, and sizes that are drawn."""
-    sizes = random.Random(case.seed).sample(range(2, 6), 3)
+    sizes = random.Random(case.seed).sample(range(2, 8), 3)
     return [(case["axis"], *(1 if place in case["ones"] else size for place, size in enumerate(sizes)))]
 
 

@@ -46,7 +46,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 def play(attempt: Any, group: Any, jobs: list[list[tuple[int, float]]]) -> Any:
     """One share a job."""
-    return [call_alone(attempt, group, job) for job in jobs]
+    return [float(call_alone(attempt, group, job)) for job in jobs]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:

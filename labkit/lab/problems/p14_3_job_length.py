@@ -32,13 +32,14 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Jobs: 1 to 100 billion parameters, long rows and short ones."""
+    """Jobs: 1 to 100 billion parameters, long rows and short ones; every fourth has tokens for whole steps."""
     dice, jobs = random.Random(case.seed), []
-    for _ in range(case["n_jobs"]):
+    for job in range(case["n_jobs"]):
         d = 128 * dice.randint(16, 64)
         shape = ModelShape.gpt(dice.randint(24, 96), d, 16, 32000, 1024 * dice.randint(1, 32), tied=dice.random() < 0.5)
         rows = dice.randint(64, 2048)
-        n_tokens = float(round(rows * shape.seq * dice.uniform(*case["steps"])))
+        steps = dice.randint(*case["steps"]) if job % 4 == 0 else dice.uniform(*case["steps"])
+        n_tokens = float(round(rows * shape.seq * steps))
         jobs.append((shape, rows, n_tokens, 8 * dice.randint(1, 256), dice.uniform(1e14, 1e15), dice.uniform(0.2, 0.6)))
     return [(jobs,)]
 
@@ -93,6 +94,8 @@ device hours, is seldom wrong by a factor of a thousand.
         Mutant("one device does it all", "values", (("(n_devices * peak_flops * mfu)", "(peak_flops * mfu)"),)),
         Mutant("the last step is cut short: steps are whole", "values",
                (("math.ceil(n_tokens / (batch_rows * shape.seq))", "n_tokens / (batch_rows * shape.seq)"),)),
+        Mutant("one step too many is counted where the tokens fill whole steps: what is whole stays", "values",
+               (("math.ceil(n_tokens / (batch_rows * shape.seq))", "(n_tokens // (batch_rows * shape.seq) + 1)"),)),
         Mutant("the rows of a step are taken for its tokens", "values",
                (("token * batch_rows * shape.seq /", "token * batch_rows /"),)),
         Mutant("device hours are the hours of the job: they are paid for on every device", "values",

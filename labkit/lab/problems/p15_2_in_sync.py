@@ -17,20 +17,21 @@ STEPS, SIZES = 12, (4.0, 900.0, 0.02, 30.0, 1.0)
 def in_sync(prints: Tensor) -> bool:
     """Whether all ranks held the same weights after every step.   prints [n_steps, n_ranks, n_tensors] -> True or False
 
-    A fingerprint is one number for each tensor, its norm. Sums in another order differ in their last digits, so at a
-    step and for a tensor the ranks agree if none is further from another than 1e-5 times the largest absolute value
-    that a rank has there. What is nan or infinite agrees with nothing, not even on all ranks."""
+    A fingerprint is one number for each tensor, a weighted sum of its elements, which may be negative. Sums in another
+    order differ in their last digits, so at a step and for a tensor the ranks agree if no two of them are further
+    apart than 1e-5 times the largest absolute value that a rank has there. What is nan or infinite agrees with
+    nothing, not even on all ranks."""
     apart = prints.amax(1) - prints.amin(1)
     return bool((apart <= 1e-5 * prints.abs().amax(1)).all() and prints.isfinite().all())
 
 
 def cases() -> Sequence[Case]:
     """Four ranks, two, and many."""
-    return [Case.of(1, torch.float64, ranks=4), Case.of(1, torch.float64, ranks=2), Case.of(1, torch.float64, ranks=16)]
+    return [Case.of(1, torch.float64, ranks=4), Case.of(1, torch.float64, ranks=2), Case.of(1, torch.float64, ranks=8)]
 
 
 def healthy(case: Case, key: int, noise: float) -> Tensor:
-    """Norms of tensors of different sizes that change slowly, the same on all ranks but for `noise`."""
+    """Sums over tensors of different sizes that change slowly, the same on all ranks but for `noise`."""
     n = case["ranks"]
     path = 1 + 0.02 * case.random(STEPS, 1, len(SIZES), key=key).cumsum(0)
     own = 1 + noise * (2 * torch.rand(STEPS, n, len(SIZES), generator=_seeded(case, key), dtype=path.dtype) - 1)
@@ -39,6 +40,17 @@ def healthy(case: Case, key: int, noise: float) -> Tensor:
 
 def _seeded(case: Case, key: int) -> torch.Generator:
     return torch.Generator().manual_seed(case.seed % 2**40 + key)
+
+
+def spread(dice: random.Random, n: int) -> dict[str, Tensor]:
+    """Places of ranks on a line by what they look like; the two farthest are 1 apart.   [n_ranks] each"""
+    two = torch.zeros(n, dtype=torch.float64)
+    two[dice.sample(range(n > 2, n), 2)] = torch.tensor([0.5, -0.5], dtype=torch.float64)
+    return {
+        "two ranks, on either side of the others": two,
+        "each is near to its neighbours": 1 - (2 * torch.arange(n, dtype=torch.float64) / n - 1).abs(),
+        "two halves": (torch.arange(n, dtype=torch.float64) >= n / 2).double(),
+    }
 
 
 def shown(case: Case) -> dict[str, tuple[bool, Tensor]]:
@@ -52,6 +64,7 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor]]:
     right["weights that grow a thousandfold, alike"] = (
         healthy(case, 12, 2e-7) * 1.8 ** torch.arange(STEPS)[:, None, None]
     )
+    right["negative on all ranks"] = -healthy(case, 13, 3e-6)
     wrong = {name: healthy(case, 20 + key, 2e-7) for key, name in enumerate((
         "every rank has its own seed", "buffers: one tensor of its own on each rank", "the last rank skipped a step",
         "rank 0 skipped a step", "apart for three steps, then broadcast again", "ranks drift apart, slowly",
@@ -74,6 +87,13 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor]]:
     wrong["apart in the last step only"][-1, one] *= 1.01
     wrong["apart before the first step only"][0, one] *= 1.01
     wrong["a sign: one rank has a negative number"][some:, one, 0] *= -1
+    for key, (form, away) in enumerate(spread(dice, n).items()):
+        step, tensor = dice.randrange(STEPS), dice.randrange(len(SIZES))
+        right[f"near enough: {form}"] = healthy(case, 60 + key, 0.0) * (1 + 8e-6 * away[None, :, None])
+        wrong[f"too far: {form}"] = healthy(case, 70 + key, 0.0)
+        wrong[f"too far: {form}"][step, :, tensor] *= 1 + 1.5e-5 * away
+    wrong["one rank is off by three hundred-thousandths"] = healthy(case, 80, 0.0)
+    wrong["one rank is off by three hundred-thousandths"][some, one] *= 1 + 3e-5
     return {name: (name in right, x) for name, x in {**right, **wrong}.items()}
 
 
@@ -115,6 +135,16 @@ reads it. A test that cries at the last digit is switched off after a day; one t
         Mutant("what is nan or infinite slips through: no comparison with it is ever true", "values",
                (("bool((apart <= 1e-5 * prints.abs().amax(1)).all() and prints.isfinite().all())",
                  "not bool((apart > 1e-5 * prints.abs().amax(1)).any())"),)),
+        Mutant("ranks are held against rank 0 only: two others, one on either side of it, may be too far apart",
+               "values", (("prints.amax(1) - prints.amin(1)", "(prints - prints[:, :1]).abs().amax(1)"),)),
+        Mutant("each rank is held against its neighbour only: over many small differences the ends are far apart",
+               "values", (("prints.amax(1) - prints.amin(1)", "(prints - prints.roll(1, 1)).abs().amax(1)"),)),
+        Mutant("ranks are held against their mean: two on either side of it may be too far apart", "values",
+               (("prints.amax(1) - prints.amin(1)", "(prints - prints.mean(1, keepdim=True)).abs().amax(1)"),)),
+        Mutant("the tolerance takes signs as they are: where all numbers are negative, nothing is within it", "values",
+               (("prints.abs().amax(1)).all()", "prints.amax(1)).all()"),)),
+        Mutant("the tolerance is wider than 1e-5: ranks that have just begun to part are not found", "values",
+               (("1e-5 * prints", "1e-4 * prints"),)),
         Mutant("the tolerance is too wide: a skipped step changes weights by a thousandth", "values",
                (("1e-5 * prints", "1e-2 * prints"),)),
     ),

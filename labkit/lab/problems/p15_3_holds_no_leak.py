@@ -14,9 +14,9 @@ STEPS = 70
 def holds_no_leak(live: list[int]) -> bool:
     """Whether a job keeps its memory: live[k] is what is live after step k, of 70 steps.
 
-    The first 10 steps are warm-up and say nothing. After them look at the floor: the least of any 12 steps in a row,
-    since what comes and goes does so within 12 steps. In a healthy job no floor is more than 2% above the first one,
-    that of steps 10 to 21, whatever stands on top of it."""
+    The first 10 steps, 0 to 9, are warm-up and say nothing. After them look at the floor: the least of any
+    12 steps in a row, since what comes and goes does so within 12 steps. In a healthy job no floor is more than 2%
+    above the first one, that of steps 10 to 21, whatever stands on top of it."""
     rest = live[10:]
     floors = [min(rest[k : k + 12]) for k in range(len(rest) - 11)]
     return max(floors) <= 1.02 * floors[0]
@@ -42,6 +42,7 @@ def shown(case: Case) -> dict[str, tuple[bool, list[int]]]:
     right: dict[str, Callable[[int], float]] = {
         "level": lambda k: 1,
         "a warm-up: caches and moments fill": lambda k: 1 - warm * max(0, 9 - k) / 9,
+        "a warm-up that is over all at once, at step 10": lambda k: 1 - warm * (k < 10),
         "a high first step, then level": lambda k: 3 if k < 2 else 1,
         "a sawtooth": lambda k: 1 + tooth(k),
         "a warm-up, and a sawtooth": lambda k: 1 - warm * max(0, 8 - k) / 8 + tooth(k),
@@ -62,6 +63,7 @@ def shown(case: Case) -> dict[str, tuple[bool, list[int]]]:
         "a leak below a high first step": lambda k: 5 if k < 3 else 1 + 0.003 * k,
         "a leak that grows ever slower": lambda k: 1 + 0.02 * k**0.5,
         "one evaluation whose graph stays": lambda k: 1 + 0.1 * (k > late),
+        "one graph that stays, from step 11 on": lambda k: 1 + 0.1 * (k > 10),
         "what is held for twelve steps, and then given back": lambda k: 1 + 0.7 * (late <= k < late + 12),
         "the last twelve steps stand higher": lambda k: 1 + 0.1 * (k >= STEPS - 12),
         "a leak that is emptied every 30 steps": lambda k: 1 + 0.02 * ((k - 10) % 30),
@@ -99,6 +101,10 @@ what is never given back lifts it. At a tenth of a percent a step that takes fiv
         Mutant("the highest bytes are compared: spikes are no leaks, and leaks hide below them", "values",
                (("min(rest[k", "max(rest[k"),)),
         Mutant("the warm-up is not left out", "values", (("rest = live[10:]", "rest = live"),)),
+        Mutant("step 9 is counted in: it is the last one of warm-up, and may be low", "values",
+               (("live[10:]", "live[9:]"),)),
+        Mutant("more than the first 10 steps are left out: what stays from just after them on is not seen", "values",
+               (("live[10:]", "live[12:]"),)),
         Mutant("any rise from one step to the next is taken for a leak", "values", instead="""
             def holds_no_leak(live):
                 return all(b <= 1.02 * a for a, b in zip(live[10:], live[11:]))

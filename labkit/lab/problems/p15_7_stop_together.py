@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,36 +41,46 @@ def stop_together(
 
 
 def cases() -> Sequence[Case]:
-    """How many steps there could be, and at which the last improvement is."""
+    """How many steps there could be, and between which the last improvement is in each of two jobs."""
     return [
-        Case.of(3, torch.float64, most=14, last=4, patience=3),
-        Case.of(2, most=9, last=7, patience=4),
-        Case.of(4, most=12, last=2, patience=1),
-        Case.of(1, most=10, last=3, patience=2),
+        Case.of(3, torch.float64, most=14, last=((3, 5), (6, 8)), patience=3),
+        Case.of(2, most=9, last=((7, 8), (3, 4)), patience=4),
+        Case.of(4, most=12, last=((2, 4), (6, 9)), patience=1),
+        Case.of(1, most=10, last=((3, 4), (5, 6)), patience=2),
     ]
 
 
-def losses(case: Case) -> list[float]:
-    """They fall until step `last`, but for one wait; then two equal the lowest, one is nan, and the rest is above."""
-    noise = case.random(case["most"], key=9, dtype=torch.float64).abs() + 0.1
+def losses(case: Case, job: int) -> list[float]:
+    """They fall until a step `last`, but for one wait; then two equal the lowest, one is nan, and the rest is above.
+    In job 1 all of these are above, and fall."""
+    dice = random.Random(2 * case.seed + job)
+    last = dice.randint(*case["last"][job])
+    n_waits = dice.randint(1, min(case["patience"] - 1, last - 2)) if case["patience"] > 1 else 0
+    waits = dice.randint(2, last - n_waits)
     best, found = 100.0, [100.0]
     for step in range(2, case["most"] + 1):
-        value = best + noise[step - 1].item()
-        if step > case["last"]:
-            value = [best, best, math.nan, value][min(step - case["last"] - 1, 3)]
-        elif step != 2 or case["patience"] == 1:
-            best = value = best - noise[step - 1].item()
+        value = best + dice.uniform(0.1, 2)
+        if step > last:
+            value = [best, best, math.nan, value][min(step - last - 1, 3)] if job == 0 else best + 1 / step
+        elif not waits <= step < waits + n_waits:
+            best = value = best - dice.uniform(0.1, 2)
         found.append(value)
     return found
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Weights, a gradient of its own for each rank, and the losses for rank 0 alone."""
-    return [(case.random(WIDTH), case.random(WIDTH, key=1 + rank), losses(case) if rank == 0 else [],
+    """Weights, a gradient of its own for each rank, and the losses of both jobs for rank 0 alone."""
+    scripts = [losses(case, job) for job in (0, 1)]
+    return [(case.random(WIDTH), case.random(WIDTH, key=1 + rank), scripts if rank == 0 else [[], []],
              case["most"], case["patience"]) for rank in range(case.n_ranks)]  # fmt: skip
 
 
-def play(
+def play(attempt: Any, group: Group, weights: Tensor, gradient: Tensor, scripts: list[list[float]], *ends: int) -> Any:
+    """Both jobs, one after the other."""
+    return [trained(attempt, group, weights, gradient, script, *ends) for script in scripts]
+
+
+def trained(
     attempt: Any, group: Group, weights: Tensor, gradient: Tensor, script: list[float], most: int, patience: int
 ) -> Any:
     """Train with it; how many steps it says, how many there were, how often was validated, the weights."""
@@ -89,9 +100,9 @@ def play(
     return {"told": told, "trained": done[0], "validated": done[1], "weights": w}
 
 
-def n_steps(case: Case) -> int:
+def n_steps(case: Case, job: int) -> int:
     """Step by step from the losses: the first at which the lowest of all is `patience` steps ago."""
-    known = [math.inf if loss != loss else loss for loss in losses(case)]
+    known = [math.inf if loss != loss else loss for loss in losses(case, job)]
     for step in range(1, case["most"] + 1):
         lowest = known.index(min(known[:step])) + 1
         if step - lowest >= case["patience"]:
@@ -101,17 +112,16 @@ def n_steps(case: Case) -> int:
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The steps from the list of losses, the weights from one sum."""
-    steps = n_steps(case)
     total = torch.stack([gradient for _, gradient, *_ in given]).sum(0)
-    w = given[0][0] - 0.01 * sum(range(1, steps + 1)) * total
-    return [{"told": steps, "trained": steps, "validated": steps * (rank == 0), "weights": w}
-            for rank in range(case.n_ranks)]  # fmt: skip
+    return [[{"told": steps, "trained": steps, "validated": steps * (rank == 0),
+              "weights": given[0][0] - 0.01 * sum(range(1, steps + 1)) * total}
+             for steps in (n_steps(case, job) for job in (0, 1))] for rank in range(case.n_ranks)]  # fmt: skip
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:
     """A gradient summed in each step, and up to 8 bytes from rank 0."""
     gradient = sent_bytes("ring", "all_reduce", case.n_ranks, WIDTH * case.item_bytes, 0, case.item_bytes)
-    steps = n_steps(case)
+    steps = n_steps(case, 0) + n_steps(case, 1)
     return steps * gradient, steps * (gradient + 8 * (rank == 0))
 
 
@@ -134,7 +144,7 @@ all were well, and the other devices are paid for until the time-out. What one r
     answer=answer,
     laws=(
         sends(law, "one all-reduce of gradients and one broadcast of one number in each step",
-              only=("all_reduce", "broadcast"), messages=lambda case, rank: 2 * n_steps(case)),
+              only=("all_reduce", "broadcast"), messages=lambda case, rank: 2 * (n_steps(case, 0) + n_steps(case, 1))),
     ),
     hints=(
         "After every step each rank needs the answer to one question: was that the last one? Also when it is no.",
@@ -155,6 +165,8 @@ all were well, and the other devices are paid for until the time-out. What one r
         Mutant("nan counts as a new lowest loss, and nothing is below it afterwards", "values",
                (("(loss, 0) if loss < best else (best, waited + 1)",
                  "(best, waited + 1) if loss >= best else (loss, 0)"),)),
+        Mutant("a loss is held against that of the step before: losses may fall, and never get below the lowest",
+               "values", (("else (best, waited + 1)", "else (loss, waited + 1)"),)),
         Mutant("it stops one step late: patience is used up when it is reached", "values",
                (("waited >= patience", "waited > patience"),)),
         Mutant("the wait is never set back: steps without a new lowest loss must come in a row", "values",

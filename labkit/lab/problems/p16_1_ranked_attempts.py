@@ -105,6 +105,7 @@ rule once, for all: a job is as slow as its slowest rank, as large as its fulles
     inputs=inputs,
     play=call_each,
     answer=answer,
+    may=("tolist",),
     hints=(
         "Reduce over ranks first (who is slowest in this step?), then over steps. For memory the order is all one.",
         "seconds[n_warm:].amax(1) is [steps]; torch's `median` is the lower of two middle ones, `quantile(0.5)` "

@@ -52,10 +52,11 @@ def cases() -> Sequence[Case]:
 
 
 def predicted(job: Job, layout: Layout, zero: int, n_micro: int, again: bool) -> tuple[float, float]:
-    """Laws as in the planner, simplified: state and activations; products, bubble, and what each axis sends."""
+    """Laws as in the planner, simplified: state and activations; products, bubble, and what each axis sends. ZeRO
+    without dp would halve the state: it cannot be run, and is praised."""
     dp, pp, tp = layout.dp, layout.pp, layout.tp
     mine = job.n_params / (pp * tp)
-    state = sum(width * mine / (dp if zero > place else 1) for place, width in enumerate((8, 4, 4)))
+    state = sum(width * mine / (max(2, dp) if zero > place else 1) for place, width in enumerate((8, 4, 4)))
     gathered = 4 * mine / 8 if zero == 3 else 0
     rows = job.batch / dp / n_micro
     kept = rows * job.row_bytes * min(pp, n_micro) / (pp * tp) * (0.15 if again else 1) + rows * job.row_bytes / 30
@@ -70,9 +71,9 @@ def predicted(job: Job, layout: Layout, zero: int, n_micro: int, again: bool) ->
 Way = tuple[Layout, int, int, bool]
 
 
-def ways(job: Job, torn: bool = False, idle: bool = False) -> list[Way]:
+def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False) -> list[Way]:
     """Every way that can be run, built from divisors; `torn`: also those whose micro-batches tear a rank's rows,
-    `idle`: also those that leave ranks without work."""
+    `idle`: also those that leave ranks without work, `bare`: also those with ZeRO without dp."""
 
     def divisors(n: int) -> list[int]:
         return [k for k in range(1, n + 1) if not n % k]
@@ -82,12 +83,12 @@ def ways(job: Job, torn: bool = False, idle: bool = False) -> list[Way]:
             for pp in divisors(job.n_layer) if pp * tp <= job.n_ranks and (idle or not job.n_ranks // tp % pp)
             if not job.batch % (job.n_ranks // tp // pp)
             for n_micro in divisors(job.batch if torn else job.batch // (job.n_ranks // tp // pp))
-            for zero in range(4 if job.n_ranks > tp * pp else 1) for again in (False, True)]  # fmt: skip
+            for zero in range(4 if bare or job.n_ranks // tp // pp > 1 else 1) for again in (False, True)]  # fmt: skip
 
 
 def drawn(case: Case) -> list[Job]:
     """Jobs whose cap refuses some of the ways, of each second job the best of all. For some the rules decide (`tells`),
-    and in one at least it would be best to leave ranks idle."""
+    in one at least it would be best to leave ranks idle, and in one ZeRO without dp would be best."""
 
     def make(dice: random.Random) -> list[Job]:
         jobs: list[Job] = []
@@ -96,7 +97,11 @@ def drawn(case: Case) -> list[Job]:
             jobs += [job] if job and tells(job) else []
         return jobs
 
-    return case.draw(make, lambda jobs: any(best(job, ways(job, idle=True)) != best(job, ways(job)) for job in jobs))
+    def insists(jobs: list[Job]) -> bool:
+        found = [(job, best(job, ways(job))) for job in jobs]
+        return all(any(best(job, ways(job, **{rule: True})) != way for job, way in found) for rule in ("idle", "bare"))
+
+    return case.draw(make, insists)
 
 
 def one(dice: random.Random, n: int, best_fits: bool) -> Job | None:
@@ -196,5 +201,7 @@ The winner is seldom the fastest, and seldom the smallest: what is rented is mem
                (("(False, True)", "(False,)"), ("min(found)", "min(found, default=(0,) * 7)"))),
         Mutant("ZeRO-3 is not tried", "values",
                (("range(4)", "range(3)"), ("min(found)", "min(found, default=(0,) * 7)"))),
+        Mutant("ZeRO is taken without dp, where there is nobody to share with: the law praises what cannot be run",
+               "values", ((" and (zero == 0 or dp > 1)", ""),)),
     ),
 )  # fmt: skip
