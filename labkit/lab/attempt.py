@@ -76,15 +76,15 @@ def attempt_in(blocks: Iterable[str], name: str) -> Attempt:
         known |= {each: (node, text) for node in tree.body for each in _defines(node)}
     if name not in known:
         raise ValueError(fault)
-    node, text = known[name]
+    first, source = _cut(*known[name])
+    before = _before(source, name, lambda other: _cut(*known[other])[1] if other in known else None)
+    return Attempt(name, "\n" * (first - 1) + source + "\n", before)
+
+
+def _cut(node: ast.stmt, text: str) -> tuple[int, str]:
+    """First line and text of a statement, with its decorators."""
     first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-    source = "\n".join(text.splitlines()[first - 1 : node.end_lineno])
-
-    def piece(other: str) -> str | None:
-        found = known.get(other)
-        return None if found is None else ast.get_source_segment(found[1], found[0])
-
-    return Attempt(name, "\n" * (first - 1) + source + "\n", _before(source, name, piece))
+    return first, "\n".join(text.splitlines()[first - 1 : node.end_lineno])
 
 
 def blocks_of(path: Path) -> list[str]:
@@ -219,10 +219,9 @@ def _source_of(thing: Any) -> tuple[str, int]:
         lines = linecache.getlines(file)
         for node in reversed(list(ast.walk(ast.parse("".join(lines))))) if lines else ():
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == thing.__name__:
-                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                first, text = _cut(node, "".join(lines))
                 if isinstance(thing, types.FunctionType) and thing.__code__.co_firstlineno != first:
                     continue
-                text = "".join(lines[first - 1 : node.end_lineno])
                 pad = len(text) - len(text.lstrip(" "))
                 return "".join(line[pad:] for line in text.splitlines(True)).rstrip() + "\n", first
     raise ValueError(f"the text of {thing.__name__} cannot be found: define it with def (or class) in a cell or a file")

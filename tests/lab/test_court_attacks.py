@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from labkit.lab.court.audit import refusals
 from labkit.lab.court.hearing import hear
 from labkit.lab.court.judge import judge
-from labkit.lab.court.stand import Program
+from labkit.lab.court.stand import Program, plain
 from labkit.lab.court.verdicts import verdicts
 from labkit.lab.exercises import problem
 
@@ -31,7 +32,7 @@ READ_BEFORE_IT_RUNS = {
     "the library does it": "from labkit import ring\n" + SCATTER + "    return ring.reduce_scatter(x, group)",
     "a part of the library does it": "import labkit.comm.ring\n" + SCATTER + "    return 1",
     "torch.distributed does it": SCATTER + "    import torch\n    torch.distributed.all_reduce(x)",
-    "the wire itself": SCATTER + "    group.wire.line.tell('mark', 'x', 0)",
+    "the wire itself": SCATTER + "    group.wire._line.tell('mark', 'x', 0)",
     "underscores": SCATTER + "    return ().__class__.__base__.__subclasses__()",
     "getattr with a word": SCATTER + "    return getattr(group, 'wi' + 're')",
     "operator.attrgetter": "import operator\n" + SCATTER + "    return operator.attrgetter('wire')(group)",
@@ -65,6 +66,19 @@ READ_BEFORE_IT_RUNS = {
     "self is torch": "def look(self):\n    return self.sys\n" + SCATTER + "    import torch\n    return look(torch)",
     "self is a tensor": "def look(self):\n    return self._typed_storage()\n" + SCATTER + "    return look(x)",
     "a class changed through an object": SCATTER + "    type(x).add_ = type(x).sub_\n    return x",
+    "a field that a dataclass compares": "import dataclasses\n\n\n@dataclasses.dataclass\nclass Look:\n"
+    "    wire: object\n\n\n" + SCATTER + "    return Look(x) == group",
+    "a comparison that is handed something else": SCATTER + "    return Exception.__eq__(group, x)",
+    "a class that is made by its name": SCATTER + "    make = type(int)\n    return make('A', (), {'__hash__': None})",
+    "a path in a format": SCATTER + "    return '{0.wire}'.format(group)",
+    "a verb through the class": "from labkit import Group\n" + SCATTER + "    return Group.all_gather(group, x)",
+    "another group": "from labkit import Group\n" + SCATTER + "    return Group('x', (0,), 0, None, {})",
+    "the tap, by another name": SCATTER + "    g = group\n    g.tap = None\n    return x",
+    "the ledger, by another name": SCATTER + "    ledger = group.ledger\n    ledger.keep = None\n    return x",
+    "a class that is patched and put back": SCATTER + "    K = type(group.ledger)\n    K.keep = None\n    return x",
+    "an answer that is worked out when it is looked at": SCATTER + "    return x.as_subclass(type(x))",
+    "memory that has no storage": SCATTER + "    return x.to_mkldnn()",
+    "numbers as text": SCATTER + "    import torch\n    torch.set_printoptions(profile='full')\n    return repr(x)",
     "numbers taken out by a function": SCATTER + "    kept = []\n    x.apply_(lambda v: kept.append(v) or v)",
     "numbers hidden in a generator's state": SCATTER + "    import torch\n    torch.set_rng_state(x.byte())",
     "numbers leave their tensors": SCATTER + "    return x.tolist()",
@@ -102,6 +116,52 @@ SLIPS_THROUGH = {
     "    t = type(group.ledger)\n    t.sent_bytes = lambda self: 0\n    return group.reduce_scatter(x)",
     "replaces a property": SCATTER + "    group.__class__.size = property(lambda self: 1)\n    return x",
     "looks into other objects": SCATTER + "    import gc\n    return len(gc.get_objects())",
+    "makes a kind of tensor": SCATTER + "    import torch\n    class Later(torch.Tensor):\n        pass\n    return x",
+    "makes a kind of class": SCATTER + "    class Kind(type):\n        pass\n    return x",
+    "makes a class by name": SCATTER + "    return type('A', (), {})",
+    "asks what a class is": SCATTER + "    return type(int)",
+    "asks what a group is": SCATTER + "    return type(group)",
+    "goes by the class of the group": "from labkit import Group\n" + SCATTER + "    return Group.all_gather(group, x)",
+    "changes a class and puts it back": SCATTER + "    kind, = [group.ledger.__class__]\n    old = kind.keep\n"
+    "    kind.keep = lambda self, message: message\n    y = group.reduce_scatter(x)\n    kind.keep = old\n    return y",
+    "changes tensors and puts them back": SCATTER + "    kind = x.__class__\n    old = kind.layout\n"
+    "    kind.layout = None\n    y = group.reduce_scatter(x)\n    kind.layout = old\n    return y",
+    "takes off the tap": SCATTER + "    group.tap = None\n    return group.reduce_scatter(x)",
+    "listens at the ledger": SCATTER
+    + "    group.ledger.keep = lambda message: message\n    return group.reduce_scatter(x)",
+    "un-listens at the ledger": SCATTER + "    del group.ledger.transfers\n    return group.reduce_scatter(x)",
+    "listens to the pipe": SCATTER + "    group.wire._line.tell = print\n    return group.reduce_scatter(x)",
+    "copies the group, to see what is in it": SCATTER + "    import copy\n    return copy.deepcopy(group, {})",
+    "finds the frames by a dataclass": """
+import dataclasses
+
+found = []
+
+
+class Caught:
+    def __eq__(self, other):
+        found.append(other)
+        return True
+
+
+@dataclasses.dataclass
+class Look:
+    tb_frame: object
+
+
+def ring_reduce_scatter(x, group):
+    try:
+        raise ValueError
+    except ValueError as error:
+        there = error.__traceback__
+
+    class Twin:
+        tb_frame = Caught()
+        __class__ = there.__class__
+
+    Look.__eq__(there, Twin())
+    return found[0].f_back
+""",
 }
 
 
@@ -216,9 +276,93 @@ def test_numbers_that_are_taken_out_of_tensors_one_by_one_are_noticed() -> None:
     assert "one by one" in report["memory"].seen or report["liveness"].broken  # the latter where all is slow
 
 
+SEEN = {
+    ("08.2", "a default argument"): """
+import torch
+
+def kept(whole, room=torch.zeros(2 << 20, dtype=torch.uint8), at=[0]):
+    n = whole.numel() * whole.element_size()
+    at[0] += n
+    return room[at[0] - n : at[0]].view(whole.dtype).copy_(whole)
+
+def forward_unit_by_unit(x, shards, layer, group):
+    wholes = [kept(group.all_gather(shard)) for shard in shards]
+    for whole in wholes:
+        x = layer(x, whole)
+    return x
+""",
+    ("08.2", "a global"): """
+import torch
+
+pool = torch.empty(8, 1 << 16, dtype=torch.float64)
+
+def forward_unit_by_unit(x, shards, layer, group):
+    for i, shard in enumerate(shards):
+        whole = group.all_gather(shard)
+        kept = pool[i].view(whole.dtype)[: whole.numel()]
+        kept.copy_(whole)
+        x = layer(x, kept)
+    return x
+""",
+    ("08.2", "a graph of compressed rows"): """
+import torch
+
+def forward_unit_by_unit(x, shards, layer, group):
+    def pack(t):
+        return t.to_sparse_csr() if t.dim() == 2 else t
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.to_dense()):
+        for shard in shards:
+            x = layer(x, group.all_gather(shard))
+    return x
+""",
+    ("08.2", "text"): """
+def forward_unit_by_unit(x, shards, layer, group):
+    kept = []
+    for shard in shards:
+        whole = group.all_gather(shard)
+        kept += [repr(part) for part in whole.split(1000)[:5]]
+        x = layer(x, whole)
+        del whole
+    return x
+""",
+}
+
+
+@pytest.mark.parametrize(("key", "where"), SEEN)
+def test_memory_is_found_wherever_it_is_kept(key: str, where: str) -> None:
+    """Each of these held every unit's weights, under a law that allows one, and was told that it held."""
+    report = judge(problem(key), SEEN[key, where].strip())
+    assert report["memory"].broken, str(report)
+
+
+def test_an_answer_is_taken_for_what_it_is_and_not_asked() -> None:
+    """A list whose parts are worked out when the judge reads them: after the probe, with bytes that nobody counts."""
+    late = """
+class Late(list):
+    def __iter__(self):
+        while True:
+            yield 0
+
+"""
+    space: dict[str, Any] = {}
+    exec(late, space)
+    assert plain(space["Late"]([1, 2]), "it") == [1, 2]
+
+
+def test_the_shape_of_an_empty_message_is_no_way_to_send_numbers() -> None:
+    """Sixty bits in the sizes of a tensor without numbers went by as 0 bytes; the empty part of a tensor still does."""
+    it = problem("03.2")
+    for shape, extra in (((0,), 0), ((0, 640), 0), ((2**40, 0, 3), 5), ((2**40 + 1, 0), 5)):
+        more = f"    group.exchange(x.new_empty({shape}), to=(me + 1) % n, source=(me - 1) % n)\n    return parts[me]"
+        plain_run = hear(it, Program(it.solution), it.cases()[0])
+        found = hear(it, Program(it.solution.replace("    return parts[me]", more)), it.cases()[0])
+        assert found.ended == "finished", found.faults
+        assert found.sent_bytes(0) - plain_run.sent_bytes(0) == extra
+
+
 FORGED = """
     w = group.send(x[:0], (me + 1) % n)
-    w.under_way.handles[0].line.tell({words}, data=b"abcdefgh")
+    w.under_way.handles[0]._line.tell({words}, data=b"abcdefgh")
     group.recv((me - 1) % n)
     return parts[me]
 """

@@ -14,6 +14,12 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from typing import NamedTuple
 
+import torch
+
+from labkit.comm.group import Group
+from labkit.comm.ledger import Ledger
+from labkit.comm.work import Work
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -35,15 +41,19 @@ METHODS = _words("""
     __post_init__ __name__ __doc__
 """)
 FORBIDDEN = _words("""
-    wire algorithms tapped counted under_way handles connection save load from_file share_memory_ hub ops apply_ map_
+    wire algorithms tapped counted under_way connection save load from_file share_memory_ hub ops apply_ map_
     map2_ set_state set_rng_state update_wrapper wraps along ao quantization
     classes library package jit compile distributed overrides serialization utils fx testing storage untyped_storage
     typed_storage UntypedStorage TypedStorage set_data mro tolist numpy from_numpy frombuffer tb_frame f_globals
     f_locals f_back f_builtins gi_frame gi_code cr_frame ag_frame func_globals with_traceback _dispatch
     register_buffer_hook set_default_dtype set_default_device set_num_threads use_deterministic_algorithms ctypes
-    multiprocessing _C hooks backends cuda profiler onnx export futures monitor np get_type_hints ForwardRef
+    multiprocessing _C backends cuda profiler onnx export futures monitor np get_type_hints ForwardRef
     make_dataclass singledispatch singledispatchmethod attrgetter methodcaller get_annotations
+    format format_map set_printoptions as_subclass to_mkldnn ABCMeta EnumMeta EnumType amp GradScaler
 """)
+SPOKEN = METHODS - _words("__eq__ __lt__ __enter__ __exit__ __post_init__ __repr__ __contains__ __getitem__")
+"""What of these may stand behind a dot: a method that is called by hand gets whatever it is handed as its `self`."""
+SET_ON_OTHERS = _words("grad data requires_grad")
 STANDARD = _words("""
     os sys posix io ctypes builtins importlib inspect threading subprocess socket gc multiprocessing pickle shutil
     pathlib tempfile types warnings weakref linecache traceback platform glob signal mmap fcntl resource tracemalloc
@@ -75,8 +85,10 @@ def refusals(source: str, given: Collection[str] = (), may: Collection[str] = ()
     except (SyntaxError, ValueError, RecursionError) as error:
         return [Refusal(getattr(error, "lineno", 0) or 0, f"this is not Python: {error}")]
     modules = _imported(tree)
-    return [Refusal(getattr(node, "lineno", 0), words) for node in ast.walk(tree)
-            for words in _said(node, frozenset(given), frozenset(may), modules)]  # fmt: skip
+    own = frozenset(_bound(tree)) - modules
+    here = [Refusal(getattr(node, "lineno", 0), words) for node in ast.walk(tree)
+            for words in _said(node, frozenset(given), frozenset(may), modules, own)]  # fmt: skip
+    return [*here, *_groups(tree)] if "Group" not in given else here
 
 
 def _imported(tree: ast.Module) -> frozenset[str]:
@@ -84,7 +96,29 @@ def _imported(tree: ast.Module) -> frozenset[str]:
     return frozenset((each.asname or each.name).split(".")[0] for node in nodes for each in node.names)
 
 
-def _said(node: ast.AST, given: frozenset[str], may: frozenset[str], modules: frozenset[str]) -> Iterator[str]:
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Names of the attempt's own: a variable `input` has nothing to do with the builtin, which is not there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _groups(tree: ast.Module) -> Iterator[Refusal]:
+    """`Group` as anything but an annotation: a verb that is called through the class is not the one that was given."""
+    notes = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
+    words = {id(inner) for note in notes if isinstance(note, ast.AST) for inner in ast.walk(note)}
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "labkit")
+    names = {each.asname or each.name for node in imports for each in node.names if each.name == "Group"} | {"Group"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in names and id(node) not in words:
+            yield Refusal(node.lineno, f"{node.id} is there for annotations: talk through the group that was given")
+
+
+def _said(
+    node: ast.AST, given: frozenset[str], may: frozenset[str], modules: frozenset[str], own: frozenset[str]
+) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (_no_module(each.name, given) for each in node.names if each.name not in MODULES)
     elif isinstance(node, ast.ImportFrom):
@@ -92,18 +126,30 @@ def _said(node: ast.AST, given: frozenset[str], may: frozenset[str], modules: fr
     elif isinstance(node, ast.Attribute):
         yield from _attribute(node, may, modules)
     elif isinstance(node, ast.Name):
-        yield from _name(node.id)
+        yield from _name(node.id, own)
     elif isinstance(node, ast.Call):
         yield from _call(node)
     elif isinstance(node, ast.MatchClass):
         yield "a class in a pattern looks into what it matches: compare with isinstance, and name what you use"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if node.value.startswith("__") and node.value.endswith("__") and node.value[2:-2].isidentifier():
+            yield f"{node.value!r}: a name of Python's own has no place in an attempt, in quotes neither"
     elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.ClassDef):
+            yield from _fields(node)
         if node.name.startswith("__") and node.name not in METHODS:
             yield f"an attempt has no need to define {node.name}"
     elif isinstance(node, ast.arg | ast.keyword) and (node.arg or "").startswith("__"):
         yield f"names that begin with two underscores are Python's own: {node.arg}"
     elif isinstance(node, ast.Global):
         yield "global: a rank keeps nothing between calls; pass it as an argument, or keep it in an object"
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    """A dataclass compares its fields with those of whatever it is handed: they are names behind a dot."""
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            yield from _part(each.target.id, frozenset())
 
 
 def _imports_from(node: ast.ImportFrom, given: frozenset[str], may: frozenset[str]) -> Iterator[str]:
@@ -129,7 +175,7 @@ def _no_module(name: str, given: frozenset[str]) -> str:
 
 def _attribute(node: ast.Attribute, may: frozenset[str], modules: frozenset[str]) -> Iterator[str]:
     name, root = node.attr, node.value
-    if name in METHODS and isinstance(node.ctx, ast.Load):
+    if name in SPOKEN and isinstance(node.ctx, ast.Load):
         return
     yield from _part(name, may)
     if not isinstance(node.ctx, ast.Load):
@@ -137,6 +183,16 @@ def _attribute(node: ast.Attribute, may: frozenset[str], modules: frozenset[str]
             root = root.value
         if isinstance(root, ast.Call) or (isinstance(root, ast.Name) and root.id in modules | {"group", "torch"}):
             yield f"{ast.unparse(node)} = ...: an attempt cannot change what {ast.unparse(root)} is"
+        elif not (isinstance(node.value, ast.Name) and node.value.id in ("self", "ctx")) and name in parts():
+            yield f"{ast.unparse(node)} = ...: .{name} is a part of the library's, and not the attempt's to change"
+
+
+@cache
+def parts() -> frozenset[str]:
+    """Names of what tensors, modules and groups are made of, but for what an attempt may set on somebody else's."""
+    made = {name for each in (Group, Ledger, Work) for name in each.__init__.__code__.co_names}
+    homes = (torch, torch.Tensor, torch.nn.Module, torch.nn.functional, Group, Ledger, Work)
+    return frozenset(made.union(*map(dir, homes))) - SET_ON_OTHERS
 
 
 @cache
@@ -174,10 +230,10 @@ def _why(name: str) -> str:
     return ""
 
 
-def _name(name: str) -> Iterator[str]:
-    if name.startswith("__") and name not in METHODS:
+def _name(name: str, own: frozenset[str]) -> Iterator[str]:
+    if name.startswith("__") and name not in METHODS and name != "__slots__":
         yield f"{name} cannot be used in an attempt"
-    elif name in BANNED:
+    elif name in BANNED and name not in own:
         yield f"{name}() cannot be used in an attempt"
 
 

@@ -90,7 +90,7 @@ class Clerk:
     def _send(self, rank: int, data: bytes, number: int, axis: str, to: int, tag: int, line: int) -> None:
         told = _announced(data) if tag % 1024 == 0 else self.credit[rank] - len(data)
         if tag % 1024 == 0:
-            extra = len(data) if _smuggles(data, told) else 0
+            extra = len(data) if _smuggles(data, told) else _said_by_sizes(_sizes(data))
             self._event(rank, "message", "send", to, told + extra, axis, tag >> 11, line)
             self.credit[rank] += told if told > EAGER_BYTES else 0  # a small payload has come with its header
         else:
@@ -122,8 +122,8 @@ class Clerk:
         source: int, dtype: str, shape: list[int], line: int,
     ) -> None:  # fmt: skip
         self.names[rank, number] = f"the others in {verb}"
-        self._event(rank, "collective", verb, None, ring_bytes(verb, len(members), len(data), rank == source), axis,
-                    line=line)  # fmt: skip
+        n_bytes = ring_bytes(verb, len(members), len(data), rank == source) + _said_by_sizes(shape)
+        self._event(rank, "collective", verb, None, n_bytes, axis, line=line)
         key = (axis, tuple(members), seq)
         self.gathered[key].append(Request(rank, number, (verb, op, source, dtype, tuple(shape)), data))
         there = self.gathered[key]
@@ -186,8 +186,18 @@ class Clerk:
 
 
 def _announced(slab: bytes) -> int:
-    code, dims, *sizes = HEADER.unpack_from(slab)
-    return math.prod(sizes[:MOST_DIMS][:dims]) * DTYPES[code].itemsize
+    return math.prod(_sizes(slab)) * DTYPES[HEADER.unpack_from(slab)[0]].itemsize
+
+
+def _sizes(slab: bytes) -> list[int]:
+    _, dims, *sizes = HEADER.unpack_from(slab)
+    return list(sizes[:MOST_DIMS][:dims])
+
+
+def _said_by_sizes(sizes: Sequence[int]) -> int:
+    """Bytes that the shape of a tensor without numbers can carry; two are free, for an empty part of a real tensor."""
+    bits = sum(each.bit_length() for each in sizes) if 0 in sizes else 0
+    return bits // 8 if bits > 16 else 0
 
 
 def _smuggles(slab: bytes, n_bytes: int) -> bool:

@@ -4,7 +4,7 @@ limits        no file grows, no core is dumped, memory has an end: the kernel's 
 landlock      no file is made, changed or removed, nobody else is signalled or called (Linux 5.13 to 6.12 and later)
 events        Python's audit hook, which cannot be taken off: no files, processes, connections, foreign libraries
 builtins      those of the list in audit.py
-the library   what torch and labkit are made of is compared before and after
+the library   what counts bytes cannot be replaced, and what torch and labkit are made of is compared before and after
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Any
 
 import torch
 
+from labkit.comm.group import Group
+from labkit.comm.ledger import Ledger
+from labkit.comm.work import Work
 from labkit.lab.court.audit import BUILTINS, MODULES
 from labkit.lab.court.wire import ATTEMPT, HELPERS
 
@@ -34,6 +37,10 @@ DIRECT = ("exec", "compile", "open", "gc.", "sys.", "code.", "function.", "objec
           "pickle.", "builtins.")  # fmt: skip
 AT_WORK = ("labkit.comm.", "labkit.lab.court.", "labkit.parallel.", "labkit.probe.", "labkit.train.")
 """The parts of labkit that are at work in a rank."""
+COUNTING = ("labkit.comm.", "labkit.lab.", "labkit.probe.")
+THEIRS = (ATTEMPT, HELPERS, "<string>")
+"""Files of an attempt's code; the last one's are written by `dataclass` and the like, by an attempt's words."""
+_FLAGS_AT, _IMMUTABLE = 168, 1 << 8  # PyTypeObject.tp_flags and Py_TPFLAGS_IMMUTABLETYPE, CPython 3.10 and later
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CREATE_RULESET, _RESTRICT_SELF, _VERSION = 444, 446, 1
 _WRITES = sum(1 << bit for bit in (1, *range(4, 13)))  # write, remove and make; 13 is to move, 14 to cut off
@@ -105,24 +112,65 @@ def _judge(event: str, args: tuple[Any, ...]) -> None:
         mode, flags = args[1], args[2]
         if (isinstance(mode, str) and set(mode) & set("wax+")) or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             raise Refused(f"an attempt cannot write files ({args[0]!r})")
-    if event.startswith(DIRECT) and sys._getframe(2).f_code.co_filename in (ATTEMPT, HELPERS):
+    if event.startswith(DIRECT) and sys._getframe(2).f_code.co_filename in THEIRS:
         raise Refused(f"an attempt cannot do {event} here ({', '.join(map(str, args[:1]))})")
 
 
-def namespace(given: Collection[str]) -> dict[str, Any]:
-    """The globals of an attempt: a few builtins, imports from a list, `given` names of labkit."""
+def close() -> None:
+    """From now on no class that counts or carries bytes can be changed, and no group or ledger by an attempt's code.
+
+    A part that is replaced, used and put back would not be seen by who compares before and after."""
+
+    def set_by_ours(self: Any, name: str, value: Any) -> None:
+        if sys._getframe(1).f_code.co_filename in THEIRS:
+            raise Refused(f".{name} = ...: an attempt cannot change what a {type(self).__name__} is")
+        object.__setattr__(self, name, value)
+
+    def deleted_by_ours(self: Any, name: str) -> None:
+        if sys._getframe(1).f_code.co_filename in THEIRS:
+            raise Refused(f"del .{name}: an attempt cannot change what a {type(self).__name__} is")
+        object.__delattr__(self, name)
+
+    for each in (Group, Ledger, Work):
+        type.__setattr__(each, "__setattr__", set_by_ours)
+        type.__setattr__(each, "__delattr__", deleted_by_ours)
+    modules = [module for name, module in sys.modules.items() if name.startswith(COUNTING) and module]
+    ours = {each for module in modules for each in vars(module).values()
+            if isinstance(each, type) and each.__module__ == module.__name__}  # fmt: skip
+    for kind in (*ours, torch.Tensor, torch.nn.Parameter, torch.nn.Module):
+        flags = ctypes.c_ulong.from_address(id(kind) + _FLAGS_AT)
+        if flags.value == kind.__flags__:  # so it is the place
+            flags.value |= _IMMUTABLE
+
+
+def namespace(given: Collection[str]) -> types.ModuleType:
+    """The module that an attempt becomes: a few builtins, imports from a list, `given` names of labkit."""
 
     def fetch(name: str, space: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
         if name == "labkit" and names:
             labkit = sys.modules["labkit"]
-            return types.SimpleNamespace(**{each: getattr(labkit, each) for each in names if each in {"Group", *given}})
+            had = {each: getattr(labkit, each) for each in names if each in given}
+            return types.SimpleNamespace(**{"Group": Any, **had})  # the name is for annotations
         # what an attempt may import is settled by the audit; here torch's own C++ imports, too, in the attempt's name
         if name.split(".")[0] not in ("torch", *MODULES) and name not in sys.modules:
             raise Refused(f"an attempt cannot import {name}")
         return builtins.__import__(name, space, local, names, level)
 
+    def kind(thing: Any) -> type:
+        found = type(thing)
+        if issubclass(found, type) or found.__module__.startswith(COUNTING):
+            raise Refused(f"type() of a {found.__name__}: an attempt has no need to know what that is made of")
+        return found
+
+    def build(body: Any, name: str, *bases: Any, **more: Any) -> type:
+        if more or any(isinstance(each, type) and issubclass(each, (type, torch.Tensor, Group)) for each in bases):
+            raise Refused(f"class {name}: an attempt makes no kinds of tensors, groups or classes of its own")
+        return builtins.__build_class__(body, name, *bases)
+
     kept = {name: getattr(builtins, name) for name in BUILTINS if hasattr(builtins, name)}
-    return {"__name__": "attempt", "__builtins__": {**kept, "__import__": fetch}}
+    space = types.ModuleType("attempt")
+    space.__dict__["__builtins__"] = {**kept, "__import__": fetch, "__build_class__": build, "type": kind}
+    return space
 
 
 Fingerprint = Mapping[tuple[str, str], int]
@@ -146,7 +194,7 @@ def fingerprint() -> Fingerprint:
 
 def replaced(before: Fingerprint) -> list[str]:
     """Names of what is another than it was, or hides what was there. (Modules of torch get new parts by themselves.)"""
-    now = fingerprint()
+    now = {place: who for place, who in fingerprint().items() if place[1] not in ("__setattr__", "__delattr__")}
     other = {place for place, who in before.items() if now.get(place, who) != who}
     added = {place for place in now.keys() - before.keys() if place[0] not in ("torch", "torch.nn.functional")}
     return sorted(f"{place}.{name}" for place, name in other | {each for each in added if each[0] in _places(before)})

@@ -16,7 +16,7 @@ import signal
 import sys
 import traceback
 import tracemalloc
-from collections.abc import Mapping
+import types
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ class Weight:
         self.looked = True
         self.now = {kind: int(self.probe.now[kind]) for kind in self.probe.now}
         mine = tracemalloc.take_snapshot().filter_traces(
-            [tracemalloc.Filter(True, name) for name in (ATTEMPT, HELPERS)]
+            [tracemalloc.Filter(True, name) for name in (ATTEMPT, HELPERS, torch._tensor_str.__file__)]
         )
         self.python_bytes = max(self.python_bytes, sum(each.size for each in mine.traces))
 
@@ -153,14 +153,16 @@ def testify(
     weight = Weight()
     line.weigh = weight.look
     group = group_over(line, "world", tuple(range(n_ranks)), rank, Ledger())
-    space: dict[str, Any] = {"__name__": "attempt"} if program.ours else guard.namespace(problem.given)
+    space = types.ModuleType("attempt") if program.ours else guard.namespace(problem.given)
+    sys.modules["attempt"] = space  # where dataclasses look for what an annotation names
     if not program.ours:
+        guard.close()
         guard.watch()
-    for code in codes:
-        exec(code, space)
     tracemalloc.start()
-    with weight.probe, weight.scalars:
-        output = problem.play(space[problem.name], group, *args)
+    with weight.probe, weight.scalars:  # what a program makes before it is called is held by it, too
+        for code in codes:
+            exec(code, space.__dict__)
+        output = problem.play(getattr(space, problem.name), group, *args)
         if not weight.looked:
             weight.look()
     tracemalloc.stop()
@@ -196,21 +198,28 @@ def packed(output: Any) -> bytes:
 
 
 def plain(thing: Any, where: str) -> Any:
-    """Tensors, numbers, words, and lists and dicts of them. TypeError for anything else."""
+    """Tensors, numbers, words, and lists and dicts of them. TypeError for anything else.
+
+    Nothing of the attempt's runs here, where it is no longer watched: an object of its own is not asked for its parts,
+    but taken for the list, dict or number that it is."""
     if isinstance(thing, Tensor):
         if thing.device.type != "cpu":
             return {"device": str(thing.device)}
         return thing.detach().clone() if thing.layout is torch.strided else thing.detach().to_dense()
-    if thing is None or isinstance(thing, bool | int | float | str):
+    if thing is None or type(thing) in (bool, int, float, str):
         return thing
+    for number, exact in ((int, int.__int__), (float, float.__float__), (str, str.__str__)):
+        if isinstance(thing, number):
+            return exact(thing)  # type: ignore[arg-type]
     if isinstance(thing, torch.dtype):
         return str(thing)
-    if isinstance(thing, list | tuple):
-        return [plain(each, where) for each in thing]
-    if isinstance(thing, set | frozenset):
-        return [plain(each, where) for each in sorted(thing)]
-    if isinstance(thing, Mapping):
-        return {key if isinstance(key, str | int) else str(key): plain(each, where) for key, each in thing.items()}
+    for sort in (list, tuple, set, frozenset):
+        if isinstance(thing, sort):
+            inner = [plain(each, where) for each in sort.__iter__(thing)]  # type: ignore[arg-type]
+            return sorted(inner) if sort in (set, frozenset) else inner
+    if isinstance(thing, dict):
+        pairs = [(plain(key, where), plain(each, where)) for key, each in dict.items(thing)]
+        return {key if isinstance(key, str | int) else str(key): each for key, each in pairs}
     raise TypeError(f"{where} holds {type(thing).__name__}: return tensors, numbers, words, or lists and dicts of them")
 
 

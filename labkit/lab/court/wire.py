@@ -30,9 +30,15 @@ HELPERS = "<helpers>"
 class Line:
     """A rank's end of its pipe to the judge: a head of plain data, and bytes if there are any."""
 
+    __slots__ = ("connection", "numbers", "weigh")
+
     def __init__(self, connection: Connection):
         self.connection, self.numbers = connection, 0
         self.weigh: Callable[[], None] = lambda: None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Not to be copied, nor anything that holds it: a copy's memory would show it."""
+        raise TypeError("a group cannot be copied while an exercise is judged")
 
     def tell(self, *head: Any, data: bytes | None = None) -> None:
         """Say something; nothing comes back."""
@@ -59,54 +65,54 @@ class Going:
     """Something under way: `wait` until the judge has matched it; what comes lands in `buffer`."""
 
     def __init__(self, line: Line, number: int, buffer: Tensor | None = None):
-        self.line, self.number, self.buffer, self.over = line, number, buffer, False
+        self._line, self._number, self._buffer, self._over = line, number, buffer, False
 
     def wait(self) -> Tensor | None:
         """Block until it is done."""
-        if not self.over:
-            _, data = self.line.ask("wait", self.number, line_of_attempt())
-            self.over = True
-            if self.buffer is not None and self.buffer.numel():
-                size = self.buffer.numel() * self.buffer.element_size()
+        if not self._over:
+            _, data = self._line.ask("wait", self._number, line_of_attempt())
+            self._over = True
+            if self._buffer is not None and self._buffer.numel():
+                size = self._buffer.numel() * self._buffer.element_size()
                 if len(data) != size:
                     raise ValueError(f"{len(data)} bytes came where {size} were expected")
                 # not by an operator of torch: what the wire does for itself is not the attempt's memory
-                ctypes.memmove(self.buffer.data_ptr(), data, len(data))
-        return self.buffer
+                ctypes.memmove(self._buffer.data_ptr(), data, len(data))
+        return self._buffer
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
-        return self.over or bool(self.line.ask("done", self.number)[0][0])
+        return self._over or bool(self._line.ask("done", self._number)[0][0])
 
 
 class CourtWire:
     """Messages and collectives of one group. Peers are indexes in the group."""
 
     def __init__(self, line: Line, axis: str, ranks: tuple[int, ...], rank: int):
-        self.line, self.axis, self.ranks, self.rank, self.seq = line, axis, ranks, rank, 0
+        self._line, self.axis, self.ranks, self.rank, self.seq = line, axis, ranks, rank, 0
         self.weigh: Callable[[], None] = line.weigh
         self.bound = {name: getattr(self, name) for name in VERBS}
         self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
 
     def isend(self, x: Tensor, to: int, tag: int) -> Going:
         """Hand the bytes of x to the judge, for member `to`."""
-        number = self.line.number()
-        self.line.tell("send", number, self.axis, self.ranks[to], tag, line_of_attempt(), data=_raw(x))
-        return Going(self.line, number)
+        number = self._line.number()
+        self._line.tell("send", number, self.axis, self.ranks[to], tag, line_of_attempt(), data=_raw(x))
+        return Going(self._line, number)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> Going:
         """Expect the next message of this source and tag in `buffer`."""
-        number = self.line.number()
-        self.line.tell("post", number, self.axis, self.ranks[source], tag, buffer.numel())
-        return Going(self.line, number, buffer)
+        number = self._line.number()
+        self._line.tell("post", number, self.axis, self.ranks[source], tag, buffer.numel())
+        return Going(self._line, number, buffer)
 
     def mark(self, words: str) -> None:
         """Tell the judge how far the exercise has got."""
-        self.line.tell("mark", words, line_of_attempt())
+        self._line.tell("mark", words, line_of_attempt())
 
     def along(self, world: Group, axis: str, ranks: tuple[int, ...], rank: int) -> Group:
         """The group of `ranks`, over the same pipe."""
-        return group_over(self.line, axis, ranks, rank, world.ledger)
+        return group_over(self._line, axis, ranks, rank, world.ledger)
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -155,10 +161,10 @@ class CourtWire:
         return out
 
     def _start(self, verb: str, x: Tensor, out: Tensor, op: str = "sum", source: int = 0) -> Going:
-        number, self.seq = self.line.number(), self.seq + 1
+        number, self.seq = self._line.number(), self.seq + 1
         what = [verb, self.axis, self.ranks, self.seq, op, self.ranks[source], str(x.dtype)[6:], list(x.shape)]
-        self.line.tell("gather", number, *what, line_of_attempt(), data=_raw(x))
-        return Going(self.line, number, out)
+        self._line.tell("gather", number, *what, line_of_attempt(), data=_raw(x))
+        return Going(self._line, number, out)
 
 
 def group_over(line: Line, axis: str, ranks: tuple[int, ...], rank: int, ledger: Ledger) -> Group:
@@ -177,7 +183,7 @@ def ring_bytes(verb: str, n_ranks: int, n_bytes: int, source: bool) -> int:
         return 0
     if verb == "all_reduce":
         return 2 * (n_ranks - 1) * n_bytes // n_ranks
-    return (n_ranks - 1) * n_bytes // n_ranks
+    return max((n_ranks - 1) * n_bytes // n_ranks, min(n_bytes, n_ranks - 1, 1))  # a single byte is not free
 
 
 def line_of_attempt() -> int:
