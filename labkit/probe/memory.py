@@ -20,7 +20,8 @@ tensors on any device and for fake ones, so that a prediction, a rehearsal and a
 
 Seen is what is made in the context, and what is watched. Not seen: tensors made before and not watched (a batch) or by
 other threads, and what C++ allocates for itself: scratch of kernels and of gloo or NCCL, the allocator's rounding,
-buckets of torch's DDP that were made before the context and are no `.grad`'s storage. Nothing is polled or copied.
+buckets of torch's DDP that were made before the context and are no `.grad`'s storage; and what mkldnn's tensors hold
+(`x.to_mkldnn()`), which is no storage. Nothing is polled or copied.
 
 Kinds follow Rajbhandari 2020, arXiv:1910.02054, section 3.1 ("where did all the memory go"): 16 N bytes for fp32 AdamW.
 """

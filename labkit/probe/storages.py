@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _has_storage
 from torch._subclasses.fake_tensor import FakeTensor
 
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.probe.history import Held, History, Where, breakdown
-from labkit.probe.parts import PLAIN, plain
+from labkit.probe.parts import PLAIN, STRIDED, plain
 from labkit.probe.refusal import Holder, VirtualOutOfMemory, holder, refusal
 
 WAITS_S = (0, 0.0001, 0.001, 0.01, 0.03)
@@ -200,8 +201,8 @@ class Storages:
         self._deaths.append((ref, time.perf_counter() - self.began))
 
     def _parts(self, tensor: Tensor) -> Iterable[tuple[Tensor, torch.UntypedStorage]]:
-        if type(tensor) in PLAIN and tensor.layout is torch.strided:  # nearly all: no generator on their way
-            if not torch._C._has_storage(tensor):
+        if type(tensor) in PLAIN and tensor.layout is STRIDED and not tensor.is_nested:  # nearly all: no generator
+            if not _has_storage(tensor):
                 return ()
             counts = tensor.device.type == self.device if self.device else not tensor.is_meta
             return ((tensor, tensor.untyped_storage()),) if counts else ()

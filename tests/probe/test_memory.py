@@ -607,6 +607,56 @@ def test_sparse_gradients_count_their_two_tensors():
         assert probe.now["optimizer"] == 2 * 16_000
 
 
+ROWS_OF_TWO = ([1.0, 2.0, 3.0], [4.0, 5.0])
+INSIDE = {
+    "coo": (lambda: torch.eye(4).to_sparse(), 2 * 4 * 8 + 4 * 4),
+    "csr": (lambda: torch.eye(4).to_sparse_csr(), 5 * 8 + 2 * 4 * 8 + 4 * 4),
+    "csc": (lambda: torch.eye(4).to_sparse_csc(), 5 * 8 + 2 * 4 * 8 + 4 * 4),
+    "bsr": (lambda: torch.eye(4).to_sparse_bsr((2, 2)), 3 * 8 + 2 * 2 * 8 + 8 * 4),
+    "bsc": (lambda: torch.eye(4).to_sparse_bsc((2, 2)), 3 * 8 + 2 * 2 * 8 + 8 * 4),
+    "nested": (lambda: torch.nested.nested_tensor([*ROWS_OF_TWO]), 5 * 4 + 2 * 8 + 2 * 8 + 2 * 8),
+    "jagged": (lambda: torch.nested.nested_tensor([*ROWS_OF_TWO], layout=torch.jagged), 5 * 4 + 3 * 8),
+}
+"""How to come by a tensor that is made of tensors, and their bytes: indices of 8 each, values of 4.
+(The second indices of a compressed one are torch's window of both indices of COO: they keep twice their bytes.)"""
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("layout", INSIDE)
+def test_a_tensor_made_of_tensors_counts_all_of_them_as_long_as_it_lives(layout):
+    """Bugs: compressed sparse tensors held a state that nobody counted, and the first nested one ended the run with
+    "NestedTensorImpl doesn't support sizes"."""
+    make, n_bytes = INSIDE[layout]
+    with MemoryProbe() as probe:
+        x = make()
+        gc.collect()
+        assert probe.now.total == n_bytes
+        alike = x.detach()
+        del x
+        assert probe.now.total == n_bytes
+        more = alike * 2
+        assert probe.now.total >= n_bytes + 16
+        del alike, more
+        gc.collect()
+        assert probe.now.total == 0
+        probe.cap_bytes = n_bytes - 1
+        with pytest.raises(VirtualOutOfMemory):
+            make()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("layout", INSIDE)
+def test_a_tensor_made_of_tensors_is_known_once_it_is_watched(layout):
+    """Would catch an owner's look at a nested tensor that is itself heard as an operator that makes tensors."""
+    make, n_bytes = INSIDE[layout]
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", make())
+    with MemoryProbe(model, cap_bytes=24 + n_bytes) as probe:
+        assert dict(probe.now) == dict(MemoryProbe(model).now)
+        assert (probe.now["parameters"], probe.now["other"]) == (24, n_bytes)
+        assert probe.timeline[-1].total == 24 + n_bytes
+
+
 def test_a_forward_that_fails_leaves_the_names_in_order():
     """Would catch a stack of modules that is never popped again."""
 

@@ -15,13 +15,15 @@ from labkit.lab.problem import Case, Mutant, Problem
 
 STEPS, LR = 3, 0.01
 ITEM = 4
+ROOM_BYTES = 4 << 10
 
 
 class ShardedOptimizer:
     """An optimizer that keeps the state of every n-th parameter on each of n ranks (ZeRO-1, by whole parameters).
 
     Parameter i belongs to rank i % n: that rank steps it, and everybody else gets its new value by a broadcast.
-    The gradients are the same on all ranks when `step` is called."""
+    The gradients are the same on all ranks when `step` is called. Between steps this holds on to the parameters and to
+    the state of its own ones, and to no copy of anything."""
 
     def __init__(self, params: list[Tensor], make_optimizer: Callable[[list[Tensor]], Any], group: Group):
         """params: all parameters; make_optimizer(some) gives an optimizer for some of them."""
@@ -54,14 +56,18 @@ def adamw(params: list[Tensor]) -> Any:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]]) -> Any:
-    """A few steps; what is held then; the weights."""
-    params = [torch.nn.Parameter(w) for w in weights]
+    """A few steps; what is held before the last of them, when no gradient is there; the weights."""
+    params = [torch.nn.Parameter(w.clone()) for w in weights]
     optimizer = attempt(params, adamw, group)
-    for step in grads:
+    for number, step in enumerate(grads, 1):
         for p, g in zip(params, step, strict=True):
             p.grad = g.clone()
         optimizer.step()
-    weigh(group)
+        for p in params:
+            p.grad = None
+        if number == STEPS - 1:
+            torch.nn.ParameterList(params)  # what a module is given the probe takes for parameters, whoever made it
+            weigh(group)  # nobody can let go of what the last step needs
     return [p.data for p in params]
 
 
@@ -82,6 +88,18 @@ def own(case: Case, rank: int) -> int:
     return int(sum(case["sizes"][rank :: case.n_ranks]))
 
 
+def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
+    """All weights, the state of a rank's own, and some room: whatever a hoard is taken for, it is too much."""
+    whole, state = ITEM * sum(case["sizes"]), 8 * own(case, rank)
+    return {
+        "optimizer": (state, state + 64 * len(case["sizes"])),
+        "parameters": (whole, whole),
+        "gradients": (0, 0),
+        "activations": (0, 0),
+        "other": (0, ROOM_BYTES),
+    }
+
+
 PROBLEM = Problem(
     key="07.2",
     title="Step your own shard",
@@ -98,12 +116,10 @@ every rank keeps the same 8. Here each keeps those of its own parameters only, s
     inputs=inputs,
     play=play,
     answer=answer,
-    changes=(0,),
     laws=(
         sends(lambda case, rank: 0 if case.n_ranks == 1 else STEPS * ITEM * own(case, rank),
               "each rank sends its own parameters once a step, by broadcast", only=("broadcast",)),
-        holds(lambda case, rank: {"optimizer": (8 * own(case, rank), 8 * own(case, rank) + 64 * len(case["sizes"]))},
-              "each rank holds 8 bytes of state for each weight that is its own, and none for others"),
+        holds(held, "beside the weights a rank holds 8 bytes of state for each that is its own, and none for others"),
     ),
     hints=(
         "Who steps a parameter must be settled by its place in the list, so that all ranks agree without a word.",
@@ -122,6 +138,11 @@ every rank keeps the same 8. Here each keeps those of its own parameters only, s
         """),
         Mutant("every rank keeps and steps everything, and the broadcasts only hide it", "memory",
                (("params[group.rank :: group.size]", "params"),)),
+        Mutant("what the broadcasts bring is kept, too, when it has been copied: every weight is there twice", "memory",
+               (("for i, p in enumerate(self.params):",
+                 "self.new = [self.group.broadcast(p.data, source=i % self.group.size) for i, p in "
+                 "enumerate(self.params)]\n        for p, new in zip(self.params, self.new):"),
+                ("self.group.broadcast(p.data, source=i % self.group.size))\n", "new)\n"))),
         Mutant("the new values are not handed out", "values",
                (("p.data.copy_(self.group.broadcast(p.data, source=i % self.group.size))", "pass"),)),
         Mutant("everything comes from rank 0, whose copies of others' parameters are old", "values",

@@ -85,8 +85,8 @@ def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
     """A shard, and some room."""
     return {
         "other": (0, numel(case) * case.item_bytes + ROOM_BYTES),
-        "activations": (0, 0),
         "parameters": (0, ROOM_BYTES),
+        **dict.fromkeys(("gradients", "optimizer", "activations"), (0, 0)),
     }
 
 
