@@ -19,8 +19,8 @@ def time_on_device(
     `launch()` puts the work into the device's queue and returns long before it is done; `sync()` returns when the
     queue is empty; `clock()` tells the seconds. When you are called the queue may still hold somebody else's work.
 
-    Launch `warmup` times without timing (first runs are slow), then `repeats` times (one or more), each timed by
-    itself. For an even number of repeats the median is the mean of the two in the middle."""
+    Launch `warmup` times (none or more) without timing, as first runs are slow, then `repeats` times (one or more),
+    each timed by itself. For an even number of repeats the median is the mean of the two in the middle."""
     for _ in range(warmup):
         launch()
     sync()
@@ -60,8 +60,9 @@ class Device:
 
 
 def cases() -> Sequence[Case]:
-    """Even and odd numbers of repeats; ten devices each."""
-    return [Case.of(1, warmup=2, repeats=6), Case.of(1, warmup=4, repeats=9), Case.of(1, warmup=1, repeats=1)]
+    """Even and odd numbers of repeats, with a warm-up and without; ten devices each."""
+    return [Case.of(1, warmup=2, repeats=6), Case.of(1, warmup=4, repeats=9), Case.of(1, warmup=1, repeats=1),
+            Case.of(1, warmup=0, repeats=2)]  # fmt: skip
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
@@ -130,6 +131,8 @@ compiles, allocates and pages in. Your timer gets the device's three handles and
                (("        launch()\n        sync()\n", "        launch()\n"),)),
         Mutant("no warm-up: the slow first runs are among those that are timed", "values",
                (("    for _ in range(warmup):\n        launch()\n", ""),)),
+        Mutant("the queue is emptied in the warm-up loop only: with no warm-up the first run waits for older work",
+               "values", (("        launch()\n    sync()\n    times", "        launch()\n        sync()\n    times"),)),
         Mutant("the first timed run waits for work that was in the queue before it", "values",
                (("        launch()\n    sync()\n    times", "        launch()\n    times"),)),
         Mutant("the mean is taken, and one disturbed run moves it", "values",

@@ -21,7 +21,8 @@ def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
     """The bytes that a model and its optimizer hold now: {"parameters": ..., "gradients": ..., "optimizer": ...}.
 
     What counts are storages (`tensor.untyped_storage()` has `.nbytes()` and `.data_ptr()`). A storage counts whole,
-    even if a view shows a part of it, and once within a kind, however many tensors lie in it.
+    even if a view shows a part of it, and once within a kind, however many tensors lie in it; one that holds things of
+    two kinds counts in both.
 
     "parameters" are those of the model, trained or frozen; "gradients" what is in their `.grad`; "optimizer" all
     tensors in `optimizer.state`, which maps a parameter to a dict of names to tensors, numbers or None. Buffers of
@@ -67,13 +68,17 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """How each model is made and how far it has got: every shape, every optimizer, the rest drawn."""
+    """How each model is made and how far it has got: every shape, every optimizer, the rest drawn.
+
+    The first one's norm is frozen late, with gradients that stay; the second one's master copies are its parameters."""
     drawn, made = random.Random(case.seed), []
     for number in range(case["models"]):
         made.append({
             "vocab": drawn.randrange(5, 12), "width": drawn.randrange(3, 9), "spare": drawn.randrange(1, 9),
-            "shape": SHAPES[number % 3], "dtype": DTYPES[drawn.randrange(3)] if number else torch.bfloat16,
-            "frozen": drawn.random() < 0.3 or number == 3,
+            "shape": SHAPES[number % 3],
+            "dtype": {0: torch.bfloat16, 1: torch.float32}.get(number, drawn.choice(DTYPES)),
+            "frozen": "frozen late" if not number else "frozen" if drawn.random() < 0.3 or number == 3 else "trained",
+            "master": number < 2 or drawn.random() < 0.3,
             "maker": MAKERS[(number + number // 3) % 3] if number else "AdamW",
             "done": ("nothing", "backward", "a step", "a step and zero_grad")[drawn.randrange(4) if number % 3 else 2],
         })  # fmt: skip
@@ -82,9 +87,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 def told(each: dict[str, Any]) -> str:
     """A model in words."""
-    frozen = ", norm frozen" if each["frozen"] else ""
-    return (f"{each['shape']} {str(each['dtype'])[6:]} model {each['vocab']}x{each['width']}{frozen}, {each['maker']}, "
-            f"{each['done']} done")  # fmt: skip
+    master = " with master copies" if each["master"] else ""
+    return (f"{each['shape']} {str(each['dtype'])[6:]} model {each['vocab']}x{each['width']}, norm {each['frozen']}, "
+            f"{each['maker']}{master}, {each['done']} done")  # fmt: skip
 
 
 def play(attempt: Any, group: Group, made: list[dict[str, Any]]) -> Any:
@@ -94,7 +99,7 @@ def play(attempt: Any, group: Group, made: list[dict[str, Any]]) -> Any:
         model = Net(each["vocab"], each["width"], each["shape"], each["spare"])
         if each["dtype"] != torch.float32:
             convert(model, each["dtype"])
-        model.norm.requires_grad_(not each["frozen"])
+        model.norm.requires_grad_(each["frozen"] != "frozen")
         params = [p for p in model.parameters() if p.requires_grad]
         momentum = 0.9 if "momentum" in each["maker"] else 0.0
         optimizer: Any = (torch.optim.AdamW(params, foreach=False) if each["maker"] == "AdamW" else
@@ -105,6 +110,9 @@ def play(attempt: Any, group: Group, made: list[dict[str, Any]]) -> Any:
             optimizer.step()
         if "zero_grad" in each["done"]:
             optimizer.zero_grad()
+        for p in params if each["master"] else ():
+            optimizer.state[p]["master"] = p.detach().float()  # a float32 parameter is its own
+        model.norm.requires_grad_(each["frozen"] == "trained")
         said[told(each)] = attempt(model, optimizer)
     return said
 
@@ -130,15 +138,18 @@ def counted(each: dict[str, Any]) -> dict[str, int]:
     """Numbers of parameters, times the bytes of one."""
     table, norm, item = each["vocab"] * each["width"], 2 * each["width"], each["dtype"].itemsize
     n_tables = 1 if each["shape"] == "tied" else 2
-    trained = n_tables * table + (0 if each["frozen"] else norm)
-    tensors = n_tables + (0 if each["frozen"] else 2)
+    frozen = each["frozen"] == "frozen"
+    trained = n_tables * table + (0 if frozen else norm)
+    tensors = n_tables + (0 if frozen else 2)
     spare = each["spare"] if each["shape"] == "flat" else 0
-    stepped = "step" in each["done"]
+    held = (n_tables * table + norm + spare) * item
+    one_buffer = each["shape"] == "flat" and each["dtype"] == torch.float32
+    master = held if one_buffer else 4 * trained
     state = {"SGD": 0, "SGD with momentum": trained * item, "AdamW": 2 * trained * item + 4 * tensors}
     return {
-        "parameters": (n_tables * table + norm + spare) * item,
+        "parameters": held,
         "gradients": trained * item if each["done"] in ("backward", "a step") else 0,
-        "optimizer": state[each["maker"]] if stepped else 0,
+        "optimizer": each["master"] * master + ("step" in each["done"]) * state[each["maker"]],
     }
 
 
@@ -191,6 +202,15 @@ Whoever counts storages, by what they are held for, is right in every case.
                  "2 * sum(p.numel() * p.element_size() for p in params)"),)),
         Mutant("the step counters are left out: AdamW keeps one for each parameter tensor", "values",
                (("if isinstance(each, Tensor))", "if isinstance(each, Tensor) and each.dim() > 0)"),)),
+        Mutant("the optimizer's state is taken by the names that torch's own use: what else it keeps is left out",
+               "values", (("for value in state.values()]",
+                           "for name, value in state.items() if name.startswith(('exp_avg', 'step', 'momentum'))]"),)),
+        Mutant("a storage that has counted as a parameter does not count again where the optimizer holds it", "values",
+               (("    def bytes_in", "    counted = {}\n\n    def bytes_in"),
+                (HELD, "sum(counted.setdefault(each.data_ptr(), each.nbytes()) for each in {each.data_ptr(): each "
+                       "for each in storages}.values() if each.data_ptr() not in counted)"))),
+        Mutant("only gradients of what is trained are counted: a frozen parameter may still hold one", "values",
+               (("if p.grad is not None", "if p.requires_grad and p.grad is not None"),)),
         Mutant("buffers are counted among the parameters", "values",
                (("bytes_in(params)", "bytes_in([*params, *model.buffers()])"),)),
     ),

@@ -24,7 +24,7 @@ def collectives_agree(programs: Programs) -> bool:
         {"verb": "all_reduce", "shape": (4, 3), "dtype": "float32", "op": "sum", "source": 0}
 
     with `op` "sum", "mean", "max" or "min", and `source` a rank. The i-th collective of one rank meets the i-th of all
-    others, and all five entries must be equal, or ranks hang, crash or compute nonsense. Messages,
+    others, and all five entries must be equal, whatever the verb, or ranks hang, crash or compute nonsense. Messages,
     {"verb": "send" or "recv", "peer": 1, "shape": ..., "dtype": ...}, are a matter of two ranks, and not judged here:
     they may stand anywhere. There may be no ranks at all, or nothing to call."""
     called = [[call for call in program if call["verb"] not in ("send", "recv")] for program in programs]
@@ -67,14 +67,11 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
         call["shape"] = call["shape"][::-1]
     elif name == "other dtype":
         call["dtype"] = drawn.choice([each for each in DTYPES if each != call["dtype"]])
-    elif name == "other op":
+    elif name.startswith(("other op", "other source")):
         for program in programs:
-            program[place] |= {"verb": "all_reduce", "op": "sum", "source": 0}
-        call["op"] = drawn.choice(("mean", "max"))
-    elif name == "other source":
-        for program in programs:
-            program[place] |= {"verb": "broadcast", "op": "sum", "source": 0}
-        call["source"] = drawn.randrange(1, len(programs))
+            program[place] |= {"verb": name.split()[-1], "op": "sum", "source": 0}
+        mine = {"op": drawn.choice(("mean", "max", "min")), "source": drawn.randrange(1, len(programs))}
+        call[name.split()[1]] = mine[name.split()[1]]
     elif name == "two calls in the other order":
         last[place : place + 2] = last[place : place + 2][::-1]
     elif name == "one call missing in the middle":
@@ -93,7 +90,8 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
 
 
 WRONG = (
-    "other verb", "other shape", "as many numbers in another shape", "other dtype", "other op", "other source",
+    "other verb", "other shape", "as many numbers in another shape", "other dtype",
+    *(f"other {entry} in one {verb}" for entry in ("op", "source") for verb in COLLECTIVES),
     "two calls in the other order", "one call missing in the middle", "the last call missing",
     "one call too many at the end", "the first rank alone is wrong", "a rank in the middle is wrong",
     "a rank calls nothing",
@@ -164,6 +162,12 @@ write that check. Then it is shown programs with one mistake each, and right one
         Mutant("op and source are not compared", "values",
                ((EQUAL, '[(c["verb"], c["shape"], c["dtype"]) for c in each] == '
                         '[(c["verb"], c["shape"], c["dtype"]) for c in called[0]] for each in called'),)),
+        Mutant("op is compared in an all_reduce only, and source in a broadcast: a reduce_scatter has an op as well",
+               "values",
+               ((EQUAL, "list(map(told, each)) == list(map(told, called[0])) for each in called"),
+                ("    called = ", "    def told(call):\n        known = {'all_reduce': 'op', 'broadcast': 'source'}\n"
+                                  "        told = ('verb', 'shape', 'dtype', known.get(call['verb'], 'verb'))\n"
+                                  "        return [call[entry] for entry in told]\n\n    called = "))),
         Mutant("shapes are compared by their number of elements", "values",
                ((EQUAL, 'norm(each) == norm(called[0]) for each in called'),
                 ("    called = ", "    def norm(calls):\n        return [{**c, 'shape': c['shape'][0] * c['shape'][1]} "

@@ -14,8 +14,9 @@ Message = tuple[int, int, int, int]
 def is_ring_all_reduce(messages: list[tuple[int, int, int, int]], n_ranks: int, n_bytes: int) -> bool:
     """Whether these messages are those of a ring all-reduce of `n_bytes`, which `n_ranks` divides.
 
-    A message is (rank, to, bytes, round), rounds from 0; the list is in no order. In each of 2 (n_ranks - 1) rounds
-    each rank sends one n-th of the tensor to its right neighbour, rank + 1 (the last one to rank 0), and no more."""
+    A message is (rank, to, bytes, round), rounds from 0 without a gap; the list is in no order. In each of
+    2 (n_ranks - 1) rounds each rank sends one n-th of the tensor to its right neighbour, rank + 1 (the last one to
+    rank 0), and no more."""
     wanted = [
         (rank, (rank + 1) % n_ranks, n_bytes // n_ranks, step)
         for rank in range(n_ranks)
@@ -64,7 +65,7 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
     """By telling name: whether it is a ring all-reduce, the messages, ranks, bytes."""
     draw = random.Random(case.seed)
     n, part = case["n"], 8 * draw.randint(20, 900)
-    size, who, when = n * part, draw.randrange(n), draw.randrange(2 * n - 2)
+    size, who, when, then = n * part, draw.randrange(n), draw.randrange(2 * n - 2), draw.randrange(1, 2 * n - 2)
     true = ring(n, size)
     mixed = draw.sample(true, len(true))
     objects = {
@@ -87,6 +88,14 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
             False, changed(true, lambda m: (who, (who - 1) % n, *m[2:]) if m[0] == who else m)),
         "one rank's parts are too long and too short by turns: its total is right": (
             False, changed(true, lambda m: (*m[:2], part + 8 - 16 * (m[3] % 2), m[3]) if m[0] == who else m)),
+        "one part is too long and another too short in one round: its total is right": (
+            False, changed(true, lambda m: (*m[:2], part + {who: 8, (who + 1) % n: -8}.get(m[0], 0), m[3])
+                           if m[3] == when else m)),
+        "rounds from 1": (False, changed(true, lambda m: (*m[:3], m[3] + 1))),
+        "nobody sends in one round, and there is one more at the end": (
+            False, changed(true, lambda m: (*m[:3], m[3] + (m[3] >= then)))),
+        "one rank is a round behind the others": (
+            False, changed(true, lambda m: (*m[:3], m[3] + 1) if m[0] == who else m)),
         "one rank sends everything in its first round": (
             False, changed(true, lambda m: (*m[:2], (2 * n - 2) * part, 0) if m[::3] == (who, 0)
                            else None if m[0] == who else m)),
@@ -141,6 +150,32 @@ that tells a ring all-reduce from everything that only ends like one.
                 part = n_bytes // n_ranks
                 return (len(messages) == 2 * n_ranks * (n_ranks - 1)
                         and all(to == (rank + 1) % n_ranks and size == part for rank, to, size, _ in messages))
+        """),
+        Mutant("it counts the rounds, but does not ask which they are: from 1, or with a gap, is all the same to it",
+               "values", instead="""
+            def is_ring_all_reduce(messages, n_ranks, n_bytes):
+                part = n_bytes // n_ranks
+                slots = {(rank, step) for rank, _, _, step in messages}
+                return (len(messages) == len(slots) == 2 * n_ranks * (n_ranks - 1)
+                        and len({step for _, step in slots}) == 2 * (n_ranks - 1)
+                        and all(to == (rank + 1) % n_ranks and size == part for rank, to, size, _ in messages))
+        """),
+        Mutant("it asks that a rank sends once a round, but not that it sends in the same rounds as the others",
+               "values", instead="""
+            def is_ring_all_reduce(messages, n_ranks, n_bytes):
+                part = n_bytes // n_ranks
+                slots = {(rank, step) for rank, _, _, step in messages}
+                return (len(messages) == len(slots) == 2 * n_ranks * (n_ranks - 1)
+                        and all(to == (rank + 1) % n_ranks and size == part for rank, to, size, _ in messages))
+        """),
+        Mutant("it adds up the bytes of a round, in which one part may be too long and another too short", "values",
+               instead="""
+            def is_ring_all_reduce(messages, n_ranks, n_bytes):
+                rounds = [[m for m in messages if m[3] == step] for step in range(2 * (n_ranks - 1))]
+                wanted = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
+                return (len(messages) == sum(map(len, rounds))
+                        and all(sorted(m[:2] for m in now) == wanted for now in rounds)
+                        and all(sum(m[2] for m in now) == n_bytes for now in rounds))
         """),
         Mutant("it compares sets, in which a message that is sent twice is there once", "values",
                (("sorted(messages) == sorted(wanted)", "set(messages) == set(wanted)"),)),

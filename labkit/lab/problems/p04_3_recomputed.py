@@ -116,8 +116,14 @@ def twice(trial: Trial) -> Complaint | None:
 
 def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
     """The input of each block, the last one's result, a mask or a state of the generator."""
-    tensor = ROWS * WIDTH * case.item_bytes
-    return {"activations": (0, (BLOCKS + 1) * tensor + SLACK_BYTES), "other": (0, tensor + BLOCKS * SLACK_BYTES)}
+    tensor, weights = ROWS * WIDTH * case.item_bytes, 2 * BLOCKS * WIDTH * HIDDEN * case.item_bytes
+    return {
+        "parameters": (0, weights),
+        "gradients": (0, 0),
+        "optimizer": (0, 0),
+        "activations": (0, (BLOCKS + 1) * tensor + SLACK_BYTES),
+        "other": (0, tensor + BLOCKS * SLACK_BYTES),
+    }
 
 
 PROBLEM = Problem(

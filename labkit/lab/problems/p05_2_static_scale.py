@@ -34,7 +34,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Models' gradients: an outlier early, late, negative; exactly at the limit and just above; huge; zero; none."""
+    """Models' gradients: an outlier early, late, negative; exactly at the limit and just above; huge;
+    a power of two in bfloat16, which has no 65504; zero; none."""
     draw = random.Random(case.seed)
 
     def model(outlier: float, where: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -55,6 +56,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
                 model(edge, 1),
                 model(edge * (1 + 2.0**-20), 2),
                 model(LARGEST * draw.uniform(3, 50), 0),
+                model(draw.choice((-1.0, 1.0)) * 2.0 ** draw.randrange(-30, -10), 1, torch.bfloat16),
                 [torch.zeros(4, 2), torch.zeros(3)],
                 [],
             ],
@@ -131,6 +133,11 @@ the exponent and leaves the mantissa alone. Find the largest one that is safe fo
             "fp16 goes up to nearly 2^16, not to 2^15: the scale is half of what it could be",
             "values",
             (("torch.finfo(torch.float16).max / largest", "2.0**15 / largest"),),
+        ),
+        Mutant(
+            "the ceiling is divided in the gradients' own dtype: bfloat16 rounds 65504 up to 65536",
+            "values",
+            (("g.abs().max().item()", "g.abs().max()"),),
         ),
         Mutant(
             "the scale never goes below 1, so gradients above 65504 stay infinite",

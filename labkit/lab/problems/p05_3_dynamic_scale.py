@@ -35,18 +35,20 @@ class DynamicScale:
 
 
 def cases() -> Sequence[Case]:
-    """From far too high, from far too low, and with rows of one step."""
+    """From far too high, from far too low, and with rows of one step; to far above 2^24, and to below 1."""
     return [
-        Case.of(1, log2_scale=24, interval=3, steps=90),
-        Case.of(1, log2_scale=-3, interval=5, steps=120),
-        Case.of(1, log2_scale=8, interval=1, steps=40),
+        Case.of(1, log2_scale=24, interval=3, steps=90, log2_ceiling=10),
+        Case.of(1, log2_scale=-3, interval=5, steps=120, log2_ceiling=10),
+        Case.of(1, log2_scale=8, interval=1, steps=40, log2_ceiling=10),
+        Case.of(1, log2_scale=30, interval=2, steps=60, log2_ceiling=44),
+        Case.of(1, log2_scale=4, interval=2, steps=60, log2_ceiling=-12),
     ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """The ceiling of each step: a random walk, with a storm in the middle in which almost nothing is safe."""
     draw = random.Random(case.seed)
-    height, ceilings = 10.0, []
+    height, ceilings = float(case["log2_ceiling"]), []
     for step in range(case["steps"]):
         height += draw.uniform(-1.5, 1.5)
         storm = 14.0 if case["steps"] // 2 < step < case["steps"] // 2 + 9 else 0.0
@@ -134,6 +136,16 @@ try twice as much after a row of good steps. From 2^24 down to a ceiling of 2^10
             "the step that overflowed is taken all the same",
             "values",
             (("return not overflow", "return True"),),
+        ),
+        Mutant(
+            "the scale is held at 2^24 or below, and stays too low where gradients are tiny",
+            "values",
+            (("self.scale * 2, 0", "min(self.scale * 2, 2.0**24), 0"),),
+        ),
+        Mutant(
+            "the scale is held at 1 or above, and where gradients are large every step is skipped",
+            "values",
+            (("self.scale /= 2", "self.scale = max(1.0, self.scale / 2)"),),
         ),
         Mutant(
             "an overflow sends the scale back to its first value, and not to half",

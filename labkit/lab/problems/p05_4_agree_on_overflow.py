@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,15 +14,16 @@ from labkit.comm.group import Group
 from labkit.lab.laws import sends
 from labkit.lab.problem import Case, Mutant, Problem
 
-SCALE, LR, STEPS = 1024.0, 0.1, 5
+SCALE, LR, STEPS = 1024.0, 0.1, 12
+KINDS = (math.inf, -math.inf, math.nan)
 
 
 def agreed_step(weights: list[Tensor], grads: list[Tensor], scale: float, lr: float, group: Group) -> bool:
     """A step of SGD on this rank's shard of a model, unless the gradients of any rank are not all finite.
 
     weights, grads: float32 tensors of the same shapes, this rank's own; `grads` are `scale` times the true gradients.
-    Each weight moves in place by -lr times its true gradient. If a number of a gradient on any rank is inf or NaN, no
-    rank moves anything. Returns whether the step was taken, the same on all ranks.
+    Each weight moves in place by -lr times its true gradient. If a number of a gradient on any rank is inf, -inf or
+    NaN, no rank moves anything. Returns whether the step was taken, the same on all ranks.
     The ranks exchange one number, in one collective; gradients stay where they are."""
     found = any(not g.isfinite().all() for g in grads)
     if group.all_reduce(torch.tensor([float(found)]), op="max") > 0:
@@ -40,16 +42,29 @@ def cases() -> Sequence[Case]:
     ]
 
 
+def spoilt(case: Case, n_steps: int) -> dict[tuple[int, int], tuple[int, float, float]]:
+    """(step, rank) -> gradient, how far into it, and what stands there.
+
+    At five steps one rank alone finds something: each rank, gradient and kind is there, and the first number of a
+    gradient, the last one, and some between. At a sixth step all ranks do."""
+    dice, n_grads = random.Random(case.seed), len(case["shapes"])
+    *alone, together = dice.sample(range(n_steps), 6)
+    ranks, grads = dice.sample(range(case.n_ranks), case.n_ranks), dice.sample(range(n_grads), n_grads)
+    kinds = dice.sample([*KINDS, *dice.choices(KINDS, k=2)], 5)
+    places = dice.sample([0.0, 1.0, *(dice.uniform(0.2, 0.8) for _ in range(3))], 5)
+    found = {(step, ranks[i % len(ranks)]): (grads[i % n_grads], places[i], kinds[i]) for i, step in enumerate(alone)}
+    return found | {(together, r): (dice.randrange(n_grads), dice.random(), dice.choice(KINDS)) for r in ranks}
+
+
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Shards, and the gradients of five steps: the last rank finds an infinity at the second, a middle one NaN at the
-    fourth."""
-    bad = {1: (case.n_ranks - 1, math.inf), 3: ((case.n_ranks - 1) // 2, math.nan)}
+    """Shards, and the gradients of twelve steps, six of which are bad."""
+    bad = spoilt(case, STEPS)
 
     def numbers(rank: int, step: int) -> list[Tensor]:
-        grads = [SCALE * case.random(*shape, key=100 * rank + 10 * step + i) for i, shape in enumerate(case["shapes"])]
-        where, what = bad.get(step, (-1, 0.0))
-        if where == rank:
-            grads[-1].view(-1)[-1] = what
+        grads = [SCALE * case.random(*shape, key=1000 * rank + 10 * step + i) for i, shape in enumerate(case["shapes"])]
+        if (step, rank) in bad:
+            which, far, what = bad[step, rank]
+            grads[which].view(-1)[round(far * (grads[which].numel() - 1))] = what
         return grads
 
     return [
@@ -62,7 +77,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]]) -> Any:
-    """Five steps: whether each was taken, and the weights."""
+    """Twelve steps: whether each was taken, and the weights."""
     weights = [w.clone() for w in weights]
     taken = [attempt(weights, step, SCALE, LR, group) for step in grads]
     return {"taken": [bool(each) for each in taken], "weights": weights}
@@ -138,6 +153,16 @@ parts belong to different steps. The repair costs 4 bytes a step. Plain data par
             "infinities are looked for, NaN is not",
             "values",
             (("not g.isfinite().all()", "g.isinf().any()"),),
+        ),
+        Mutant(
+            "infinities above zero and NaN are looked for, -inf is not",
+            "values",
+            (("not g.isfinite().all()", "(g.isnan() | (g == float('inf'))).any()"),),
+        ),
+        Mutant(
+            "only the last gradient is looked at",
+            "values",
+            (("for g in grads)", "for g in grads[-1:])"),),
         ),
         Mutant(
             "the step is skipped only if all ranks found something: one is enough",

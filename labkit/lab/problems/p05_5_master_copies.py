@@ -109,6 +109,7 @@ def law(case: Case, _: int) -> dict[str, tuple[float, float]]:
         "parameters": (4 * n, 4 * n),
         "optimizer": (8 * n, 8 * n + counters),
         "gradients": (0, 0),
+        "activations": (0, 0),
         "other": (0, 4096),
     }
 

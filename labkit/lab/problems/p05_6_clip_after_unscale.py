@@ -12,10 +12,11 @@ from torch import Tensor
 from labkit.comm.group import Group
 from labkit.lab.laws import most_calls, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
+from labkit.lab.problems.p05_4_agree_on_overflow import spoilt
 
 SCALE, LR, MOST = 4096.0, 0.5, 1.0
-SIZES = (5.0, 1.0, 0.02, 3.0, 1.0, 0.3)
-"""About how large the norm of each step's gradients is."""
+SIZES = 2 * (5.0, 1.0, 0.02, 3.0, 1.0, 0.3)
+"""About how large the norms of the steps' gradients are: of the good ones, then of the bad ones."""
 
 
 def clipped_step(
@@ -26,7 +27,7 @@ def clipped_step(
     weights, grads: float32 tensors of the same shapes, this rank's own; `grads` are `scale` times the true gradients.
     The norm is the Euclidean one of the true gradients of all ranks together (never 0); if it is above `max_norm`, all
     of them are multiplied by max_norm / norm. Each weight then moves in place by -lr times its gradient.
-    If a number of a gradient on any rank is inf or NaN, no rank moves anything.
+    If a number of a gradient on any rank is inf, -inf or NaN, no rank moves anything.
     Returns the norm before clipping, or `math.inf` for a step that is skipped: the same on all ranks.
     Ranks exchange at most two numbers a step, one a collective; gradients stay where they are."""
     found = any(not g.isfinite().all() for g in grads)
@@ -49,16 +50,18 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Shards and gradients: rank r's are r + 1 times as large. At the second step the last rank finds an infinity, at
-    the fifth the first one NaN."""
-    bad = {1: (case.n_ranks - 1, math.inf), 4: (0, math.nan)}
+    """Shards and gradients: rank r's are r + 1 times as large. Half of the steps are bad."""
+    bad = spoilt(case, len(SIZES))
+    bad_steps = {step for step, _ in bad}
+    good_first = sorted(range(len(SIZES)), key=lambda step: step in bad_steps)
+    size = dict(zip(good_first, SIZES, strict=True))
 
     def numbers(rank: int, step: int) -> list[Tensor]:
-        grads = [case.random(*shape, key=100 * rank + 10 * step + i) for i, shape in enumerate(case["shapes"])]
-        grads = [SCALE * SIZES[step] * (rank + 1) * g / 40 for g in grads]
-        where, what = bad.get(step, (-1, 0.0))
-        if where == rank:
-            grads[-1].view(-1)[-1] = what
+        grads = [case.random(*shape, key=1000 * rank + 10 * step + i) for i, shape in enumerate(case["shapes"])]
+        grads = [SCALE * size[step] * (rank + 1) * g / 40 for g in grads]
+        if (step, rank) in bad:
+            which, far, what = bad[step, rank]
+            grads[which].view(-1)[round(far * (grads[which].numel() - 1))] = what
         return grads
 
     return [
@@ -71,7 +74,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]]) -> Any:
-    """Six steps: the norms, and the weights."""
+    """Twelve steps: the norms, and the weights."""
     weights = [w.clone() for w in weights]
     norms = [float(attempt(weights, step, SCALE, MOST, LR, group)) for step in grads]
     return {"norms": torch.tensor(norms, dtype=torch.float64), "weights": weights}
@@ -176,6 +179,16 @@ def clipped_step(weights, grads, scale, max_norm, lr, group):
             "gradients that are short enough are stretched to the limit",
             "values",
             (("min(1.0, max_norm / norm)", "max_norm / norm"),),
+        ),
+        Mutant(
+            "infinities above zero and NaN are looked for, -inf is not",
+            "values",
+            (("not g.isfinite().all()", "(g.isnan() | (g == math.inf)).any()"),),
+        ),
+        Mutant(
+            "only the last gradient is looked at before the step, and others are not all finite",
+            "values",
+            (("not g.isfinite().all() for g in grads)", "not g.isfinite().all() for g in grads[-1:])"),),
         ),
         Mutant(
             "a step with an infinity in it is clipped and taken",
