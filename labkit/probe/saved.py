@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from labkit.probe.parts import tensors_in
@@ -62,7 +63,7 @@ def walk(
         for what, tensor in _tensors(node, fields):
             if not op:
                 op, module = node.name().removesuffix("Backward0").removesuffix("Backward"), module_of(node)
-            looks = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            looks = (_shape(tensor), str(tensor.dtype).removeprefix("torch."))
             for address, n_bytes, kind in storages_of(tensor):
                 found.append(Saved(op, module, what, *looks, n_bytes, kind, address in listed))
                 listed.add(address)
@@ -78,6 +79,12 @@ def below(roots: Iterable[Any]) -> Iterator[Any]:
         rank = [node for each in rank for node, _ in each.next_functions if node is not None]
         rank = [node for node in dict.fromkeys(rank) if node not in seen]
         seen.update(rank)
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Of a nested tensor, which has none: the number of its rows, and of all the numbers in them."""
+    rows = tensor.is_nested and tensor.layout is torch.strided
+    return (tensor.size(0), tensor.numel()) if rows else tuple(tensor.shape)
 
 
 def _tensors(node: Any, fields: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:

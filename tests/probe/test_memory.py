@@ -657,6 +657,16 @@ def test_a_tensor_made_of_tensors_is_known_once_it_is_watched(layout):
         assert probe.timeline[-1].total == 24 + n_bytes
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_what_autograd_holds_of_a_nested_tensor_is_listed():
+    """A bug: a nested tensor has no shape, and the walk below a loss ended there."""
+    x = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], requires_grad=True)
+    with MemoryProbe() as probe:
+        y = (x * x).values().sum()
+        assert {each.shape for each in probe.saved} == {(2, 5)}
+        y.backward()
+
+
 def test_a_forward_that_fails_leaves_the_names_in_order():
     """Would catch a stack of modules that is never popped again."""
 
