@@ -49,7 +49,8 @@ FORBIDDEN = _words("""
     register_buffer_hook set_default_dtype set_default_device set_num_threads use_deterministic_algorithms ctypes
     multiprocessing _C backends cuda profiler onnx export futures monitor np get_type_hints ForwardRef
     make_dataclass singledispatch singledispatchmethod attrgetter methodcaller get_annotations
-    format format_map set_printoptions as_subclass to_mkldnn ABCMeta EnumMeta EnumType amp GradScaler
+    format format_map set_printoptions as_subclass to_mkldnn quantize_per_channel ABCMeta EnumMeta EnumType amp
+    GradScaler
 """)
 SPOKEN = METHODS - _words("__eq__ __lt__ __enter__ __exit__ __post_init__ __repr__ __contains__ __getitem__")
 """What of these may stand behind a dot: a method that is called by hand gets whatever it is handed as its `self`."""
