@@ -22,7 +22,7 @@ from labkit.launch import output, watch
 from labkit.launch.blackbox import Position
 from labkit.launch.crew import Crew
 from labkit.launch.lines import Event
-from labkit.launch.progress import Bar
+from labkit.launch.progress import CallBar
 from labkit.launch.reply import Answer
 from labkit.launch.warden import Ended
 
@@ -53,7 +53,7 @@ class Call:
         self.stuck: object = None
         self.failed_at: float | None = None
         self.told_straggler = False
-        self.bar = Bar(len(ranks))
+        self.bar = CallBar(len(ranks))
 
     @property
     def pending(self) -> list[int]:

@@ -7,13 +7,12 @@ claims(stored=True)              all, as the last audit of this checkout found t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from labkit.lab.claims.audit import Claim, Result, audit, choose, kept
+from labkit.launch.progress import Bar
 from labkit.view import claims as view
 from labkit.view.svg import Picture
 
@@ -72,24 +71,10 @@ def claims(*ids: str, topic: str = "", stored: bool = False) -> Shown:
 
 
 def _told(chosen: tuple[Claim, ...]) -> Iterator[Result]:
-    """The results; where many are asked for in a notebook, with a bar that goes away at the end."""
-    bar = None
+    """The results; where many are asked for, with a bar that goes away at the end."""
+    bar = Bar()
     for place, each in enumerate(chosen):
-        if len(chosen) >= MANY and "ipykernel" in sys.modules:
-            bar = _draw(bar, place / len(chosen), f"{each.id}: {each.claim}")
+        if len(chosen) >= MANY:
+            bar.draw(place / len(chosen), f"{each.id}: {each.claim}")
         yield from audit([each.id])
-    if bar is not None:
-        bar.update({"text/html": "", "text/plain": ""}, raw=True)
-
-
-def _draw(bar: Any, share: float, words: str) -> Any:
-    from html import escape
-
-    from IPython.display import display
-
-    drawn = f'<progress value="{share:.3f}" max="1" aria-label="proofs run"></progress> {escape(words)}'
-    bundle = {"text/html": drawn, "text/plain": f"{share:4.0%} {words}"}
-    if bar is None:
-        return display(bundle, raw=True, display_id=True)
-    bar.update(bundle, raw=True)
-    return bar
+    bar.clear()

@@ -1,0 +1,52 @@
+"""The bar of a long call, in a real kernel: there for a person, and nothing of it where a tool runs the notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import start_new_kernel
+
+pytestmark = pytest.mark.slow
+
+CELL = """
+import time, labkit
+from labkit.launch.progress import track
+
+def wait(group):
+    for _ in track(range(20), group):
+        time.sleep(0.1)
+
+with labkit.Cluster(2, quiet=True) as cluster:
+    cluster.run(wait)
+"""
+
+
+def shown(client: BlockingKernelClient, asks: bool) -> list[tuple[str, str]]:
+    """(kind of message, text) of all that a cell displays, where it may ask a person something and where not."""
+    found: list[tuple[str, str]] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            found.append((message["msg_type"], message["content"]["data"]["text/plain"]))
+
+    reply = client.execute_interactive(CELL, timeout=100, output_hook=hear, allow_stdin=asks)
+    assert reply["content"]["status"] == "ok", reply["content"]
+    return found
+
+
+def test_a_bar_is_drawn_for_a_person_and_leaves_nothing_in_what_nbval_compares() -> None:
+    """Labs 02 and 15 were red on a slow machine, whose cells took more than a second: there stood an empty output."""
+    manager, client = start_new_kernel()
+    try:
+        bar = shown(client, asks=True)
+        kinds, texts = [kind for kind, _ in bar], [text for _, text in bar]
+        assert kinds == ["display_data", *["update_display_data"] * (len(bar) - 1)]
+        assert len(bar) >= 3
+        assert all("of 20 steps, 0 of 2 ranks have finished" in text for text in texts[:-1])
+        assert texts[-1] == ""
+        assert shown(client, asks=False) == []
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
