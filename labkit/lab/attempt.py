@@ -10,15 +10,14 @@ own copy of the library, and everything that is judged can be read.
 from __future__ import annotations
 
 import ast
-import builtins
 import functools
+import inspect
 import linecache
 import math
-import symtable
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import torch
 
 from labkit.lab.court.audit import MODULES
 from labkit.lab.court.wire import ATTEMPT
+from labkit.lab.uses import before, defines, lines_of
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -43,6 +43,7 @@ class Attempt:
 
 def attempt_of(thing: Any) -> Attempt:
     """The attempt that a function or class is. ValueError, in words, for what is neither, or has no text."""
+    thing = _undecorated(thing)
     if isinstance(thing, functools.partial | types.MethodType | types.BuiltinFunctionType):
         raise ValueError(f"check takes a function that you wrote with def, got {thing!r}: give it the function itself")
     if not isinstance(thing, types.FunctionType | type):
@@ -57,7 +58,7 @@ def attempt_of(thing: Any) -> Attempt:
     text, line = _source_of(thing)
     space = _globals_of(thing)
     return Attempt(
-        thing.__name__, "\n" * (line - 1) + text, _before(text, thing.__name__, lambda name: _piece(name, space))
+        thing.__name__, "\n" * (line - 1) + text, before(text, thing.__name__, lambda name: _piece(name, space))
     )
 
 
@@ -73,18 +74,19 @@ def attempt_in(blocks: Iterable[str], name: str) -> Attempt:
                 at, told = getattr(error, "lineno", "?"), getattr(error, "msg", "nested too deeply")
                 fault = f"{name} is not Python yet: line {at}: {told}"
             continue
-        known |= {each: (node, text) for node in tree.body for each in _defines(node)}
+        known |= {each: (node, text) for node in tree.body for each in defines(node)}
     if name not in known:
         raise ValueError(fault)
-    first, source = _cut(*known[name])
-    before = _before(source, name, lambda other: _cut(*known[other])[1] if other in known else None)
-    return Attempt(name, "\n" * (first - 1) + source + "\n", before)
 
+    def piece(other: str) -> str | None:
+        if other not in known:
+            return None
+        node, text = known[other]
+        decorated = bool(getattr(node, "decorator_list", []))
+        return lines_of(node, text)[1] if decorated else ast.get_source_segment(text, node)  # not all that its line has
 
-def _cut(node: ast.stmt, text: str) -> tuple[int, str]:
-    """First line and text of a statement, with its decorators."""
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-    return first, "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    first, source = lines_of(*known[name])
+    return Attempt(name, "\n" * (first - 1) + source + "\n", before(source, name, piece))
 
 
 def blocks_of(path: Path) -> list[str]:
@@ -100,68 +102,6 @@ def blocks_of(path: Path) -> list[str]:
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
-# -- what a text uses ------------------------------------------------------------------------------------------------
-
-
-def _before(text: str, own: str, piece: Callable[[str], str | None]) -> str:
-    """Text of everything that a text uses, what is used first in front."""
-    found: dict[str, str] = {}
-
-    def follow(source: str) -> None:
-        for name in _uses(source):
-            if name != own and name not in found and not hasattr(builtins, name):
-                found[name] = ""  # it may use itself
-                if (part := piece(name)) is not None:
-                    follow(part)
-                    found.pop(name)
-                    found[name] = part
-
-    follow(text)
-    return "\n\n".join(dict.fromkeys(part for part in found.values() if part)) + "\n"
-
-
-def _uses(source: str) -> list[str]:
-    """Names that a text takes from outside, and not those of its own variables."""
-
-    def of(table: symtable.SymbolTable, top: bool) -> Iterator[str]:
-        for each in table.get_symbols():
-            if each.is_referenced() and (each.is_global() or (top and not each.is_assigned())):
-                yield each.get_name()
-        for child in table.get_children():
-            yield from of(child, False)
-
-    bare = ast.unparse(_Bare().visit(ast.parse(source)))
-    return list(dict.fromkeys(of(symtable.symtable(bare, ATTEMPT, "exec"), True)))
-
-
-class _Bare(ast.NodeTransformer):
-    """Takes annotations away: where an attempt is run they are words, and what they name is not needed."""
-
-    def visit_arg(self, node: ast.arg) -> ast.arg:
-        node.annotation = None
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        node.annotation = ast.Constant("")
-        return self.generic_visit(node)
-
-
-def _defines(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [(each.asname or each.name).split(".")[0] for each in node.names]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-        return [node.target.id]
-    return []
-
-
 # -- what lives in a kernel ------------------------------------------------------------------------------------------
 
 
@@ -169,7 +109,7 @@ def _piece(name: str, space: dict[str, Any]) -> str | None:
     """The text that makes a global of the notebook again; None if there is none (it is a local name)."""
     if name not in space:
         return None
-    value = space[name]
+    value = _undecorated(space[name])
     if isinstance(value, types.ModuleType):
         return f"import {value.__name__} as {name}"
     module = getattr(value, "__module__", None)
@@ -197,6 +137,11 @@ def _front(value: Any, module: str) -> str:
     return next(public, module)
 
 
+def _undecorated(thing: Any) -> Any:
+    """The function under what `cache` and `contextmanager` make of it; its text has them on top."""
+    return inspect.unwrap(thing) if isinstance(getattr(thing, "__wrapped__", None), types.FunctionType) else thing
+
+
 def _literal(value: Any) -> str:
     return repr(value) if not isinstance(value, float) or math.isfinite(value) else f'float("{value}")'
 
@@ -219,7 +164,7 @@ def _source_of(thing: Any) -> tuple[str, int]:
         lines = linecache.getlines(file)
         for node in reversed(list(ast.walk(ast.parse("".join(lines))))) if lines else ():
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == thing.__name__:
-                first, text = _cut(node, "".join(lines))
+                first, text = lines_of(node, "".join(lines))
                 if isinstance(thing, types.FunctionType) and thing.__code__.co_firstlineno != first:
                     continue
                 pad = len(text) - len(text.lstrip(" "))

@@ -168,6 +168,36 @@ def test_a_notebook_is_read_and_never_run() -> None:
     assert attempt.source.splitlines()[2] == "def mine(x):"
 
 
+def test_what_else_stands_on_a_line_is_not_brought() -> None:
+    """An import that no attempt may make, refused because it shares its line with a number."""
+    attempt = attempt_in(["import numpy; STEP = 2", "def mine(x):\n    return x * STEP"], "mine")
+    assert "numpy" not in attempt.before
+    assert ran(attempt)["mine"](3) == 6
+
+
+def test_a_helper_keeps_its_decorators() -> None:
+    """A helper that is another function in the court than in the notebook."""
+    text = """
+import contextlib, functools
+@functools.cache
+def once(x):
+    return [x]
+
+@contextlib.contextmanager
+def around(x):
+    yield once(x)
+
+@functools.cache
+def mine(x):
+    with around(x) as found:
+        return found is once(x)
+"""
+    assert ran(attempt_in([text], "mine"))["mine"](3)
+    attempt = attempt_of(cell(text)["mine"])
+    assert ran(attempt)["mine"](3)
+    assert attempt.source.count("@functools.cache") == 1
+
+
 def test_the_last_definition_counts() -> None:
     """A first try that is judged in place of the second."""
     attempt = attempt_in(["def mine():\n    return 1", "def mine():\n    return 2"], "mine")
