@@ -109,6 +109,17 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n=4), Case.of(1, n=8)]
 
 
+COUNTS_ROUNDS = "\n            and len({step for _, step in slots}) == 2 * (n_ranks - 1)"
+SLOTS = f"""
+def is_ring_all_reduce(messages, n_ranks, n_bytes):
+    part = n_bytes // n_ranks
+    slots = {{(rank, step) for rank, _, _, step in messages}}
+    return (len(messages) == len(slots) == 2 * n_ranks * (n_ranks - 1){COUNTS_ROUNDS}
+            and all(to == (rank + 1) % n_ranks and size == part for rank, to, size, _ in messages))
+"""
+"""A test that takes each rank's rounds for a set, and knows how many they should be."""
+
+
 PROBLEM = Problem(
     key="03.6",
     title="Spot the ring that is none",
@@ -152,22 +163,9 @@ that tells a ring all-reduce from everything that only ends like one.
                         and all(to == (rank + 1) % n_ranks and size == part for rank, to, size, _ in messages))
         """),
         Mutant("it counts the rounds, but does not ask which they are: from 1, or with a gap, is all the same to it",
-               "values", instead="""
-            def is_ring_all_reduce(messages, n_ranks, n_bytes):
-                part = n_bytes // n_ranks
-                slots = {(rank, step) for rank, _, _, step in messages}
-                return (len(messages) == len(slots) == 2 * n_ranks * (n_ranks - 1)
-                        and len({step for _, step in slots}) == 2 * (n_ranks - 1)
-                        and all(to == (rank + 1) % n_ranks and size == part for rank, to, size, _ in messages))
-        """),
+               "values", instead=SLOTS),
         Mutant("it asks that a rank sends once a round, but not that it sends in the same rounds as the others",
-               "values", instead="""
-            def is_ring_all_reduce(messages, n_ranks, n_bytes):
-                part = n_bytes // n_ranks
-                slots = {(rank, step) for rank, _, _, step in messages}
-                return (len(messages) == len(slots) == 2 * n_ranks * (n_ranks - 1)
-                        and all(to == (rank + 1) % n_ranks and size == part for rank, to, size, _ in messages))
-        """),
+               "values", instead=SLOTS.replace(COUNTS_ROUNDS, "")),
         Mutant("it adds up the bytes of a round, in which one part may be too long and another too short", "values",
                instead="""
             def is_ring_all_reduce(messages, n_ranks, n_bytes):

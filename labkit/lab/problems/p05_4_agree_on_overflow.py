@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,8 +42,12 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def spoilt(case: Case, n_steps: int) -> dict[tuple[int, int], tuple[int, float, float]]:
-    """(step, rank) -> gradient, how far into it, and what stands there.
+Spoilt = Mapping[tuple[int, int], tuple[int, float, float]]
+"""(step, rank) -> gradient, how far into it, and what stands there."""
+
+
+def spoilt(case: Case, n_steps: int) -> Spoilt:
+    """Where gradients are not finite.
 
     At five steps one rank alone finds something: each rank, gradient and kind is there, and the first number of a
     gradient, the last one, and some between. At a sixth step all ranks do."""
@@ -56,16 +60,21 @@ def spoilt(case: Case, n_steps: int) -> dict[tuple[int, int], tuple[int, float, 
     return found | {(together, r): (dice.randrange(n_grads), dice.random(), dice.choice(KINDS)) for r in ranks}
 
 
+def spoil(grads: list[Tensor], bad: Spoilt, step: int, rank: int) -> list[Tensor]:
+    """The gradients of a rank at a step, with what is bad in them."""
+    if (step, rank) in bad:
+        which, far, what = bad[step, rank]
+        grads[which].view(-1)[round(far * (grads[which].numel() - 1))] = what
+    return grads
+
+
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """Shards, and the gradients of twelve steps, six of which are bad."""
     bad = spoilt(case, STEPS)
 
     def numbers(rank: int, step: int) -> list[Tensor]:
         grads = [SCALE * case.random(*shape, key=1000 * rank + 10 * step + i) for i, shape in enumerate(case["shapes"])]
-        if (step, rank) in bad:
-            which, far, what = bad[step, rank]
-            grads[which].view(-1)[round(far * (grads[which].numel() - 1))] = what
-        return grads
+        return spoil(grads, bad, step, rank)
 
     return [
         (

@@ -12,7 +12,7 @@ from torch import Tensor
 from labkit.comm.group import Group
 from labkit.lab.laws import most_calls, sends
 from labkit.lab.problem import Case, Mutant, Problem, Star
-from labkit.lab.problems.p05_4_agree_on_overflow import spoilt
+from labkit.lab.problems.p05_4_agree_on_overflow import spoil, spoilt
 
 SCALE, LR, MOST = 4096.0, 0.5, 1.0
 SIZES = 2 * (5.0, 1.0, 0.02, 3.0, 1.0, 0.3)
@@ -59,10 +59,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     def numbers(rank: int, step: int) -> list[Tensor]:
         grads = [case.random(*shape, key=1000 * rank + 10 * step + i) for i, shape in enumerate(case["shapes"])]
         grads = [SCALE * size[step] * (rank + 1) * g / 40 for g in grads]
-        if (step, rank) in bad:
-            which, far, what = bad[step, rank]
-            grads[which].view(-1)[round(far * (grads[which].numel() - 1))] = what
-        return grads
+        return spoil(grads, bad, step, rank)
 
     return [
         (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from labkit.lab.laws import order
-from labkit.lab.problem import Case, Mutant, Problem
-from labkit.lab.problems.p10_2_gpipe_program import answer, conveyor, in_time, inputs, micros_of, most_held
+from labkit.lab.problem import Mutant, Problem
+from labkit.lab.problems.p10_2_gpipe_program import answer, cases, conveyor, in_time, inputs, micros_of, most_held
 from labkit.plan.schedule import Action
 
 
@@ -21,17 +19,6 @@ def one_f_one_b_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
     for i in range(n_micro - ahead):
         program += [Action("F", rank, ahead + i), Action("B", rank, i)]
     return program + [Action("B", rank, i) for i in range(n_micro - ahead, n_micro)]
-
-
-def cases() -> Sequence[Case]:
-    """Pipelines of 1 to 4 ranks; more and fewer micro-batches than ranks."""
-    return [
-        Case.of(3, micros=(4, 8)),
-        Case.of(4, micros=(1, 2)),
-        Case.of(2, micros=(2, 6)),
-        Case.of(4, micros=(5, 7)),
-        Case.of(1, micros=(1, 5)),
-    ]
 
 
 PROBLEM = Problem(
