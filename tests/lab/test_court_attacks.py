@@ -77,6 +77,9 @@ READ_BEFORE_IT_RUNS = {
     "the ledger, by another name": SCATTER + "    ledger = group.ledger\n    ledger.keep = None\n    return x",
     "a class that is patched and put back": SCATTER + "    K = type(group.ledger)\n    K.keep = None\n    return x",
     "an answer that is worked out when it is looked at": SCATTER + "    return x.as_subclass(type(x))",
+    "torch's own scaler": SCATTER + "    import torch\n    return torch.GradScaler('cpu').scale(x)",
+    "memory whose bytes nobody can count": SCATTER + "    import torch as t\n"
+    "    return t.quantize_per_channel(x, x.new_ones(1), x.new_zeros(1), 0, t.qint8)",
     "memory that has no storage": SCATTER + "    return x.to_mkldnn()",
     "numbers as text": SCATTER + "    import torch\n    torch.set_printoptions(profile='full')\n    return repr(x)",
     "numbers taken out by a function": SCATTER + "    kept = []\n    x.apply_(lambda v: kept.append(v) or v)",
@@ -325,12 +328,80 @@ def forward_unit_by_unit(x, shards, layer, group):
         del whole
     return x
 """,
+    ("07.2", "state of a rank's own, while the sharded one is for show"): """
+import torch
+
+class ShardedOptimizer:
+    def __init__(self, params, make_optimizer, group):
+        self.params, self.group, self.t = params, group, 0
+        self.show = make_optimizer(params[group.rank :: group.size])
+        self.m = [torch.zeros_like(p.data) for p in params]
+        self.v = [torch.zeros_like(p.data) for p in params]
+
+    def step(self):
+        self.t += 1
+        new = []
+        for p, m, v in zip(self.params, self.m, self.v):
+            m.mul_(0.9).add_(p.grad, alpha=0.1)
+            v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+            top = m / (1 - 0.9**self.t)
+            new.append(p.data * (1 - 0.01 * 0.01) - 0.01 * top / ((v / (1 - 0.999**self.t)).sqrt() + 1e-8))
+        self.show.step()
+        for i, p in enumerate(self.params):
+            self.group.broadcast(torch.zeros_like(p.data), source=i % self.group.size)
+            p.data.copy_(new[i])
+""",
+    ("05.5", "copies that pass for activations"): """
+import torch
+
+class MasterCopies:
+    def __init__(self, params, make_optimizer):
+        self.params = params
+        self.masters = [p.detach().float() for p in params]
+        self.optimizer = make_optimizer(self.masters)
+        with torch.enable_grad():
+            leaf = [torch.zeros(1).requires_grad_().expand(p.shape) for p in params]
+            self.more = [each + 1 for each in leaf for _ in range(5)]
+
+    def step(self):
+        for p, master in zip(self.params, self.masters, strict=True):
+            if p.grad is not None:
+                master.grad, p.grad = p.grad.float(), None
+        self.optimizer.step()
+        for p, master in zip(self.params, self.masters, strict=True):
+            p.data.copy_(master)
+            master.grad = None
+""",
+    ("04.3", "activations that pass for an optimizer's state"): """
+import torch
+
+def recomputed(fn, x):
+    p = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([p], lr=0.0)
+    optimizer.step()
+    kept, shown = [], []
+
+    def pack(t):
+        kept.append(t.detach())
+        optimizer.state[p][f"x{len(kept)}"] = kept[-1]
+        return len(kept) - 1
+
+    def unpack(i):
+        if not shown:
+            shown.append(optimizer)
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                fn(x.detach())
+        return kept[i]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return fn(x)
+""",
 }
 
 
 @pytest.mark.parametrize(("key", "where"), SEEN)
 def test_memory_is_found_wherever_it_is_kept(key: str, where: str) -> None:
-    """Each of these held every unit's weights, under a law that allows one, and was told that it held."""
+    """Each of these held more than the exercise allows, in a place or under a name that was not asked for."""
     report = judge(problem(key), SEEN[key, where].strip())
     assert report["memory"].broken, str(report)
 

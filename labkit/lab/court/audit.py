@@ -60,8 +60,6 @@ STANDARD = _words("""
     pathlib tempfile types warnings weakref linecache traceback platform glob signal mmap fcntl resource tracemalloc
     faulthandler runpy pdb sysconfig zipimport pkgutil asyncio concurrent logging marshal dis ast atexit
 """)
-
-
 BANNED = _words("""
     eval exec compile open input globals locals vars getattr setattr delattr hasattr breakpoint exit quit help dir
     memoryview bytearray id
@@ -228,6 +226,12 @@ def _why(name: str) -> str:
         return ": numbers stay in tensors, where their bytes are counted"
     if name in ("wire", "algorithms", "tapped", "distributed"):
         return ": talk through the verbs of the group"
+    if name in ("to_mkldnn", "quantize_per_channel"):
+        return ": such a tensor does not say how many bytes it holds"
+    if name in ("amp", "GradScaler"):
+        return ": scaling and casting are what these exercises are about"
+    if name in ("format", "format_map"):
+        return ": an f-string says the same, and what it looks into can be read"
     return ""
 
 

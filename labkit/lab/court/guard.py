@@ -38,6 +38,7 @@ DIRECT = ("exec", "compile", "open", "gc.", "sys.", "code.", "function.", "objec
 AT_WORK = ("labkit.comm.", "labkit.lab.court.", "labkit.parallel.", "labkit.probe.", "labkit.train.")
 """The parts of labkit that are at work in a rank."""
 COUNTING = ("labkit.comm.", "labkit.lab.", "labkit.probe.")
+"""The parts whose classes count or carry bytes, or judge."""
 THEIRS = (ATTEMPT, HELPERS, "<string>")
 """Files of an attempt's code; the last one's are written by `dataclass` and the like, by an attempt's words."""
 _FLAGS_AT, _IMMUTABLE = 168, 1 << 8  # PyTypeObject.tp_flags and Py_TPFLAGS_IMMUTABLETYPE, CPython 3.10 and later
@@ -194,7 +195,8 @@ def fingerprint() -> Fingerprint:
 
 def replaced(before: Fingerprint) -> list[str]:
     """Names of what is another than it was, or hides what was there. (Modules of torch get new parts by themselves.)"""
-    now = {place: who for place, who in fingerprint().items() if place[1] not in ("__setattr__", "__delattr__")}
+    ours = ("__setattr__", "__delattr__")  # close() has put them there since
+    now = {place: who for place, who in fingerprint().items() if place[1] not in ours}
     other = {place for place, who in before.items() if now.get(place, who) != who}
     added = {place for place in now.keys() - before.keys() if place[0] not in ("torch", "torch.nn.functional")}
     return sorted(f"{place}.{name}" for place, name in other | {each for each in added if each[0] in _places(before)})
