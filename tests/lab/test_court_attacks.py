@@ -121,9 +121,9 @@ SLIPS_THROUGH = {
     "looks into other objects": SCATTER + "    import gc\n    return len(gc.get_objects())",
     "makes a kind of tensor": SCATTER + "    import torch\n    class Later(torch.Tensor):\n        pass\n    return x",
     "makes a kind of class": SCATTER + "    class Kind(type):\n        pass\n    return x",
-    "makes a class by name": SCATTER + "    return type('A', (), {})",
-    "asks what a class is": SCATTER + "    return type(int)",
-    "asks what a group is": SCATTER + "    return type(group)",
+    "makes a class by name": SCATTER + "    type('A', (), {})\n    return x",
+    "asks what a class is": SCATTER + "    type(int)\n    return x",
+    "asks what a group is": SCATTER + "    type(group)\n    return x",
     "goes by the class of the group": "from labkit import Group\n" + SCATTER + "    return Group.all_gather(group, x)",
     "changes a class and puts it back": SCATTER + "    kind, = [group.ledger.__class__]\n    old = kind.keep\n"
     "    kind.keep = lambda self, message: message\n    y = group.reduce_scatter(x)\n    kind.keep = old\n    return y",
@@ -132,7 +132,7 @@ SLIPS_THROUGH = {
     "takes off the tap": SCATTER + "    group.tap = None\n    return group.reduce_scatter(x)",
     "listens at the ledger": SCATTER
     + "    group.ledger.keep = lambda message: message\n    return group.reduce_scatter(x)",
-    "un-listens at the ledger": SCATTER + "    del group.ledger.transfers\n    return group.reduce_scatter(x)",
+    "un-listens at the ledger": SCATTER + "    del group.ledger.transfers\n    return x",
     "listens to the pipe": SCATTER + "    group.wire._line.tell = print\n    return group.reduce_scatter(x)",
     "copies the group, to see what is in it": SCATTER + "    import copy\n    return copy.deepcopy(group, {})",
     "finds the frames by a dataclass": """
