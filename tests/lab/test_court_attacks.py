@@ -134,7 +134,9 @@ SLIPS_THROUGH = {
     + "    group.ledger.keep = lambda message: message\n    return group.reduce_scatter(x)",
     "un-listens at the ledger": SCATTER + "    del group.ledger.transfers\n    return x",
     "listens to the pipe": SCATTER + "    group.wire._line.tell = print\n    return group.reduce_scatter(x)",
-    "copies the group, to see what is in it": SCATTER + "    import copy\n    return copy.deepcopy(group, {})",
+    "copies the group, to see what is in it": SCATTER + "    import copy\n    seen = {}\n    try:\n"
+    "        copy.deepcopy(group, seen)\n    except TypeError:\n        pass\n"
+    "    [pipe] = [each for each in seen.values() if 'Connection' in repr(each)]\n    return x",
     "finds the frames by a dataclass": """
 import dataclasses
 
@@ -163,7 +165,7 @@ def ring_reduce_scatter(x, group):
         __class__ = there.__class__
 
     Look.__eq__(there, Twin())
-    return found[0].f_back
+    return x if found[0].f_back else None
 """,
 }
 
