@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import textwrap
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from labkit.comm.message import code_of
 from labkit.lab.court.audit import refusals
 from labkit.lab.court.hearing import hear
 from labkit.lab.court.judge import judge
-from labkit.lab.court.stand import Program, plain
+from labkit.lab.court.stand import Program, Weight, plain
 from labkit.lab.court.verdicts import verdicts
+from labkit.lab.court.wire import ATTEMPT, ring_bytes
 from labkit.lab.exercises import problem
 
 pytestmark = pytest.mark.slow  # processes of torch's size, some of which must hang first
@@ -69,6 +73,14 @@ READ_BEFORE_IT_RUNS = {
     "a field that a dataclass compares": "import dataclasses\n\n\n@dataclasses.dataclass\nclass Look:\n"
     "    wire: object\n\n\n" + SCATTER + "    return Look(x) == group",
     "a comparison that is handed something else": SCATTER + "    return Exception.__eq__(group, x)",
+    "a class from its parts": SCATTER + "    return type('A', (), {})",
+    "a kind of class, by abc": "import abc\n\n\nclass Kind(abc.ABCMeta):\n    pass\n\n\n" + SCATTER + "    return x",
+    "a kind of class, by enum": "import enum\n\n\nclass Kind(enum.EnumMeta):\n    pass\n\n\n" + SCATTER,
+    "the same, by its newer name": "from enum import EnumType\n" + SCATTER + "    return x",
+    "torch casts by itself": SCATTER + "    import torch\n    with torch.amp.autocast('cpu'):\n        return x @ x",
+    "numbers in eight bits": SCATTER + "    import torch\n    return torch.ao.quantization.quantize(x)",
+    "the same, by its older name": "from torch import quantization\n" + SCATTER + "    return x",
+    "another group of the same wire": SCATTER + "    return group.parent.along(group, 'x', (0,), 0)",
     "a class that is made by its name": SCATTER + "    make = type(int)\n    return make('A', (), {'__hash__': None})",
     "a path in a format": SCATTER + "    return '{0.wire}'.format(group)",
     "a verb through the class": "from labkit import Group\n" + SCATTER + "    return Group.all_gather(group, x)",
@@ -320,16 +332,6 @@ def forward_unit_by_unit(x, shards, layer, group):
             x = layer(x, group.all_gather(shard))
     return x
 """,
-    ("08.2", "text"): """
-def forward_unit_by_unit(x, shards, layer, group):
-    kept = []
-    for shard in shards:
-        whole = group.all_gather(shard)
-        kept += [repr(part) for part in whole.split(1000)[:5]]
-        x = layer(x, whole)
-        del whole
-    return x
-""",
     ("07.2", "state of a rank's own, while the sharded one is for show"): """
 import torch
 
@@ -401,6 +403,21 @@ def recomputed(fn, x):
 }
 
 
+def test_text_counts_for_who_keeps_it() -> None:
+    """Numbers as text, written by a file of torch's: 64 KB in a list of which the probe and the trace saw nothing."""
+    space = {"x": torch.ones(20_000)}
+    code = compile("kept = [repr(part) for part in x.split(1000)]", ATTEMPT, "exec")
+    weight = Weight()
+    tracemalloc.start()
+    with weight.probe, weight.scalars:
+        exec(code, space)
+        weight.look()
+    tracemalloc.stop()
+    n_bytes = sum(len(each) for each in space["kept"])
+    assert n_bytes > 80_000
+    assert n_bytes <= weight.python_bytes < 1.2 * n_bytes
+
+
 @pytest.mark.parametrize(("key", "where"), SEEN)
 def test_memory_is_found_wherever_it_is_kept(key: str, where: str) -> None:
     """Each of these held more than the exercise allows, in a place or under a name that was not asked for."""
@@ -409,51 +426,65 @@ def test_memory_is_found_wherever_it_is_kept(key: str, where: str) -> None:
 
 
 def test_an_answer_is_taken_for_what_it_is_and_not_asked() -> None:
-    """A list whose parts are worked out when the judge reads them: after the probe, with bytes that nobody counts."""
-    late = """
-class Late(list):
-    def __iter__(self):
-        while True:
-            yield 0
+    """Parts that are worked out when the judge reads them: after the probe, with bytes that nobody counts."""
 
-"""
-    space: dict[str, Any] = {}
-    exec(late, space)
-    assert plain(space["Late"]([1, 2]), "it") == [1, 2]
+    class Late(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError
+
+    class Later(dict[str, int]):
+        def items(self) -> Any:
+            raise AssertionError
+
+    class Latest(int):
+        def __int__(self) -> Any:
+            raise AssertionError
+
+    assert plain([Late([1, 2]), Later(a=3), Latest(4)], "it") == [[1, 2], {"a": 3}, 4]
 
 
 def test_the_shape_of_an_empty_message_is_no_way_to_send_numbers() -> None:
     """Sixty bits in the sizes of a tensor without numbers went by as 0 bytes; the empty part of a tensor still does."""
     it = problem("03.2")
+    plain_run = hear(it, Program(it.solution), it.cases()[0])
     for shape, extra in (((0,), 0), ((0, 640), 0), ((2**40, 0, 3), 5), ((2**40 + 1, 0), 5)):
-        more = f"    group.exchange(x.new_empty({shape}), to=(me + 1) % n, source=(me - 1) % n)\n    return parts[me]"
-        plain_run = hear(it, Program(it.solution), it.cases()[0])
-        found = hear(it, Program(it.solution.replace("    return parts[me]", more)), it.cases()[0])
-        assert found.ended == "finished", found.faults
-        assert found.sent_bytes(0) - plain_run.sent_bytes(0) == extra
+        for verb in ("exchange({}, to=(me + 1) % n, source=(me - 1) % n)", "all_gather({})"):
+            more = f"    group.{verb.format(f'x.new_empty({shape})')}\n    return parts[me]"
+            found = hear(it, Program(it.solution.replace("    return parts[me]", more)), it.cases()[0])
+            assert found.ended == "finished", found.faults
+            assert found.sent_bytes(0) - plain_run.sent_bytes(0) == extra
+
+
+def test_a_single_byte_is_not_free() -> None:
+    """A number a call, in collectives whose law rounds down to nothing."""
+    assert [ring_bytes("reduce_scatter", 4, n_bytes, False) for n_bytes in (0, 1, 2, 4, 8)] == [0, 1, 1, 3, 6]
+    assert [ring_bytes("all_to_all", n_ranks, 1, False) for n_ranks in (1, 2, 3, 4)] == [0, 1, 1, 1]
 
 
 FORGED = """
     w = group.send(x[:0], (me + 1) % n)
-    w.under_way.handles[0]._line.tell({words}, data=b"abcdefgh")
+    w.under_way.handles[0]._line.tell({words}, data={data})
     group.recv((me - 1) % n)
     return parts[me]
 """
+EMPTY = f"bytes([{code_of(torch.float32)}, 1]) + bytes(254)"
+"""The first page of a message without numbers."""
 
 
 @pytest.mark.parametrize(
-    ("words", "verdict"),
+    ("words", "data", "verdict"),
     [
-        ('"send", 999, "world", (me + 1) % n, 5, 0', "wire"),  # a payload without a header
-        ('"result", {}', "values"),  # the last word, before its time
-        ('"answer"', "values"),  # a word that a rank does not have
-        ('"gather", 1', "values"),  # half a sentence
+        ('"send", 999, "world", (me + 1) % n, 5, 0', "b'abcdefgh'", "wire"),  # a payload without a header
+        ('"send", 999, "world", (me + 1) % n, 1024, 0', EMPTY + " + b'abcdefgh'", "wire"),  # more than is announced
+        ('"result", {}', "b'abcdefgh'", "values"),  # the last word, before its time
+        ('"answer"', "b'abcdefgh'", "values"),  # a word that a rank does not have
+        ('"gather", 1', "b'abcdefgh'", "values"),  # half a sentence
     ],
 )
-def test_a_rank_that_forges_its_pipe_is_not_believed(words: str, verdict: str) -> None:
+def test_a_rank_that_forges_its_pipe_is_not_believed(words: str, data: str, verdict: str) -> None:
     """The judge's own protocol as a way round it; here, too, the audit is left out."""
     it = problem("03.2")
-    source = it.solution.replace("    return parts[me]", FORGED.format(words=words).strip("\n"))
+    source = it.solution.replace("    return parts[me]", FORGED.format(words=words, data=data).strip("\n"))
     found = {each.name: each for each in verdicts(it, hear(it, Program(source), it.cases()[0]))}
     assert found[verdict].broken, found
 
