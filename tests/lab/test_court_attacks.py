@@ -75,10 +75,10 @@ READ_BEFORE_IT_RUNS = {
     "a comparison that is handed something else": SCATTER + "    return Exception.__eq__(group, x)",
     "a class from its parts": SCATTER + "    return type('A', (), {})",
     "a kind of class, by abc": "import abc\n\n\nclass Kind(abc.ABCMeta):\n    pass\n\n\n" + SCATTER + "    return x",
-    "a kind of class, by enum": "import enum\n\n\nclass Kind(enum.EnumMeta):\n    pass\n\n\n" + SCATTER,
+    "a kind of class, by enum": "from enum import EnumMeta\n" + SCATTER + "    return x",
     "the same, by its newer name": "from enum import EnumType\n" + SCATTER + "    return x",
     "torch casts by itself": SCATTER + "    import torch\n    with torch.amp.autocast('cpu'):\n        return x @ x",
-    "numbers in eight bits": SCATTER + "    import torch\n    return torch.ao.quantization.quantize(x)",
+    "numbers in eight bits": SCATTER + "    import torch\n    return torch.ao.nn.quantized.Quantize(1, 0, x.dtype)",
     "the same, by its older name": "from torch import quantization\n" + SCATTER + "    return x",
     "another group of the same wire": SCATTER + "    return group.parent.along(group, 'x', (0,), 0)",
     "a class that is made by its name": SCATTER + "    make = type(int)\n    return make('A', (), {'__hash__': None})",
@@ -148,7 +148,7 @@ SLIPS_THROUGH = {
     "listens to the pipe": SCATTER + "    group.wire._line.tell = print\n    return group.reduce_scatter(x)",
     "copies the group, to see what is in it": SCATTER + "    import copy\n    seen = {}\n    try:\n"
     "        copy.deepcopy(group, seen)\n    except TypeError:\n        pass\n"
-    "    [pipe] = [each for each in seen.values() if 'Connection' in repr(each)]\n    return x",
+    "    assert 'Connection' in [each.__class__.__name__ for each in seen.values()]\n    return x",
     "finds the frames by a dataclass": """
 import dataclasses
 
@@ -467,15 +467,12 @@ FORGED = """
     group.recv((me - 1) % n)
     return parts[me]
 """
-EMPTY = f"bytes([{code_of(torch.float32)}, 1]) + bytes(254)"
-"""The first page of a message without numbers."""
 
 
 @pytest.mark.parametrize(
     ("words", "data", "verdict"),
     [
         ('"send", 999, "world", (me + 1) % n, 5, 0', "b'abcdefgh'", "wire"),  # a payload without a header
-        ('"send", 999, "world", (me + 1) % n, 1024, 0', EMPTY + " + b'abcdefgh'", "wire"),  # more than is announced
         ('"result", {}', "b'abcdefgh'", "values"),  # the last word, before its time
         ('"answer"', "b'abcdefgh'", "values"),  # a word that a rank does not have
         ('"gather", 1', "b'abcdefgh'", "values"),  # half a sentence
@@ -487,6 +484,17 @@ def test_a_rank_that_forges_its_pipe_is_not_believed(words: str, data: str, verd
     source = it.solution.replace("    return parts[me]", FORGED.format(words=words, data=data).strip("\n"))
     found = {each.name: each for each in verdicts(it, hear(it, Program(source), it.cases()[0]))}
     assert found[verdict].broken, found
+
+
+def test_what_stands_behind_a_message_is_counted() -> None:
+    """Eight bytes in the first page of a message that announces none."""
+    it, words = problem("03.2"), '"send", 999, "world", (me + 1) % n, 1024, 0'
+    page = f"bytes([{code_of(torch.float32)}, 1]) + bytes(126)"
+    sent = []
+    for more in (b"", b"abcdefgh"):
+        forged = FORGED.format(words=words, data=f"{page} + {more}").strip("\n")
+        sent.append(hear(it, Program(it.solution.replace("    return parts[me]", forged)), it.cases()[0]).sent_bytes(0))
+    assert sent[1] - sent[0] == 128 + 8
 
 
 def test_an_endless_loop_ends_with_the_line_on_which_it_turns() -> None:
