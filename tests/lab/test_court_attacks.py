@@ -146,7 +146,7 @@ SLIPS_THROUGH = {
     + "    group.ledger.keep = lambda message: message\n    return group.reduce_scatter(x)",
     "un-listens at the ledger": SCATTER + "    del group.ledger.transfers\n    return x",
     "listens to the pipe": SCATTER + "    group.wire._line.tell = print\n    return group.reduce_scatter(x)",
-    "copies the group, to see what is in it": SCATTER + "    import copy\n    seen = {}\n    try:\n"
+    "copies the group, to see what is in it": "seen = {}\n" + SCATTER + "    import copy\n    try:\n"
     "        copy.deepcopy(group, seen)\n    except TypeError:\n        pass\n"
     "    assert 'Connection' in [each.__class__.__name__ for each in seen.values()]\n    return x",
     "finds the frames by a dataclass": """
