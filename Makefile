@@ -35,6 +35,7 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/collectives.py --json benchmarks/results/collectives.json
 	$(BIN)/python benchmarks/strategies.py --json benchmarks/results/strategies.json
 	$(BIN)/python benchmarks/probes.py --json benchmarks/results/probes.json
+	$(BIN)/python benchmarks/held.py --json benchmarks/results/held.json
 	$(BIN)/python benchmarks/shaped.py --json benchmarks/results/shaped.json
 	$(BIN)/python benchmarks/planner.py --json benchmarks/results/planner.json
 	$(BIN)/python benchmarks/rehearsal.py --json benchmarks/results/rehearsal.json

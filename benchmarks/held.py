@@ -1,6 +1,6 @@
 """How long a collective's tensor outlives the program's last word of it, and what that does to a measured peak.
 
-    python benchmarks/held.py [--rounds 2000] [--json PATH]
+    python benchmarks/held.py [--rounds 500] [--json PATH]
 
 gloo      a thread of gloo's lets go of what was broadcast after whoever called has gone on: how often, and how long
           (why a cap of memory waits a moment before it says that memory is out: probe/storages.py)
@@ -96,7 +96,7 @@ def measure(n_ranks: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, show, and write down."""
-    args = machine.options(__doc__, rounds=2000)
+    args = machine.options(__doc__, rounds=500)
     rows = [measure(n_ranks, args.rounds) for n_ranks in (2, 3, 4)]
     table = Table("ranks", "held by gloo", "median", "longest", "peaks too high, nobody asks", "asked every 2 ms")
     for row in rows:

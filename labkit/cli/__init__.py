@@ -39,6 +39,7 @@ class Benchmark(StrEnum):
     strategies = "strategies"
     shaped = "shaped"
     probes = "probes"
+    held = "held"
     planner = "planner"
     rehearsal = "rehearsal"
     labs = "labs"
