@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -284,6 +285,20 @@ def notebook_is_free_of_errors(path: str, text: str) -> list[str]:
     ]
 
 
+def notebook_holds_no_bar(path: str, text: str) -> list[str]:
+    """Nothing is left of a progress bar, which one run shows and the next one, if it is quicker, does not."""
+    shown = (
+        (number, "".join(output.get("data", {}).get("text/html", "something else")))
+        for number, cell in enumerate(cells(text), 1)
+        for output in cell.get("outputs", [])
+    )
+    return [
+        f"{path}: code cell {number} holds what a progress bar has left: store what `make notebooks` gives"
+        for number, page in shown
+        if not page or page.startswith("<progress")
+    ]
+
+
 # The files
 
 
@@ -330,12 +345,16 @@ OURS: tuple[Rule, ...] = (
     telling_names,
 )
 EVERYWHERE: tuple[Rule, ...] = (ends_by_id, no_machine_path)
-NOTEBOOKS: tuple[Rule, ...] = (notebook_defines_nothing_of_ours, notebook_is_free_of_errors)
+NOTEBOOKS: tuple[Rule, ...] = (notebook_defines_nothing_of_ours, notebook_is_free_of_errors, notebook_holds_no_bar)
 
 
-def notebook(*sources: str, tags: tuple[str, ...] = (), error: bool = False) -> str:
+def notebook(*sources: str, tags: tuple[str, ...] = (), error: bool = False, page: str | None = None) -> str:
     """A small notebook, as text."""
-    outputs = [{"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": []}] if error else []
+    outputs: list[dict[str, Any]] = []
+    if error:
+        outputs.append({"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": []})
+    if page is not None:
+        outputs.append({"output_type": "display_data", "data": {"text/html": [page]}, "metadata": {}})
     made = [
         {"cell_type": "code", "source": [source], "metadata": {"tags": list(tags)}, "outputs": outputs}
         for source in sources
@@ -382,6 +401,8 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
     (no_machine_path, "a.ipynb", '"/t' + 'mp/ipykernel_12/3.py"'),
     (notebook_defines_nothing_of_ours, "a.ipynb", notebook("%load_ext labkit", "%%ranks\nclass Cluster:\n    x = 1")),
     (notebook_is_free_of_errors, "a.ipynb", notebook("1 / 0", error=True)),
+    (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="")),
+    (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="<progress value=1></progress>")),
 )
 PASSES: tuple[tuple[Rule, str, str], ...] = (
     (floors, "labkit/launch/x.py", "import os\nfrom labkit.comm import ring\nfrom labkit.launch.call import Call"),
@@ -398,6 +419,7 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (no_machine_path, "README.md", "the folder benchmarks/work/results and https://example.org/home/page"),
     (notebook_defines_nothing_of_ours, "a.ipynb", notebook("from labkit import Cluster\ndef mine(group):\n    pass")),
     (notebook_is_free_of_errors, "a.ipynb", notebook("1 / 0", error=True, tags=("raises-exception",))),
+    (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="<svg></svg>")),
 )
 
 
