@@ -35,16 +35,20 @@ KINDS = (
 )  # fmt: skip
 EQUIVALENT = {
     ("", "strict=False"): "both sides always have the same length",
-    ("00.3", "group.rank + 0"): "any seeds serve that differ between ranks and from the shared one",
-    ("00.3", "group.rank - 1"): "any seeds serve that differ between ranks and from the shared one",
+    ("00.2", "for each in []"): "x does not change, and a message that was handed over arrives",
+    ("00.2", "is not group.rank"): "Python has one object for each small number",
+    ("00.3", "manual_seed("): "any seeds serve that differ between ranks and from the shared one",
     ("02.4", "called[ -1]"): "all are equal to the first just when all are equal to the last",
     ("04.5", "len(places) + 2"): "there is no set of more places than there are",
+    ("05.4", '"max") != 0'): "a flag is 0 or 1",
+    ("06.7", "index_add( -1"): "of one dim the last is the first",
     ("07.6", "micro != 0"): "micro is never negative",
     ("07.7", "norm >= max_norm"): "where both are equal, the factor is 1",
     ("08.2", "resize_( 1)"): "frees all but one byte",
     ("08.4", "i + 1 != len(shards)"): "i + 1 is never more than the length",
     ("11.1", "linear.in_features*0.5"): "any start of A serves, since B begins at zero",
     ("11.1", "linear.in_features** 1.5"): "any start of A serves, since B begins at zero",
+    ("14.1", "stage >= pp - 1"): "there is no stage behind the last",
     ("15.1", "call is not most"): "equal words of one input are one object once they have travelled",
     ("15.3", "max(floors) < 1.02"): "no curve comes so near to 2%, which the exercise says",
     ("15.5", "most_common(1)[ -1]"): "the last of one is the first",
@@ -52,6 +56,8 @@ EQUIVALENT = {
     ("15.4", "default= 0"): "where every step is skipped, more than one in ten is",
     ("15.7", "torch.zeros( 2)"): "two numbers of 4 bytes cost what one of 8 does, which the law allows",
     ("15.7", "stop[ -1]"): "the last of one number is the first",
+    ("15.7", "source=0)[ -1]"): "the last of one number is the first",
+    ("16.2", "zero <= 0"): "there is no stage of ZeRO below 0",
 }
 
 

@@ -67,8 +67,8 @@ def shapes(case: Case) -> list[tuple[int, ...]]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The same weights for each rank, and its micro-batches of each step."""
-    (a, _, c), n = case["widths"], case["rows"]
+    """The same weights for each rank, and its micro-batches of each step: one in the first, more in the next."""
+    (a, _, c), n, many = case["widths"], case["rows"], (1, case["micro"])
     weights = [case.random(*shape, key=i) / 2 for i, shape in enumerate(shapes(case))]
 
     def rows(rank: int, step: int, k: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
         return case.random(n, a, key=key), case.random(n, c, key=9000 + key)
 
     return [
-        ([w.clone() for w in weights], [[rows(rank, step, k) for k in range(case["micro"])] for step in range(STEPS)])
+        (
+            [w.clone() for w in weights],
+            [[rows(rank, step, k) for k in range(n_micro)] for step, n_micro in enumerate(many)],
+        )
         for rank in range(case.n_ranks)
     ]
 
@@ -91,13 +94,13 @@ def model_of(weights: Sequence[Tensor]) -> nn.Module:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tuple[Tensor, Tensor]]]) -> Any:
-    """Steps of several micro-batches; before the last of each, a quiet block that ends by an exception."""
+    """Steps; where one has several micro-batches, a quiet block before the last of them ends by an exception."""
     model, found = model_of(weights), []
-    params, here = list(model.parameters()), [0]
+    params, left = list(model.parameters()), [0]
 
     def arrived(_: Tensor) -> None:
-        here[0] += 1
-        if here[0] % (len(params) * len(steps[0])) == 0:
+        left[0] -= 1
+        if left[0] == 0:
             mark(group, THERE)
 
     for p in params:
@@ -105,11 +108,12 @@ def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tup
     sync = attempt(params, group)
     for micro_batches in steps:
         model.zero_grad()
+        left[0] = len(params) * len(micro_batches)
         for x, y in micro_batches[:-1]:
             with sync.no_sync():
                 ((model(x) - y).square().mean() / len(micro_batches)).backward()
-        with suppress(KeyError), sync.no_sync():
-            raise KeyError("a micro-batch that cannot be read")
+            with suppress(KeyError), sync.no_sync():
+                raise KeyError("a micro-batch that cannot be read")
         mark(group, LAST_ONE)
         x, y = micro_batches[-1]
         ((model(x) - y).square().mean() / len(micro_batches)).backward()
@@ -182,6 +186,11 @@ notices: the step only takes eight times the bytes. All but the last micro-batch
             "every micro-batch is sent: right numbers, for as many times the bytes as there are micro-batches",
             "wire",
             (("if not self.quiet:", "if True:"),),
+        ),
+        Mutant(
+            "it begins quiet: a first step of one micro-batch is not averaged",
+            "values",
+            (("= group, [], False", "= group, [], True"),),
         ),
         Mutant(
             "after an exception in a quiet block it stays quiet, and nothing is averaged any more",

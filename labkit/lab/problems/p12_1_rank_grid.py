@@ -44,10 +44,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, dp: int, pp: int, tp: int) -> Any:
-    """All ranks there and back, and two that are not there."""
+    """All ranks there and back, and three that are not there."""
     grid = attempt(dp, pp, tp)
     places = [(i, j, k) for i in range(dp) for j in range(pp) for k in range(tp)]
-    outside = [refused(grid, rank) for rank in (-1, dp * pp * tp)]
+    outside = [refused(grid, rank) for rank in (-1, dp * pp * tp, 2 * dp * pp * tp)]
     coords = [grid.coords(rank) for rank in range(dp * pp * tp)]
     return {"coords": coords, "rank": [grid.rank(*place) for place in places], "outside": outside}
 
@@ -65,7 +65,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's own numbering of a tensor with three dims."""
     ranks = torch.arange(torch.tensor(given[0]).prod().item()).reshape(given[0])
     coords = [dict(zip(("dp", "pp", "tp"), each.tolist(), strict=True)) for each in (ranks >= 0).nonzero()]
-    return [{"coords": coords, "rank": ranks.flatten().tolist(), "outside": ["ValueError"] * 2}]
+    return [{"coords": coords, "rank": ranks.flatten().tolist(), "outside": ["ValueError"] * 3}]
 
 
 PROBLEM = Problem(
@@ -109,5 +109,7 @@ axis is innermost also decides what lies together on a node.
                (("if not 0 <= rank < self.dp * self.pp * self.tp:", "if self.dp < 1:"),)),
         Mutant("a rank as large as the world is let in: ranks end at one less", "values",
                (("0 <= rank < self.dp", "0 <= rank <= self.dp"),)),
+        Mutant("the first rank that is not there is known, those behind it get coordinates", "values",
+               (("0 <= rank < self.dp", "0 <= rank != self.dp"),)),
     ),
 )  # fmt: skip
