@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
-import psutil
+from labkit.launch.limits import free_bytes
 
 MIB = 2**20
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def room(
@@ -42,13 +40,3 @@ def room(
     if taken > cores:
         print(f"{taken} ranks take turns on {cores} core{'s' * (cores > 1)}: right values and bytes, longer times")
     return taken
-
-
-def free_bytes(cgroup: Path = CGROUP) -> int:
-    """Memory that this process may still take: of the machine, and of its container if that has a limit."""
-    machine = psutil.virtual_memory().available
-    try:
-        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        return machine if limit == "max" else max(0, min(machine, int(limit) - int(used)))
-    except (OSError, ValueError):  # no container, or another kind of system
-        return machine

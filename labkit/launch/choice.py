@@ -6,6 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
+from labkit.launch import limits
 from labkit.launch.around import MakesAround
 from labkit.plan.topology import Links
 
@@ -34,6 +35,7 @@ def choose(
     """
     if not isinstance(n_ranks, int) or isinstance(n_ranks, bool) or n_ranks < 1:
         raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
+    limits.check(n_ranks)
     if around is not None:
         choice = choose(n_ranks, device, gpus, links)
         return choice._replace(sentence=f"{choice.sentence}; {around.words}")

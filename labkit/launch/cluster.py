@@ -188,7 +188,7 @@ class Cluster:
         self._ensure_open()
         if self._lock.acquire(blocking=False):
             try:
-                self._crew.waiting += self._crew.poll(0)
+                self._crew.waiting = self._crew.poll(0)
             finally:
                 self._lock.release()
         return status_of(self._crew, self.choice.sentence)

@@ -23,8 +23,8 @@ from labkit.launch.output import Tail
 from labkit.launch.zygote import zygote
 from labkit.plan.topology import Links
 
-START_S = 60.0
-JOIN_S = 20.0
+START_S, JOIN_S, JOIN_RANK_S = 120.0, 60.0, 1.0
+"""How long ranks may take to meet: executed afresh or forked, and so much more for each. It ends when they have met."""
 TORCH_TIMEOUT_S = 1800.0
 """torch's own time-out of a collective. labkit's watch is far sooner and says why; this one is the last resort."""
 
@@ -72,14 +72,17 @@ class Crew(Lines):
 
     def start(self, ranks: Iterable[int]) -> None:
         """Fork fresh processes for `ranks`; they join the present generation by themselves."""
+        self.joined.clear()
         for rank in ranks:
             self.ended.pop(rank, None)
             self.box.wipe(rank)
             output = os.path.join(self.folder, f"output{rank}")
             own = {"rank": rank, "output": output, "device": self.devices[rank], "generation": self.generation}
+            # The warden answers each message. Two that only send fill both directions of the socket and wait for ever:
+            # so what it has said is taken out before more is asked of it.
+            self.waiting = self.poll(0)
             self.warden.send(("start", {**self.spec, **own}))
             self.shipped.clear()
-        self.joined.clear()
 
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """Send a signal to ranks, by way of the warden, who knows which processes are still ours."""
@@ -105,7 +108,7 @@ class Crew(Lines):
             self.start(replaced)
             for rank in set(range(self.n_ranks)) - set(replaced):
                 self.tell(rank, "join", None, self.generation)
-            if self._all_joined(START_S if self.spec["fresh"] else JOIN_S):
+            if self._all_joined((START_S if self.spec["fresh"] else JOIN_S) + JOIN_RANK_S * self.n_ranks):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(previous)
                 self.waiting = [event for event in self.waiting if event.kind != "ended"]  # those were replaced

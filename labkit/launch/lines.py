@@ -84,6 +84,8 @@ class Lines:
             ) from None
         if kind == "started":
             self.pids[what[0]] = what[1]
+        elif kind == "refused":
+            raise RuntimeError(f"the system refused a process for rank {what[0]} ({what[1]}): use fewer ranks")
         elif kind == "ended":
             ended: Ended = what[0]
             if self.pids.get(ended.rank) == ended.pid:

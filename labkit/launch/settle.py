@@ -13,6 +13,7 @@ import faulthandler
 import io
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -52,6 +53,8 @@ def settle(spec: dict[str, Any]) -> None:
     os.environ.update(spec["environment"])
     os.environ.update(GLOO_SOCKET_IFNAME=spec["interface"], RANK=str(spec["rank"]), WORLD_SIZE=str(spec["n_ranks"]))
     os.environ.update(LOCAL_RANK=str(spec["rank"]), LOCAL_WORLD_SIZE=str(spec["n_ranks"]))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each other rank
     import torch
 
     torch.set_num_threads(spec["threads"])

@@ -92,13 +92,16 @@ class Warden:
 
     def start(self, spec: dict[str, Any]) -> None:
         """Fork one rank (or execute it afresh where forking is not to be had)."""
-        if spec["fresh"]:
-            pid = _execute(spec)
-        else:
-            gc.freeze()
-            pid = os.fork()
-            if pid == 0:
-                self._become(spec)
+        try:
+            if spec["fresh"]:
+                pid = _execute(spec)
+            else:
+                gc.freeze()
+                pid = os.fork()
+                if pid == 0:
+                    self._become(spec)
+        except OSError as error:  # no process left, or no memory for one
+            return self.tell("refused", spec["rank"], str(error))
         self.ranks[pid] = spec["rank"]
         self.tell("started", spec["rank"], pid)
 

@@ -64,7 +64,7 @@ class Zygote:
         self.socket = ours
         self.hello: Hello | None = None
 
-    def ready(self, timeout_s: float = 60.0) -> Hello:
+    def ready(self, timeout_s: float = 300.0) -> Hello:
         """Wait until torch is imported. RuntimeError if that fails, with the reason on the kernel's stderr."""
         if self.hello is None:
             self.socket.settimeout(timeout_s)

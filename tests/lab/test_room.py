@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.lab.room import MIB, free_bytes, room
+from labkit.lab.room import MIB, room
+from labkit.launch.limits import free_bytes
 
 
 def plenty() -> int:
