@@ -127,6 +127,7 @@ def train(
     layers: Annotated[int, typer.Option(help="Blocks of the GPT.")] = 4,
     width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    tied: Annotated[bool, typer.Option("--tied", help="One weight for embedding and head; not with --pp.")] = False,
     precision: Annotated[str, typer.Option(help="fp32, fp64, bf16 or fp16 (with loss scaling).")] = "fp32",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Run blocks again in backward.")] = False,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
@@ -150,7 +151,6 @@ def train(
     from labkit.plan.recipe import Recipe
     from labkit.train.config import GPTConfig
 
-    tied = pp * stages_per_rank == 1  # a tied head would be one weight on two stages
     config = GPTConfig(n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied)
     recipe = Recipe(
         strategy, schedule, batch, micro, stages_per_rank, checkpointing, sequence_parallel, precision, offload,

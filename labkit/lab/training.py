@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from labkit.train.config import GPTConfig
 
 
+FREE = ("strategy", "schedule", "n_micro", "stages_per_rank", "offload", "checkpointing", "sequence_parallel")
+"""What of a recipe may be another one when a run goes on: it says where and when things are computed, not what."""
+
+
 @dataclass(frozen=True)
 class Order:
     """What the ranks are told."""
@@ -162,7 +166,7 @@ def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]]
         raise ValueError(f"there is no whole checkpoint in {order.run} to resume: leave --resume out")
     note = saved.check(folder)["extra"]
     for name, now in (("config", asdict(order.config)), ("recipe", asdict(order.recipe))):
-        free = () if name == "config" else ("strategy", "schedule", "n_micro", "stages_per_rank", "offload")
+        free = () if name == "config" else FREE
         differs = {key: (note[name][key], now[key]) for key in now if key not in free and note[name][key] != now[key]}
         if differs:
             told = ", ".join(f"{key} was {was}, is {is_now}" for key, (was, is_now) in differs.items())
