@@ -32,7 +32,9 @@ from labkit.lab.problem import Case, Problem
 
 Hear = Callable[[Problem, Program, Case], Trial]
 PATIENCE_S = 0.3
-"""After a rank has raised, the others get this long to say what happened to them."""
+"""After a rank has raised, the others get this long to say what happened to them, and longer while they are at work."""
+BURNING_S = 1.0
+"""After a rank has raised, one that computes for so much processor time is not waited for."""
 
 
 def hear(problem: Problem, program: Program, case: Case) -> Trial:
@@ -126,10 +128,7 @@ class Ranks:
                 return "raised" if self.faults else "deadlock"
             if self.faults and time.monotonic() < until:
                 until = min(until, time.monotonic() + PATIENCE_S)
-            now = time.monotonic()
-            if going and (
-                self._burning(going.values()) or (now > until and (self.faults or self._idle(going.values())))
-            ):
+            if going and (self._burning(going.values()) or (time.monotonic() > until and self._idle(going.values()))):
                 return "raised" if self.faults else "time-out"
         return "raised" if self.faults else "finished"
 
@@ -155,10 +154,11 @@ class Ranks:
 
     def _burning(self, ranks: Any) -> bool:
         """Whether a rank computes and computes: an endless loop is known by its processor time, on a busy machine."""
+        most = BURNING_S if self.faults else self.problem.timeout_s / 2
         for rank in ranks:
             with contextlib.suppress(psutil.Error):
                 spent = psutil.Process(self.pids[rank]).cpu_times()
-                if spent.user + spent.system > self.problem.timeout_s / 2:
+                if spent.user + spent.system > most:
                     return True
         return False
 
