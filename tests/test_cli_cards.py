@@ -38,6 +38,7 @@ def test_keys_review_and_what_they_say_is_kept(tmp_path: Path) -> None:
     assert "0 reviews taken" in labkit("--import", str(tmp_path / "kept.json"), home=other).stdout
 
 
+@pytest.mark.rest
 def test_the_end_of_what_is_typed_ends_the_review(tmp_path: Path) -> None:
     """A loop that asks for ever where nobody types."""
     done = labkit(typed=" ", home=tmp_path)
@@ -45,6 +46,7 @@ def test_the_end_of_what_is_typed_ends_the_review(tmp_path: Path) -> None:
     assert "0 done" in done.stdout
 
 
+@pytest.mark.rest
 def test_what_makes_no_sense_is_told_in_a_sentence(tmp_path: Path) -> None:
     """A traceback."""
     wrong = labkit("--tag", "zeros", home=tmp_path)
@@ -56,6 +58,7 @@ def test_what_makes_no_sense_is_told_in_a_sentence(tmp_path: Path) -> None:
     assert "format" in labkit("--import", str(tmp_path / "other.json"), home=tmp_path).stderr
 
 
+@pytest.mark.rest
 def test_the_deck_and_its_sources_are_listed(tmp_path: Path) -> None:
     """A list without the cards, a source without its answer."""
     listed = labkit("--list", "--lab", "07", home=tmp_path)

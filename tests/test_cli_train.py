@@ -1,4 +1,4 @@
-"""`labkit train`: a real run in processes of its own, killed in the middle and resumed."""
+"""`labkit train`: real runs on two ranks, one of them in a process of its own, killed in the middle and resumed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,50 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
+from contextlib import nullcontext
 
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+from labkit.launch import cluster
+from labkit.probe import peak
+from tests.typed import typed
+from tests.waiting import LONG_S, until
+
 SMALL = shlex.split("--steps 12 --batch 4 --seq 16 --layers 2 --width 16 --heads 2 --micro 2 --clip 1.0 --warmup 3")
 
 
-def labkit(*words):
-    return [sys.executable, "-m", "labkit", "train", *SMALL, *map(str, words)]
+@pytest.fixture(scope="module")
+def two():
+    """Two ranks that believe to know how fast they are: to measure it takes longer than all that is trained here."""
+
+    def believe(group):
+        peak.matmul_flops = lambda *_: 1e9
+
+    with cluster.Cluster(2, device="cpu", timeout_s=600, quiet=True) as made:
+        made.run(believe)
+        yield made
 
 
-def run(*words, fails=False):
-    done = subprocess.run(labkit(*words), capture_output=True, text=True, timeout=150)
+@pytest.fixture
+def run(request, monkeypatch):
+    """`run(words)`: `labkit train`, on the same two ranks each time, so that they import what they need once."""
+
+    def run(*words, fails=False):
+        two = request.getfixturevalue("two")
+
+        def the_two(n_ranks, device, timeout_s):
+            assert (n_ranks, device, timeout_s) == (2, "auto", 600)
+            return nullcontext(two)
+
+        monkeypatch.setattr(cluster, "Cluster", the_two)
+        return refused_or_run(*words, fails=fails)
+
+    return run
+
+
+def refused_or_run(*words, fails=False):
+    done = typed("train", *SMALL, *words)
     assert (done.returncode != 0) == fails, done.stderr + done.stdout
     return done.stderr if fails else done.stdout
 
@@ -31,20 +60,19 @@ def losses(folder):
     return json.loads((folder / "report.json").read_text())["losses"]
 
 
-def test_a_run_that_was_killed_goes_on_with_the_losses_that_it_would_have_had(tmp_path):
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_with_the_losses_that_it_would_have_had(run, tmp_path):
     """Would catch data, optimizer state or learning rate that start anew, and a checkpoint that is half written."""
     cut = tmp_path / "cut"
     words = ("--dp", 2, "--strategy", "zero1", "--save-every", 2, "--out")
-    process = subprocess.Popen(labkit(*words, cut, "--steps", 5000), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not list(cut.glob("step-*[0-9]")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
+    command = [sys.executable, "-m", "labkit", "train", *SMALL, *map(str, (*words, cut, "--steps", 5000))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    assert until(lambda: process.poll() is not None or list(cut.glob("step-*[0-9]")))
+    assert process.poll() is None
     family = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    _, alive = psutil.wait_procs(family, 5)
+    _, alive = psutil.wait_procs(family, LONG_S)
     assert not alive, "ranks outlive their kernel"
     last = max(int(folder.name[5:]) for folder in cut.glob("step-*[0-9]"))
     assert last < 5000
@@ -56,7 +84,8 @@ def test_a_run_that_was_killed_goes_on_with_the_losses_that_it_would_have_had(tm
     assert resumed == straight
 
 
-def test_a_run_goes_on_in_another_layout(tmp_path):
+@pytest.mark.slow
+def test_a_run_goes_on_in_another_layout(run, tmp_path):
     """Would catch a checkpoint that only its own layout and strategy can read."""
     before, after = ("--dp", 2, "--strategy", "zero3"), ("--dp", 1, "--tp", 2, "--strategy", "ddp")
     run(*before, "--steps", 6, "--out", tmp_path / "run")
@@ -69,7 +98,8 @@ def test_a_run_goes_on_in_another_layout(tmp_path):
         assert here == pytest.approx(there, rel=2e-4)  # fp32, sums in another order, through six AdamW steps
 
 
-def test_a_truncated_checkpoint_is_passed_over_and_named_when_asked_for(tmp_path):
+@pytest.mark.slow
+def test_a_truncated_checkpoint_is_passed_over_and_named_when_asked_for(run, tmp_path):
     """Would catch a resume from half a file, and one that gives up though an older checkpoint is whole."""
     out = tmp_path / "run"
     run("--dp", 2, "--save-every", 4, "--out", out)
@@ -79,7 +109,8 @@ def test_a_truncated_checkpoint_is_passed_over_and_named_when_asked_for(tmp_path
     assert len(losses(out)) == 14
     for file in out.glob("step-*/whole.json"):
         file.unlink()
-    assert "no whole checkpoint" in run("--dp", 2, "--resume", "--out", out, fails=True)
+    for folder in (out, tmp_path / "nowhere"):
+        assert "no whole checkpoint" in run("--dp", 2, "--resume", "--out", folder, fails=True)
 
 
 @pytest.mark.parametrize(
@@ -91,28 +122,28 @@ def test_a_truncated_checkpoint_is_passed_over_and_named_when_asked_for(tmp_path
         (("--strategy", "zero4"), "must be one of ddp, zero1, zero2, zero3"),
         (("--optimizer", "lamb", "--strategy", "zero1"), "use ddp"),
         (("--save-every", 2), "--out"),
-        (("--resume", "--out", "nowhere"), "no whole checkpoint"),
         (("--schedule", "zero_bubble", "--strategy", "zero3"), "use '1f1b'"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_numbers_and_the_mend(words, told, tmp_path):
-    """Would catch a traceback, or a hang, where a sentence would do."""
-    said = run(*(tmp_path / each if each == "nowhere" else each for each in words), fails=True)
-    assert told in " ".join(said.split())
+def test_what_cannot_work_is_refused_with_the_numbers_and_the_mend(words, told):
+    """Would catch a hang, or a mistake without its numbers, where a sentence would do."""
+    assert told in " ".join(refused_or_run(*words, fails=True).split())
 
 
-def test_a_folder_with_another_runs_checkpoints_is_not_overwritten(tmp_path):
+@pytest.mark.slow
+def test_a_folder_with_another_runs_checkpoints_is_not_overwritten(run, tmp_path):
     """Would catch a run that loses an earlier one, or resumes another model."""
-    run("--steps", 2, "--out", tmp_path)
-    assert "earlier run" in run("--steps", 2, "--out", tmp_path, fails=True)
-    assert "d_model was 16, is 32" in run("--width", 32, "--resume", "--out", tmp_path, fails=True)
+    run("--dp", 2, "--steps", 2, "--out", tmp_path)
+    assert "earlier run" in run("--dp", 2, "--steps", 2, "--out", tmp_path, fails=True)
+    assert "d_model was 16, is 32" in run("--dp", 2, "--width", 32, "--resume", "--out", tmp_path, fails=True)
     assert len(losses(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("words", [("--precision", "fp16"), ("--precision", "bf16", "--dp", 2, "--strategy", "zero3")])
-def test_half_precision_learns(words):
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("--precision", "fp16"), ("--precision", "bf16", "--strategy", "zero3")])
+def test_half_precision_learns(run, words):
     """Would catch a loss that is reported times its scale, and a scaler that skips every step."""
-    report = json.loads("{" + run(*words, "--json").partition("\n{")[2])
+    report = json.loads("{" + run("--dp", 2, *words, "--json").partition("\n{")[2])
     (_, first), (_, last) = report["losses"][0], report["losses"][-1]
     assert 5 < first < 6
     assert last < first - 0.2

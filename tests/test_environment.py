@@ -129,7 +129,7 @@ def pretend(path: Path, script: str) -> Path:
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`make WORDS...` there."""
-    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, timeout=40)
+    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def test_make_names_the_pythons_that_it_can_use(copy):
@@ -143,18 +143,21 @@ def test_make_names_the_pythons_that_it_can_use(copy):
 
 
 def test_make_installs_once_and_again_only_when_the_lists_change(copy):
-    """Would catch an installation at each `make check`, and none after a new dependency."""
+    """Would catch an installation at each `make check`, none after a new dependency, and minutes without a word."""
     pretend(copy / ".venv/bin/python", f'echo "$@" >>{copy}/log')
     stamp = ".venv/.has-test"
-    for _ in range(2):
-        assert make(copy, stamp).returncode == 0
-    installs = [line for line in (copy / "log").read_text().splitlines() if "pip install" in line]
+    first, second = (make(copy, stamp) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "one to three minutes as a rule" in first.stdout
+    assert "Installing" not in second.stdout
+    installs = [line for line in (copy / "log").read_text().splitlines() if "--editable" in line]
     assert len(installs) == 1
     assert installs[0].endswith("--constraint constraints.txt --editable .[test,dev]")
+    assert "--quiet" not in installs[0], "pip is to say what it does"
     assert "up to date" in make(copy, ".venv/.has-run").stdout
     (copy / "constraints.txt").write_text("# another list\n")
     assert make(copy, stamp).returncode == 0
-    assert (copy / "log").read_text().count("pip install") == 2
+    assert (copy / "log").read_text().count("--editable") == 2
 
 
 def test_make_clean_removes_what_make_made_and_nothing_else(copy):
@@ -172,15 +175,36 @@ def test_make_clean_removes_what_make_made_and_nothing_else(copy):
     assert not (copy / ".venv").exists()
 
 
-def test_ci_runs_the_command_that_the_readme_names():
-    """Would catch a CI that proves something else than what a newcomer is told to run."""
+def test_ci_runs_the_command_that_the_readme_names_and_then_the_rest():
+    """Would catch a CI that proves something else than what a newcomer is told to run, or that leaves out a test."""
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
-    assert script.read_text().rstrip().endswith("\nmake test")
+    commands = [line.split(" MORE=")[0] for line in script.read_text().splitlines() if line.startswith("make ")]
+    assert commands == ["make test", "make rest"]
     assert "set -euo pipefail" in script.read_text()
     for command in ("make lab", "make test"):
         assert re.search(rf"^{command}\b", README, re.MULTILINE)
         assert re.search(rf"^{command.split()[1]}:", MAKEFILE, re.MULTILINE)
+    marks = dict(re.findall(r'^(test|rest): .*\n\t\$\(PYTEST\) -m "?([^"$]*?)"? \$', MAKEFILE, re.MULTILINE))
+    assert marks == {"test": "not rest", "rest": "rest"}, "together they are everything"
+
+
+@pytest.mark.slow
+def test_a_run_tells_its_minutes_by_folder_and_adds_those_of_the_run_before(tmp_path):
+    """Would catch a table that forgets the first half of CI, or counts a test for each worker that knows of it."""
+    minutes = tmp_path / "minutes.json"
+    words = ["tests/plan/test_layout.py", "tests/test_readme.py", "-n", "2", "-q", "--minutes", str(minutes)]
+    command = [sys.executable, "-m", "pytest", *words]
+    tables = []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert re.match(r"\d+ passed", done.stdout.splitlines()[-1]), done.stdout
+        tables.append(
+            {row[0]: int(row[1]) for row in re.findall(r"^(tests\S*) +(\d+) +[\d.]+ +[\d.]+$", done.stdout, re.M)}
+        )
+    assert set(tables[0]) == {"tests/plan", "tests"}
+    assert sum(tables[0].values()) == int(done.stdout.splitlines()[-1].split()[0])
+    assert tables[1] == {folder: 2 * count for folder, count in tables[0].items()}
 
 
 # The tests' own set-up
@@ -195,6 +219,7 @@ def test_a_warning_from_labkit_is_an_error_and_one_from_elsewhere_is_not():
     assert len(heard) == 1
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_is_failed_and_the_next_one_runs(tmp_path):
     """Would catch a time-out that ends the whole run, so that nothing is known about the other tests."""
     (tmp_path / "test_it.py").write_text("import time\ndef test_a():\n    time.sleep(30)\ndef test_b():\n    pass\n")
@@ -213,6 +238,7 @@ def block(language: str, number: int = 0) -> str:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)[number]
 
 
+@pytest.mark.slow
 def test_the_first_taste_prints_what_the_readme_says(tmp_path):
     """Would catch a first example that does not run, and an output that is made up."""
     program = tmp_path / "taste.py"

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import labkit
+from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 250
@@ -452,13 +453,13 @@ def test_every_notebook_keeps_the_rule(rule):
     assert not broken, "\n".join(["", *broken])
 
 
-@pytest.mark.parametrize(("rule", "path", "text"), BITES, ids=_name)
+@cases(("rule", "path", "text"), BITES)
 def test_a_rule_complains_about_what_breaks_it(rule, path, text):
     """Would catch a rule that nothing can break."""
     assert rule(path, text), f"{rule.__name__} has nothing to say about:\n{text[:300]}"
 
 
-@pytest.mark.parametrize(("rule", "path", "text"), PASSES, ids=_name)
+@cases(("rule", "path", "text"), PASSES)
 def test_a_rule_lets_good_code_pass(rule, path, text):
     """Would catch a rule that complains about everything, and so proves nothing by complaining."""
     assert rule(path, text) == []
@@ -484,7 +485,7 @@ def test_importing_labkit_starts_nothing_and_imports_no_torch():
     assert done.stdout.strip() == "[] 1 []", done.stdout
 
 
-@pytest.mark.parametrize("name", labkit.__all__)
+@cases("name", labkit.__all__)
 def test_each_public_name_is_what_it_says(name):
     """Would catch a name that is looked up in the wrong file: the module itself would be handed out in its place."""
     thing = getattr(labkit, name)

@@ -24,6 +24,8 @@ from labkit.plan.shape import ModelShape
 from labkit.probe.memory import MemoryProbe
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig
+from tests.cases import selection
+from tests.thrift import thrift as thrift
 
 pytestmark = pytest.mark.timeout(120)
 CONFIG = GPTConfig(n_layer=2, d_model=64, n_head=4, vocab=256, seq=64, tied=False)
@@ -109,9 +111,16 @@ def check(cluster, config, recipe, layout, ranks=None):
 LAYOUTS = {"dp": Layout(2, 1, 1), "pp": Layout(1, 2, 1), "tp": Layout(1, 1, 2)}
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
-@pytest.mark.parametrize("axis", LAYOUTS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+FIRST = [
+    ("ddp", "dp", True), ("zero1", "dp", False), ("zero2", "dp", True), ("zero3", "dp", False), ("zero3", "dp", True),
+    ("ddp", "pp", True), ("zero1", "pp", False), ("ddp", "tp", False), ("zero2", "tp", True),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "axis", "checkpointing"), selection(FIRST, STRATEGIES, LAYOUTS, [False, True]), ids=str
+)
 def test_a_real_rank_holds_and_sends_what_was_rehearsed(strategy, axis, checkpointing, clusters):
     """Would catch any tensor of a step that a rehearsal does not make, makes twice, or lets go at another moment."""
     n_micro = 3 if axis == "pp" else 1
@@ -121,24 +130,29 @@ def test_a_real_rank_holds_and_sends_what_was_rehearsed(strategy, axis, checkpoi
 
 RARER = [
     (Layout(2, 2, 1), Recipe("zero1", "gpipe", batch_size=8, n_micro=4, precision="bf16", clip_norm=1.0)),
+    (Layout(1, 2, 2), Recipe("ddp", "zero_bubble", batch_size=8, n_micro=3, precision="fp64")),
+    (Layout(1, 2, 2), Recipe(batch_size=8, n_micro=2, sequence_parallel=True)),
+]
+RAREST = [
     (Layout(2, 2, 1), Recipe("zero3", batch_size=8, n_micro=4, precision="fp16", checkpointing=True)),
     (Layout(1, 4, 1), Recipe(batch_size=7, n_micro=6)),
     (Layout(1, 2, 2), Recipe("zero2", "interleaved", batch_size=8, n_micro=4, stages_per_rank=2)),
-    (Layout(1, 2, 2), Recipe("ddp", "zero_bubble", batch_size=8, n_micro=3, precision="fp64")),
     (Layout(2, 1, 2), Recipe("zero2", batch_size=8, n_micro=2, sequence_parallel=True, precision="bf16")),
     (Layout(2, 2, 1), Recipe(batch_size=8, n_micro=2, optimizer="lamb")),
-    (Layout(1, 2, 2), Recipe(batch_size=8, n_micro=2, sequence_parallel=True)),
     (Layout(2, 1, 2), Recipe("zero3", batch_size=8, n_micro=2, precision="bf16", offload=True, prefetch=0)),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "recipe"), RARER, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "recipe"), [*RARER, *(pytest.param(*case, marks=pytest.mark.rest) for case in RAREST)], ids=str
+)
 def test_three_dimensions_other_schedules_and_precisions_are_as_rehearsed_too(layout, recipe, clusters):
     """Would catch messages between stages in the wrong shape or dtype, and micro-batches of unequal size."""
     check(clusters(4), DEEP, recipe, layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "recipe"),
     [
@@ -156,7 +170,12 @@ def test_flops_are_those_that_torch_counts_in_a_real_run(layout, recipe, cluster
         assert {op: n for op, n in mine.items() if "attention" not in op} == real[rank]
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 4)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(), pytest.param(Layout(2, 1, 1), marks=pytest.mark.rest), Layout(1, 2, 1), Layout(1, 1, 4)],
+    ids=str,
+)
 def test_flops_of_all_ranks_add_up_to_those_of_the_model(layout):
     """Would catch attention that is not counted, and a law that is (6 N + 12 L D T a token) against the real code.
 
@@ -170,6 +189,7 @@ def test_flops_of_all_ranks_add_up_to_those_of_the_model(layout):
     assert sum(flops.total for flops in found) - attention == law.total - law["attention"]
 
 
+@pytest.mark.slow
 def test_the_law_stands_beside_what_was_rehearsed():
     """Would catch a prediction for another rank, layout or recipe, for a model that would not fit here."""
     large = GPTConfig(n_layer=8, d_model=4096, n_head=32, vocab=32_000, seq=2048, tied=False)
@@ -184,6 +204,7 @@ def test_the_law_stands_beside_what_was_rehearsed():
         assert "predicted" in repr(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_the_law_knows_what_gpipe_has_sent_before_anything_comes_back(rank):
     """A bug: one message was counted as on its way, where gpipe keeps all but the last: 4.6% of a 70B rank."""

@@ -12,6 +12,7 @@ from labkit import run_threads
 from labkit.comm import fake, ring, tree
 from labkit.comm.mesh import Mesh
 from labkit.plan.layout import AXES, Layout
+from tests.cases import cases
 
 VERBS = {
     "all_reduce": lambda group, x: group.all_reduce(x, "mean"),
@@ -35,8 +36,8 @@ def account(group):
     return [(t.verb, t.axis, t.to, t.n_bytes, t.within) for t in group.ledger]
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 1000])
-@pytest.mark.parametrize("verb", VERBS)
+@cases("n_ranks", [1, 2, 3, 1000])
+@cases("verb", VERBS)
 def test_a_verb_gives_the_shape_and_sends_the_bytes_of_the_textbook(verb, n_ranks):
     """Would catch a result of the wrong shape, and bytes that are not those of a ring."""
     rank = n_ranks - 1

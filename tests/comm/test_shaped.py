@@ -1,23 +1,32 @@
-"""Shaped links on real processes: what was asked is what is measured, and the values are those of any other wire."""
+"""Shaped links: what was asked is what is measured, and the values are those of any other wire.
+
+Seconds are looked at where there are none of the machine: on simulated ranks, whose clock stands still while anybody
+computes. On real processes it is values, bytes and who shares what with whom, and the one thing about seconds that a
+busy machine cannot spoil: nothing comes sooner than the links allow.
+"""
 
 from __future__ import annotations
 
 import glob
-import itertools
 import os
-import signal
-import threading
 import time
+from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 
 from labkit import Cluster, Layout, Mesh, WorkerError, ring, run_threads, star, tree
 from labkit.comm import hierarchy
+from labkit.comm.traffic import FORGIVEN_S
+from labkit.launch import call
+from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from labkit.plan import collectives
 from labkit.plan.link import Link
 from labkit.plan.topology import Links
 from labkit.probe.links import ping_pong, sweep
+from tests.simulated import simulate
+from tests.waiting import once, stop_button, waiting
 
 ALPHA, SPEED = 15e-3, 20e6
 UNIFORM = Links.uniform(4, alpha_s=ALPHA, bytes_per_s=SPEED)
@@ -26,14 +35,10 @@ NODES = Links.two_nodes(2, FAST, SLOW)
 
 
 @pytest.fixture(scope="module")
-def uniform():
-    with Cluster(4, device="cpu", links=UNIFORM, quiet=True) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def nodes():
-    with Cluster(4, device="cpu", links=NODES, quiet=True) as made:
+def shaped():
+    """Two nodes of two ranks, whose links cost next to nothing: for all but seconds."""
+    links = Links.two_nodes(2, Link("fast", 1e-4, 2e9), Link("slow", 2e-4, 1e9))
+    with Cluster(4, device="cpu", links=links, quiet=True) as made:
         yield made
 
 
@@ -47,68 +52,46 @@ def values(cluster, fn, *args):
     return [reply.value for reply in cluster.run(fn, *args)]
 
 
-def seconds_of(cluster, fn, *args, repeats=3):
-    """Seconds of `fn(group, *args)` on the slowest rank, between two barriers; the median of a few."""
+def seconds_of(links, fn, *args, late_s=0.0):
+    """Simulated seconds of `fn(group, *args)`, begun at once on all ranks, on the slowest of them."""
 
-    def timed(group, repeats):
-        import statistics
-        import time
+    def timed(group):
+        started = time.perf_counter()
+        fn(group, *args)
+        return time.perf_counter() - started
 
-        times = []
-        for _ in range(repeats + 1):
-            group.barrier()
-            started = time.perf_counter()
-            fn(group, *args)
-            times.append(time.perf_counter() - started)
-        return statistics.median(times[1:])
-
-    return max(values(cluster, timed, repeats))
+    return max(simulate(timed, links, late_s=late_s))
 
 
-def within(share, expected, measure, attempts=25):
-    """Whether `measure()` comes within a share of what was expected; a disturbed machine may try again."""
-    found = []
-    for _ in range(attempts):
-        found.append(measure())
-        if abs(found[-1] / expected - 1) <= share:
-            return True
-    print(f"expected {expected}, found {found}")
-    return False
-
-
-def sometimes(true, attempts=25):
-    """Whether `true()` is so at least once; the machine may be busy with something else."""
-    return any(true() for _ in range(attempts))
+def exactly(seconds):
+    """What is simulated is rounded and not disturbed."""
+    return pytest.approx(seconds, rel=1e-6)
 
 
 # -- the links that were asked for are the links that are measured
 
 
 @pytest.mark.parametrize(("alpha_s", "bytes_per_s"), [(20e-3, 40e6), (40e-3, 5e6), (10e-3, 100e6)])
-def test_measured_alpha_and_beta_are_within_ten_percent_of_what_was_asked(alpha_s, bytes_per_s):
+def test_measured_alpha_and_beta_are_what_was_asked(alpha_s, bytes_per_s):
     """Would catch latency that is counted at both ends, headers that are counted, and sleeps that round up."""
     sizes = [4, round(alpha_s * bytes_per_s), round(4 * alpha_s * bytes_per_s)]
-    with Cluster(2, device="cpu", links=Links.uniform(2, alpha_s=alpha_s, bytes_per_s=bytes_per_s), quiet=True) as two:
-        off = []
-        for _ in range(10):
-            line = collectives.fit(values(two, ping_pong, sizes, 5)[0])
-            off.append((line.alpha_s / alpha_s - 1, line.beta_s_per_byte * bytes_per_s - 1))
-            if max(map(abs, off[-1])) < 0.1:
-                return
-    pytest.fail(f"alpha and beta are off by {off}")
+    two = Links.uniform(2, alpha_s=alpha_s, bytes_per_s=bytes_per_s)
+    line = collectives.fit(simulate(ping_pong, two, sizes, 3)[0])
+    assert line.alpha_s == exactly(alpha_s)
+    assert line.beta_s_per_byte == exactly(1 / bytes_per_s)
 
 
-def test_an_exchange_takes_the_time_of_one_message(uniform):
+def test_an_exchange_takes_the_time_of_one_message():
     """Full duplex: would catch an edge whose two directions share their bytes."""
 
     def both_ways(group):
         n, me = group.size, group.rank
         group.exchange(torch.zeros(250_000), (me + 1) % n, (me - 1) % n)
 
-    assert within(0.1, ALPHA + 1e6 / SPEED, lambda: seconds_of(uniform, both_ways))
+    assert seconds_of(UNIFORM, both_ways) == exactly(ALPHA + 1e6 / SPEED)
 
 
-def test_two_senders_share_the_card_of_their_node(nodes):
+def test_two_senders_share_the_card_of_their_node():
     """Would catch an uplink for each rank: tensor and data parallel groups would not be in each other's way."""
 
     def across(group, senders):
@@ -117,88 +100,148 @@ def test_two_senders_share_the_card_of_their_node(nodes):
         elif group.rank - 2 in senders:
             group.recv(group.rank - 2)
 
-    one, two = SLOW.alpha_s + 1e6 / SLOW.bytes_per_s, SLOW.alpha_s + 2e6 / SLOW.bytes_per_s
-    assert within(0.1, one, lambda: seconds_of(nodes, across, (0,)))
-    assert within(0.1, two, lambda: seconds_of(nodes, across, (0, 1)))
+    assert seconds_of(NODES, across, (0,)) == exactly(SLOW.alpha_s + 1e6 / SLOW.bytes_per_s)
+    assert seconds_of(NODES, across, (0, 1)) == exactly(SLOW.alpha_s + 2e6 / SLOW.bytes_per_s)
 
 
 @pytest.mark.parametrize("n_bytes", [4_000, 2_000_000])
-def test_a_ring_all_reduce_takes_the_time_of_its_law(uniform, n_bytes):
+def test_a_ring_all_reduce_takes_the_time_of_its_law(n_bytes):
     """2(n-1)(alpha + N/n beta): would catch steps that do not overlap, and wake-ups that add up over 6 steps."""
     law = collectives.seconds("ring", "all_reduce", 4, n_bytes, UNIFORM.line(0, 1))
-    measured = lambda: seconds_of(uniform, lambda group, size: group.all_reduce(torch.zeros(size // 4)), n_bytes)  # noqa: E731
-    assert within(0.15, law, measured)
+    assert seconds_of(UNIFORM, lambda group: group.all_reduce(torch.zeros(n_bytes // 4))) == exactly(law)
+    late_s = 1e-3
+    took_s = seconds_of(UNIFORM, lambda group: group.all_reduce(torch.zeros(n_bytes // 4)), late_s=late_s)
+    assert law <= took_s <= 1.01 * late_s + law, "each of six steps wakes late, and only the last may be seen"
 
 
-def test_who_wins_is_decided_by_the_links(uniform):
+@pytest.mark.parametrize("n_bytes", [4_000, 2_000_000])
+def test_who_wins_is_decided_by_the_links(n_bytes):
     """Few steps win for small tensors, few bytes for large ones, and a server that all talk to has one port: would
     catch a shape that has latency but no bandwidth, or the other way round, and ports that are endless."""
-
-    def reduce(group, name, n_bytes):
-        import importlib
-
-        importlib.import_module(f"labkit.comm.{name}").all_reduce(torch.zeros(n_bytes // 4), group)
-
-    def in_order(n_bytes, *names):
-        found = [seconds_of(uniform, reduce, name, n_bytes) for name in names]
-        return all(faster < 0.8 * slower for faster, slower in itertools.pairwise(found))
-
-    assert sometimes(lambda: in_order(4_000, "tree", "ring"))
-    assert sometimes(lambda: in_order(2_000_000, "ring", "tree", "star"))
-    law = 2 * ALPHA + 2 * 3 * 2e6 / SPEED  # (n-1) N through one port, in and out
-    assert within(0.15, law, lambda: seconds_of(uniform, reduce, "star", 2_000_000))
+    line, took_s = UNIFORM.line(0, 1), {}
+    for module in (ring, tree, star):
+        took_s[module] = seconds_of(UNIFORM, lambda group, m=module: m.all_reduce(torch.zeros(n_bytes // 4), group))
+    for module, name in ((ring, "ring"), (tree, "tree")):
+        assert took_s[module] == exactly(collectives.seconds(name, "all_reduce", 4, n_bytes, line))
+    assert took_s[star] == exactly(2 * ALPHA + 2 * 3 * n_bytes / SPEED)  # (n-1) N through one port, in and out
+    order = sorted(took_s, key=lambda module: took_s[module])
+    assert order == ([star, tree, ring] if n_bytes == 4_000 else [ring, tree, star])
 
 
-def test_a_reduction_in_levels_beats_the_flat_ring_across_nodes(nodes):
+@pytest.mark.parametrize(("n_bytes", "gain"), [(4_000, 1.8), (2_000_000, 1.15)])
+def test_a_reduction_in_levels_beats_the_flat_ring_across_nodes(n_bytes, gain):
     """Would catch a hierarchy that sends whole tensors between nodes, or waits for the slow wire inside them."""
-
-    def flat(group, n_bytes):
-        ring.all_reduce(torch.zeros(n_bytes // 4), group)
-
-    def levels(group, n_bytes):
-        hierarchy.all_reduce(torch.zeros(n_bytes // 4), group)
-
-    for n_bytes, gain in ((4_000, 1.8), (2_000_000, 1.15)):
-        inside = 2 * NODES.line(0, 1).seconds(n_bytes / 2)
-        across = 2 * (SLOW.alpha_s + n_bytes / 4 * 2 / SLOW.bytes_per_s)  # two rings, one card
-        assert within(0.2, inside + across, lambda n=n_bytes: seconds_of(nodes, levels, n))
-        assert sometimes(lambda n=n_bytes, g=gain: seconds_of(nodes, flat, n) > g * seconds_of(nodes, levels, n))
+    inside = 2 * NODES.line(0, 1).seconds(n_bytes / 2)
+    across = 2 * (SLOW.alpha_s + n_bytes / 4 * 2 / SLOW.bytes_per_s)  # two rings, one card
+    levels = seconds_of(NODES, lambda group: hierarchy.all_reduce(torch.zeros(n_bytes // 4), group))
+    assert levels == exactly(inside + across)
+    assert seconds_of(NODES, lambda group: ring.all_reduce(torch.zeros(n_bytes // 4), group)) > gain * levels
 
 
-def test_tensor_parallelism_across_nodes_collapses(nodes):
-    """The same layer on the same two ranks' worth of wire, inside a node and between two: would catch a mesh whose
-    groups forget the shape, or take edges by their index in the group."""
+def test_tree_and_star_are_shaped_too():
+    """Would catch an algorithm that goes round the shape by way of the native wire."""
+    broadcast = {
+        module: seconds_of(NODES, lambda group, m=module: m.broadcast(torch.zeros(250_000), group))
+        for module in (tree, star)
+    }
+    across, inside = SLOW.alpha_s + 1e6 / SLOW.bytes_per_s, FAST.alpha_s + 1e6 / FAST.bytes_per_s
+    assert broadcast[tree] == exactly(across + inside)
+    assert broadcast[star] == exactly(SLOW.alpha_s + 2e6 / SLOW.bytes_per_s)  # two of the three behind one card
 
-    def layer_seconds(group, axis):
-        import time
 
-        from torch import nn
+def layer(group, axis):
+    """Forward and backward of a layer that is split along an axis of 2 x 2 ranks: 256 KB are summed in both."""
+    mesh = Mesh.connect(Layout(dp=2, tp=2), group)
+    tp = getattr(mesh, axis)
+    torch.manual_seed(0)
+    up = ColumnParallelLinear.of(nn.Linear(64, 256), tp)
+    down = RowParallelLinear.of(nn.Linear(256, 64), tp)
+    x = torch.randn(1000, 64, requires_grad=True)
+    down(torch.relu(up(x))).sum().backward()
 
-        from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
-        mesh = Mesh.connect(Layout(dp=2, tp=2), group)
-        tp = getattr(mesh, axis)
-        torch.manual_seed(0)
-        up = ColumnParallelLinear.of(nn.Linear(64, 256), tp)
-        down = RowParallelLinear.of(nn.Linear(256, 64), tp)
-        x = torch.randn(1000, 64, requires_grad=True)  # 256 KB go through an all_reduce in forward and in backward
-        times = []
-        for _ in range(4):
-            group.barrier()
-            started = time.perf_counter()
-            down(torch.relu(up(x))).sum().backward()
-            times.append(time.perf_counter() - started)
-        return sorted(times[1:])[1]
+def test_tensor_parallelism_across_nodes_collapses():
+    """Would catch a wire whose edges are taken by their index in a group: the layer would be as fast between nodes."""
+    inside = 4 * (FAST.alpha_s + 128_000 / FAST.bytes_per_s)  # two all_reduces of two steps
+    across = 4 * (SLOW.alpha_s + 2 * 128_000 / SLOW.bytes_per_s)  # two pairs, one card
+    assert seconds_of(NODES, layer, "tp") == exactly(inside)
+    assert seconds_of(NODES, layer, "dp") == exactly(across)
 
-    law = 4 * (SLOW.alpha_s + 2 * 128_000 / SLOW.bytes_per_s)  # two all_reduces of two steps, shared card
-    assert sometimes(lambda: max(values(nodes, layer_seconds, "tp")) < 0.7 * law)
-    assert min(values(nodes, layer_seconds, "dp")) > 0.9 * law
+
+@pytest.mark.parametrize("work_s", [0.1, 0.5])
+def test_a_verb_that_was_started_overlaps_with_work(work_s):
+    """Would catch a `start` that waits: no strategy could hide its communication."""
+
+    def overlapped(group):
+        started = time.perf_counter()
+        works = [group.all_reduce_start(torch.ones(100_000)) for _ in range(2)]
+        begun, looked = time.perf_counter() - started, works[-1].done
+        time.sleep(work_s)  # stands for a backward pass
+        totals = [work.wait()[0].item() for work in works]
+        return begun, looked, time.perf_counter() - started, totals
+
+    law = 2 * collectives.seconds("ring", "all_reduce", 4, 400_000, UNIFORM.line(0, 1))
+    assert 0.1 < law < 0.5
+    at_once, over = pytest.approx(0, abs=1e-6), pytest.approx(max(law, work_s), abs=1e-6)
+    assert simulate(overlapped, UNIFORM) == [(at_once, False, over, [4.0, 4.0])] * 4
+
+
+def test_a_sweep_of_a_shaped_verb_is_the_same_on_every_rank():
+    """Would catch a barrier that lets ranks go at different times: the slowest would carry the skew."""
+    law = 3 * UNIFORM.line(0, 1).seconds(4_000)
+    assert simulate(lambda group: sweep(group.all_gather, [4_000], group, 3), UNIFORM) == [[(4_000, exactly(law))]] * 4
+
+
+# -- on real processes: one page of traffic for all, and nothing comes too soon
+
+
+def test_on_processes_nothing_comes_sooner_than_the_links_allow():
+    """Would catch links that do not reach the ranks. On a busy machine everything comes later, and nothing sooner."""
+    links, sizes = Links.uniform(2, alpha_s=60e-3, bytes_per_s=4e6), [4, 400_000]
+    with Cluster(2, device="cpu", links=links, quiet=True) as two:
+        samples = values(two, ping_pong, sizes, 1)
+    assert samples[0] == samples[1]
+    for n_bytes, took_s in samples[0]:
+        assert took_s >= links.line(0, 1).seconds(n_bytes) - FORGIVEN_S
+
+
+def test_ranks_share_one_page_and_groups_book_on_the_edges_of_their_own_ranks(shaped):
+    """Would catch a page for each rank, whose senders share no card, and a mesh whose groups forget the shape, or take
+    edges by their index in the group."""
+
+    def booked(group):
+        traffic, edges = group.wire.traffic, {}
+        for axis in ("tp", "dp"):
+            counts = Counter()
+            book = traffic.book
+
+            def count(edge, n_bytes, counts=counts, book=book):
+                counts[divmod(edge, group.size)] += n_bytes
+                return book(edge, n_bytes)
+
+            traffic.book = count
+            try:
+                layer(group, axis)
+            finally:
+                del traffic.book
+            edges[axis] = dict(counts)
+        group.barrier()
+        n = group.size
+        page = traffic._look(lambda core, _: {divmod(edge, n): core[1 + 2 * edge] for edge in traffic.edges})
+        return edges, page
+
+    seen = values(shaped, booked)
+    for rank, (edges, page) in enumerate(seen):
+        beside, opposite = rank ^ 1, rank ^ 2
+        assert edges == {"tp": {(rank, beside): 4 * 128_000}, "dp": {(rank, opposite): 4 * 128_000}}
+        for edge in ((0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1)):
+            assert page[edge] >= 4 * 128_000, f"rank {rank} does not see what went along {edge}"
 
 
 # -- the values, bytes and errors are those of any other wire
 
 
-def test_every_verb_gives_what_it_gives_on_an_unshaped_group(uniform, plain):
+def test_every_verb_gives_what_it_gives_on_an_unshaped_group(shaped, plain):
     """Would catch a collective of messages that differs from gloo's: shapes, ragged cuts, dtypes, what is in place."""
 
     def verbs(group):
@@ -235,12 +278,12 @@ def test_every_verb_gives_what_it_gives_on_an_unshaped_group(uniform, plain):
         group.barrier()
         return found, x, behind
 
-    for (shaped, x, behind), (bare, y, _) in zip(values(uniform, verbs), values(plain, verbs), strict=True):
+    for (mine, x, behind), (bare, y, _) in zip(values(shaped, verbs), values(plain, verbs), strict=True):
         assert behind
         assert torch.equal(x, y)
-        assert [each.shape for each in shaped] == [each.shape for each in bare]
-        assert [each.dtype for each in shaped] == [each.dtype for each in bare]
-        assert all(torch.allclose(a, b) for a, b in zip(shaped, bare, strict=True))
+        assert [each.shape for each in mine] == [each.shape for each in bare]
+        assert [each.dtype for each in mine] == [each.dtype for each in bare]
+        assert all(torch.allclose(a, b) for a, b in zip(mine, bare, strict=True))
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
@@ -283,7 +326,7 @@ def test_nodes_that_do_not_fit_are_refused():
         run_threads(lambda g: hierarchy.all_reduce(torch.ones(3), g, nodes=[[0, 1]]), 3)
 
 
-def test_a_swapped_in_hierarchy_is_found_by_the_links(nodes):
+def test_a_swapped_in_hierarchy_is_found_by_the_links(shaped):
     """Would catch a subgroup whose nodes are looked up by index, and a `using` that loses the shape."""
 
     def swapped(group):
@@ -296,13 +339,13 @@ def test_a_swapped_in_hierarchy_is_found_by_the_links(nodes):
             mesh.dp.using(all_reduce=hierarchy.all_reduce).all_reduce(torch.tensor([10.0**group.rank])).item(),
         )
 
-    for rank, (world, dp, tp, total, pair) in enumerate(values(nodes, swapped)):
+    for rank, (world, dp, tp, total, pair) in enumerate(values(shaped, swapped)):
         assert (world, dp, tp) == ([[0, 1], [2, 3]], [[0], [1]], [[0, 1]])
         assert total == 1111
         assert pair == sum(10**r for r in Layout(dp=2, tp=2).ranks("dp", rank))
 
 
-def test_the_ledger_counts_the_same_bytes_as_without_a_shape(uniform, plain):
+def test_the_ledger_counts_the_same_bytes_as_without_a_shape(shaped, plain):
     """Would catch verbs in the stream that are not charged, and headers that are."""
 
     def sent(group):
@@ -317,36 +360,10 @@ def test_the_ledger_counts_the_same_bytes_as_without_a_shape(uniform, plain):
         verbs = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")
         return [group.ledger.sent_bytes(verb) for verb in verbs], group.ledger.sent_bytes()
 
-    assert values(uniform, sent) == values(plain, sent)
+    assert values(shaped, sent) == values(plain, sent)
 
 
-def test_a_verb_that_was_started_overlaps_with_work(uniform):
-    """Would catch a `start` that waits: no strategy could hide its communication."""
-
-    def overlapped(group):
-        import time
-
-        group.barrier()
-        started = time.perf_counter()
-        works = [group.all_reduce_start(torch.ones(100_000)) for _ in range(2)]
-        begun, looked = time.perf_counter() - started, works[-1].done
-        time.sleep(0.25)  # stands for a backward pass
-        totals = [work.wait() for work in works]
-        return begun, looked, time.perf_counter() - started, [total[0].item() for total in totals]
-
-    law = 2 * collectives.seconds("ring", "all_reduce", 4, 400_000, UNIFORM.line(0, 1))
-    assert law > 0.2
-
-    def hidden():
-        seen = values(uniform, overlapped)
-        assert [totals for *_, totals in seen] == [[4.0, 4.0]] * 4
-        # 0.25 s more, were it not overlapped
-        return all(begun < 0.1 and not looked and took < law + 0.2 for begun, looked, took, _ in seen)
-
-    assert sometimes(hidden)
-
-
-def test_messages_of_a_started_verb_meet_nobody_elses(uniform):
+def test_messages_of_a_started_verb_meet_nobody_elses(shaped):
     """Would catch tags that a stream shares with the main thread: chunks of two tensors would be mixed up."""
 
     def both(group):
@@ -356,13 +373,13 @@ def test_messages_of_a_started_verb_meet_nobody_elses(uniform):
         came = [group.exchange(torch.full((10_000,), 1.0 * me), (me + 1) % n, (me - 1) % n, tag=t) for t in range(n)]
         return under_way.wait(), swapped, came
 
-    for rank, (started, swapped, came) in enumerate(values(uniform, both)):
+    for rank, (started, swapped, came) in enumerate(values(shaped, both)):
         assert torch.equal(started, 4 * torch.arange(40_000.0))
         assert torch.equal(swapped, 4 * torch.arange(40_000.0) + 4)
         assert all(torch.equal(each, torch.full((10_000,), 1.0 * ((rank - 1) % 4))) for each in came)
 
 
-def test_a_verb_that_fails_in_the_stream_says_so_where_it_is_waited_for(uniform):
+def test_a_verb_that_fails_in_the_stream_says_so_where_it_is_waited_for(shaped):
     """Would catch a started verb whose rank is told of no mismatch, or that waits for ever."""
 
     def odd(group):
@@ -370,45 +387,50 @@ def test_a_verb_that_fails_in_the_stream_says_so_where_it_is_waited_for(uniform)
         return group.all_reduce_start(x).wait()
 
     with pytest.raises(WorkerError, match="does not match"):
-        uniform.run(odd)
-    assert values(uniform, lambda g: g.all_reduce(torch.ones(1)).item()) == [4.0] * 4
+        shaped.run(odd)
+    assert values(shaped, lambda g: g.all_reduce(torch.ones(1)).item()) == [4.0] * 4
 
 
 # -- a cluster with shaped links behaves like any other
 
 
-def test_a_long_message_is_honest_work_and_a_deadlock_is_still_found():
-    """Would catch a watch that takes a slow wire for a hang, and a shaped wait that hides one."""
-    links = Links.uniform(2, alpha_s=1e-3, bytes_per_s=1e6)
-    with Cluster(2, device="cpu", links=links, timeout_s=1.5, quiet=True) as two:
-        started = time.perf_counter()
-        found = values(two, lambda g: g.exchange(torch.ones(1_000_000), 1 - g.rank, 1 - g.rank).sum().item())
-        assert time.perf_counter() - started >= 4.0
-        assert found == [1e6, 1e6]
-        with pytest.raises(WorkerError):
+def test_a_rank_that_sleeps_on_the_wire_gives_the_signs_of_life_that_the_watch_counts(shaped):
+    """Would catch a watch that takes a slow wire for a hang. (That sleepers beat is proved in test_traffic.py.)"""
+
+    def beats(group):
+        page = group.ledger.witness
+        before = page.box.read(group.rank).done
+        group.wire.traffic.beat()
+        return page.box.read(group.rank).done - before
+
+    assert values(shaped, beats) == [1] * 4
+
+
+def test_a_deadlock_on_shaped_links_is_still_found(monkeypatch):
+    """Would catch a shaped wait that hides one."""
+    monkeypatch.setattr(call, "SURE_S", 0.2)
+    monkeypatch.setattr(call, "LOOK_S", 0.1)
+    with Cluster(2, device="cpu", links=Links.uniform(2, alpha_s=1e-3, bytes_per_s=1e6), quiet=True) as two:
+        with pytest.raises(WorkerError) as caught:
             two.run(lambda g: g.recv(1 - g.rank))
+        assert caught.value.reason.startswith("Deadlock")
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_the_stop_button_frees_ranks_that_sleep_and_the_wire_is_clear_afterwards(started):
-    """Would catch a sleep that no signal breaks, 40 s of bytes that the next message waits for, and what is left."""
+def test_the_stop_button_frees_ranks_that_sleep_and_the_wire_is_clear_afterwards(monkeypatch):
+    """Would catch a sleep that no signal breaks, an hour of bytes that the next message waits for, and what is left."""
+    monkeypatch.setattr(call, "RELEASE_S", 60.0)  # a busy machine frees them late; who is never freed is replaced
 
     def slow(group, started):
-        x = torch.ones(10_000_000)
+        x = torch.ones(1_000_000)
         group.all_reduce_start(x).wait() if started else group.all_reduce(x)
 
-    with Cluster(2, device="cpu", links=Links.uniform(2, alpha_s=1e-3, bytes_per_s=1e6), quiet=True) as two:
+    with Cluster(2, device="cpu", links=Links.uniform(2, alpha_s=1e-3, bytes_per_s=1e3), quiet=True) as two:
         pids = two.pids
-        button = threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT))
-        button.start()
-        begun = time.perf_counter()
-        with pytest.raises(KeyboardInterrupt):
-            two.run(slow, started)
-        assert time.perf_counter() - begun < 15, "40 s of bytes were left"
-        begun = time.perf_counter()
-        assert values(two, lambda g: g.all_reduce(torch.ones(1)).item()) == [2.0, 2.0]
-        assert time.perf_counter() - begun < 15, "40 s of bytes were left"
-        assert two.pids == pids
+        for started in (False, True):
+            with pytest.raises(KeyboardInterrupt), once(waiting(two), stop_button):
+                two.run(slow, started)
+            assert values(two, lambda g: g.all_reduce(torch.ones(1)).item()) == [2.0, 2.0]
+            assert two.pids == pids
         folder = two._crew.folder
         assert len(glob.glob(os.path.join(folder, "traffic*"))) == 1  # pages of old generations are gone
     assert not os.path.exists(folder)
@@ -425,29 +447,3 @@ def test_the_first_line_says_which_links_and_wrong_ones_are_refused(capsys):
         Cluster(3, device="cpu", links=Links.two_nodes(2))
     with pytest.raises(ValueError, match="links= takes Links"):
         Cluster(2, links="infiniband")
-
-
-@pytest.mark.slow
-def test_ranks_that_are_executed_afresh_get_their_links_too():
-    """Would catch links that only travel by fork."""
-    with Cluster(2, device="cpu", links=Links.uniform(2, alpha_s=0.1, bytes_per_s=1e9), fresh=True, quiet=True) as two:
-        assert seconds_of(two, lambda g: g.all_reduce(torch.ones(1))) > 0.19
-
-
-def test_a_sweep_of_a_shaped_verb_is_the_same_on_every_rank(uniform):
-    """Would catch a barrier that lets ranks go at different times: the slowest would carry the skew."""
-    found = values(uniform, lambda g: sweep(g.all_gather, [4_000], g, 3))
-    assert all(each == found[0] for each in found)
-    law = 3 * UNIFORM.line(0, 1).seconds(4_000)
-    assert within(0.15, law, lambda: values(uniform, lambda g: sweep(g.all_gather, [4_000], g, 3))[0][0][1])
-
-
-def test_tree_and_star_are_shaped_too(nodes):
-    """Would catch an algorithm that goes round the shape by way of the native wire."""
-
-    def broadcast(group, name):
-        {"tree": tree, "star": star}[name].broadcast(torch.zeros(250_000), group)
-
-    one = SLOW.alpha_s + 1e6 / SLOW.bytes_per_s
-    assert seconds_of(nodes, broadcast, "tree") > 0.95 * one
-    assert seconds_of(nodes, broadcast, "star") > 0.95 * (SLOW.alpha_s + 2e6 / SLOW.bytes_per_s)

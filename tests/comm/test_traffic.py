@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from labkit.comm import traffic
@@ -71,6 +73,23 @@ def test_messages_of_one_edge_follow_each_other_and_latencies_overlap(clock, ran
     for k, stamp in enumerate(stamps, 1):
         assert other.due(1, stamp) == pytest.approx(start + ALPHA + k * 10_000 / SPEED, abs=1e-9)
     assert one.due(4, back) == pytest.approx(start + ALPHA + 10_000 / SPEED, abs=1e-9)  # full duplex
+
+
+def test_messages_that_end_together_are_foretold_whoever_is_first_by_a_rounding(clock, ranks):
+    """A bug: of edges that are served at the same time, one was brought to its end along with another and was then said
+    to end never. Who waited for it looked up after 4 ms and not when it was there: in any ring, now and then."""
+    one, other = ranks(ONE_NODE)
+    numbers = random.Random(0)
+    for _ in range(60):
+        clock.now += 1 + numbers.random()
+        there, stamps = {}, {}
+        for rank in range(3):
+            n_bytes = numbers.choice((4_369, 4_368, 1_000))
+            stamps[4 * rank + rank + 1] = one.road(rank, rank + 1).book(n_bytes)
+            there[4 * rank + rank + 1] = clock.now + ALPHA + n_bytes / SPEED
+        for _ in range(3):
+            clock.now += 1.1e-3
+            assert {edge: other.due(edge, stamp) for edge, stamp in stamps.items()} == pytest.approx(there, abs=1e-9)
 
 
 def test_two_senders_of_a_node_share_its_card_for_as_long_as_both_send(clock, ranks):

@@ -7,21 +7,34 @@ import torch
 
 from labkit import Cluster, WorkerError, ring, star, tree
 from labkit.comm.local import run_threads
+from labkit.launch import call
 from labkit.plan import collectives
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(
+    scope="module", params=[3, pytest.param(2, marks=pytest.mark.rest), pytest.param(4, marks=pytest.mark.rest)]
+)
 def cluster(request):
+    """Three ranks: each has two neighbours, who are not the same."""
     with Cluster(request.param, quiet=True) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch):
+    """A refused rank is the only one that fails here: nobody need wait for what the others have to say."""
+    monkeypatch.setattr(call, "GRACE_S", 0.02)
 
 
 def values(cluster, fn, *args):
     return [reply.value for reply in cluster.run(fn, *args)]
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 2), (5_000,), (2_000_000,)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((2, 2), torch.float32), ((4,), torch.int64), ((5_000,), torch.float32), ((2_000_000,), torch.int64)],
+    ids=str,
+)
 def test_a_message_that_does_not_fit_into_names_both_shapes(cluster, shape, dtype):
     """Would catch bytes of one shape or dtype poured silently into another, for small messages and large ones."""
 
@@ -62,34 +75,37 @@ def test_tags_keep_streams_apart(cluster):
 
 
 @pytest.mark.parametrize("module", [ring, tree, star])
-@pytest.mark.parametrize("size", [0, 1, 1021, 600_001])
-def test_a_swapped_in_algorithm_gives_all_ranks_the_same_bits_and_sends_the_bytes_of_its_law(cluster, module, size):
+def test_a_swapped_in_algorithm_gives_all_ranks_the_same_bits_and_sends_the_bytes_of_its_law(cluster, module):
     """Would catch ranks that round differently over gloo, and a `using` that still runs the native verb."""
 
-    def swapped(group, f, size):
-        x = torch.randn(size, generator=torch.Generator().manual_seed(group.rank))
-        total = group.using(all_reduce=f).all_reduce(x)
-        sent = group.ledger.sent_bytes("all_reduce")
-        return total, sent, group.all_gather(x.reshape(1, -1))
+    def swapped(group, f, sizes):
+        results = []
+        for size in sizes:
+            group.ledger.clear()
+            x = torch.randn(size, generator=torch.Generator().manual_seed(group.rank))
+            total = group.using(all_reduce=f).all_reduce(x)
+            results.append((total, group.ledger.sent_bytes("all_reduce"), x))
+        return results
 
-    found = values(cluster, swapped, module.all_reduce, size)
-    name, n = module.__name__.rpartition(".")[2], cluster.n_ranks
-    xs = found[0][2].double()
-    assert all(torch.equal(total, found[0][0]) for total, _, _ in found)
-    bound = n * torch.finfo(torch.float32).eps * xs.abs().sum(0)  # n - 1 roundings of partial sums
-    assert ((found[0][0].double() - xs.sum(0)).abs() <= bound).all()
-    law = [collectives.sent_bytes(name, "all_reduce", n, 4 * size, rank, item_bytes=4) for rank in range(n)]
-    assert [sent for _, sent, _ in found] == law
+    sizes, n, name = (0, 1, 1021, 100_001), cluster.n_ranks, module.__name__.rpartition(".")[2]
+    for size, *results in zip(sizes, *values(cluster, swapped, module.all_reduce, sizes), strict=True):
+        totals, sent, xs = zip(*results, strict=True)
+        assert all(torch.equal(total, totals[0]) for total in totals)
+        xs = torch.stack(xs).double()
+        bound = n * torch.finfo(torch.float32).eps * xs.abs().sum(0)  # n - 1 roundings of partial sums
+        assert ((totals[0].double() - xs.sum(0)).abs() <= bound).all()
+        law = [collectives.sent_bytes(name, "all_reduce", n, 4 * size, rank, item_bytes=4) for rank in range(n)]
+        assert list(sent) == law
 
 
 @pytest.mark.parametrize("module", [ring, tree, star])
-@pytest.mark.parametrize("size", [0, 5, 13, 40])
-def test_thirteen_ranks_agree(module, size):
+def test_thirteen_ranks_agree(module):
     """Would catch arithmetic that holds for powers of two, or for small worlds, alone."""
-    found = run_threads(lambda g: module.all_reduce(torch.arange(size) * 7 + g.rank, g), 13)
-    assert all(torch.equal(each, torch.arange(size) * 91 + 78) for each in found)
-    sources = run_threads(lambda g: module.broadcast(torch.full((size,), g.rank), g, source=11), 13)
-    assert all(torch.equal(each, torch.full((size,), 11)) for each in sources)
+    for size in (0, 5, 13, 40):
+        totals = run_threads(lambda g, n=size: module.all_reduce(torch.arange(n) * 7 + g.rank, g), 13)
+        assert all(torch.equal(total, torch.arange(size) * 91 + 78) for total in totals)
+        sources = run_threads(lambda g, n=size: module.broadcast(torch.full((n,), g.rank), g, source=11), 13)
+        assert all(torch.equal(source, torch.full((size,), 11)) for source in sources)
 
 
 @pytest.mark.parametrize(("sent", "expected"), [(2_000_000, 1_000_000), (1_000_000, 2_000_000), (5_000, 2_000_000)])
@@ -120,7 +136,7 @@ def test_done_becomes_true_without_a_wait(cluster, size):
         before = expected.done if me == 1 else False
         group.barrier()
         sent = group.send(torch.ones(size), (me + 1) % n)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 100
         while not all([expected.done, sent.done]):  # looking at a receive is what asks for its payload
             assert time.monotonic() < deadline, "never done"
         return before, expected.wait().sum().item()
@@ -202,11 +218,11 @@ def test_a_tag_out_of_range_is_refused_with_the_range(tag):
 
 @pytest.mark.parametrize("module", [ring, tree, star])
 @pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter"])
-@pytest.mark.parametrize("n", [1, 2])
-def test_an_unknown_op_is_refused_by_the_algorithms_themselves(module, verb, n):
+def test_an_unknown_op_is_refused_by_the_algorithms_themselves(module, verb):
     """A bug: ring.all_reduce(x, group, "avg") gave the minimum."""
-    with pytest.raises(ValueError, match="op must be one of sum, mean, max, min, got 'avg'"):
-        run_threads(lambda g: getattr(module, verb)(torch.ones(4), g, "avg"), n)
+    for n in (1, 2):
+        with pytest.raises(ValueError, match="op must be one of sum, mean, max, min, got 'avg'"):
+            run_threads(lambda g: getattr(module, verb)(torch.ones(4), g, "avg"), n)
 
 
 @pytest.mark.parametrize("op", ["sum", "mean"])

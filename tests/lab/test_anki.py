@@ -10,20 +10,32 @@ import time
 import zipfile
 from html import unescape
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
-from anki.collection import Collection, ImportAnkiPackageOptions, ImportAnkiPackageRequest
 
 from labkit.lab.cards.anki import FIELDS, export
 from labkit.lab.cards.card import PARTS, Card, Wrong
 from labkit.lab.cards.deck import Deck, the_deck
 from labkit.view.claims import brief
 
+if TYPE_CHECKING:  # anki is loaded when a test runs: collecting the tests need not wait for it
+    from anki.collection import Collection
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+def opened(path: Path) -> Collection:
+    """A collection of Anki's in this file."""
+    from anki.collection import Collection
+
+    return Collection(str(path))
+
+
 def bring_in(collection: Collection, package: Path):
+    from anki.collection import ImportAnkiPackageOptions, ImportAnkiPackageRequest
+
     return collection.import_anki_package(
         ImportAnkiPackageRequest(package_path=str(package), options=ImportAnkiPackageOptions())
     ).log
@@ -33,7 +45,7 @@ def bring_in(collection: Collection, package: Path):
 def imported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("anki")
     written = export(the_deck(), folder / "labkit.apkg")
-    collection = Collection(str(folder / "collection.anki2"))
+    collection = opened(folder / "collection.anki2")
     log = bring_in(collection, folder / "labkit.apkg")
     yield collection, written, log
     collection.close()
@@ -66,13 +78,14 @@ def planned(collection: Collection, id: int) -> tuple[int, int, int]:
 def the_notes(folder: Path, *cards: Card):
     """The notes of these cards in a collection of their own."""
     export(Deck(cards), folder / "few.apkg")
-    collection = Collection(str(folder / "few.anki2"))
+    collection = opened(folder / "few.anki2")
     bring_in(collection, folder / "few.apkg")
     found = [collection.get_note(id) for id in collection.find_notes("")]
     collection.close()
     return found
 
 
+@pytest.mark.slow
 def test_every_card_is_one_note_with_one_card(imported):
     """Would catch a card that is left out, that Anki refuses, or that is asked twice."""
     collection, written, log = imported
@@ -185,7 +198,7 @@ def test_a_second_import_adds_nothing_and_keeps_what_is_scheduled(tmp_path):
     old = [a_card("first"), a_card("second", front="How wide is it?")]
     export(Deck(tuple(old)), tmp_path / "old.apkg")
     second = int(time.time())
-    collection = Collection(str(tmp_path / "collection.anki2"))
+    collection = opened(tmp_path / "collection.anki2")
     bring_in(collection, tmp_path / "old.apkg")
     cards = [collection.get_card(id) for id in collection.find_cards("")]
     for card, days in zip(cards, (17, 30), strict=True):

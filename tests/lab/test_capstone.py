@@ -176,6 +176,7 @@ def test_a_wait_for_the_wire_is_no_lateness_that_is_caught_up(monkeypatch):
 # On real ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shards", "pipeline", "mixed", "replicas"])
 def test_an_honest_attempt_counts_with_the_bytes_of_the_law(name, cluster):
     """Would catch a referee that refuses what is right, and laws that are not those of the runs."""
@@ -192,8 +193,7 @@ def test_an_honest_attempt_counts_with_the_bytes_of_the_law(name, cluster):
     assert Entry.of_json(entry.to_json()) == entry
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.rest
 def test_measured_bytes_decide_the_places_on_four_ranks(four):
     """Would catch caps and links that only the laws tell apart: the same by what ranks held and sent, no clock."""
     sent, peak = {}, {}
@@ -208,6 +208,7 @@ def test_measured_bytes_decide_the_places_on_four_ranks(four):
     assert peak["replicas"] > 2 * peak["mixed"]
 
 
+@pytest.mark.slow
 def test_what_goes_over_the_cap_did_not_finish_and_says_which_allocation(cluster):
     """Would catch an attempt that ends in an error, and ranks that are of no use afterwards."""
     task = quick("home")
@@ -260,6 +261,7 @@ def no_sync(config, recipe, mesh):
     return assemble(config, recipe, replace(mesh, dp=mesh.dp.using(all_reduce=lambda x, group, **how: x.clone())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "caught"),
     [
@@ -280,6 +282,7 @@ def test_the_referee_catches_who_does_less(make, caught, cluster):
     assert entry.peak > 5e6
 
 
+@pytest.mark.slow
 def test_memory_that_grows_is_refused_when_it_is_too_much_and_not_before(cluster):
     """Would catch a cap that holds for the first steps only."""
     task = quick("home", steps=8)
@@ -288,6 +291,7 @@ def test_memory_that_grows_is_refused_when_it_is_too_much_and_not_before(cluster
     assert "in step 1:" in entry.refused or "in step 2:" in entry.refused
 
 
+@pytest.mark.slow
 def test_stop_between_two_steps_leaves_the_ranks_as_they_were(cluster):
     """Would catch a stopped attempt whose model stays in the ranks."""
     task = quick("roomy")
@@ -300,6 +304,7 @@ def test_stop_between_two_steps_leaves_the_ranks_as_they_were(cluster):
     assert attempt(task, way.layout, way.recipe, cluster).counts
 
 
+@pytest.mark.slow
 def test_an_error_of_the_step_itself_is_an_error(cluster):
     """Would catch a mistake of the learner that reads as 'out of memory'."""
 

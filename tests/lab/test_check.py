@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -17,9 +13,11 @@ import pytest
 import labkit
 from labkit.lab import check as front
 from labkit.lab.attempt import Attempt
-from labkit.lab.court.bench import Bench, bench
+from labkit.lab.court.bench import bench
 from labkit.lab.exercises import by_name, problem
 from labkit.lab.progress import Progress
+from tests.typed import typed
+from tests.waiting import LONG_S, once, stop_button, until
 
 pytestmark = pytest.mark.slow  # processes of torch's size, some of which must hang first
 
@@ -107,15 +105,19 @@ def test_a_patched_library_in_the_notebook_is_told_and_changes_nothing(monkeypat
 
 
 def test_a_check_can_be_stopped_and_the_next_one_works() -> None:
-    """A stop button that waits for the time-out, or breaks what comes after."""
-    one = Bench()
-    began = time.monotonic()
-    threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+    """A stop button that leaves ranks behind, or breaks what comes after."""
+    stopped = bench()
+    family: list[psutil.Process] = [psutil.Process(stopped.process.pid)]
+
+    def ranks_compute() -> bool:
+        family[1:] = family[0].children(recursive=True)
+        return len(family) >= 4  # itself, a judge, two ranks
+
+    with pytest.raises(KeyboardInterrupt), once(ranks_compute, stop_button):
         while True:
-            one.judge("03.2", Attempt("ring_reduce_scatter", ENDLESS))
-    assert time.monotonic() - began < 12
-    assert not one.alive()
+            stopped.judge("03.2", Attempt("ring_reduce_scatter", ENDLESS))
+    assert not stopped.alive()
+    assert not psutil.wait_procs(family, LONG_S)[1]
     assert bench().judge("03.2", right()).passed
 
 
@@ -129,27 +131,23 @@ def test_nothing_outlives_a_kernel_that_is_killed(tmp_path: Path) -> None:
     kernel = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert kernel.stdout is not None
     judge = psutil.Process(int(kernel.stdout.readline()))
-    until = time.monotonic() + 60
-    while len(judge.children(recursive=True)) < 3 and time.monotonic() < until:
-        time.sleep(0.05)
+    assert until(lambda: len(judge.children(recursive=True)) >= 3)
     family = [judge, *judge.children(recursive=True)]
-    assert len(family) >= 4
     kernel.kill()
     kernel.wait()
-    gone, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive
+    assert not psutil.wait_procs(family, LONG_S)[1]
 
 
 def test_a_judge_that_dies_is_told_and_not_waited_for() -> None:
     """Two minutes of silence."""
-    one = Bench()
-    try:
-        one.judge("03.2", right())
-        threading.Timer(1.0, lambda: [each.kill() for each in psutil.Process(one.process.pid).children()]).start()
-        with pytest.raises(RuntimeError, match="the judge ended with -9"):
-            one.judge("03.2", Attempt("ring_reduce_scatter", ENDLESS))
-    finally:
-        one.close()
+    one = bench()
+    judges = psutil.Process(one.process.pid).children
+    with (
+        pytest.raises(RuntimeError, match="the judge ended with -9"),
+        once(judges, lambda: [judge.kill() for judge in judges()]),
+    ):
+        one.judge("03.2", Attempt("ring_reduce_scatter", ENDLESS))
+    assert one.judge("03.2", right()).passed
 
 
 def test_the_terminal_says_the_same_and_its_exit_code_too(tmp_path: Path) -> None:
@@ -158,16 +156,14 @@ def test_the_terminal_says_the_same_and_its_exit_code_too(tmp_path: Path) -> Non
     good.write_text(problem("03.2").solution)
     bad.write_text("def ring_reduce_scatter(x, group):\n    return x\n")
     reports, xml = tmp_path / "r.json", tmp_path / "r.xml"
-    command = [sys.executable, "-m", "labkit", "check", "3.2", "--in"]
-    fine = subprocess.run([*command, str(good)], capture_output=True, text=True)
+    fine = typed("check", "3.2", "--in", good)
     assert fine.returncode == 0, fine.stdout + fine.stderr
     assert "all five verdicts hold" in fine.stdout
-    more = [*command, str(bad), "--json", str(reports), "--junit", str(xml)]
-    broken = subprocess.run(more, capture_output=True, text=True)
+    broken = typed("check", "3.2", "--in", bad, "--json", reports, "--junit", xml)
     assert broken.returncode == 1
     assert "values are broken" in broken.stdout
     assert json.loads(reports.read_text())
     assert "<failure" in xml.read_text()
-    missing = subprocess.run([*command, str(tmp_path / "no.py")], capture_output=True, text=True)
+    missing = typed("check", "3.2", "--in", tmp_path / "no.py")
     assert missing.returncode == 1
-    assert "Traceback" not in missing.stderr
+    assert len(missing.stderr.strip().splitlines()) == 1

@@ -22,6 +22,7 @@ from labkit.lab.claims import audit as audit_module, proofs
 from labkit.lab.claims.audit import RESULTS, Result, audit, choose, claim, claims, kept, proof_of, prove, store
 from labkit.lab.claims.finding import CONDITIONS, DEPENDS, HOLDS, NOT_SHOWN, VERDICTS, WRONG, Finding, Setting
 from labkit.lab.claims.shown import claims as shown
+from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = {each.claim.id: each for each in kept().results}
@@ -44,7 +45,7 @@ def found(id: str) -> Result:
 def labkit_claims(*words: str) -> subprocess.CompletedProcess[str]:
     """`labkit claims WORDS...`"""
     line = (sys.executable, "-m", "labkit", "claims", *words)
-    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=100)
+    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=300)
 
 
 def failing(setting: Setting) -> list[Setting]:
@@ -103,45 +104,39 @@ def test_every_row_has_a_proof_and_every_proof_a_row():
 
 
 @pytest.mark.parametrize("id", IDS)
-def test_the_proof_agrees_with_its_row(id):
-    """A row that says what its own proof does not find."""
+def test_the_proof_agrees_with_its_row_and_each_of_its_settings_tells(id):
+    """A row that says what its own proof does not find; a setting that holds, or fails, whatever is found; a verdict
+    that a proof says by itself; two settings of one name, of which cards could quote but one."""
     result = found(id)
     assert result.agrees, str(result)
+    for setting in result.finding.settings:
+        no_setting_is_idle(setting)
+    the_verdict_is_what_the_settings_say(result.finding)
+    names = [setting.name for setting in result.finding.settings]
+    assert len({*names, *result.finding.numbers}) == len(names) + len(result.finding.numbers), "a name hides another"
 
 
-@pytest.mark.parametrize("id", IDS)
-def test_no_setting_is_idle(id):
-    """A setting that holds, or fails, whatever is found: such as room of 100% about what is claimed."""
-    for each in found(id).finding.settings:
-        assert holding(each).holds, each
-        for other in failing(each):
-            assert not other.holds, other
-        if each.rule == "equal":
-            assert replace(each, claimed=each.found).holds, each
+def no_setting_is_idle(setting: Setting) -> None:
+    """Such as one with room of 100% about what is claimed."""
+    assert holding(setting).holds, setting
+    for other in failing(setting):
+        assert not other.holds, other
+    if setting.rule == "equal":
+        assert replace(setting, claimed=setting.found).holds, setting
 
 
-@pytest.mark.parametrize("id", IDS)
-def test_the_verdict_is_what_the_settings_say(id):
-    """A proof that says a verdict by itself."""
-    finding = found(id).finding
+def the_verdict_is_what_the_settings_say(finding: Finding) -> None:
+    """Whichever of them hold."""
     settings = finding.settings
     if not settings:
         assert finding.verdict == NOT_SHOWN
         return
-    true, false = tuple(map(holding, settings)), tuple(failing(each)[0] for each in settings)
+    true, false = tuple(map(holding, settings)), tuple(failing(setting)[0] for setting in settings)
     assert replace(finding, settings=true).verdict == HOLDS
     assert replace(finding, settings=false).verdict == WRONG
     mixed = replace(finding, settings=(*true, *false))
     assert replace(mixed, premise="").verdict == DEPENDS
     assert replace(mixed, premise="some").verdict == CONDITIONS
-
-
-@pytest.mark.parametrize("id", IDS)
-def test_what_a_proof_calls_its_settings_tells_them_apart(id):
-    """Two settings of one name, of which cards could quote but one; a number that hides a setting."""
-    finding = found(id).finding
-    names = [each.name for each in finding.settings]
-    assert len({*names, *finding.numbers}) == len(names) + len(finding.numbers)
 
 
 # The audit
@@ -225,7 +220,7 @@ def test_stored_results_say_what_made_them_and_not_whose_machine_it_was(tmp_path
             assert word not in text
 
 
-@pytest.mark.parametrize("id", QUICK)
+@cases("id", QUICK)
 def test_stored_numbers_are_those_of_a_fresh_run(id):
     """Proofs that were changed after the results had been stored."""
     fresh, old = found(id).finding, KEPT[id].finding
@@ -302,6 +297,7 @@ def test_stored_claims_are_read_and_not_run(monkeypatch):
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_prints_claim_verdict_truth_and_measurement():
     """A verdict without what it follows from."""
     done = labkit_claims("c12", "c36")
@@ -311,6 +307,7 @@ def test_the_command_prints_claim_verdict_truth_and_measurement():
     assert "2 claims: 2 wrong; all proofs agree" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_the_command_writes_can_be_read_again(tmp_path):
     """JSON that is no store, Markdown without the claim."""
     done = labkit_claims("--topic", "Amdahl", "--json", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md"))

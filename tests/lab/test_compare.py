@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from labkit.lab.court.compare import tolerance, wrong
+from tests.cases import cases
 
 
 def seen(mine: Any, theirs: Any, n: int = 2) -> str:
@@ -20,7 +20,7 @@ def seen(mine: Any, theirs: Any, n: int = 2) -> str:
 X = torch.tensor([1.5, -2.0, 3.25, 0.5])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("mine", "words"),
     [
         (X.clone(), ""),

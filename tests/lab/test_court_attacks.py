@@ -23,6 +23,7 @@ from labkit.lab.court.stand import Program, Weight, plain
 from labkit.lab.court.verdicts import verdicts
 from labkit.lab.court.wire import ATTEMPT, ring_bytes
 from labkit.lab.exercises import problem
+from tests.cases import cases
 
 pytestmark = pytest.mark.slow  # processes of torch's size, some of which must hang first
 
@@ -107,7 +108,7 @@ READ_BEFORE_IT_RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", READ_BEFORE_IT_RUNS)
+@cases("name", READ_BEFORE_IT_RUNS)
 def test_is_refused_before_anything_runs(name: str) -> None:
     """What reaches round an exercise, in the text."""
     report = judge(problem("03.2"), READ_BEFORE_IT_RUNS[name])
@@ -277,6 +278,7 @@ def test_a_cheat_is_found_by_its_verdict(name: str, verdict: str) -> None:
     assert report[verdict].broken, str(report)
 
 
+@pytest.mark.rest
 def test_state_that_is_hidden_from_the_probe_is_found() -> None:
     """A shard that is a shard only for who counts tensors: the rest is kept in a list of Python numbers."""
     keep = "self.params, self.group = params, group\n        self.kept = [float(v) for p in params for v in p.data]"
@@ -286,6 +288,7 @@ def test_state_that_is_hidden_from_the_probe_is_found() -> None:
     assert "numbers are kept in tensors" in report["memory"].expected
 
 
+@pytest.mark.rest
 def test_numbers_that_are_taken_out_of_tensors_one_by_one_are_noticed() -> None:
     """Memory that is in Python's numbers for as long as the probe looks."""
     more = "self.optimizer.step()\n        assert sum(float(v) for v in self.params[0].data)"
@@ -418,6 +421,7 @@ def test_text_counts_for_who_keeps_it() -> None:
     assert n_bytes <= weight.python_bytes < 1.2 * n_bytes
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("key", "where"), SEEN)
 def test_memory_is_found_wherever_it_is_kept(key: str, where: str) -> None:
     """Each of these held more than the exercise allows, in a place or under a name that was not asked for."""
@@ -443,6 +447,7 @@ def test_an_answer_is_taken_for_what_it_is_and_not_asked() -> None:
     assert plain([Late([1, 2]), Later(a=3), Latest(4)], "it") == [[1, 2], {"a": 3}, 4]
 
 
+@pytest.mark.rest
 def test_the_shape_of_an_empty_message_is_no_way_to_send_numbers() -> None:
     """Sixty bits in the sizes of a tensor without numbers went by as 0 bytes; the empty part of a tensor still does."""
     it = problem("03.2")
@@ -497,6 +502,7 @@ def test_what_stands_behind_a_message_is_counted() -> None:
     assert sent[1] - sent[0] == 128 + 8
 
 
+@pytest.mark.rest
 def test_an_endless_loop_ends_with_the_line_on_which_it_turns() -> None:
     """A check that hangs, or that says only that it did."""
     before = set(psutil.Process().children())
@@ -556,6 +562,7 @@ class OverlappedDDP:
 """
 
 
+@pytest.mark.rest
 def test_what_torch_sends_for_an_attempt_counts_as_the_attempts() -> None:
     """A method of the group as a hook has no line of the attempt on its stack: twice the bytes went by unseen."""
     it = problem("06.4")

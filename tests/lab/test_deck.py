@@ -14,9 +14,9 @@ from labkit.lab.cards.deck import Deck, read_deck, sources, the_deck
 from labkit.lab.cards.figures import VOCABULARY, evaluate, figure
 from labkit.lab.claims.audit import claim, claims
 from labkit.plan.whiteboard.derivations import derivation
+from tests.cases import cases
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-IDS = [card.id for card in the_deck()]
 GOOD = {
     "id": "a-card",
     "front": "What is asked?",
@@ -27,10 +27,9 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize("id", IDS)
-def test_every_number_of_a_card_is_computed_and_every_law_holds(id: str) -> None:
+@cases("card", the_deck)
+def test_every_number_of_a_card_is_computed_and_every_law_holds(card: Card) -> None:
     """A figure that cannot be computed, a law that the planner does not know, a placeholder that is left over."""
-    card = the_deck()[id]
     for _, text in card.texts():
         assert not re.search(r"\{\w+\}", card.said(text))
     assert card.broken() == []
@@ -54,9 +53,10 @@ def test_every_question_of_the_sources_has_a_card() -> None:
 def test_what_a_card_names_is_there() -> None:
     """A link to a cell, a claim, a derivation or a card that does not exist (any more)."""
     cells = {cell["id"] for file in NOTEBOOKS.glob("[0-9]*.ipynb") for cell in json.loads(file.read_text())["cells"]}
+    ids = {card.id for card in the_deck()}
     for card in the_deck():
         assert not [cell for cell in card.lab if cell.partition("·")[2] not in cells and cell not in cells], card.id
-        assert not set(card.next) - set(IDS), card.id
+        assert not set(card.next) - ids, card.id
         if card.derive:
             assert derivation(card.derive).name == card.derive
 
@@ -77,7 +77,7 @@ def test_every_claim_of_the_audit_is_evidence_on_a_card_once() -> None:
         assert len(ids) <= 5, card.id
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "line", "field", "words"),
     [
         ("- id: a-card\n  front: What is it?\n", 1, "claim", "required"),
@@ -115,7 +115,7 @@ def test_a_malformed_deck_is_told_by_line_and_field(
     assert f"field {field}" in str(told.value) or not field
 
 
-@pytest.mark.parametrize(
+@cases(
     ("said", "words"),
     [
         ("__import__('os')", "nothing is called"),

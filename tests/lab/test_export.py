@@ -1,4 +1,6 @@
-"""The static site: whole without a network, every picture and formula in it, and nothing half written."""
+"""The static site: every lab on it, its index, and nothing half written.
+
+(That a page is whole, every picture and formula in it, is asked of each lab's run: test_notebooks.py.)"""
 
 from __future__ import annotations
 
@@ -18,15 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site") / "of" / "labs"
-    return folder, export(LABS, folder)
-
-
-def test_every_lab_has_a_page_that_the_index_names_in_order(site):
+@pytest.mark.slow
+def test_every_lab_has_a_page_that_the_index_names_in_order(tmp_path):
     """Would catch a lab that is left out, and a link that leads nowhere."""
-    folder, pages = site
+    folder = tmp_path / "of" / "labs"
+    pages = export(LABS, folder)
     index = (folder / "index.html").read_text()
     links = re.findall(r'<a href="([^"]+)"', index)
     assert links == [f"{lab.stem}.html" for lab in LABS] == [page.file for page in pages]
@@ -34,35 +32,6 @@ def test_every_lab_has_a_page_that_the_index_names_in_order(site):
         for link in re.findall(r'<a href="([^"#:]+)"', (folder / name).read_text()):
             assert (folder / link).is_file(), f"{name} links to {link}"
     assert all(page.title in index and f"<b>{page.number}</b>" in index for page in pages)
-
-
-def test_a_page_loads_nothing_from_anywhere(site):
-    """Would catch a script, a style or a font that a page without a network would wait for."""
-    folder, _ = site
-    for path in folder.glob("*.html"):
-        text = path.read_text()
-        assert re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(?:https?:)?//", text) == []
-        assert re.findall(r"(?:import |from |@import |url\()\s*[\"']?https?:", text) == []
-        assert "cdnjs" not in text
-
-
-def test_every_widget_is_there_as_its_picture(site):
-    """Would catch a page with a hole where a widget was."""
-    folder, pages = site
-    for page in pages:
-        assert page.n_widgets > 0
-        text = (folder / page.file).read_text()
-        assert len(re.findall(r'<div class="lk-twin"><svg[^>]+aria-label="[^"]{10}', text)) == page.n_widgets
-
-
-def test_every_formula_is_drawn_by_the_browser(site):
-    """Would catch a dollar sign where a formula should be."""
-    folder, _ = site
-    for lab in LABS:
-        prose = [cell.source for cell in nbformat.read(lab, 4).cells if cell.cell_type == "markdown"]
-        wanted = sum(len(re.findall(r"\$\$.+?\$\$|\$[^$\n]+\$", text, re.DOTALL)) for text in prose)
-        text = (folder / f"{lab.stem}.html").read_text()
-        assert text.count("<math") == wanted
 
 
 def notebook(path: Path, title: str, outputs: bool = True) -> Path:
@@ -100,11 +69,12 @@ def test_a_file_is_not_taken_for_a_folder(tmp_path):
     assert json.loads(lab.read_text())["cells"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_labs_that_it_is_asked_for(tmp_path):
     """Would catch a --lab that is swallowed, and files of others that are lost."""
     (tmp_path / "kept.txt").write_text("mine")
     command = [sys.executable, "-m", "labkit", "export", str(tmp_path), "--lab", "2", "--lab", "03"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.stdout == f"2 labs in {tmp_path}; open {tmp_path / 'index.html'}\n"
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"kept.txt", "index.html", "02_point_to_point.html", "03_collectives.html", "exercises"}

@@ -79,6 +79,7 @@ def row(graded: SimpleNamespace, student: str, key: str = "03.2") -> Row:
     return next(each for each in graded.table.rows if (each.student, each.exercise) == (student, key))
 
 
+@pytest.mark.slow
 def test_only_who_is_right_gets_points(graded: SimpleNamespace) -> None:
     """Points for a patched check, labkit's own function, a stub; none for the right answer in an odd place."""
     worth = {key: points_of(problem(key)) for key in KEYS}
@@ -128,6 +129,7 @@ def test_notes_tell_what_a_teacher_may_want_to_know(graded: SimpleNamespace) -> 
     assert row(graded, "hal").passed
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_an_endless_loop_costs_its_own_time(tmp_path: Path) -> None:
     """A time-out for each case, or one that the next student pays, too."""
@@ -184,6 +186,7 @@ def test_a_spreadsheet_runs_nothing_that_a_student_wrote(tmp_path: Path) -> None
         assert [each["student"] + each["cause"] for each in csv.DictReader(file)] == ["'=cmd()'@SUM(1)"]
 
 
+@pytest.mark.slow
 def test_all_students_get_the_same_cases(tmp_path: Path) -> None:
     """A class in which one has drawn easier numbers than the other; a second run that says something else."""
     text = "def ring_reduce_scatter(x, group):\n    return x.chunk(group.size)[group.rank] * 2\n"
@@ -217,6 +220,7 @@ def test_only_what_is_there_is_judged_if_nobody_says_what_was_asked(tmp_path: Pa
     assert [each.exercise for each in grade(tmp_path, progress=False).rows] == ["03.2"]
 
 
+@pytest.mark.slow
 def test_what_is_handed_in_may_be_hostile_to_a_reader(tmp_path: Path) -> None:
     """Code that is nested so deeply, or so long, that reading it ends the reader."""
     deep = "x = " + "-" * 50_000 + "1"
@@ -235,6 +239,7 @@ def test_what_is_handed_in_may_be_hostile_to_a_reader(tmp_path: Path) -> None:
         read(tmp_path / "cleo" / "03_exercises.ipynb")
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_ended_meanwhile_is_replaced() -> None:
     """One bench that dies and takes the grades of all who come after."""
     benches = Benches(1)
@@ -250,6 +255,7 @@ def test_a_judge_that_is_ended_meanwhile_is_replaced() -> None:
     assert not any(each.alive() for each in benches.all)
 
 
+@pytest.mark.slow
 def test_two_at_once_say_the_same_as_one_after_the_other(tmp_path: Path) -> None:
     """Rows that change places, or attempts that are judged for somebody else."""
     for student, text in answers().items():

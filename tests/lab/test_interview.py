@@ -7,9 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from labkit.plan.whiteboard.derivations import DERIVATIONS
+from tests.cases import cases
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 ROOM = NOTEBOOKS / "17_interview_room.ipynb"
@@ -44,7 +43,7 @@ def test_every_link_leads_to_a_cell_and_says_which():
             assert file.startswith(cell[:2]), (file, cell)
 
 
-@pytest.mark.parametrize("lab", [f"{number:02}" for number in range(17)])
+@cases("lab", [f"{number:02}" for number in range(17)])
 def test_the_lab_sends_the_learner_to_every_lab_before(lab):
     """Would catch a topic that interviews ask about and that the room forgets."""
     assert any(file.startswith(lab) for _, file, _ in links())

@@ -8,7 +8,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +23,7 @@ from labkit.lab.court.report import Report
 from labkit.lab.court.verdicts import BROKEN, HOLDS, OPEN, Verdict
 from labkit.lab.exercises import problem
 from labkit.lab.progress import Progress, not_written
+from tests.cases import cases
 
 NAMES = ("values", "wire", "memory", "order", "liveness")
 FIRST = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -263,7 +266,7 @@ def _with(field, value, event=1):
     return lambda plain: plain["events"][event].update({field: value})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spoil", "field"),
     [
         (lambda plain: plain.pop("format"), "format"),
@@ -294,9 +297,10 @@ def _with(field, value, event=1):
 )
 def test_an_export_that_is_none_is_refused_by_the_name_of_its_field_and_nothing_of_it_is_kept(spoil, field, tmp_path):
     """Would catch half an import, and 'KeyError: 3'."""
-    plain = filled(tmp_path / "there").export()
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    plain = filled(folder / "there").export()
     spoil(plain)
-    here = Progress(tmp_path / "here")
+    here = Progress(folder / "here")
     with pytest.raises(ValueError) as caught:
         here.load(plain)
     assert str(caught.value).startswith(field)
@@ -337,7 +341,7 @@ def test_what_was_kept_outlives_the_kernel_that_is_killed_while_it_writes(tmp_pa
         child = adds(path, 10_000, f"round {round_}")
         told = [child.stdout.readline() for _ in range(7 + 10 * round_)]
         child.send_signal(signal.SIGKILL)
-        rest, _ = child.communicate(timeout=60)
+        rest, _ = child.communicate(timeout=300)
         told += rest.splitlines()
         kept = Progress(path)
         mine = [each for each in kept.attempts() if each.source.startswith(f"round {round_} ")]
@@ -352,7 +356,7 @@ def test_two_notebooks_at_once_lose_nothing(tmp_path):
     path = tmp_path / "p.sqlite3"
     children = [adds(path, 20, name) for name in ("one", "two")]
     for each in children:
-        each.communicate(timeout=120)
+        each.communicate(timeout=300)
         assert each.returncode == 0
     kept = Progress(path)
     for name in ("one", "two"):

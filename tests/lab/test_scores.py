@@ -64,7 +64,7 @@ def test_a_crash_in_the_middle_of_a_write_loses_nothing(tmp_path):
     """Would catch a board that is written without a transaction, or without a journal on the disk."""
     board = Scores(tmp_path / "scores.sqlite3")
     board.add(entry())
-    done = subprocess.run([sys.executable, "-c", KILLED, str(board.path)], timeout=50)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(board.path)], timeout=300)
     assert done.returncode == -signal.SIGKILL
     again = Scores(board.path)
     assert again.note == ""

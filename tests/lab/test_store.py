@@ -72,7 +72,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_write_loses_nothing(path):
     kept = made(path)
     write(kept, *map(str, range(50)))
     child = ran(KILLED, path)
-    child.communicate(timeout=60)
+    child.communicate(timeout=300)
     assert child.returncode == -signal.SIGKILL
     assert path.with_name(path.name + "-journal").stat().st_size > 0  # the file itself has half a write in it
     assert path.stat().st_size > 100_000
@@ -94,7 +94,7 @@ def test_processes_that_write_at_once_wait_for_each_other(path):
     """Would catch 'database is locked', a file made twice, and one who writes what he read before the other wrote."""
     children = [ran(COUNTS, path) for _ in range(3)]
     for each in children:
-        each.communicate(timeout=120)
+        each.communicate(timeout=300)
     assert [each.returncode for each in children] == [0, 0, 0]
     assert said(made(path)) == [str(each + 1) for each in range(75)]
 
@@ -123,7 +123,7 @@ def test_a_file_that_somebody_holds_is_told_and_not_put_aside(path, monkeypatch)
     assert "cannot be written (database is locked)" in other.note
     write(other, "only here")
     assert said(other) == ["only here"]
-    child.communicate("go on\n", timeout=60)
+    child.communicate("go on\n", timeout=300)
     write(kept, "two")
     assert said(made(path)) == ["one", "two"]
     assert [each.name for each in path.parent.iterdir()] == [path.name]

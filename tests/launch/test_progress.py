@@ -8,19 +8,34 @@ import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import start_new_kernel
 
+from tests.waiting import LONG_S
+
 pytestmark = pytest.mark.slow
 
 CELL = """
-import time, labkit
-from labkit.launch.progress import track
+import os, tempfile, time, labkit
+from labkit.launch import progress
 
-def wait(group):
-    for _ in track(range(20), group):
-        time.sleep(0.1)
+progress.SHOW_AFTER_S = progress.REDRAW_S = 0.0
+flag, steps = os.path.join(tempfile.mkdtemp(), "drawn"), []
+
+def counted(self, share, text, draw=progress.Bar.draw):
+    draw(self, share, text)
+    steps.extend([text] * ("of 20 steps" in text))
+    if len(steps) == 3:
+        open(flag, "w").close()
+
+progress.Bar.draw = counted
+
+def loop(group, flag):
+    for step in labkit.track(range(20), group):
+        while step == 10 and not os.path.exists(flag):
+            time.sleep(0.01)
 
 with labkit.Cluster(2, quiet=True) as cluster:
-    cluster.run(wait)
+    cluster.run(loop, flag)
 """
+"""The ranks go on when the bar has been drawn three times with their steps."""
 
 
 def shown(client: BlockingKernelClient, asks: bool) -> list[tuple[str, str | None]]:
@@ -31,7 +46,7 @@ def shown(client: BlockingKernelClient, asks: bool) -> list[tuple[str, str | Non
         if message["msg_type"] in ("display_data", "update_display_data"):
             found.append((message["msg_type"], message["content"]["data"].get("text/plain")))
 
-    reply = client.execute_interactive(CELL, timeout=100, output_hook=hear, allow_stdin=asks)
+    reply = client.execute_interactive(CELL, timeout=LONG_S, output_hook=hear, allow_stdin=asks)
     assert reply["content"]["status"] == "ok", reply["content"]
     return found
 
@@ -43,8 +58,9 @@ def test_a_bar_is_drawn_for_a_person_and_leaves_nothing_in_what_nbval_compares()
         bar = shown(client, asks=True)
         kinds, texts = [kind for kind, _ in bar], [text for _, text in bar]
         assert kinds == ["display_data", *["update_display_data"] * (len(bar) - 1)]
-        assert len(bar) >= 3
-        assert all("of 20 steps, " in (text or "") for text in texts[:-1])
+        assert len(bar) >= 4
+        assert all("ranks have finished" in (text or "") for text in texts[:-1])
+        assert "of 20 steps, " in texts[-2]
         assert texts[-1] is None, "nothing is left in a notebook that a person saves, either"
         assert shown(client, asks=False) == []
     finally:

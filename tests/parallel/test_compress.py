@@ -12,6 +12,7 @@ from labkit import Cluster
 from labkit.comm.local import run_threads
 from labkit.parallel.compress import HalfGradients, TopK, exact
 from labkit.parallel.ddp import DDP
+from tests.cases import cases
 
 SIZES = [1, 2, 7, 1000]
 
@@ -40,8 +41,8 @@ def reduced(n, size, compress_of, dtype=torch.float32, source=gradient_of):
     return run_threads(one, n)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@cases("n", [1, 2, 3, 4])
+@cases("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_exact_is_the_sum(n, dtype):
     """Would catch a mean of what is divided already, or a result beside the buffer instead of in it."""
     for size in SIZES:
@@ -80,8 +81,8 @@ def test_half_gradients_do_not_overflow_where_the_mean_fits_and_tell_where_it_do
     assert run_threads(one, 4, 400_000.0) == [[float("inf")] * 3] * 4
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@cases("n", [1, 2, 3, 4])
+@cases("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_top_k_is_the_sum_of_everybodys_largest_for_the_bytes_of_the_law(n, dtype):
     """Would catch values that land at another rank's indices, and indices that travel as 64 bits."""
     for size in SIZES:

@@ -15,6 +15,7 @@ from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.layout import Layout
+from tests.cases import cases
 
 PLAN = {"0": "column", "2": "row"}
 
@@ -40,9 +41,9 @@ def one_process(limit):
     return norm.item(), {name: p.detach() for name, p in alone.named_parameters()}
 
 
-@pytest.mark.parametrize("limit", [0.01, 1e6])
-@pytest.mark.parametrize("kind", [DDP, ZeRO1, ZeRO2, ZeRO3])
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 1), (3, 1, 1), (1, 1, 3), (2, 1, 2)], ids=str)
+@cases("limit", [0.01, 1e6])
+@cases("kind", [DDP, ZeRO1, ZeRO2, ZeRO3])
+@cases("sizes", [(1, 1, 1), (2, 1, 1), (3, 1, 1), (1, 1, 3), (2, 1, 2)])
 def test_clipping_over_shards_is_torchs_clipping(sizes, kind, limit):
     """Would catch a row bias or a replica that counts twice, and ranks that scale by a norm of their own part."""
     layout = Layout(*sizes)

@@ -29,6 +29,7 @@ from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.schedule import bubble, gpipe, in_flight, interleaved, naive, one_f_one_b, validate, zero_bubble
 from labkit.train.checkpoint import checkpoint
+from tests.cases import selection
 
 WIDTH = 6
 
@@ -584,8 +585,12 @@ def queued(group, lanes):
     return Group(group.axis, group.ranks, group.rank, wire, group.algorithms, group.ledger)
 
 
-@pytest.mark.parametrize("lanes", ["one for each peer", "one for all"])
-@pytest.mark.parametrize("name", MAKERS)
+LANES = ("one for each peer", "one for all")
+FIRST = [(name, LANES[place % 2]) for place, name in enumerate(MAKERS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "lanes"), selection(FIRST, MAKERS, LANES))
 def test_a_wire_without_tags_whose_sends_block_each_other_does_not_block_any_schedule(name, lanes):
     """Would catch what happens on NCCL and nowhere else: messages taken for one another, sends that wait crosswise."""
     for p, m in ((2, 4), (3, 5), (4, 3)):

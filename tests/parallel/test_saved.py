@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.layout import Layout
+from tests.cases import cases
 
 STRATEGIES = {"ddp": DDP, "zero1": ZeRO1, "zero2": ZeRO2, "zero3": ZeRO3}
 
@@ -63,18 +66,20 @@ def load(group, folder, **how):
     return saved.load(folder, parts, mesh)
 
 
-@pytest.mark.parametrize("before", STRATEGIES)
-@pytest.mark.parametrize("after", STRATEGIES)
-@pytest.mark.parametrize(("n", "m"), [(4, 2), (4, 3), (4, 1), (2, 4)])
+@pytest.mark.slow
+@cases("before", STRATEGIES)
+@cases("after", STRATEGIES)
+@cases(("n", "m"), [(4, 2), (4, 3), (4, 1), (2, 4)])
 def test_training_goes_on_in_another_number_of_ranks_and_another_strategy(before, after, n, m, tmp_path):
     """Would catch momentum that is left behind, and shards that land on the wrong parameter."""
-    run_threads(lambda g: save(g, tmp_path, kind=before), n)
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    run_threads(lambda g: save(g, folder, kind=before), n)
 
     def go_on(group):
         sync, parts, mesh = made(group, after)
-        assert saved.load(saved.latest(tmp_path), parts, mesh) == {"note": "kept", "step": 2}
+        assert saved.load(saved.latest(folder), parts, mesh) == {"note": "kept", "step": 2}
         steps(sync, 2, first=2)
-        saved.save(tmp_path, 4, parts, mesh)
+        saved.save(folder, 4, parts, mesh)
 
     run_threads(go_on, m)
 
@@ -84,7 +89,7 @@ def test_training_goes_on_in_another_number_of_ranks_and_another_strategy(before
         return {name: p.detach().clone() for name, p in sync.module.named_parameters()}
 
     want = run_threads(alone, 1)[0]
-    found = saved.state_dict(saved.latest(tmp_path))
+    found = saved.state_dict(saved.latest(folder))
     assert found.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(found[name], want[name], rtol=1e-12, atol=1e-12)

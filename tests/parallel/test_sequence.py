@@ -322,6 +322,7 @@ def cluster(request):
         yield made
 
 
+@pytest.mark.slow
 def test_a_block_equals_torchs_sequence_parallel(cluster):
     """Would catch doors that differ from DTensor's: the same block, the same slices in, the same slices out."""
 

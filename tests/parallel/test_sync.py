@@ -11,11 +11,13 @@ import torch
 from labkit import DDP, ZeRO1, ZeRO2, ZeRO3, run_threads
 from labkit.parallel.bucket import as_on_rank_0
 from labkit.probe.memory import MemoryProbe
+from tests.cases import cases
 from tests.parallel.training import adamw, batch, ragged, train
 
 STRATEGIES = (DDP, ZeRO1, ZeRO2, ZeRO3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_strategy_that_nobody_holds_is_gone_with_its_module(strategy, steps):
@@ -34,8 +36,8 @@ def test_a_strategy_that_nobody_holds_is_gone_with_its_module(strategy, steps):
     assert [ref() is None for refs in found for ref in refs] == [True] * sum(map(len, found))
 
 
-@pytest.mark.parametrize("second", STRATEGIES)
-@pytest.mark.parametrize("first", STRATEGIES)
+@cases("second", STRATEGIES)
+@cases("first", STRATEGIES)
 def test_a_module_belongs_to_one_strategy_until_that_one_is_closed_or_gone(first, second):
     """Would catch gradients that are averaged twice, and a module that can never be wrapped again."""
 

@@ -23,6 +23,7 @@ from labkit.parallel.tensor import (
 )
 from labkit.parallel.vocab import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
+from tests.cases import cases
 
 SIZES = (1, 2, 3, 4)
 MLP_PLAN = {"up": "column", "down": "row"}
@@ -100,8 +101,8 @@ def close(found, expected, bound=1e-12):
 # f, g and their like
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize(
+@cases("n", [1, 2, 3])
+@cases(
     ("fn", "spread_in", "spread_out"),
     [(copy_to, False, True), (reduce_from, True, False), (cut_to, False, True), (gather_from, True, False)],
 )
@@ -111,9 +112,9 @@ def test_the_gradient_of_each_door_is_the_derivative_of_what_it_does(fn, spread_
     assert torch.autograd.gradcheck(world(fn, n, spread_in, spread_out), x)
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("shape", [(12,), (1, 12), (3, 2, 12)])
-@pytest.mark.parametrize(("there", "back"), [(copy_to, reduce_from), (cut_to, gather_from)])
+@cases("n", SIZES)
+@cases("shape", [(12,), (1, 12), (3, 2, 12)])
+@cases(("there", "back"), [(copy_to, reduce_from), (cut_to, gather_from)])
 def test_doors_come_in_pairs_that_are_each_others_transpose(there, back, shape, n):
     """Would catch a pair of which one scales: <f x, y> summed over ranks must be <x, g y>."""
     x = double(*shape)
@@ -131,9 +132,9 @@ def test_doors_come_in_pairs_that_are_each_others_transpose(there, back, shape, 
 # Linears
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dims", [(2,), (3, 1), ()])
+@cases("n", SIZES)
+@cases("bias", [True, False])
+@cases("dims", [(2,), (3, 1), ()])
 def test_a_column_and_a_row_equal_the_linears_that_were_not_cut(n, bias, dims):
     """Would catch a bias added n times, a part of the weight on the wrong rank, a gradient that is not summed."""
     whole = MLP(bias=bias).double()
@@ -304,9 +305,9 @@ def test_second_derivatives_pass_through_f_and_g():
 # The vocabulary
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("padding", [None, 0, 7])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@cases("n", SIZES)
+@cases("padding", [None, 0, 7])
+@cases("dtype", [torch.float64, torch.bfloat16])
 def test_a_vocab_parallel_embedding_is_the_embedding_bit_by_bit(n, padding, dtype):
     """Would catch words on the wrong rank, other ranks' rows added in, a padding row that learns."""
     whole = nn.Embedding(12, 3, padding_idx=padding, dtype=dtype)
@@ -328,9 +329,9 @@ def test_a_vocab_parallel_embedding_is_the_embedding_bit_by_bit(n, padding, dtyp
         assert torch.equal(grad, whole.weight.grad.chunk(n)[rank])
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("shape", [(5,), (2, 3), ()])
-@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+@cases("n", SIZES)
+@cases("shape", [(5,), (2, 3), ()])
+@cases("offset", [0.0, 1e4, -1e4])
 def test_vocab_parallel_cross_entropy_equals_torchs(n, shape, offset):
     """Would catch an exp that overflows, a target's logit counted by the wrong rank, a mean over the ignored ones."""
     logits = (5 * double(*shape, 12) + offset).requires_grad_()
@@ -417,11 +418,10 @@ def test_the_cross_entropy_sends_three_numbers_a_token_and_never_the_logits(n):
 # A whole model
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(
+@cases("n", SIZES)
+@cases(
     "choices",
     [{"n_layer": 2}, {"n_layer": 1, "tied": False, "position": "rotary"}, {"n_layer": 1, "bias": False}],
-    ids=["tied", "untied rotary", "without biases"],
 )
 def test_a_split_gpt_has_the_loss_and_the_gradients_of_the_whole(n, choices):
     """Would catch heads mixed up between ranks, a shared input's gradient not summed, a tie that came apart."""
@@ -531,7 +531,7 @@ def test_checkpointed_blocks_pass_through_the_doors_twice():
 # What a user can get wrong
 
 
-@pytest.mark.parametrize(
+@cases(
     ("plan", "n", "says"),
     [
         ({"blocks.*.attention.query": "columns"}, 2, r"'columns' is no style; there are column"),
@@ -612,6 +612,7 @@ def cluster(request):
         yield made
 
 
+@pytest.mark.slow
 def test_a_split_gpt_equals_torchs_parallelize_module(cluster):
     """Would catch a cut, a sum or a loss that differs from what DTensor does with the same model."""
 

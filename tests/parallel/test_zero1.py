@@ -83,6 +83,7 @@ def trained(strategy, model, group, make=adamw, **options):
     return sync
 
 
+@pytest.mark.slow
 def test_losses_and_weights_are_those_of_torchs_zero_redundancy_optimizer(cluster):
     """Would catch a shard that drifts from what torch computes with real processes, float32, and a tied weight."""
 

@@ -22,7 +22,7 @@ from tests.parallel.training import OPTIMIZERS, adamw, batch, drawn, joined, one
 sgd = OPTIMIZERS["SGD momentum"]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2, 4))])
 def cluster(request):
     with Cluster(request.param, quiet=True) as made:
         yield made
@@ -60,6 +60,7 @@ def test_weights_gradients_and_state_are_those_of_one_process(n, n_micro, prefet
 # -- against torch -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, mixed):
     """Would catch a wrong cast, a reduction in the wrong dtype, and stale weights, with real processes."""

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from labkit.plan.bottlenecks import RankTime, culprit, fed, gain, gustafson, outside, scaled, shrunk, split, starved_s
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.scaling import amdahl
+from tests.cases import cases
 
 PARTS = Breakdown.of({"compute": 0.04, "communication": 0.03, "bubble": 0.01, "data": 0.02}, "s")
 
@@ -146,7 +147,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("ask", "said"), BAD)
+@cases(("ask", "said"), BAD)
 def test_questions_that_make_no_sense_are_refused_with_the_numbers(ask, said):
     """Would catch a division by zero."""
     with pytest.raises(ValueError, match=said):

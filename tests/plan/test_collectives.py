@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from labkit.plan.collectives import Line, crossover_bytes, fit, part_bytes, seconds, sent_bytes, steps
+from tests.cases import cases
 
 LINK = Line(3e-5, 2e-9)
 
@@ -65,8 +66,8 @@ def simulate(algorithm: str, n: int, n_bytes: float, link: Line) -> tuple[float,
     return max(ready), sent
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "star"])
-@pytest.mark.parametrize("n", range(1, 9))
+@cases("algorithm", ["ring", "tree", "star"])
+@cases("n", range(1, 9))
 def test_steps_bytes_and_seconds_are_those_of_a_played_textbook(algorithm, n):
     """Would catch a law that is wrong by a factor, or right for powers of two only."""
     n_bytes = 840 * 1000  # every n up to 8 divides it

@@ -10,11 +10,12 @@ from hypothesis import given, strategies as st
 from labkit.plan.devices import DEVICES
 from labkit.plan.hardware import PRECISIONS, Hardware
 from labkit.plan.link import Link, preset
+from tests.cases import cases
 
 NAMES = ("h100", "h200", "a100-80gb", "a100-40gb", "v100", "laptop", "tpu-v4")
 
 
-@pytest.mark.parametrize("name", [*NAMES, *DEVICES])
+@cases("name", [*NAMES, *DEVICES])
 def test_every_preset_says_where_each_of_its_figures_is_written(name):
     """Would catch a number that nobody can look up."""
     hardware = Hardware.preset(name.upper())
@@ -97,7 +98,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "said"), BAD)
+@cases(("make", "said"), BAD)
 def test_figures_that_make_no_sense_are_refused_with_the_numbers(make, said):
     """Would catch a division by zero that comes up somewhere else, and a name that is not helped."""
     with pytest.raises(ValueError, match=said):

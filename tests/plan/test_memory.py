@@ -16,6 +16,7 @@ from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import pairs_in_flight
 from labkit.train.config import GPTConfig
+from tests.cases import cases
 
 # -- laws --------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> float:
     return max(predict_memory(shape, layout, recipe, rank, "cuda").total for rank in {0, layout.size - 1})
 
 
-@pytest.mark.parametrize(("name", "tp", "pp", "gpus", "batch"), MEGATRON)
+@cases(("name", "tp", "pp", "gpus", "batch"), MEGATRON)
 def test_the_runs_of_megatron_fit_the_gpus_that_they_ran_on(name, tp, pp, gpus, batch):
     """Would catch memory that is predicted too large, and too small: without the pipeline, which is why the paper has
     one (section 5.1), 76.1B and more do not fit."""

@@ -12,6 +12,7 @@ from labkit.plan.ops import Setting
 from labkit.plan.roofline import attainable, operations, ridge, setting_in
 from labkit.plan.shape import ModelShape
 from labkit.plan.work import seconds_of
+from tests.cases import cases
 
 H100 = Hardware.preset("h100")
 SHAPES = {
@@ -21,8 +22,8 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(
+@cases("name", SHAPES)
+@cases(
     ("device", "precision", "tp", "in_sequence"),
     [
         ("h100", "bf16", 1, False),

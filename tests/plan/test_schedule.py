@@ -25,6 +25,7 @@ from labkit.plan.schedule import (
     validate,
     zero_bubble,
 )
+from tests.cases import cases
 from tests.counting import lines
 
 SIZES = [(p, m) for p in range(1, 7) for m in (1, 2, 3, 4, 5, 8, 12, 13)]
@@ -64,7 +65,7 @@ def ours(program) -> list[str]:
     return [str(action) for action in program]
 
 
-@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SIZES if m >= p])
+@cases(("p", "m"), [(p, m) for p, m in SIZES if m >= p])
 def test_gpipe_and_1f1b_are_in_torchs_order(p, m):
     """Would catch one forward too many or too few before the first backward. (torch's own table of 1f1b numbers the
     forwards of the last rank from 1 instead of 0; what it runs there is checked on real processes.)"""
@@ -79,8 +80,8 @@ def test_gpipe_and_1f1b_are_in_torchs_order(p, m):
     assert ours(found[-1]) == [f"{p - 1}{kind}{i}" for i in range(m) for kind in "FB"]
 
 
-@pytest.mark.parametrize("v", [1, 2, 3])
-@pytest.mark.parametrize(("p", "m"), SIZES)
+@cases("v", [1, 2, 3])
+@cases(("p", "m"), SIZES)
 def test_interleaved_is_in_torchs_order_wherever_torch_has_one(p, m, v):
     """Would catch chunks in the wrong order, a wrong warm-up, and rounds of another length than torch's."""
     from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
@@ -210,7 +211,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "message"), BAD)
+@cases(("schedule", "message"), BAD)
 def test_what_is_missing_doubled_or_misplaced_is_named(schedule, message):
     """Would catch a check that lets one of these through, or does not say which action it is about."""
     with pytest.raises(ValueError, match=message):
@@ -240,7 +241,7 @@ def test_counts_and_costs_that_make_no_sense_are_refused(make, message):
 # -- how long it takes, and what it holds
 
 
-@pytest.mark.parametrize(("p", "m"), SIZES)
+@cases(("p", "m"), SIZES)
 def test_bubbles_follow_the_law(p, m):
     """Would catch a bubble of gpipe or 1f1b other than (p-1)/(m+p-1), or of interleaved other than (p-1)/(vm+p-1)."""
     law = (p - 1) / (m + p - 1)
@@ -257,7 +258,7 @@ def test_bubbles_follow_the_law(p, m):
     assert bubble(simulate(naive(p))) == pytest.approx((p - 1) / p)
 
 
-@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SIZES if m >= p])
+@cases(("p", "m"), [(p, m) for p, m in SIZES if m >= p])
 def test_zero_bubble_loses_f_plus_b_minus_w(p, m):
     """Would catch W's that delay a neighbour: each rank waits (p-1)(F + B - W), a third of 1f1b's if all are equal."""
     end = max(span.end for span in simulate(zero_bubble(p, m), forward=1.0, backward=2.0))
@@ -265,7 +266,7 @@ def test_zero_bubble_loses_f_plus_b_minus_w(p, m):
     assert end < max(span.end for span in simulate(one_f_one_b(p, m))) or p == 1
 
 
-@pytest.mark.parametrize(("p", "m"), SIZES)
+@cases(("p", "m"), SIZES)
 def test_activations_held_follow_the_law(p, m):
     """Would catch a schedule that holds more than it must: m for gpipe, min(m, p - r) for 1f1b, min(m, p) for ZB-H1."""
     assert in_flight(gpipe(p, m)) == [m] * p

@@ -76,6 +76,7 @@ def test_every_way_to_share_the_ranks_is_looked_at(large):
     assert all("spans 2 nodes of 8" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 def test_the_search_for_a_thousand_ranks_is_no_more_work_than_for_a_few_dozen():
     """Would catch a prediction whose work grows with ranks, layers or micro-batches: thousands of plans have to be
     judged (benchmarks/planner.py says in how many seconds). Lines of Python are counted, not seconds."""

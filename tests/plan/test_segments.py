@@ -46,6 +46,7 @@ def test_bytes_and_forwards_are_those_of_a_run(n_layer):
     assert abs(held - law.plain_bytes - INPUT) < 64  # the result is alive as well when backward begins
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segments", [1, 2, 3, 6])
 def test_a_transformer_holds_what_the_law_says_of_its_blocks(segments):
     """Would catch a law that holds for A = I alone, and flops above its bound."""

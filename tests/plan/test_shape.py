@@ -11,6 +11,7 @@ from labkit.plan.ops import Setting
 from labkit.plan.shape import ModelShape
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
+from tests.cases import cases
 
 REPORTED = {
     "gpt2": (124e6, "124M: the released checkpoint"), "gpt2-xl": (1558e6, "1558M: the released checkpoint"),
@@ -52,7 +53,7 @@ def test_parameters_and_flops_are_those_of_the_model_that_labkit_builds(config, 
     assert shape.flops_per_token(seq) == model.flops_per_token(seq)
 
 
-@pytest.mark.parametrize("name", REPORTED)
+@cases("name", REPORTED)
 def test_presets_have_as_many_parameters_as_their_papers_say(name):
     """Would catch a size that was copied wrong, key heads or a gate that are forgotten."""
     shape = ModelShape.preset(name)
@@ -139,7 +140,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "said"), BAD)
+@cases(("make", "said"), BAD)
 def test_sizes_that_make_no_sense_are_refused_with_the_numbers(make, said):
     """Would catch a model that nobody can build, and a message that does not help."""
     with pytest.raises(ValueError, match=said):

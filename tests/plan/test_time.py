@@ -13,6 +13,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.time import mfu, predict_step
+from tests.cases import cases
 
 A100, H100, TPU = (Hardware.preset(name) for name in ("a100-80gb", "h100", "tpu-v4"))
 SHAPE = ModelShape.gpt(8, 512, 8, 8192, 256, tied=False)
@@ -142,7 +143,7 @@ MEGATRON = (
 """Name, tp, pp, GPUs, batch, Tflop/s a GPU with recomputation: arXiv:2104.04473, table 1."""
 
 
-@pytest.mark.parametrize(("name", "tp", "pp", "gpus", "batch", "tera"), MEGATRON)
+@cases(("name", "tp", "pp", "gpus", "batch", "tera"), MEGATRON)
 def test_megatrons_table_is_predicted_within_ten_points(name, tp, pp, gpus, batch, tera):
     """Ten runs on A100s, none of which was used to set a number here. The paper does not say the micro-batch of each:
     the fastest that fits is taken, as its authors did. Attention was not fused in 2021 (arXiv:2205.14135 came later).

@@ -10,6 +10,7 @@ import pytest
 from labkit.plan import collectives
 from labkit.plan.share import rates
 from labkit.plan.topology import PRESETS, Link, Links, Trunk, preset
+from tests.cases import cases
 
 
 def test_an_edge_costs_what_was_asked_in_both_directions():
@@ -78,7 +79,7 @@ def test_a_rank_has_one_port_unless_it_is_said_otherwise():
     assert rates(apart, to_server) == pytest.approx(dict.fromkeys(to_server, 90e6))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@cases("seed", range(30))
 def test_shares_are_feasible_and_nobody_can_be_given_more(seed):
     """Max-min: would catch a trunk that carries more than it can, and bandwidth that lies idle."""
     dice = random.Random(seed)
@@ -135,7 +136,7 @@ def test_every_preset_says_where_its_numbers_come_from():
     assert speed["ethernet"] * 8 == 10e9
 
 
-@pytest.mark.parametrize(
+@cases(
     ("make", "words"),
     [
         (lambda: Links.uniform(2, alpha_s=0.0, bytes_per_s=0), "must be above 0 bytes a second"),

@@ -17,17 +17,18 @@ from labkit.plan.whiteboard.dimension import NoUnit, unit, unit_of, unit_text
 from labkit.plan.whiteboard.formula import parse
 from labkit.plan.whiteboard.tokens import NoFormula
 from labkit.plan.whiteboard.verdict import check
+from tests.cases import cases
 from tests.counting import lines
 
 NAMES = ("n", "N", "K", "alpha", "beta")
 AT = {"n": 4, "N": 1024, "K": 8, "alpha": 1e-6, "beta": 1e-9}
-by_name = pytest.mark.parametrize("each", DERIVATIONS, ids=lambda each: each.name)
+by_name = cases("each", DERIVATIONS)
 
 
 # What is read
 
 
-@pytest.mark.parametrize(
+@cases(
     ("said", "value"),
     [
         ("2*(n-1)/n*N", 1536),
@@ -62,7 +63,7 @@ def test_whole_numbers_stay_exact():
     assert parse("(n-1)/n*N + 1/3", NAMES).value({"n": 3, "N": 10**18}) == Fraction(2 * 10**18 + 1, 3)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("said", "column", "words"),
     [
         ("2n", 2, "write 2*n"),
@@ -181,7 +182,7 @@ def test_a_large_formula_takes_little_work(said):
 # Units
 
 
-@pytest.mark.parametrize(
+@cases(
     ("said", "expected"),
     [("alpha + N*beta", "s"), ("N/beta", "B^2/s"), ("sqrt(N*N)", "B"), ("2^n", "a plain number"), ("-ceil(N)", "B"),
      ("max(N, 0) + 3*N", "B"), ("alpha/beta", "B"), ("1/alpha", "1/s"), ("1/(alpha*N)", "1/(B·s)"),
@@ -272,7 +273,7 @@ def test_there_are_enough_and_each_has_a_name_of_its_own():
 # The verdict
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "said", "kind", "words"),
     [
         ("bubble", "1 - m/(m+p-1)", "right", "algebra says the same of all values"),

@@ -11,6 +11,7 @@ import torch
 from labkit import Film, Layout, Mesh, ring, run, run_threads, star, tree
 from labkit.plan import collectives
 from labkit.probe import film
+from tests.cases import cases
 
 ALGORITHMS = {"ring": ring, "tree": tree, "star": star}
 FILMED = [("ring", verb) for verb in collectives.VERBS]
@@ -31,8 +32,8 @@ def take(fn, n, *args, **options):
     return Film.of(run_threads(functools.partial(fn, **options), n, *args))
 
 
-@pytest.mark.parametrize("n", range(1, 9))
-@pytest.mark.parametrize(("name", "verb"), FILMED)
+@cases("n", range(1, 9))
+@cases(("name", "verb"), FILMED)
 def test_a_film_has_the_steps_and_the_bytes_of_the_law(name, verb, n):
     """Would catch an order of messages that no run could have had, a lost message, and a law that nobody obeys."""
     size = 3 * n + 1
@@ -51,9 +52,9 @@ def test_a_film_has_the_steps_and_the_bytes_of_the_law(name, verb, n):
     assert by_rank == [collectives.sent_bytes(name, verb, n, 4 * size, rank, item_bytes=4) for rank in range(n)]
 
 
-@pytest.mark.parametrize("n", range(1, 9))
-@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@cases("n", range(1, 9))
+@cases("op", ["sum", "mean", "max", "min"])
+@cases("name", ALGORITHMS)
 def test_the_last_frame_holds_the_reduced_values_on_every_rank(name, op, n):
     """Would catch a film that shows the theory in place of the recording."""
     made = take(shoot, n, ALGORITHMS[name].all_reduce, 2 * n, **({} if op == "sum" else {"op": op}))
@@ -95,8 +96,8 @@ def test_a_reduce_scatter_ends_complete_on_its_owner_and_a_gather_begins_empty()
     assert all(row[0].origins == (2,) and row[0].value == 200.0 for row in sent.states[-1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 9])
+@cases("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+@cases("size", [0, 1, 3, 4, 9])
 def test_ragged_empty_and_rounded_tensors_can_be_filmed(size, dtype):
     """Would catch an empty chunk that is taken for a wrong one, and a tolerance that refuses bfloat16."""
     made = take(shoot, 4, ring.all_reduce, size, dtype)

@@ -10,6 +10,7 @@ import torch
 from labkit import run, run_threads
 from labkit.probe import links
 from labkit.probe.links import ping_pong, sweep
+from tests.simulated import simulate
 
 
 def test_a_ping_pong_measures_half_a_round_trip_of_the_size_that_was_asked():
@@ -17,7 +18,7 @@ def test_a_ping_pong_measures_half_a_round_trip_of_the_size_that_was_asked():
     replies = run(ping_pong, [64, 1 << 20], 3, n_ranks=3)
     assert all(reply.value == replies[0].value for reply in replies)
     assert [size for size, _ in replies[0].value] == [64, 1 << 20]
-    assert all(0 < seconds < 1 for _, seconds in replies[0].value)
+    assert all(seconds > 0 for _, seconds in replies[0].value)
     sent = [transfer.n_bytes for transfer in replies[0].ledger if transfer.verb == "send"]
     assert sent.count(64) == sent.count(1 << 20) == 3 + 2  # three that count, two that warm up
 
@@ -32,18 +33,15 @@ def test_a_sweep_reports_the_slowest_rank_in_the_median():
     """Would catch the fastest rank's time, a sum in place of a median, and warm-up that is counted."""
 
     def slow(group):
-        calls = []
+        naps, sizes = iter((8.0, 9.0, 0.5, 0.03, 0.02) if group.rank == 1 else (0.01,) * 5), []
 
         def verb(x: torch.Tensor) -> None:
-            calls.append(x.numel())
-            time.sleep((0.2 if len(calls) <= 2 else 0.03) if group.rank == 1 else 0.0)
+            sizes.append(x.numel())
+            time.sleep(next(naps))
 
-        return sweep(verb, [40], group, 3), calls
+        return sweep(verb, [40], group, 3), sizes
 
-    for (samples, calls), _ in zip(run_threads(slow, 3), range(3), strict=True):
-        assert calls == [10] * 5
-        assert samples[0][0] == 40
-        assert 0.03 <= samples[0][1] < 0.15
+    assert simulate(slow, 3) == [([(40, pytest.approx(0.03))], [10] * 5)] * 3
 
 
 def test_impossible_measurements_are_refused():

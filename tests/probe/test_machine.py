@@ -11,6 +11,7 @@ from labkit.probe.machine import measure_hardware, through
 from labkit.train.config import GPTConfig
 
 
+@pytest.mark.slow
 def test_rates_are_the_same_on_every_rank_and_the_link_is_the_one_that_was_asked_for():
     """Would catch ranks that plan with different machines, flops for bytes, a beta that is taken for a speed."""
     links = Links.uniform(2, alpha_s=20e-3, bytes_per_s=50e6)

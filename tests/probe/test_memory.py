@@ -27,6 +27,7 @@ from labkit.probe.saved import held_bytes
 from labkit.train import checkpoint as ours
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
+from tests.cases import cases
 
 TINY = GPTConfig(n_layer=2, d_model=32, n_head=4, vocab=64, seq=32)
 ROOMY = GPTConfig(n_layer=3, d_model=64, n_head=4, vocab=256, seq=64)
@@ -72,8 +73,8 @@ def checkpointed(model: GPT, how: str) -> GPT:
 # By hand
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("inside", "outside"), [(1, 1), (2, 3), (3, 4), (64, 7)])
+@cases("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@cases(("inside", "outside"), [(1, 1), (2, 3), (3, 4), (64, 7)])
 def test_a_linear_with_adamw_takes_what_the_law_says(inside, outside, dtype):
     """Would catch a kind that is counted twice or not at all: 16 N in fp32, and 4 bytes a tensor for Adam's count."""
     model = nn.Linear(inside, outside).to(dtype)
@@ -125,6 +126,7 @@ def test_every_moment_of_a_small_step_is_as_counted_by_hand():
     assert dict(probe.peak) == {"parameters": 40, "gradients": 40, "optimizer": 0, "activations": 88, "other": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numel", [1, 2, 3, 4, 1000])
 def test_views_and_ties_count_once_and_as_long_as_any_of_them_lives(numel):
     """Would catch bytes that are counted by tensor, and a storage that is called dead while a view still holds it."""
@@ -199,7 +201,7 @@ SAVED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SAVED)
+@cases("case", SAVED)
 def test_what_autograd_holds_is_what_the_operators_derivative_needs(case):
     """Would catch a saved tensor that is missed, one counted twice, and one that a sum is said to keep."""
     op, expected = SAVED[case]
@@ -309,6 +311,7 @@ def allocated(step) -> tuple[int, int]:
     return highest, total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("amp", "micro", "how", "room"),
     [
@@ -621,6 +624,7 @@ INSIDE = {
 (The second indices of a compressed one are torch's window of both indices of COO: they keep twice their bytes.)"""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("layout", INSIDE)
 def test_a_tensor_made_of_tensors_counts_all_of_them_as_long_as_it_lives(layout):
@@ -760,6 +764,7 @@ def test_a_refusal_names_the_allocation_its_kind_and_the_largest_holders():
     assert probe.now.total == 1024
 
 
+@pytest.mark.slow
 def test_a_refused_gradient_and_a_refused_optimizer_state_are_called_what_they_would_have_been():
     """Would catch `other` for the two kinds that most often do not fit."""
     model = nn.Linear(64, 64, bias=False)
@@ -788,6 +793,7 @@ def test_a_storage_cannot_grow_beyond_the_cap():
         assert x.untyped_storage().nbytes() == 100
 
 
+@pytest.mark.slow
 def test_a_tensor_that_another_thread_is_about_to_let_go_is_awaited_before_memory_is_said_to_be_out(monkeypatch):
     """A bug: gloo's thread still held a collective's tensors when its caller went on, and a rank whose cap was just
     enough ran out of memory, in one run of many."""

@@ -92,6 +92,7 @@ LAWS = {
 (labkit's ZeRO-1 lets go of the whole gradients when their mean is there; torch's keeps them.)"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAWS)
 def test_a_strategy_holds_what_its_law_says(pair, name):
     """Would catch a bucket, a shard or a gathered weight that goes under the wrong kind, or is not seen at all."""

@@ -14,6 +14,7 @@ from labkit import run_threads
 from labkit.comm import ring
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import rehearsed
+from tests.cases import cases
 
 N = 64 * 32
 
@@ -100,7 +101,7 @@ ASKS = {
 }
 
 
-@pytest.mark.parametrize("how", ASKS)
+@cases("how", ASKS)
 def test_who_asks_for_a_value_is_told_file_line_and_text(how):
     """Would catch a number made up for the learner, and an error that names torch's line in place of theirs."""
 

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import labkit
 from labkit.train.checkpoint import checkpoint, checkpoint_sequential
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
+from tests.cases import cases
 
 CONFIG = GPTConfig(n_layer=3, d_model=12, n_head=3, vocab=17, seq=9, dropout=0.3)
 
@@ -93,9 +94,9 @@ def live_bytes(run):
     return held, live.peak
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("position", ["learned", "rotary"])
-@pytest.mark.parametrize("length", [1, 9])
+@cases("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@cases("position", ["learned", "rotary"])
+@cases("length", [1, 9])
 def test_losses_gradients_and_masks_are_the_plain_ones_bit_for_bit(dtype, position, length):
     """Would catch other dropout masks the second time, and a stream of random numbers that backward moves."""
     model = GPT(GPTConfig(**{**vars(CONFIG), "position": position}), seed=0).to(dtype)
@@ -224,6 +225,7 @@ def nested(around, blocks, depth):
     return lambda x: around(halves[1], around(halves[0], x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_regions_nest_to_any_depth(depth):
     """Would catch a hook of an outer region that an inner one hides, and inner inputs that are kept all the same."""

@@ -18,6 +18,7 @@ import labkit
 from labkit.comm.local import run_threads
 from labkit.train import data
 from labkit.train.data import batch, decode, encode, start, text
+from tests.cases import cases
 
 
 def whole_batch(seed, step, dp_size, batch_size, seq, **more):
@@ -81,7 +82,7 @@ def test_another_process_reads_the_same_rows_and_maps_the_text_once_and_late():
     )
     home = Path(labkit.__file__).parents[1]
     found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50, cwd=home
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300, cwd=home
     )
     assert found.stdout.strip() == str(batch(5, 6, 1, 2, 4, 7)[0].tolist())
 
@@ -176,7 +177,7 @@ def test_decode_shows_half_a_letter_instead_of_failing():
     assert decode(torch.empty(0, dtype=torch.int64)) == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("call", "words"),
     [
         (lambda: batch(0, 0, 0, 3, 8, 4), ["8 rows", "3 ranks", "6 or 9"]),

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy, rotate
+from tests.cases import cases
 
 SMALL = {"n_layer": 2, "d_model": 12, "n_head": 3, "vocab": 17, "seq": 9}
 
@@ -82,10 +83,10 @@ def forward_by_hand(model, tokens):
     return linear_by_hand(norm_by_hand(x, model.head.norm), model.head.out)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("position", ["learned", "rotary"])
-@pytest.mark.parametrize("length", [1, 2, 9])
+@cases("bias", [True, False])
+@cases("tied", [True, False])
+@cases("position", ["learned", "rotary"])
+@cases("length", [1, 2, 9])
 def test_logits_and_gradients_are_those_of_the_formulas_written_out(position, tied, bias, length):
     """Would catch a norm in the wrong place, heads cut along the wrong dim, a wrong scale, angle or activation."""
     config = GPTConfig(**SMALL, position=position, tied=tied, bias=bias, d_ff=20)
@@ -327,8 +328,8 @@ def test_flops_per_token_are_what_torch_counts(sizes):
     assert model.flops_per_token(4) == config.flops_per_token() - 12 * 2 * 12 * (config.seq - 4)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@cases("reduction", ["mean", "sum", "none"])
+@cases("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_cross_entropy_is_taken_in_float32_at_least(dtype, reduction):
     """Would catch a softmax in half precision, a wrong mean over uncounted targets, and a lost shape."""
     logits = (8 * torch.randn(3, 5, 17, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).to(dtype)

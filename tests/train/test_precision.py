@@ -32,6 +32,7 @@ from labkit.train.precision import (
     round_to,
     selective,
 )
+from tests.cases import cases
 
 CASTS = [FP32, BF16, FP16, E4M3, E5M2]
 FLOATS = [*CASTS, TF32]
@@ -94,8 +95,8 @@ def test_tf32_has_the_range_of_fp32_and_the_precision_of_fp16():
     assert TF32.largest == (2 - 2.0**-10) * 2.0**127
 
 
-@pytest.mark.parametrize("format", CASTS, ids=name)
-@pytest.mark.parametrize("make", [edges, lambda format: anything(20_000)], ids=["edges", "random bits"])
+@cases("format", CASTS)
+@cases("make", [edges, lambda format: anything(20_000)])
 def test_rounding_is_torchs_cast_bit_by_bit(format, make):
     """Would catch ties away from even, lost subnormals and signs of zero, and a wrong first number that overflows."""
     x = make(format)
@@ -180,8 +181,8 @@ def test_overflow_does_what_the_format_says():
     assert same(round_to(x, E4M3), torch.tensor([448.0, -448.0, 448.0, math.nan]))
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=name)
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -3.0, 0.1, 100.0])
+@cases("format", FORMATS.values())
+@cases("value", [0.0, -0.0, 1.0, -3.0, 0.1, 100.0])
 def test_bits_and_value_are_inverse(format, value):
     """Would catch fields of the wrong width or in the wrong order, and a string that is read back otherwise."""
     bits = format.bits(value)
@@ -498,8 +499,8 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
+@cases("dtype", [torch.bfloat16, torch.float16])
+@cases(
     ("op", "kernel", "call"),
     [
         ("linear", "mm", lambda x: F.linear(x, torch.ones(4, 4))),
@@ -510,7 +511,7 @@ class Seen(TorchDispatchMode):
         ("cumsum", "cumsum", lambda x: torch.cumsum(x, 0)),
     ],
 )
-@pytest.mark.parametrize("given_dtype", [torch.float32, torch.bfloat16])
+@cases("given_dtype", [torch.float32, torch.bfloat16])
 def test_the_report_says_what_kernels_are_given(op, kernel, call, dtype, given_dtype):
     """Would catch a list from a manual in place of a measurement: CPU and CUDA have different lists."""
     x = torch.randn(3, 4).to(given_dtype)

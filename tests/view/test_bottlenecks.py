@@ -14,6 +14,7 @@ from labkit.probe.rows import Entry, Row, Span
 from labkit.view.bottlenecks import MOST, dashboard, explored, speed_up, split_of
 from labkit.view.overlap import overlap
 from labkit.view.widgets.bottlenecks import BottleneckExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -46,10 +47,10 @@ def test_a_recording_is_split_by_its_spans_and_its_waits():
     assert useful["useful"] / useful.total == pytest.approx(step.mfu(4, 1))
 
 
-@pytest.mark.parametrize("serial", [0.0, 0.02, 0.5, 1.0])
-@pytest.mark.parametrize("n_ranks", [1, 3, MOST])
-@pytest.mark.parametrize("faster", [{}, {"communication": 4.0, "data": math.inf}])
-@pytest.mark.parametrize("steps", [STEPS, {2: parts(1e-6, 1.0), 256: parts(5.0, 1e-9, 3.0, 100.0)}])
+@cases("serial", [0.0, 0.02, 0.5, 1.0])
+@cases("n_ranks", [1, 3, MOST])
+@cases("faster", [{}, {"communication": 4.0, "data": math.inf}])
+@cases("steps", [STEPS, {2: parts(1e-6, 1.0), 256: parts(5.0, 1e-9, 3.0, 100.0)}])
 def test_the_picture_is_whole_for_any_step(serial, n_ranks, faster, steps):
     """Would catch words on words, a bar that leaves the page, and a job that gets slower with ranks."""
     picture = explored(steps, serial, n_ranks, faster)
@@ -89,8 +90,8 @@ def test_the_bars_are_those_of_the_recorded_size_below():
     assert "4 ranks: 55 ms a step" in explored(STEPS, 0.1, 1024, {}).label
 
 
-@pytest.mark.parametrize("serial", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("guess", [None, (4, 4.0), (4, 0.1), (2, 900.0)])
+@cases("serial", [0.0, 0.3, 1.0])
+@cases("guess", [None, (4, 4.0), (4, 0.1), (2, 900.0)])
 def test_law_prediction_and_measurement_are_on_one_picture(serial, guess):
     """Would catch a prediction that leaves the page, and one that is drawn where none was made."""
     picture = speed_up({1: 1.0, 2: 1.5, 4: 1.8}, serial, guess)

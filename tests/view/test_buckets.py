@@ -8,6 +8,7 @@ from labkit.plan.collectives import Line
 from labkit.plan.replay import Ready
 from labkit.view.buckets import buckets
 from labkit.view.widgets.buckets import BucketExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -17,9 +18,9 @@ WIRE = Line(0.010, 1.2e-7)
 SEEN = {64 * KIB: 0.22, 256 * KIB: 0.158, 768 * KIB: 0.207}
 
 
-@pytest.mark.parametrize("size", [1, 64 * KIB, 100_000, 768 * KIB, 10**9])
-@pytest.mark.parametrize("speed", [0.01, 1, 100])
-@pytest.mark.parametrize("measured", [None, SEEN])
+@cases("size", [1, 64 * KIB, 100_000, 768 * KIB, 10**9])
+@cases("speed", [0.01, 1, 100])
+@cases("measured", [None, SEEN])
 def test_the_picture_is_whole_for_any_size_and_link(size, speed, measured):
     """Would catch words that leave the page or lie on each other."""
     page.check(buckets(BLOCKS, size, Line(WIRE.alpha_s, WIRE.beta_s_per_byte / speed), 0.1, measured))

@@ -13,6 +13,7 @@ from labkit.plan.capstone import forecast
 from labkit.plan.layout import Layout
 from labkit.view.capstone import Mark, plane, score_text
 from labkit.view.widgets.capstone import CapstoneExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -25,9 +26,9 @@ def entry(way="pipeline", task=HOME, seconds=0.6, peak=3_500_000, **more) -> Ent
     return Entry(task.name, task.key, WAYS[way], (seconds,), (peak,), **more)
 
 
-@pytest.mark.parametrize("seconds", [1e-4, 0.3, 50.0])
-@pytest.mark.parametrize("n_bytes", [2e4, 4e6, 9e9])
-@pytest.mark.parametrize("cap", [1e5, 4e6, 1e10])
+@cases("seconds", [1e-4, 0.3, 50.0])
+@cases("n_bytes", [2e4, 4e6, 9e9])
+@cases("cap", [1e5, 4e6, 1e10])
 def test_the_picture_is_whole_for_any_time_peak_and_cap(seconds, n_bytes, cap):
     """Would catch words on words, and a mark that leaves the page."""
     marks = [

@@ -15,6 +15,7 @@ from labkit.lab.cards.deck import the_deck
 from labkit.lab.claims.audit import kept
 from labkit.view.cards import CELL, back, evidence, front, habits
 from labkit.view.claims import amount, asked, brief
+from tests.cases import cases
 
 TODAY = date(2026, 5, 13)
 
@@ -50,7 +51,7 @@ def test_a_card_shows_what_the_audit_measured_beside_what_is_claimed() -> None:
     assert evidence(()) == ""
 
 
-@pytest.mark.parametrize("card", list(the_deck()), ids=lambda card: card.id)
+@cases("card", the_deck)
 def test_every_card_of_the_deck_can_be_shown(card: Card) -> None:
     """A card whose back is no HTML."""
     ET.fromstring(f"<div>{front(card)}{back(card)}</div>")

@@ -10,6 +10,7 @@ import pytest
 from labkit.lab import clinic
 from labkit.view.diagnosis import bedside, diagnosis, opinion
 from labkit.view.widgets.ward import NOTHING, Ward
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -83,7 +84,7 @@ def test_no_cases_and_an_unknown_symptom_are_refused():
         diagnosis(clinic.cases, "hot")
 
 
-@pytest.mark.parametrize("case", clinic.cases, ids=lambda each: each.name)
+@cases("case", clinic.cases)
 def test_a_bedside_is_whole_with_no_test_and_with_all(case):
     """Would catch a recorded sentence that runs out of the page."""
     page.check(bedside(case, {}))

@@ -10,19 +10,20 @@ import torch
 from labkit.train.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, INT8
 from labkit.view.floats import floats, neighbours, number
 from labkit.view.widgets.floats import FloatExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
 VALUES = (0.00012, 1e-7, 1 + 2**-9, 0.0, -0.0, 3e38, 1e-45, -127.6, 65520.0, -1.20162964e-05, 1e300, 5e-324)
 
 
-@pytest.mark.parametrize("value", [*VALUES, math.inf, -math.inf, math.nan])
+@cases("value", [*VALUES, math.inf, -math.inf, math.nan])
 def test_the_picture_is_whole_for_any_number(value):
     """Would catch long numbers that lie on each other, and the logarithm of zero."""
     page.check(floats(value))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("said", "value"),
     [
         ("0.00012", 0.00012),

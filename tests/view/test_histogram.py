@@ -9,6 +9,7 @@ from labkit.probe.grads import gradient_statistics
 from labkit.train.formats import BF16, E4M3, E5M2, FORMATS, FP16, round_to
 from labkit.view.histogram import edges, fates, histogram
 from labkit.view.widgets.histogram import ALL, GradientHistogram
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -22,8 +23,8 @@ TABLE = gradient_statistics(GRADIENTS)
 FLOATS = [each for each in FORMATS.values() if not each.integer]
 
 
-@pytest.mark.parametrize("format", FLOATS, ids=lambda each: each.name)
-@pytest.mark.parametrize("log2_scale", [0, 12, 30])
+@cases("format", FLOATS)
+@cases("log2_scale", [0, 12, 30])
 def test_what_becomes_zero_is_what_rounding_makes_zero(format, log2_scale):
     """Would catch an underflow line that is off by one power of two."""
     everything = torch.cat([each for each in GRADIENTS.values() if each is not None]).double() * 2.0**log2_scale
@@ -53,8 +54,8 @@ def test_what_is_not_finite_or_too_large_is_over():
     page.check(histogram(table))
 
 
-@pytest.mark.parametrize("format", FLOATS, ids=lambda each: each.name)
-@pytest.mark.parametrize("log2_scale", [0, 8, 16, 24, 32])
+@cases("format", FLOATS)
+@cases("log2_scale", [0, 8, 16, 24, 32])
 def test_the_picture_is_whole_at_any_scale(format, log2_scale):
     """Would catch bars that leave the page, and words on words in the lanes."""
     page.check(histogram(TABLE, format, log2_scale, span=(-40, 20)))

@@ -8,14 +8,15 @@ from labkit.plan.schedule import bubble, in_flight, one_f_one_b, simulate, zero_
 from labkit.view.inflight import LAWS, Pick, held, inflight
 from labkit.view.player import played
 from labkit.view.widgets.inflight import InFlightExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
 NAMES = [name for name, _ in LAWS]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 3), (4, 32), (8, 64), (8, 3)])
+@cases("name", NAMES)
+@cases(("p", "m"), [(1, 1), (2, 3), (4, 32), (8, 64), (8, 3)])
 def test_the_picture_is_whole_and_the_law_is_what_the_schedule_holds(name, p, m):
     """Would catch words on words, and a law of other counts."""
     pick = Pick(name, p, m, 3 if name == "interleaved" else 1)

@@ -13,6 +13,7 @@ from labkit.plan.link import Link
 from labkit.view.links import wires
 from labkit.view.widgets import links as module
 from labkit.view.widgets.links import InterconnectExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -32,8 +33,8 @@ def picture(layout, nodes, **options):
     return wires(layout, Demand.of(CONFIG, layout, RECIPE), Links.placed(nodes, INTRA, INTER), **options)
 
 
-@pytest.mark.parametrize("layout", [*layouts_of(4), *layouts_of(8), Layout(dp=4, tp=4), Layout(tp=3)])
-@pytest.mark.parametrize("make", [together, apart])
+@cases("layout", [*layouts_of(4), *layouts_of(8), Layout(dp=4, tp=4), Layout(tp=3)])
+@cases("make", [together, apart])
 def test_the_picture_is_whole_for_any_layout_and_placing(layout, make):
     """Would catch words that leave the page, also where there are many ranks or an odd number."""
     nodes = make(layout.size, 2) if layout.size % 2 == 0 else [[*range(layout.size)]]
@@ -142,6 +143,7 @@ def test_a_pipeline_is_measured_hop_by_hop():
     assert it.measured[it.setting]["pp"] > 0.8 * law["pp"]
 
 
+@pytest.mark.slow
 def test_the_button_lets_others_have_a_word_and_stop_ends_it():
     """Would catch a measurement that cannot be stopped, and half a measurement that is shown as a whole one."""
     it = explorer(apart_=True)

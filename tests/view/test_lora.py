@@ -12,6 +12,7 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.shape import ModelShape
 from labkit.view.lora import Seen, factors, lora
 from labkit.view.widgets.lora import FULL, LoRAExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -40,9 +41,9 @@ def test_the_factors_say_how_many_numbers_train():
         factors(4096, 1024, 2000)
 
 
-@pytest.mark.parametrize("quality", [SEEN, None, Seen({("query, value", 8): 2.5}, 2.5, 2.5 + 1e-9)])
-@pytest.mark.parametrize("law", [*LAW.values(), None])
-@pytest.mark.parametrize("measured", [True, False])
+@cases("quality", [SEEN, None, Seen({("query, value", 8): 2.5}, 2.5, 2.5 + 1e-9)])
+@cases("law", [*LAW.values(), None])
+@cases("measured", [True, False])
 def test_the_picture_is_whole_with_and_without_runs(quality, law, measured):
     """Would catch bars on the curves, and marks on marks."""
     seen = Breakdown.of({kind: (law or WHOLE)[kind] for kind in WHOLE}) if measured else None

@@ -162,6 +162,7 @@ def test_the_autopsy_picture_has_a_row_for_each_rank_and_an_arrow_for_each_wait(
     assert picture.label.split() == a_hang().words().split()
 
 
+@pytest.mark.slow
 def test_an_autopsy_of_a_real_hang_can_be_drawn():
     """Would catch a field that the launcher calls otherwise."""
 

@@ -117,6 +117,7 @@ def test_a_case_is_loaded_as_it_is_asked():
         PlannerPanel(case="sevnty")
 
 
+@pytest.mark.slow
 def test_the_controls_ask_the_planner_again_and_a_pick_does_not():
     """Would catch a menu without effect, and a search for every plan that is opened."""
     panel = PlannerPanel()

@@ -12,6 +12,7 @@ from labkit.view.inflight import Pick
 from labkit.view.player import MOST, matches, paler, played, player, read, written
 from labkit.view.svg import Picture
 from labkit.view.widgets.player import PipelinePlayer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -35,8 +36,8 @@ def groups(picture: Picture) -> dict[str, ET.Element]:
     return found
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.name}-{s.n_ranks}")
-@pytest.mark.parametrize("recorded", [False, True])
+@cases("schedule", SCHEDULES)
+@cases("recorded", [False, True])
 def test_the_picture_is_whole_and_has_every_action_once_or_twice(schedule, recorded):
     """Would catch words on words, an action left out, and a recording that leaves the page."""
     spans = played(schedule, [1.0] * schedule.n_ranks)

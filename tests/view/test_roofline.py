@@ -15,6 +15,7 @@ from labkit.plan.shape import ModelShape
 from labkit.view.roofline import BOTTOM, LEFT, MOST, RIGHT, ROOF, TOP, roofline
 from labkit.view.units import metric_text
 from labkit.view.widgets.roofline import RooflineExplorer
+from tests.cases import cases
 
 from .page import SVG, check, texts, told, words
 
@@ -43,8 +44,8 @@ def bend(picture) -> list[tuple[float, float]]:
     return [tuple(map(float, pair.split())) for pair in path.get("d")[1:].split("L")]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@cases("device", DEVICES)
+@cases("precision", PRECISIONS)
 def test_every_device_and_precision_can_be_drawn_with_its_ridge(device, precision):
     """Would catch words on words where roofs are close, and a ridge of another precision."""
     hardware = Hardware.preset(device)

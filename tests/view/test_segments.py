@@ -7,6 +7,7 @@ import pytest
 from labkit.plan.segments import Stack
 from labkit.view.segments import segments
 from labkit.view.widgets.segments import CheckpointExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -15,9 +16,9 @@ STACK = Stack(36, MIB, MIB)
 DOTS = {2: 19 * MIB, 6: 11 * MIB, 18: 19 * MIB}
 
 
-@pytest.mark.parametrize("length", [1, 5, 6, 36])
-@pytest.mark.parametrize("cap", [None, 24 * MIB, 10**15, 1])
-@pytest.mark.parametrize("ratio", [1, 16])
+@cases("length", [1, 5, 6, 36])
+@cases("cap", [None, 24 * MIB, 10**15, 1])
+@cases("ratio", [1, 16])
 def test_the_picture_is_whole_for_any_length_and_cap(length, cap, ratio):
     """Would catch words that leave the page or lie on each other, at both ends of the axis."""
     page.check(segments(Stack(36, ratio * MIB, MIB), length, DOTS if ratio == 1 else None, cap))

@@ -9,6 +9,7 @@ import pytest
 from labkit.parallel.compress import TopK
 from labkit.view.sparse import pays_up_to, sparse
 from labkit.view.widgets.sparse import CompressionExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -17,9 +18,9 @@ RUNS = {(f, kept): [each + f + 0.1 * (not kept) for each in LOSSES] for f in (0.
 RUNS = {(f, bool(kept)): losses for (f, kept), losses in RUNS.items()}
 
 
-@pytest.mark.parametrize("fraction", [1e-4, 0.01, 1.0])
-@pytest.mark.parametrize("n_ranks", [1, 2, 4, 4096])
-@pytest.mark.parametrize("numel", [10, 21_768, 7_000_000_000])
+@cases("fraction", [1e-4, 0.01, 1.0])
+@cases("n_ranks", [1, 2, 4, 4096])
+@cases("numel", [10, 21_768, 7_000_000_000])
 def test_the_picture_is_whole_for_any_share_and_number_of_ranks(fraction, n_ranks, numel):
     """Would catch the logarithm of nothing sent, and marks on each other."""
     page.check(sparse(fraction, {"dense": LOSSES, "with feedback": LOSSES}, numel, n_ranks))

@@ -15,6 +15,7 @@ from labkit.train.config import GPTConfig
 from labkit.train.gpt import Block
 from labkit.view.split import DIRECTIONS, KINDS, SplitLayer, split_layer
 from labkit.view.widgets.split import SplitExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -24,9 +25,9 @@ SPLITS |= {f"attention.{name}": "column" for name in ("query", "key", "value")}
 IN_SEQUENCE = {**SPLITS, "norm*": "sequence"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("sequence", [False, True])
+@cases("kind", KINDS)
+@cases("direction", DIRECTIONS)
+@cases("sequence", [False, True])
 def test_the_picture_is_whole_for_every_kind_and_direction(kind, direction, sequence):
     """Would catch words that leave the page or lie on each other, at sizes that are long to write, too."""
     layer = replace(LAYER, kind=kind, sequence=sequence)
@@ -99,9 +100,9 @@ def ledgers_of(kind: str, sequence: bool, n: int) -> dict[str, Ledger]:
     return run_threads(on_rank, n)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("n", [2, 3])
+@cases("kind", KINDS)
+@cases("sequence", [False, True])
+@cases("n", [2, 3])
 def test_the_law_is_what_ranks_send(kind, sequence, n):
     """Would catch a law that nobody has held against a ledger."""
     layer = SplitLayer(kind, n, 48, 192, 6, 2, 12, sequence=sequence)

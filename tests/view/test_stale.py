@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-
 from labkit.plan.stale import limit
 from labkit.view.stale import Seen, stale
 from labkit.view.widgets.stale import StaleExplorer
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
 RUNS = [Seen(2, 0.5, True), Seen(2, 0.93, False)]
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 16])
-@pytest.mark.parametrize("rate", [1e-4, 0.1, 1.0, 2.0, 400.0])
-@pytest.mark.parametrize("runs", [(), RUNS])
+@cases("staleness", [0, 1, 16])
+@cases("rate", [1e-4, 0.1, 1.0, 2.0, 400.0])
+@cases("runs", [(), RUNS])
 def test_the_picture_is_whole_for_any_staleness_and_rate(staleness, rate, runs):
     """Would catch a run that leaves the page as it diverges."""
     picture = stale(staleness, rate, runs)

@@ -26,6 +26,7 @@ def axes(group):
     return group.ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "links",
     [

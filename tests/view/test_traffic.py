@@ -15,6 +15,7 @@ from labkit.view.flow import Flow, axes_of
 from labkit.view.places import Frame, places
 from labkit.view.strokes import Stroke
 from labkit.view.traffic import beside_law, traffic
+from tests.cases import cases
 
 from .page import SVG, check, texts, told, words
 
@@ -43,8 +44,8 @@ def discs(picture) -> dict[int, ET.Element]:
     return found
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8, 16, 33])
+@cases("name", ALGORITHMS)
+@cases("n_ranks", [1, 2, 3, 8, 16, 33])
 def test_every_rank_stands_beside_its_law_and_every_edge_beside_its_bytes(name, n_ranks):
     """Would catch bytes of the wrong rank, edges that are left out, and a law that is never compared."""
     picture = beside_law(ledgers(ALGORITHMS[name].all_reduce, n_ranks), name, "all_reduce", 4 * ITEMS, 4)
@@ -118,6 +119,7 @@ def test_a_rank_that_breaks_the_law_is_named():
     assert "1–3: law 50% above the measurement" in texts(picture)  # 240 of 160
 
 
+@pytest.mark.slow
 def test_sixty_four_ranks_and_more_can_be_drawn():
     """Would catch discs that cover each other, and words that are too small where many stand."""
     for collective in (ring.all_reduce, tree.all_reduce, star.all_reduce):

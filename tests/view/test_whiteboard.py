@@ -7,10 +7,11 @@ import pytest
 from labkit.plan.whiteboard.derivations import DERIVATIONS, derivation
 from labkit.view.whiteboard import question, whiteboard
 from labkit.view.widgets.whiteboard import Whiteboard
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
-by_name = pytest.mark.parametrize("each", DERIVATIONS, ids=lambda each: each.name)
+by_name = cases("each", DERIVATIONS)
 
 
 @by_name
@@ -24,7 +25,7 @@ def test_a_question_shows_every_symbol_with_its_unit(each):
 
 
 @by_name
-@pytest.mark.parametrize("kind", ["answer", "wrong", "zero", "nothing"])
+@cases("kind", ["answer", "wrong", "zero", "nothing"])
 def test_every_formula_has_a_picture_over_every_symbol(each, kind):
     """Would catch the logarithm of 0, a range of one number, and marks on each other."""
     said = {"answer": each.answer, "wrong": each.wrong[0].formula, "zero": "0", "nothing": "1/0"}[kind]

@@ -8,6 +8,7 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.sharding import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
 from labkit.view.widgets.zero import ZeROExplorer, count
 from labkit.view.zero import zero_stages
+from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
 
@@ -105,10 +106,10 @@ def test_a_stage_or_a_step_that_there_is_not_is_refused():
         zero_stages(SEVEN, 1, ("nothing", 0))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("n_ranks", [1, 8, 10**6])
-@pytest.mark.parametrize("n_params", [1, 8e5, 7e9, 9e14])
-@pytest.mark.parametrize("device", [None, H100, ("a device with a very long name indeed", 1e13)])
+@cases("stage", STAGES)
+@cases("n_ranks", [1, 8, 10**6])
+@cases("n_params", [1, 8e5, 7e9, 9e14])
+@cases("device", [None, H100, ("a device with a very long name indeed", 1e13)])
 def test_the_picture_is_whole_for_any_model(stage, n_ranks, n_params, device):
     """Would catch words that leave the page or lie on each other."""
     page.check(zero_stages(ModelState(n_params, n_ranks), stage, device, None, 16))
