@@ -1,0 +1,588 @@
+"""The labs' widgets: what somebody does to each of them in JupyterLab, and what must be seen then.
+
+A widget is named by its cell and its class. Only the cells that it needs are run (excerpt.py): those whose names it
+uses, and those that `also` names, which draw into it. The steps above GOES_ON are the journey's (test_journey.py), too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from labkit.plan.cases import case
+from tests.browser.jupyter import END_MS
+from tests.browser.steps import (
+    GOES_ON,
+    HANDLE,
+    Step,
+    at_last,
+    chooses,
+    clicks,
+    clicks_on,
+    counts,
+    focuses,
+    has,
+    hovers_over_an_action,
+    is_asked_about_system_design,
+    lacks,
+    links,
+    predict,
+    presses,
+    redraws,
+    rewords,
+    sees,
+    shows,
+    slides,
+    types,
+    writes,
+)
+
+NONSENSE = "the picture is the last one that made sense"
+BITS = "button.jupyter-widget-toggle-button, button.widget-toggle-button"
+CHECKBOX = "input[type=checkbox]"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a cell shows: a widget of the class `kind`, or plain outputs if there is none; and what is done to it."""
+
+    cell: str
+    kind: str
+    steps: tuple[Step, ...]
+
+    @property
+    def of_the_journey(self) -> tuple[Step, ...]:
+        """The first steps; none if the journey does not come here."""
+        return self.steps[: self.steps.index(GOES_ON)] if GOES_ON in self.steps else ()
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The notebook `stem`: what is done to what it shows, and the cells that must run for that besides those needed."""
+
+    stem: str
+    shown: tuple[Shown, ...]
+    also: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.stem
+
+    @property
+    def number(self) -> str:
+        """Such as "04"."""
+        return self.stem[:2]
+
+    @property
+    def touched(self) -> tuple[Shown, ...]:
+        """What the journey touches."""
+        return tuple(shown for shown in self.shown if shown.of_the_journey)
+
+
+def widget(cell: str, kind: str, *steps: Step) -> Shown:
+    """A live widget."""
+    return Shown(cell, kind, steps)
+
+
+def printed(cell: str, *steps: Step) -> Shown:
+    """What a cell prints or draws, without a widget."""
+    return Shown(cell, "", steps)
+
+
+def predicted(cell: str, question: str, typed: str, answer: str, *steps: Step) -> Shown:
+    """A prediction that is typed, and what the widget answers."""
+    return Shown(cell, "Predict", (predict(question, typed, answer), *steps))
+
+
+def eight_plans() -> str:
+    """How many plans fit in the case of eight devices, as the planner's panel says it."""
+    plans = case("eight").found
+    return f"{sum(plan.kept for plan in plans)} of {len(plans)} plans fit"
+
+
+# fmt: off
+LABS = (
+    Lab("00_doctor_and_first_cluster", (
+        predicted(
+            "c18", "Seconds from Cluster(4) to its first all_reduce?", "80 ms", "you predict 80 ms",
+            GOES_ON,
+            sees("measured"),
+            predict("Seconds from Cluster(4)", "soon", "still 80 ms"),
+        ),
+        predicted(
+            "00-42", "One way, 64 bytes, between two ranks of this machine?", "0.2 ms", "you predict 200 us",
+            sees("measured"),
+        ),
+        widget(
+            "c26", "Play",
+            sees("1,048,576 bytes"),
+            slides(0, "ArrowRight"), sees("2,097,152 bytes"),
+            GOES_ON,
+        ),
+        predicted("00-47", "How many processes are new afterwards?", "1", "you predict 1 processes", sees("measured")),
+        printed("00-52", sees("torchrun", "spawn", "labkit", "rank 0 of 2 has 2.0", "rank 1 of 2 has 2.0")),
+    ), also=("c20", "00-43", "00-48", "00-56")),
+    Lab("01_one_step_all_its_bytes", (
+        predicted(
+            "01-17", "Highest number of bytes that one device holds in a step?", "33 MiB", "you predict 34,603,008 B",
+        ),
+        widget(
+            "01-33", "MemoryAnatomy",
+            sees("bytes / N", "4 x 128 tokens, fp32, adamw"), sees("measured", part="svg"),
+            slides(0, "ArrowRight"), sees("5 x 128 tokens, fp32, adamw"),
+            GOES_ON,
+            clicks("rehearse"), at_last("rehearsed in"), sees("measured", part="svg"),
+            chooses(2, "bf16"), sees("5 x 128 tokens, bf16, adamw"),
+            clicks_on(CHECKBOX), sees("adamw, checkpointing"),
+            types(0, "-8", part="input[type=number]"), sees("seq must be a whole number of at least 1, got -8"),
+            sees("5 x 128 tokens, bf16, adamw, checkpointing"),
+            chooses(0, "llama-7b"),
+            chooses(-1, "h100"), sees("llama-7b, 5 x 2,048 tokens", "do not fit h100"),
+        ),
+        widget(
+            "01-45", "RooflineExplorer",
+            sees("left of it an op waits for memory", "gpt2, 1 x 1,024 tokens, forward"),
+            slides(0, "ArrowRight"), sees("gpt2, 2 x 1,024 tokens, forward, on this machine in fp32"),
+            GOES_ON,
+            chooses(0, "h100"), sees("on h100 in fp32"),
+        ),
+    )),
+    Lab("02_point_to_point", (
+        predicted("c08", "Bytes that each rank sends?", "4000", "you predict 4,000 B"),
+        predicted("02-31", "as long as one of 64 bytes?", "3", "you predict 3 times", sees("measured")),
+        widget(
+            "c14", "Play",
+            sees("ring shift of 65,536 bytes"),
+            slides(0, "ArrowRight"), at_last("ring shift of 131,072 bytes"),
+            slides(0, "Home"), at_last("ring shift of 64 bytes"),
+        ),
+        predicted(
+            "02-34", "Messages for one batch, there and back", "6", "you predict 6 messages",
+            sees(re.compile("measured.*6 messages")),
+        ),
+        printed("02-40", sees("wait in all_reduce #3")),
+        printed("02-44", sees("timeout=1800: TypeError")),
+    ), also=("02-32", "02-35")),
+    Lab("03_collectives", (
+        predicted("03-39", "share of the bytes of all_reduce?", "50", "you predict 50 %", sees("measured")),
+        predicted(
+            "c10", "Bytes that each rank sends in a ring all-reduce?", "28,800", "you predict 28,800 B",
+            sees("measured"),
+        ),
+        widget(
+            "c15", "RingFilm",
+            sees("step 0 of 6"),
+            clicks("next step"), sees("step 1 of 6", "before step 1 of 6"),
+            presses(".lk-film", 0, "ArrowRight"), sees("step 2 of 6"),
+            presses(".lk-film", 0, "End"), sees("the end"),
+            GOES_ON,
+        ),
+        predicted(
+            "03-44", "Latencies that a ring all-reduce of 8 ranks waits for", "14", "you predict 14 latencies",
+            sees("measured"),
+        ),
+        widget(
+            "c21", "CrossoverExplorer",
+            sees("alpha, us"),
+            slides(0, "ArrowRight"), sees("all_reduce on 5 ranks"),
+            GOES_ON,
+            rewords(1, "ArrowLeft", r"ring and tree meet at [\d.,]+ \w+"),
+            rewords(2, "ArrowLeft", r"ring and tree meet at [\d.,]+ \w+"),
+        ),
+        predicted("03-52", "takes how many times as long as one inside?", "9", "you predict 9 times", sees("measured")),
+        printed("03-56", sees("leaves a node", "1.5 N", "1.0 N")),
+    ), also=("03-40", "c12", "03-53")),
+    Lab("04_one_device_less_memory", (
+        predicted("04-14", "take how many times as long", "3", "you predict 3 times"),
+        predicted("04-26", "36 layers in 6 segments?", "11 MiB", "you predict 11,534,336 B = 11 MiB"),
+        widget(
+            "04-32", "CheckpointExplorer",
+            sees("layers in a segment, k", "lowest at k = 6: 11 MiB", "measured with segments of 6"),
+            slides(1, "ArrowLeft"), sees("36 layers in 8 segments of 4 or 5"),
+            slides(2, "ArrowRight"), sees("lowest at k = 4.24"),
+            GOES_ON,
+            slides(0, "ArrowRight"), sees("37 layers in 8 segments"),
+            types(-1, "lots"), sees(NONSENSE),
+            types(-1, "30 MiB"), sees("cap 30 MiB"),
+        ),
+        widget(
+            "04-34", "Play",
+            sees("at the peak", "6 segments: peak"),
+            slides(0, "ArrowRight"), at_last("7 segments: peak"),
+            slides(0, "Home"), at_last("VirtualOutOfMemory", "7 segments: peak"),
+        ),
+    )),
+    Lab("05_precision", (
+        widget(
+            "05-14", "FloatExplorer",
+            sees("bits of"), counts(BITS, 16),
+            clicks_on(BITS, 0), sees("-0.000120162963867 in 7 formats"),
+            presses(BITS, 0, "Space"), sees(re.compile(r"(?<!-)0\.000120162963867 in 7 formats")),
+            presses(BITS, 0, "Tab"), focuses(BITS, 1),
+            types(0, "1 + 2^-9"), sees("1.001953125 in 7 formats"),
+            types(0, "one"), sees("'one' is no number", "1.001953125 in 7 formats"),
+            chooses(0, "fp32"),
+            GOES_ON,
+            counts(BITS, 32),
+        ),
+        predicted("05-16", "What does it hold, in units of 1e-9?", "119", "you predict 119 e-9"),
+        predicted("05-24", "zero after a step in fp16?", "95", "you predict 95 %"),
+        predicted("05-34", "before the first one is taken?", "10", "you predict 10 steps"),
+        widget(
+            "05-50", "GradientHistogram",
+            sees("scale 2^", "gradients times 2^16, as fp16 holds them"),
+            slides(0, "ArrowRight"), sees("gradients times 2^17"),
+            chooses(0, "fp8_e5m2"), sees("as e5m2 holds them"),
+            chooses(-1, "head.norm.weight"), sees("head.norm.weight: 32 gradients"),
+            GOES_ON,
+        ),
+        widget(
+            "05-52", "LossScaleExplorer",
+            sees("interval"), sees("of 40 steps skipped", part="svg text"), counts(HANDLE, 4),
+            *(redraws(place, *4 * ["ArrowLeft"]) for place in range(4)),
+        ),
+        widget(
+            "05-55", "LossScaleExplorer",
+            sees("of 60 steps skipped", part="svg text"),
+            redraws(0, "ArrowLeft"),
+            GOES_ON,
+        ),
+    )),
+    Lab("06_data_parallel", (
+        predicted("06-17", "each rank sends in one DDP step?", "200 KiB", "you predict 204,800 B = 200 KiB"),
+        predicted("06-36", "Which bucket size ends the step first?", "200 KiB", "you predict 204,800 B = 200 KiB"),
+        widget(
+            "06-41", "BucketExplorer",
+            sees("begin of backward to end of the last bucket"),
+            slides(0, "Home"), sees("buckets of 64 KiB: 12 buckets"),
+            GOES_ON,
+            slides(0, "End"), sees("buckets of 768 KiB: 1 bucket; ", "0% of the wire hidden"),
+            types(0, "huge"), sees(NONSENSE, "buckets of 768 KiB: 1 bucket; "),
+            types(0, "200 KiB"), sees("buckets of 200 KiB: 4 buckets"),
+            clicks("run it on the ranks"), at_last("measured with buckets of 200 KiB: "),
+            slides(1, "ArrowRight"), lacks("measured with buckets of 200 KiB: "),
+        ),
+        widget(
+            "06-53", "StaleExplorer",
+            sees("recorded runs: a dot converged, a cross diverged"),
+            sees("gradients 2 steps old, lr × curvature 0.501: swings"),
+            sees("recorded: staleness 2, lr × curvature 0.927: diverged"),
+            slides(0, "ArrowRight"), sees("gradients 3 steps old, lr × curvature 0.501: diverges"),
+            GOES_ON,
+            slides(1, "Home"), sees("lr × curvature 0.01: creeps"),
+            types(0, "steep"), sees(NONSENSE, "lr × curvature 0.01: creeps"),
+            types(0, "20"), sees("lr × curvature 0.2: swings"),
+        ),
+        widget(
+            "06-64", "CompressionExplorer",
+            sees("the largest 0.01 of 21,768 gradients, 4 ranks", "measured on 4 ranks: 5,232 B"),
+            clicks_on(CHECKBOX), sees("without feedback", part="svg"),
+            slides(0, "ArrowRight"), sees("pays below 10 ranks"),
+            GOES_ON,
+            types(0, "2.5"), sees("no whole number of ranks"),
+            types(0, "1000"), sees("21,768 gradients, 1,000 ranks"),
+        ),
+    )),
+    Lab("07_zero_1_and_2", (
+        predicted("07-19", "ZeRO-1, mixed precision, AdamW?", "5.5", "you predict 5.5 B"),
+        predicted("07-21", "what share of DDP's bytes", "1", "you predict 1 of DDP"),
+        widget(
+            "07-39", "ZeROExplorer",
+            sees("model state of one rank", "measured"),
+            sees("ZeRO-1, 407,040 parameters on K = 4 ranks, mixed, adamw"),
+            slides(0, "ArrowRight"),
+            GOES_ON,
+            sees("ZeRO-2, 407,040 parameters", "2 N + 14 N/4 = 5.5 bytes a parameter"),
+            slides(1, "ArrowRight"), sees("sends 1.83 MB a step"),
+            types(0, "70B"), sees("70 billion parameters"), lacks("measured"),
+            types(1, "0"), sees(f"got 0: {NONSENSE}", "70 billion parameters on K = 4"),
+            types(1, "64"), sees("1.12 TB", "16 B × N"),
+            chooses(2, "h200"), sees("h200: 141 GB"),
+            chooses(0, "fp32"), sees("fp32, adamw"),
+            chooses(1, "sgd"), sees("fp32, sgd"),
+        ),
+    )),
+    Lab("08_zero_3_fsdp", (
+        predicted("08-15", "bytes that a rank of ZeRO-3 sends", "12 MiB", "you predict 12,582,912 B = 12 MiB"),
+        predicted("08-17", "GB of weights on a rank at the peak", "2.2", "you predict 2.2 GB"),
+        widget(
+            "08-29", "GatherExplorer",
+            sees("held at the moment", "prefetch 0: moment 4 of 48", "blocks.0 on the way"),
+            slides(0, "ArrowRight"), sees("prefetch 0: moment 5 of 48", "whole in forward", "blocks.0 whole"),
+            GOES_ON,
+            slides(0, "Home"), sees("moment 0 of 48, 0 s: nothing whole"),
+            chooses(0, "prefetch 1"), sees("prefetch 1: moment 6 of 48", "blocks.0 whole, blocks.1 on the way"),
+            chooses(0, "segments checkpointed"), sees("segments checkpointed: moment"),
+            has("svg title:has-text('whole again')"),
+            types(-1, "at lunch"), sees(NONSENSE, "segments checkpointed: moment"),
+            types(-1, "0 ms"), sees("segments checkpointed: moment 0 of"),
+        ),
+        widget(
+            "08-42", "Play",
+            sees("rows on a rank", "ms a row, 64 GPUs, infiniband between nodes, bf16"),
+            chooses(0, "ethernet"), sees("64 GPUs, ethernet between nodes, bf16"),
+            chooses(1, "512"), sees("512 GPUs, ethernet between nodes, bf16"),
+            chooses(2, "fp32"), sees("512 GPUs, ethernet between nodes, fp32"),
+        ),
+    )),
+    Lab("09_tensor_parallel", (
+        predicted("09-24", "that one rank sends for one block", "768 KiB", "you predict 786,432 B = 768 KiB"),
+        widget(
+            "09-34", "SplitExplorer",
+            sees("as on every rank", "column, then row on 4 ranks, forward: rank 0 sends 192 KiB"),
+            sees("measured: 196,608 B, as the law"),
+            slides(0, "ArrowRight"), sees("rank 1 sends 192 KiB"),
+            slides(0, "End"), sees("rank 3 sends 192 KiB"),
+            clicks("backward"), sees("backward (shown above)"),
+            GOES_ON,
+            chooses(0, "column"), sees("column on 4 ranks, backward: rank 3 sends", "as the law"),
+            chooses(0, "row"), sees("row on 4 ranks, backward: rank 3 sends", "as the law"),
+            chooses(0, "attention"), sees("attention on 4 ranks, backward: rank 3 sends", "as the law"),
+            counts("input[type=text]", 6),
+            types(0, "3"),
+            sees("the number of heads = 8 has no 3 equal parts; 1, 2, 4 or 8", "attention on 4 ranks"),
+            types(0, "8"), sees("attention on 8 ranks"), lacks("measured"),
+            # Tab goes from one size to the next:
+            types(1, "256", end="Tab"), sees("[256, 256]"), focuses("input[type=text]", 2),
+            types(3, "12"), sees("heads = 12 has no 8 equal parts"),
+            types(3, "16"), sees("[256, 32]"),
+            types(4, "2"), sees("[128, 256]"),
+            types(5, "32"), sees("[64, 256]"),
+            chooses(0, "column, then row"),
+            types(2, "1024"), sees("[256, 1024]"),
+            presses(CHECKBOX, 0, "Space"), sees("cut by position outside", "reduce-scatter of dx"),
+        ),
+        predicted("09-47", "how many times as fast as tp = 8", "0.9", "you predict 0.9 times"),
+    )),
+    Lab("10_pipelines", (
+        predicted("10-07", "how many times as fast as one device?", "1", "you predict 1 times"),
+        predicted("10-19", "% of the step spent waiting?", "43", "you predict 43 %"),
+        predicted("10-26", "micro-batches that rank 0 holds at most?", "4", "you predict 4 micro-batches"),
+        widget(
+            "10-30", "InFlightExplorer",
+            sees("time of one step, from the first forward on"),
+            sees("a rank holds 4 at most, gpipe 32: 8 times as many", "measured 4."),
+            slides(0, "ArrowLeft"), sees("gpipe, p = 4, m = 32: a rank holds 32 at most"),
+            GOES_ON,
+            slides(1, "ArrowRight"), sees("gpipe, p = 5", "rank 4"),
+            types(0, "lots"), sees(NONSENSE, "gpipe, p = 5, m = 32"),
+            types(0, "8"), sees("gpipe, p = 5, m = 8"),
+            slides(0, "End"), sees("interleaved, p = 5, m = 8, v = 2"),
+            slides(2, "ArrowRight"), sees("v = 3"),
+        ),
+        widget(
+            "10-32", "PipelinePlayer",
+            sees("1f1b, 4 ranks, 8 micro-batches: 33 forwards, ranks wait 27.3%"),
+            slides(-1, "ArrowRight"), sees("0F0 runs on rank 0 from 0 to 1; it needs nothing"),
+            hovers_over_an_action("needs 2F0"),
+            GOES_ON,
+            sees("measured in"),
+            slides(1, "ArrowRight"), sees("1f1b, 4 ranks, 9 micro-batches: 36 forwards"), lacks("measured in"),
+            slides(2, "ArrowUp", part=f".noUi-vertical {HANDLE}"),
+            lacks("1f1b, 4 ranks, 9 micro-batches: 36 forwards", "law (p-1)"),
+            chooses(0, "zero_bubble"), sees("zero_bubble, 4 ranks", "W weights"),
+            chooses(0, "by hand"),
+            writes("F0 F1 B0 B1\nB0 F0 F1 B1"), sees("deadlocks: rank 0 at 0B0 needs 1B0", "W weights"),
+            writes("F0 F1 B0 B1\nF0 B0 F1 B1"), sees("by hand, 2 ranks, 2 micro-batches"),
+        ),
+        predicted("10-34", "messages of a step, over those of 1F1B?", "2.3", "you predict 2.3 times"),
+        predicted("10-39", "there and back together?", "48", "you predict 48 messages"),
+        predicted("10-43", "step on the slow links", "1.2", "you predict 1.2 times"),
+        predicted("10-67", "% of the time that ranks work?", "70", "you predict 70 %"),
+    )),
+    Lab("11_lora", (
+        predicted("11-14", "how many times fewer numbers train", "256", "you predict 256 times"),
+        predicted("11-16", "Bytes that LoRA holds", "4 MiB", "you predict 4,194,304 B = 4 MiB"),
+        predicted("11-18", "in a step of DDP, with LoRA", "48 KiB", "you predict 49,152 B = 48 KiB"),
+        widget(
+            "11-47", "LoRAExplorer",
+            sees("loss of real runs over the rank", "8,192 of 210,304 parameters train, 3.895%"),
+            sees("optimizer, measured"),
+            slides(0, "ArrowRight"), sees("16,384 of 210,304 parameters train", "query, value, rank 16:"),
+            GOES_ON,
+            chooses(1, "all linears"), sees("73,728 of 210,304"),
+            types(0, "66"), sees(NONSENSE, "73,728 of 210,304"),
+            types(0, ""), lacks(NONSENSE),
+            chooses(0, "llama-7b"), sees("39,976,960 of 6,738,415,616 parameters train, 0.593%"),
+            chooses(2, "4 bits"), sees("3.39 GiB"),
+        ),
+    )),
+    Lab("12_three_dimensions", (
+        predicted("12-13", "how many of the 80 layers", "20", "you predict 20 layers"),
+        predicted("12-14", "weights, gradients and Adam", "35 GB", "you predict 35,000,000,000 B"),
+        predicted("12-15", "bytes sent along tp, for each byte along dp", "10", "you predict 10 times"),
+        widget(
+            "12-35", "CubeExplorer",
+            sees("dp group (dotted)", "rank 9 is dp 0, pp 1, tp 1"),
+            slides(3, "ArrowRight"), sees("rank 10 is dp 0, pp 1, tp 2"),
+            GOES_ON,
+            slides(0, "ArrowLeft"), sees("= 224 ranks"),
+            slides(1, "ArrowLeft"), sees("= 168 ranks"),
+            slides(2, "ArrowLeft"), sees("= 147 ranks"),
+        ),
+        widget(
+            "12-38", "InterconnectExplorer",
+            sees("in each box: rank; dp,pp,tp", "4 edges between nodes", "measured"),
+            slides(1, "ArrowLeft"), sees("dp takes"),
+            slides(1, "ArrowRight"),
+            GOES_ON,
+            sees("tp takes"),
+            slides(0, "ArrowLeft", "ArrowLeft"),  # past dp 1, pp 4, tp 1
+            sees("dp 2 x pp 2 x tp 1", "round trips"),
+            types(0, "100 us"),
+            types(1, "90 MB/s"),
+            types(2, "soon"),
+            types(3, "10 MB/s"), sees(NONSENSE),
+            types(2, "500 us"), sees("(0.5 ms, 10 MB/s) between"),
+            clicks("measure on real ranks"), at_last("pp takes"),
+            shows("svg[aria-label*='pp measured']", END_MS),
+            slides(0, "End"), sees("tp takes 100%"),
+            clicks("measure on real ranks"),
+            clicks("stop"), at_last("stopped: nothing is kept"),
+        ),
+    )),
+    Lab("13_scaling_limits", (
+        predicted("13-04", "2% serial, 256 devices", "42", "you predict 42 times"),
+        predicted("13-20", "the same 24 rows", "2", "you predict 2 times"),
+        predicted("13-21", "24 rows *each*", "85", "you predict 85 %"),
+        predicted("13-37", "one worker: a step takes?", "80 ms", "you predict 80 ms"),
+        predicted("13-41", "endless stages", "8", "you predict 8 times"),
+        predicted("13-46", "wait for gradients: MFU?", "30", "you predict 30 %"),
+        widget(
+            "13-51", "BottleneckExplorer",
+            sees("the recorded steps fit a serial share of", "a step by its parts"),
+            slides(0, "End"), sees("at 1,024 ranks, by Amdahl's law"),
+            GOES_ON,
+            slides(1, "Home"), sees("1024 times, 100% efficient, no limit"),
+            slides(2, "End"), sees("; what if: ", "times as fast"),
+            slides(3, "ArrowRight"), sees("1.5 x"),
+            slides(2, "Home"),
+            slides(3, "Home"), lacks("what if"),
+            slides(0, "Home"), sees("1 rank: "),
+        ),
+        predicted("13-57", "messages become 1", "2", "you predict 2 times"),
+        predicted("13-64", "read in the background: a step takes?", "60 ms", "you predict 60 ms"),
+    )),
+    Lab("14_system_design", (
+        predicted("14-13", "how long for a trillion", "700", "you predict 700 days"),
+        predicted("14-14", "what is left beside the state", "32 GB", "you predict 32,000,000,000 B"),
+        predicted("14-15", "activations of ONE block", "2 GB", "you predict 2,000,000,000 B"),
+        predicted("14-16", "flops of one token", "2e10", "you predict 2e+10 flops"),
+        widget(
+            "14-65", "PlannerPanel",
+            sees("eight devices of 80 GB, 60 GB of state", "opened: dp 8, pp 1, tp 1, ZeRO-3"),
+            sees(f"8 x a100-80gb, 128 rows of 2,048: {eight_plans()}"),
+            chooses(4, 6), sees("opened: dp 8, pp 1, tp 1, DDP"),
+            chooses(1, "h200"), sees("of 141 GB a device"),
+            GOES_ON,
+            chooses(2, "fp32"), lacks(eight_plans()),
+            chooses(3, "sgd"), sees("(sgd)"),
+            types(0, "16"), sees("16 x h200"),
+            types(1, "64"), sees("64 rows of 2,048"),
+            types(2, "1024"), sees("64 rows of 1,024"),
+            types(0, "many"), sees(NONSENSE, "16 x h200"),
+            types(0, "8"), sees("8 x h200"),
+            chooses(0, "gpt2-xl"), sees("gpt2-xl, 8 x h200"),
+            chooses(0, "own sizes"), sees("own sizes, 8 x h200"),
+            types(3, "12"),
+            types(4, "1024"),
+            types(5, "16"),
+            # about 12 x 12 x 1024^2 + 2 x 32,000 x 1024, in millions:
+            types(6, "32000"), sees(re.compile("N = 21[67]")),
+        ),
+    )),
+    Lab("15_clinic", (
+        predicted("15-19", "first gradient, against the whole batch", "8", "you predict 8 times"),
+        predicted("15-20", "time does Rosa", "90", "you predict 90 %"),
+        widget(
+            "15-39", "Ward",
+            sees("Suspects:", "Dora: stops for ever", "No test has been taken."),
+            chooses(0, "Mia"), sees("Mia: loss explodes"),
+            chooses(2, "fp16 overflow"), sees("It does not fit"),
+            chooses(1, "reference"), sees("first gradient 8"),
+            chooses(2, "accumulation without normalisation"), sees("It fits. reference", "(lab 04)"),
+            clicks("run it"), at_last("8 tests are from this run", "It fits. reference"),
+            GOES_ON,
+            chooses(0, "Ada"), sees("No test has been taken."),
+            chooses(1, "memory"), sees("the job does not come so far"),
+            chooses(0, "Ned"), sees("Ned: ranks disagree"),
+            clicks("run it"),
+            clicks("stop"), shows("text=/^stopped$/", END_MS),
+        ),
+    )),
+    Lab("16_capstone", (
+        predicted("16-13", "highest bytes of a rank, pipeline", "3.5 MB", "you predict 3,500,000 B"),
+        predicted("16-14", "its score at home", "2", "you predict 2 MB s"),
+        widget(
+            "16-29", "CapstoneExplorer",
+            sees("predicted bytes", "home; pp 4: 1f1b of 2, checkpointing: predicted"),
+            sees("measured, the reference"),
+            clicks_on(CHECKBOX), sees("MB over the cap"),
+            chooses(0, "roomy"), sees("roomy; pp 4: 1f1b of 2: predicted", "fits under the cap"),
+            slides(4, "ArrowRight"),
+            GOES_ON,
+            sees("1f1b of 4"),
+            slides(3, "ArrowRight"), sees("gpipe of 4"),
+            slides(0, "Home"), sees(NONSENSE),
+            slides(4, "Home"), sees("roomy; dp 4: ddp"),
+            slides(2, "ArrowRight"), sees("dp 4: zero1"),
+            slides(1, "ArrowRight"), sees("dp 4, apart: zero1"),
+            clicks("run on real ranks"), at_last("(added to the board)", "measured by you"),
+            clicks("run on real ranks"),
+            clicks("stop"), at_last("stopped: nothing is kept"),
+        ),
+    )),
+    Lab("17_interview_room", (
+        predicted("17-14", "ZeRO-2, 4 micro-batches: bytes sent", "2.5", "you predict 2.5 times DDP"),
+        predicted("17-15", "ZeRO-3, 4 micro-batches: bytes sent", "6", "you predict 6 times DDP"),
+        predicted("17-16", "ZeRO-3: weights and moments that a rank holds", "3", "you predict 3 B a parameter"),
+        widget(
+            "17-34", "Whiteboard",
+            sees("show the answer", "Which share of a step do p ranks wait"),
+            types(0, "(p-1)/m"),
+            sees("the wait as a share of the ideal time, not of the step", "apart everywhere", "read as"),
+            shows("mjx-container, .MathJax"),
+            GOES_ON,
+            types(0, "(p-1)m"), sees("column 6", NONSENSE, "apart everywhere"),
+            types(0, "(p-1)/(m+p-1)"), sees("1 of 30 derived", "nowhere apart"),
+            chooses(1, "p"), sees("with m ="),
+            chooses(0, "ZeRO-2: bytes sent in a step"), sees("parameters of the model"),
+            types(0, "2*N*(K-1)/K"), sees("It is 1/2 of the truth everywhere"),
+            clicks_on(CHECKBOX), sees("plan.sharding.ModelState.sent has it"),
+        ),
+        printed("17-68", sees("c12", "wrong")),
+        widget(
+            "17-51", "ExplainTrace",
+            sees("it shows", "in a verb"),
+            chooses(1, 3),  # a straggler, which trace A is not on any machine: its ranks are equal
+            sees("of 4 explained", "waiting for the wire"),
+            GOES_ON,
+            chooses(0, "trace B"), sees("trace B: what does it show?"),
+            chooses(1, 3),  # a straggler, which trace A is not on any machine: its ranks are equal
+            sees("Rank 1 computes for", "Right"),
+        ),
+        widget(
+            "17-71", "ReviewPanel",
+            sees("10 to go"),
+            presses(".lk-review", 0, "Space"), shows(".lk-card-claim"),
+            presses(".lk-review", 0, "5"), sees("1 done · 1 day in a row"),
+            GOES_ON,
+        ),
+        widget(
+            "17-75", "InterviewPanel",
+            sees("Mock interview."),
+            chooses(0, "5"),
+            clicks("start"), sees("1 · "),
+            clicks("show the answer"), shows(CHECKBOX),
+            clicks("next"), sees("2 · "),
+            clicks("end"), shows("svg"),
+            links("a[data-cell]", r"/lab/tree/notebooks/\d\d_\w+\.ipynb(#cell-id=.+)?$"),  # what to look at next
+            GOES_ON,
+            clicks("again"),
+            chooses(0, "30"),  # long enough, at level 3, to end with a case of system design
+            chooses(2, "ring"),  # few cards, so that it comes soon
+            clicks("start"),
+            is_asked_about_system_design(),
+        ),
+    )),
+)
+# fmt: on

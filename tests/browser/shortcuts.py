@@ -1,0 +1,85 @@
+"""Short sources for cells of the labs, by the cell's id: in the journey nobody waits for the runs that they record."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+SHORTCUTS = MappingProxyType(
+    {
+        "01-04": """
+config = GPTConfig(n_layer=4, d_model=128, n_head=4, vocab=512, seq=128)
+""",
+        "01-19": """
+rows, runs = [4], [{"peak": labkit.predict_memory(config, Layout(), Recipe(batch_size=4))}]
+""",
+        "01-42": """
+here = labkit.Hardware.preset("a100-80gb").changed(name="this machine")
+""",
+        "03-45": """
+from labkit.probe.links import ping_pong, sweep
+""",
+        "05-52": """
+from labkit.view.widgets.scale import LossScaleExplorer
+""",
+        "06-34": """
+from labkit.plan.collectives import Line
+from labkit.plan.replay import Ready, sizes_of
+
+ready = [Ready(str(block), 2**16, 0.01 * (block + 1)) for block in range(12)]
+wire, backward_s = Line(1e-3, 1e-8), 0.12
+""",
+        "06-38": """
+measured, measure = {}, None
+""",
+        "06-50": """
+rates = (0.1, 0.3, 0.9 * limit(workers - 1), 1.5 * limit(workers - 1))
+""",
+        "06-51": """
+s = workers - 1
+""",
+        "06-62": """
+dense, numel, shares = [2.0, 1.0], 21_768, (0.001, 0.01, 0.1)
+topk = {(share, kept): ([2.0, 1.5], 5_232, numel) for share in shares for kept in (True, False)}
+""",
+        "07-24": """
+held = [ModelState(n_params, n_ranks).held(stage) for stage in range(3)]
+seen = {(name, True): [law] for name, law in zip(strategies, held)}
+""",
+        "08-26": """
+films = {"prefetch 0": slow.run(filmed, prefetch=0)[0].value[0]}
+""",
+        "10-30": """
+from labkit.view.inflight import Pick
+from labkit.view.widgets.inflight import InFlightExplorer
+
+InFlightExplorer(Pick("1f1b", 4, 32), {Pick("1f1b", 4, 32): 4 * [[(0.0, 4.01), (1.0, 0.0)]]})
+""",
+        "10-32": """
+from labkit.view.widgets.player import PipelinePlayer
+
+PipelinePlayer(Pick("1f1b", 4, 8))
+""",
+        "11-26": """
+held = {name: dict.fromkeys(full_law, 1e5) for name in choices}
+""",
+        "11-44": """
+loss_of = {("query, value", rank): 2.0 for rank in (8, 16)}
+seen, best, untouched = {"full": (1.0,)}, "full", (3.0,)
+""",
+        "12-26": """
+from labkit.plan.link import preset
+""",
+        "16-16": """
+pipeline = ways["pipeline"]
+""",
+        "16-25": """
+stored = {(entry.task, str(entry.way)): entry for entry in reference()[1]}
+""",
+        "17-49": """
+wires = Links.uniform(n_ranks, alpha_s=2e-4, bytes_per_s=25_000 / layer_s)
+with labkit.Cluster(n_ranks, device=device, links=wires, quiet=True) as shaped:
+    recordings = [reply.value for reply in shaped.run(replicated, 2**30)]
+traces = dict.fromkeys(("trace A", "trace B", "trace C", "trace D"), Recording.of(recordings).during("step"))
+""",
+    }
+)
