@@ -1,33 +1,40 @@
-# make lab     set everything up and open JupyterLab on the first lab
-# make test    set everything up and run every test
-# make check   the inner loop: lint, types, rules of the house, fast tests
+# make lab       set everything up and open JupyterLab on the first lab
+# make check     the inner loop, 3 minutes: style, types, rules of the house, and every test that takes under a second;
+#                it leaves out the labs' runs, the browser, faults, the judge's mutants, and whatever else is slow
+# make test      set everything up and test every part of labkit, 12 minutes: each lab once, each class of fault, a tenth
+#                of the mutants, one journey through JupyterLab
+# make rest      what make test leaves out: the labs with two ranks, all mutants, every widget in a browser, variations
+# make test-all  everything, 40 minutes
 # make bench | notebooks | clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The constraints always apply: they pin everything, and torch to a version whose wheel is known to work here.
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# Two files of tests at once, in order; those that drive the browser share it, and go one after the other.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Two workers take one file after the other (tests/conftest.py says what else stays together).
+PYTEST := $(BIN)/python -m pytest tests -q -n 2 --dist loadscope --no-loadscope-reorder
+# Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab test check bench notebooks clean lint
+.PHONY: lab test check rest test-all bench notebooks clean
 .DELETE_ON_ERROR:
 
 lab: $(VENV)/.has-run
 	$(BIN)/labkit lab
 
-test: $(VENV)/.has-browser lint
-	$(BIN)/python -m pytest tests $(TWO)
+test: $(VENV)/.has-browser
+	$(PYTEST) -m "not rest" $(MORE)
 
-check: lint
-	$(BIN)/python -m pytest tests -q $(TWO) -m "not slow and not browser and not faults"
+rest: $(VENV)/.has-browser
+	$(PYTEST) -m rest $(MORE)
 
-lint: $(VENV)/.has-test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+test-all: $(VENV)/.has-browser
+	$(PYTEST) $(MORE)
+
+check: $(VENV)/.has-test
+	$(PYTEST) -m "not slow and not rest and not browser and not faults" $(MORE)
 
 bench: $(VENV)/.has-bench
 	mkdir -p benchmarks/results
@@ -55,18 +62,28 @@ $(VENV)/.has-pip:
 		echo "labkit needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 		     "Name another one: make PYTHON=python3.12 lab"; exit 1; }
 	@if $(BIN)/python -m pip --version >/dev/null 2>&1; then touch $@; \
-	else $(PYTHON) -m venv $(VENV) && echo "made by make" >$@; fi
+	else echo "Making the environment $(VENV) with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv $(VENV) && echo "made by make" >$@; fi
+
+# pip says what it fetches and, since 25.1, how far it has come with installing it.
+comma := ,
+define install
+@echo "Installing $(1) into $(VENV): about $(2) packages, PyTorch the largest; one to three minutes as a rule, and once."
+@$(PIP) --quiet --upgrade 'pip>=25.1'
+@$(PIP) --editable '$(3)'
+@echo "Installed. From now on make begins at once, until a list of packages changes."
+endef
 
 $(VENV)/.has-run: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(PIP) --editable .
+	$(call install,labkit and JupyterLab,120,.)
 	@touch $@
 
 $(VENV)/.has-test: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(PIP) --editable '.[test,dev]'
+	$(call install,labkit with JupyterLab and the tests,150,.[test$(comma)dev])
 	@touch $@ $(VENV)/.has-run
 
 $(VENV)/.has-bench: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(PIP) --editable '.[bench]'
+	$(call install,labkit and what the benchmarks compare it with,140,.[bench])
 	@touch $@ $(VENV)/.has-run
 
 # The browser tests drive a Chromium that is already there, or Debian's; they download no browser of their own.
@@ -74,9 +91,10 @@ $(VENV)/.has-browser: | $(VENV)/.has-test
 	@root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
 	if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
 	elif command -v apt-get && $$root true; then \
+		echo "Installing Chromium for the browser tests: half a minute as a rule" >&3; \
 		$$root apt-get update -qq && \
 		$$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation; \
-	else false; fi >/dev/null 2>&1 || { echo "No Chromium here, and the browser tests need one:" \
+	else false; fi 3>&1 >/dev/null 2>&1 || { echo "No Chromium here, and the browser tests need one:" \
 		"apt-get install chromium (Debian), brew install chromium (macOS)"; exit 1; }
 	@touch $@
 

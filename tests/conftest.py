@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,26 +20,53 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.register_profile("same", settings.get_profile("untimed"), derandomize=True)
 settings.load_profile("same")
 
+FIRST = ("tests/test_lint.py", "tests/browser", "tests/test_notebooks.py", "tests/faults", "tests/lab/test_problems.py")
+"""What takes longest is begun first, so that at the end no worker is left alone with it."""
+PROCESSOR, BEFORE = "processor_s", pytest.StashKey[float]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--long` runs the labs as a person would, with quick=False."""
+    """`--long` runs the labs as a person would, with quick=False; `--minutes FILE` adds up the runs that name it."""
     parser.addoption("--long", action="store_true", help="run the labs with quick=False")
+    parser.addoption("--minutes", type=Path, help="add this run's minutes by folder to those in a file")
+
+
+def unit_of(test: str) -> str:
+    """The tests that one worker runs in one go, because they share something that is dear: a file as a rule.
+
+    All browser tests share a browser and a server, the tests of a lab its run, the mistakes in an exercise those runs
+    that explain several of them."""
+    file, _, name = test.partition("::")
+    if file.startswith("tests/browser/"):
+        return "tests/browser"
+    shared = re.search(r"\[(\d\d[_.]\w+)", name)
+    if shared and file in ("tests/test_notebooks.py", "tests/lab/test_problems.py", "tests/lab/test_build.py"):
+        return f"{file} {shared[1]}"
+    return file
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2 --dist loadfile` one worker runs a file, and one all that share the browser."""
-    from xdist.scheduler import LoadFileScheduling
+    """With `-n 2` a worker takes one unit of tests after the other."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadFileScheduling):
+    class ByUnit(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "the browser" if nodeid.startswith("tests/browser/") else super()._split_scope(nodeid)
+            return unit_of(nodeid)
 
-    return ByFile(config, log)
+    return ByUnit(config, log)
 
 
+@pytest.hookimpl(trylast=True)  # when -m and -k have had their say
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU are skipped, with the reason, where torch finds none."""
+    """Units stay together, the longest come first; what needs a GPU is skipped with the reason where there is none."""
+    units = {unit: place for place, unit in enumerate(dict.fromkeys(unit_of(item.nodeid) for item in items))}
+
+    def order(item: pytest.Item) -> tuple[int, int]:
+        file = item.nodeid
+        return next((k for k, first in enumerate(FIRST) if file.startswith(first)), len(FIRST)), units[unit_of(file)]
+
+    items.sort(key=order)
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:
         return
@@ -49,15 +82,59 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """How many known mistakes in exercises were rejected for what they are, before pytest's closing line."""
-    mistakes = "tests/lab/test_problems.py::test_a_mistake_is_rejected"
-    count = {
-        outcome: sum(
-            getattr(each, "nodeid", "").startswith(mistakes) for each in terminalreporter.stats.get(outcome, ())
+# Where the minutes go
+
+
+def processor_s() -> float:
+    """Seconds of processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Remember how much processor time was spent before this test."""
+    item.stash[BEFORE] = processor_s()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """The report on a test's end carries what it took."""
+    report = (yield).get_result()
+    if report.when == "teardown" and BEFORE in item.stash:
+        report.user_properties.append((PROCESSOR, processor_s() - item.stash[BEFORE]))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """How many known mistakes in exercises were rejected for what they are, and minutes by folder."""
+    if hasattr(config, "workerinput"):  # a worker's share is in what its chief tells
+        return
+    reports = [report for some in terminalreporter.stats.values() for report in some if hasattr(report, "duration")]
+    mistakes = [report for report in reports if "::test_a_mistake_is_rejected" in report.nodeid]
+    if judged := [report for report in mistakes if report.when == "call" or report.failed]:
+        passed = sum(report.passed for report in judged)
+        terminalreporter.write_line(
+            f"mutation score of the exercises' checks: {passed} of {len(judged)} ({passed / len(judged):.0%})"
         )
-        for outcome in ("passed", "failed", "error")
-    }
-    if total := sum(count.values()):
-        score = f"{count['passed']} of {total} ({count['passed'] / total:.0%})"
-        terminalreporter.write_line(f"mutation score of the exercises' checks: {score}")
+    minutes: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for report in reports:
+        row = minutes[folder_of(report.nodeid)]
+        row[0] += report.when == "call" or report.skipped
+        row[1] += report.duration / 60
+        row[2] += dict(report.user_properties).get(PROCESSOR, 0.0) / 60
+    kept = config.getoption("--minutes")
+    if kept is not None:
+        for folder, row in json.loads(kept.read_text() if kept.exists() else "{}").items():
+            minutes[folder] = [mine + other for mine, other in zip(minutes[folder], row, strict=True)]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(minutes))
+    if len(minutes) > 1:
+        terminalreporter.write_line(f"{'folder':24}{'tests':>8}{'minutes':>10}{'processor':>12}")
+        for folder, (n_tests, wall, processor) in sorted(minutes.items(), key=lambda pair: -pair[1][1]):
+            terminalreporter.write_line(f"{folder:24}{n_tests:8}{wall:10.1f}{processor:12.1f}")
+
+
+def folder_of(test: str) -> str:
+    """`tests/comm/test_ring.py::test_it` -> `tests/comm`; the labs' runs, which take longest, stand for themselves."""
+    file = test.partition("::")[0]
+    return file if file == "tests/test_notebooks.py" else file.rpartition("/")[0]

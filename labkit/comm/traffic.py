@@ -156,6 +156,8 @@ class Traffic:
                 served = core[2 + 2 * e] + rate[e] * step
                 core[2 + 2 * e] = core[1 + 2 * e] if served > core[1 + 2 * e] - _SLACK_BYTES / 1e3 else served
             now += step
+            if edge in rate and core[2 + 2 * edge] >= mark:  # it came to its end with another, but for a rounding
+                return now
         core[0] = until
         return until
 

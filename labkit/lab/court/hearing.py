@@ -16,12 +16,12 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 import psutil
 import torch
-import torch._dynamo  # the first optimizer of every rank would import it, for seconds
 
 from labkit.lab.court.clerk import Clerk
 from labkit.lab.court.guard import fingerprint
@@ -39,6 +39,7 @@ BURNING_S = 1.0
 
 def hear(problem: Problem, program: Program, case: Case) -> Trial:
     """Run an attempt on one case, and tell all that was seen."""
+    import_module("torch._dynamo")  # here, once: the first optimizer of every rank would import it, for seconds
     began = time.perf_counter()
     with Ranks(problem, program, case.n_ranks) as ranks:
         inputs = list(problem.inputs(case))
