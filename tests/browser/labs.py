@@ -1,7 +1,8 @@
 """The labs' widgets: what somebody does to each of them in JupyterLab, and what must be seen then.
 
 A widget is named by its cell and its class. Only the cells that it needs are run (excerpt.py): those whose names it
-uses, and those that `also` names, which draw into it. The steps above GOES_ON are the journey's (test_journey.py), too.
+uses, and those that `also` names, which draw into it; `short` names cells that a shortcut stands for (shortcuts.py), as
+in the journey. The steps above GOES_ON are the journey's (test_journey.py), too.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Lab:
     stem: str
     shown: tuple[Shown, ...]
     also: tuple[str, ...] = ()
+    short: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.stem
@@ -145,7 +147,7 @@ LABS = (
             GOES_ON,
             chooses(0, "h100"), sees("on h100 in fp32"),
         ),
-    )),
+    ), short=("01-04", "01-19")),
     Lab("02_point_to_point", (
         predicted("c08", "Bytes that each rank sends?", "4000", "you predict 4,000 B"),
         predicted("02-31", "as long as one of 64 bytes?", "3", "you predict 3 times", sees("measured")),
@@ -281,7 +283,7 @@ LABS = (
             types(0, "2.5"), sees("no whole number of ranks"),
             types(0, "1000"), sees("21,768 gradients, 1,000 ranks"),
         ),
-    )),
+    ), short=("06-38", "06-50", "06-51", "06-62")),
     Lab("07_zero_1_and_2", (
         predicted("07-19", "ZeRO-1, mixed precision, AdamW?", "5.5", "you predict 5.5 B"),
         predicted("07-21", "what share of DDP's bytes", "1", "you predict 1 of DDP"),
@@ -439,7 +441,7 @@ LABS = (
             clicks("measure on real ranks"),
             clicks("stop"), at_last("stopped: nothing is kept"),
         ),
-    )),
+    ), short=("12-26",)),
     Lab("13_scaling_limits", (
         predicted("13-04", "2% serial, 256 devices", "42", "you predict 42 times"),
         predicted("13-20", "the same 24 rows", "2", "you predict 2 times"),
@@ -530,7 +532,7 @@ LABS = (
             clicks("run on real ranks"),
             clicks("stop"), at_last("stopped: nothing is kept"),
         ),
-    )),
+    ), short=("16-16", "16-25")),
     Lab("17_interview_room", (
         predicted("17-14", "ZeRO-2, 4 micro-batches: bytes sent", "2.5", "you predict 2.5 times DDP"),
         predicted("17-15", "ZeRO-3, 4 micro-batches: bytes sent", "6", "you predict 6 times DDP"),

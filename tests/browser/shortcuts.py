@@ -1,4 +1,6 @@
-"""Short sources for cells of the labs, by the cell's id: in the journey nobody waits for the runs that they record."""
+"""Short sources for cells of the labs, by the cell's id: in the browser nobody waits for the runs that they record.
+
+(The labs themselves are run by tests/test_notebooks.py.)"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ ready = [Ready(str(block), 2**16, 0.01 * (block + 1)) for block in range(12)]
 wire, backward_s = Line(1e-3, 1e-8), 0.12
 """,
         "06-38": """
-measured, measure = {}, None
+measured = {}
+
+def measure(bucket_bytes):
+    return slow.run(with_buckets, bucket_bytes, 2)[0].value
 """,
         "06-50": """
 rates = (0.1, 0.3, 0.9 * limit(workers - 1), 1.5 * limit(workers - 1))

@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 from tests.browser.excerpt import excerpt
 from tests.browser.jupyter import live_widget, no_errors, open_notebook, outputs, places_of, run_all
 from tests.browser.labs import LABS
+from tests.browser.shortcuts import SHORTCUTS
 from tests.browser.steps import play
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.rest, pytest.mark.timeout(900)]
@@ -19,7 +20,8 @@ def test_every_widget_of_a_lab_does_what_it_says(lab, page, server):
     the picture, a run that cannot be asked for again or stopped, a picture that is there twice, and a lab that works in
     papermill only."""
     cells = [*(shown.cell for shown in lab.shown), *lab.also]
-    notebook = excerpt(server.read(f"notebooks/{lab}.ipynb"), cells)
+    shortcuts = {cell: SHORTCUTS[cell] for cell in lab.short}
+    notebook = excerpt(server.read(f"notebooks/{lab}.ipynb"), cells, shortcuts)
     places = places_of(notebook)
     open_notebook(page, server, server.keep(notebook, f"notebooks/excerpt_{lab}.ipynb"))
     run_all(page)

@@ -206,6 +206,7 @@ def test_error_feedback_reaches_the_dense_optimum_and_plain_top_k_does_not():
     assert distance(2, lambda: TopK(0.2, feedback=False)) > 0.99 * start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", [HalfGradients(), HalfGradients(torch.float16), TopK(0.1)])
 def test_compressed_ddp_trains_on_processes_and_sends_what_the_law_says(compress):
     """Would catch what only a real wire shows: an overlap with the buffer still in use, a dtype that gloo lacks."""

@@ -60,6 +60,7 @@ def test_every_bit_is_that_of_the_step_it_replaces(strategy, name):
             assert all(torch.equal(a, b) or a.isnan().all() for a, b in zip(seen, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_on_real_processes_losses_are_those_without_offload():
     """Would catch a race between the copies and an asynchronous wire."""
 

@@ -729,6 +729,7 @@ def torch_and_ours(group, kind, m):
     return max(gaps), loss is None, ran, list(map(str, ours.program)), group.ledger.sent_bytes("send")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
 def test_on_real_processes_losses_gradients_and_order_are_torchs(cluster, kind, rounds):
@@ -745,6 +746,7 @@ def test_on_real_processes_losses_gradients_and_order_are_torchs(cluster, kind, 
         assert sent == n_bytes * sum((s % p == rank) + ((s + 1) % p == rank) for s in boundaries)
 
 
+@pytest.mark.slow
 def test_large_uneven_messages_and_random_orders_run_on_real_processes(cluster):
     """Would catch a deadlock of large messages, which wait for their receiver where small ones do not."""
 
@@ -783,6 +785,7 @@ def test_large_uneven_messages_and_random_orders_run_on_real_processes(cluster):
     assert tried == 4
 
 
+@pytest.mark.slow
 def test_measured_spans_show_the_bubble(cluster):
     """Would catch spans that count waiting as work: with one micro-batch at most 1/p of the time is work."""
 

@@ -373,6 +373,7 @@ def test_a_block_equals_torchs_sequence_parallel(cluster):
         assert worst < 1e-13
 
 
+@pytest.mark.slow
 def test_the_law_holds_on_gloo(cluster):
     """Would catch what threads cannot show: a scatter that gloo does by an all-reduce, charged as one."""
 

@@ -671,6 +671,7 @@ def test_a_split_gpt_equals_torchs_parallelize_module(cluster):
         assert worst < 1e-14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [GPT_PLAN, GPT_SEQUENCE_PLAN], ids=["tensor", "sequence"])
 def test_ranks_that_are_seeded_alike_agree_under_dropout(cluster, plan):
     """Would catch masks that fall out of step: the copies of what is whole would drift apart between the ranks."""
@@ -689,6 +690,7 @@ def test_ranks_that_are_seeded_alike_agree_under_dropout(cluster, plan):
     assert all(each == found[0] for each in found)
 
 
+@pytest.mark.slow
 def test_the_law_holds_on_gloo_and_low_precision_travels(cluster):
     """Would catch what threads cannot show: a dtype the backend will not sum, a call charged twice."""
 

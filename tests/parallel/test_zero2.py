@@ -61,6 +61,7 @@ def test_bytes_follow_the_law(n_micro):
             assert sent == (n_micro + 1) * (n - 1) * padded // n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ZeRO2", "ZeRO1"])
 def test_whole_gradients_alive_at_any_moment_are_two_buckets_and_one_parameter(cluster, strategy):
     """Would catch gradients that wait for the end of backward, and buckets that pile up behind a slow wire.
@@ -256,6 +257,7 @@ def test_a_rank_without_any_gradient_still_answers_the_others():
     assert worst(joined(run_threads(rank, 2)), {name: p.grad for name, p in alone.named_parameters()}, "grad") < 1e-12
 
 
+@pytest.mark.slow
 def test_on_real_processes_weights_are_those_of_zero1(cluster):
     """Would catch what only an asynchronous wire shows: a buffer that is written to while it is on its way."""
 

@@ -99,6 +99,7 @@ def test_a_prefetched_unit_comes_before_the_one_at_work_is_freed():
     assert list(late.moments) == sorted(late.moments)
 
 
+@pytest.mark.slow
 def test_films_come_home_from_processes_and_nothing_is_left_on_the_units():
     """Would catch a film that holds a tensor or a lambda, and a probe that goes on listening."""
 
