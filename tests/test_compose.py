@@ -192,7 +192,12 @@ def test_lower_precision_is_no_further_from_the_truth_than_one_process_is(strate
 
 @pytest.mark.parametrize(
     ("strategy", "schedule", "checkpointing"),
-    [("ddp", "1f1b", True), ("zero1", "zero_bubble", False), ("zero2", "interleaved", False), ("zero3", "1f1b", True)],
+    [
+        pytest.param("ddp", "1f1b", True, marks=pytest.mark.rest),
+        ("zero1", "zero_bubble", False),
+        pytest.param("zero2", "interleaved", False, marks=pytest.mark.rest),
+        ("zero3", "1f1b", True),
+    ],
 )
 def test_eight_real_processes_in_three_dimensions(strategy, schedule, checkpointing, truth, tmp_path, eight):
     """Would catch what threads hide: gloo's own collectives, and messages that cross on a real wire."""

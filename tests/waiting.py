@@ -27,15 +27,16 @@ def until(true: Callable[[], Any], within_s: float = LONG_S) -> bool:
 
 
 @contextmanager
-def once(true: Callable[[], Any], *actions: Callable[[], Any]) -> Iterator[None]:
-    """While the block runs, somebody looks out for `true()` and then does the actions, one after the other."""
+def once(*steps: Callable[[], Any]) -> Iterator[None]:
+    """`once(true, action, true, action, ...)`: while the block runs, somebody looks out for each `true()` in turn, and
+    does the action then."""
     over = threading.Event()
 
     def look_out() -> None:
-        while not true():
-            if over.wait(0.01):
-                return
-        for action in actions:
+        for true, action in zip(steps[::2], steps[1::2], strict=True):
+            while not true():
+                if over.wait(0.01):
+                    return
             action()
 
     watcher = threading.Thread(target=look_out, daemon=True)

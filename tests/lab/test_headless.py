@@ -126,6 +126,7 @@ def test_the_server_listens_on_this_machine_only_and_shows_the_folder_above_the_
 
 
 @pytest.mark.rest
+@pytest.mark.timeout(900)  # all of a lab, with its server: a quarter of a minute where nobody else wants the machine
 def test_lab_00_works_in_the_server_that_make_lab_starts():
     """Would catch whatever breaks the first thing that a new user does."""
     done = subprocess.run([sys.executable, "-m", "labkit", "lab", "--check"], capture_output=True, text=True, cwd=ROOT)

@@ -105,7 +105,8 @@ def main(kernel: int) -> None:
     """The bench's own life: a line in is an attempt, a line out is its report."""
     from labkit.lab.court import guard
 
-    importlib.import_module("labkit.lab.court.judge")  # torch, before the first fork
+    for name in ("labkit.lab.court.judge", "torch._dynamo"):  # torch, and what the first optimizer of every rank would
+        importlib.import_module(name)  # import for seconds: before the first fork
 
     guard.end_with(kernel)
     for number in (signal.SIGINT, signal.SIGHUP):

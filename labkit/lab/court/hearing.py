@@ -39,7 +39,7 @@ BURNING_S = 1.0
 
 def hear(problem: Problem, program: Program, case: Case) -> Trial:
     """Run an attempt on one case, and tell all that was seen."""
-    import_module("torch._dynamo")  # here, once: the first optimizer of every rank would import it, for seconds
+    import_module("torch._dynamo")  # already there, but for who judges without the bench (court/bench.py says why)
     began = time.perf_counter()
     with Ranks(problem, program, case.n_ranks) as ranks:
         inputs = list(problem.inputs(case))
