@@ -12,7 +12,8 @@ SHORTCUTS = MappingProxyType(
 config = GPTConfig(n_layer=4, d_model=128, n_head=4, vocab=512, seq=128)
 """,
         "01-19": """
-rows, runs = [4], [{"peak": labkit.predict_memory(config, Layout(), Recipe(batch_size=4))}]
+rows, laws = [4], [labkit.predict_memory(config, Layout(), Recipe(batch_size=4))]
+runs = [{"peak": laws[0]}]
 """,
         "01-42": """
 here = labkit.Hardware.preset("a100-80gb").changed(name="this machine")

@@ -87,7 +87,7 @@ def test_the_stub_fails_with_a_message_of_its_own(key: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("key", "place"), map(marked, MUTANTS))
+@pytest.mark.parametrize(("key", "place"), [*map(marked, MUTANTS)])
 def test_a_mistake_is_rejected_by_the_right_verdict_with_the_right_words(
     key: str, place: int, runs: Callable[[str], Hear]
 ) -> None:
