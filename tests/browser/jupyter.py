@@ -20,7 +20,7 @@ PATIENCE_MS = 120_000  # of a click, or until a widget shows what it should
 END_MS = 600_000  # of cells that run
 TAB = ".jp-mod-current[role=tab]"
 NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"
-ERROR = '[data-mime-type="application/vnd.jupyter.error"]'
+TROUBLE = '[data-mime-type="application/vnd.jupyter.error"], [data-mime-type="application/vnd.jupyter.stderr"]'
 LIVE = ".jupyter-widgets, .lk-film"  # what only a widget puts into the page; its twin has none of it
 
 
@@ -151,13 +151,13 @@ def wait_for_numbers(page: Page, places: Iterable[int]) -> None:
     """Until the code cells at these places have numbers, which cells get when they end, or one of them shows an error;
     then there is none."""
     page.wait_for_function(
-        """([notebook, error, places]) => {
+        """([notebook, trouble, places]) => {
             const at = place => document.querySelector(`${notebook} .jp-Cell[data-windowed-list-index="${place}"]`);
             const cells = places.map(at);
             const ended = cell => cell && /\\d/.test(cell.querySelector('.jp-InputPrompt')?.textContent ?? '0');
-            return cells.some(cell => cell?.querySelector(error)) || cells.every(ended);
+            return cells.some(cell => cell?.querySelector(trouble)) || cells.every(ended);
         }""",
-        arg=[NOTEBOOK, ERROR, list(places)],
+        arg=[NOTEBOOK, TROUBLE, list(places)],
         timeout=END_MS,
     )
     no_errors(page, places)
@@ -172,5 +172,5 @@ def wait_until_nothing_runs(page: Page) -> None:
 def no_errors(page: Page, places: Iterable[int] = ()) -> None:
     """No cell, or none of these, shows an error; every widget is drawn."""
     shown = [code_cell(page, place) for place in places] or [page.locator(NOTEBOOK)]
-    for trouble in (ERROR, '[data-mime-type="application/vnd.jupyter.stderr"]', "text=Error displaying widget"):
+    for trouble in (TROUBLE, "text=Error displaying widget"):
         assert [text for area in shown for text in area.locator(trouble).all_text_contents()] == []
