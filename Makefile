@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 # Two workers take one file after the other (tests/conftest.py says what else stays together).
-PYTEST := $(BIN)/python -m pytest tests -q -n 2 --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-reorder
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 # The same examples each time: a red is of what was changed. New ones: pytest --hypothesis-profile=untimed
 settings.register_profile("same", settings.get_profile("untimed"), derandomize=True)
 settings.load_profile("same")
+
+gc.disable()  # until all tests are imported: nothing of that is garbage, and looking for some takes half a second
 
 FIRST = ("tests/test_lint.py", "tests/browser", "tests/test_notebooks.py", "tests/faults", "tests/lab/test_problems.py")
 """What takes longest is begun first, so that at the end no worker is left alone with it."""
@@ -75,6 +79,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in for_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU, and torch finds none here"))
+
+
+def pytest_collection_finish() -> None:
+    """What a test process need not do: compute small sums with two threads, and look through torch for garbage.
+
+    A second thread waits by turning round and round, and several workers on two cores leave it nothing but waiting:
+    with it the tests of `train` took three times as long. A collection looks at half a million objects of imports."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure() -> None:

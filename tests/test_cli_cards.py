@@ -21,6 +21,7 @@ def labkit(*words: str, typed: str = "", home: Path) -> subprocess.CompletedProc
         env={**os.environ, "XDG_DATA_HOME": str(home), "COLUMNS": "160"})  # fmt: skip
 
 
+@pytest.mark.rest
 def test_keys_review_and_what_they_say_is_kept(tmp_path: Path) -> None:
     """Keys that are taken for answers before there is one, ratings that are gone with the terminal."""
     done = labkit("--tag", "ring", typed="x 47 q", home=tmp_path)  # x and 7 are no keys here

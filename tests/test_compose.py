@@ -23,7 +23,6 @@ from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy
 from labkit.train.large_batch import Warmup
 from tests.cases import selection
-from tests.thrift import thrift as thrift
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=4, seq=8, tied=False)

@@ -189,6 +189,7 @@ def test_ci_runs_the_command_that_the_readme_names_and_then_the_rest():
     assert marks == {"test": "not rest", "rest": "rest"}, "together they are everything"
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_a_run_tells_its_minutes_by_folder_and_adds_those_of_the_run_before(tmp_path):
     """Would catch a table that forgets the first half of CI, or counts a test for each worker that knows of it."""

@@ -25,7 +25,6 @@ from labkit.probe.memory import MemoryProbe
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig
 from tests.cases import selection
-from tests.thrift import thrift as thrift
 
 pytestmark = pytest.mark.timeout(120)
 CONFIG = GPTConfig(n_layer=2, d_model=64, n_head=4, vocab=256, seq=64, tied=False)

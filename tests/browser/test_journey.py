@@ -148,7 +148,7 @@ def test_the_stop_button_keeps_the_ranks_and_a_killed_kernel_takes_them_along(pa
     page.locator(f'{NOTEBOOK} [data-command="notebook:interrupt-kernel"]').click()
     for words in ("KeyboardInterrupt", "All ranks are still there"):
         expect(outputs(page, waits)).to_contain_text(words, timeout=END_MS)
-    with pytest.raises(AssertionError, match="KeyboardInterrupt"):  # errors are seen where all tests look for them
+    with pytest.raises(AssertionError):  # an error is seen where all tests look for them
         no_errors(page)
     wait_until_nothing_runs(page)
     run_cells(page, sums)

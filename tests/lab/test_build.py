@@ -117,6 +117,7 @@ def test_solutions_run_green(title: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert "all five verdicts hold" in said(cell), f"{it.key}: {said(cell)}"
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_stubs_run_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tests.waiting import LONG_S, once, stop_button, until
 
 pytestmark = pytest.mark.slow  # processes of torch's size, some of which must hang first
 
+WRONG = "def ring_reduce_scatter(x, group):\n    return x\n"
 ENDLESS = "def ring_reduce_scatter(x, group):\n    while True:\n        pass\n"
 
 
@@ -121,6 +122,7 @@ def test_a_check_can_be_stopped_and_the_next_one_works() -> None:
     assert bench().judge("03.2", right()).passed
 
 
+@pytest.mark.rest
 def test_nothing_outlives_a_kernel_that_is_killed(tmp_path: Path) -> None:
     """Ranks that compute for ever after the notebook is gone."""
     script = tmp_path / "kernel.py"
@@ -142,6 +144,7 @@ def test_a_judge_that_dies_is_told_and_not_waited_for() -> None:
     """Two minutes of silence."""
     one = bench()
     judges = psutil.Process(one.process.pid).children
+    assert until(lambda: not judges())  # the last one has reported, and may still be there
     with (
         pytest.raises(RuntimeError, match="the judge ended with -9"),
         once(judges, lambda: [judge.kill() for judge in judges()]),
@@ -150,11 +153,27 @@ def test_a_judge_that_dies_is_told_and_not_waited_for() -> None:
     assert one.judge("03.2", right()).passed
 
 
+def test_a_judge_that_dies_after_its_report_is_not_taken_for_the_next_one() -> None:
+    """Every later attempt is told what was said of the one before it."""
+    one = bench()
+    asked = one._ask
+
+    def twice(line: bytes, number: int) -> dict[str, object]:
+        assert one.process.stdin is not None
+        one.process.stdin.write(line)
+        return asked(line, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_ask", twice)
+        assert one.judge("03.2", right()).passed  # this attempt has two answers, and one of them is not read
+    assert not one.judge("03.2", Attempt("ring_reduce_scatter", WRONG)).passed
+
+
 def test_the_terminal_says_the_same_and_its_exit_code_too(tmp_path: Path) -> None:
     """A CI that is green for a broken attempt."""
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text(problem("03.2").solution)
-    bad.write_text("def ring_reduce_scatter(x, group):\n    return x\n")
+    bad.write_text(WRONG)
     reports, xml = tmp_path / "r.json", tmp_path / "r.xml"
     fine = typed("check", "3.2", "--in", good)
     assert fine.returncode == 0, fine.stdout + fine.stderr

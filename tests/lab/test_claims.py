@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = {each.claim.id: each for each in kept().results}
 LONG_S = 2.0
 LONG = {id for id, each in KEPT.items() if each.seconds > LONG_S} - {"c01"}  # the first: it waits for the ranks' torch
-IDS = [pytest.param(each.id, marks=pytest.mark.slow) if each.id in LONG else each.id for each in claims()]
+IDS = [pytest.param(each.id, marks=pytest.mark.rest) if each.id in LONG else each.id for each in claims()]
 QUICK = [
     id
     for id, each in KEPT.items()
@@ -297,6 +297,7 @@ def test_stored_claims_are_read_and_not_run(monkeypatch):
 # The command
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_the_command_prints_claim_verdict_truth_and_measurement():
     """A verdict without what it follows from."""
@@ -307,6 +308,7 @@ def test_the_command_prints_claim_verdict_truth_and_measurement():
     assert "2 claims: 2 wrong; all proofs agree" in done.stdout
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_what_the_command_writes_can_be_read_again(tmp_path):
     """JSON that is no store, Markdown without the claim."""

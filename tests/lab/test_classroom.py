@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,17 +19,15 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
+from traitlets.config import PyFileConfigLoader
 
 from labkit.lab.classroom import course
 from labkit.lab.classroom.submission import points_of
 from labkit.lab.exercises import files, problem
 from tests.lab.submissions import PATCHES, allowed, answers, filled, hand_in, notebook
 
-pytest.importorskip("nbgrader", reason="nbgrader is optional: pip install 'labkit[classroom]'")
-from nbgrader.apps import NbGraderAPI
-from nbgrader.plugins import CsvExportPlugin
-from nbgrader.preprocessors import ClearSolutions
-from traitlets.config import PyFileConfigLoader
+if find_spec("nbgrader") is None:
+    pytest.skip("nbgrader is optional: pip install 'labkit[classroom]'", allow_module_level=True)
 
 SEED = 424242
 FILE = "03_collectives.ipynb"
@@ -114,6 +113,9 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # nbgrader calls alembic by its name
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", path)
+        from nbgrader.apps import NbGraderAPI  # here, since it takes most of a second
+        from nbgrader.plugins import CsvExportPlugin
+
         api = NbGraderAPI(config=configured(folder))
         steps = {"generate": api.generate_assignment("lab_03")}
         inbound = exchange / folder.name / "inbound"
@@ -289,6 +291,8 @@ def test_the_released_cell_is_the_stub(graded: SimpleNamespace) -> None:
 @pytest.mark.parametrize("key", [key for key, _ in files()])
 def test_regions_of_a_solution_leave_the_stub(key: str) -> None:
     """A region that is no Python, changes what the reference does, or leaves a line of it to the students."""
+    from nbgrader.preprocessors import ClearSolutions
+
     it, cells = problem(key), ClearSolutions(code_stub={"python": course.STUB})
     cell = notebook(course.solved(it.solution)).cells[0]
     assert ast.dump(ast.parse(cell.source)) == ast.dump(ast.parse(it.solution))

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_every_lab_has_a_page_that_the_index_names_in_order(tmp_path):
     """Would catch a lab that is left out, and a link that leads nowhere."""

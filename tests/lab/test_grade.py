@@ -239,6 +239,7 @@ def test_what_is_handed_in_may_be_hostile_to_a_reader(tmp_path: Path) -> None:
         read(tmp_path / "cleo" / "03_exercises.ipynb")
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_a_judge_that_is_ended_meanwhile_is_replaced() -> None:
     """One bench that dies and takes the grades of all who come after."""
@@ -255,6 +256,7 @@ def test_a_judge_that_is_ended_meanwhile_is_replaced() -> None:
     assert not any(each.alive() for each in benches.all)
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_two_at_once_say_the_same_as_one_after_the_other(tmp_path: Path) -> None:
     """Rows that change places, or attempts that are judged for somebody else."""

@@ -85,6 +85,7 @@ def test_a_failing_cell_and_a_dead_kernel_fail_the_check(checked):
     assert "0 of 2 code cells ran well" in text
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_a_check_that_is_terminated_takes_its_server_along(tmp_path):
     """Would catch a server that outlives the check because nobody told it."""

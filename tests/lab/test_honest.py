@@ -135,6 +135,7 @@ def amdahl_fit(samples):
 }
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("key", "how"), HONEST)
 def test_a_right_answer_passes_however_it_is_written(key: str, how: str) -> None:
     """A check that is sure to catch cheats, because it also catches people who did the work."""

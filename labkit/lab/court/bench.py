@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import os
 import select
@@ -35,7 +36,7 @@ class Bench:
     """The kernel's end of it. The process is started at once, and ready when it has imported torch."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock, self.numbers = threading.Lock(), itertools.count()
         code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.lab.court.bench import main; main({os.getpid()})"
         pinned = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "MKL", "OPENBLAS")}
         self.process = subprocess.Popen(
@@ -47,30 +48,34 @@ class Bench:
 
     def judge(self, key: str, attempt: Attempt, seed: int | None = None) -> Report:
         """The report on an attempt. KeyboardInterrupt ends the check; RuntimeError if the judge itself fails."""
-        request = {"key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
+        number = next(self.numbers)
+        request = {"number": number, "key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
         with self.lock:
             try:
-                line = self._ask(json.dumps(request).encode() + b"\n")
+                answer = self._ask(json.dumps(request).encode() + b"\n", number)
             except BaseException:
                 self.close()  # whatever was under way; the next check begins with a new one
                 raise
-        if not line:
-            raise RuntimeError(f"the process that judges has ended ({self.process.wait(5)}): is torch installed?")
-        answer = json.loads(line)
         if "failed" in answer:
             raise RuntimeError(f"the judge itself failed on {key}:\n{answer['failed']}")
         return Report.of_dict(answer)
 
-    def _ask(self, line: bytes) -> bytes:
+    def _ask(self, line: bytes, number: int) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(line)
         self.process.stdin.flush()
         until = time.monotonic() + MOST_S
-        while not select.select([self.process.stdout], [], [], 0.5)[0]:
-            if time.monotonic() > until:
-                raise RuntimeError(f"the judge has said nothing for {MOST_S:g} s: this is a mistake of labkit")
-        return self.process.stdout.readline()
+        while True:
+            while not select.select([self.process.stdout], [], [], 0.5)[0]:
+                if time.monotonic() > until:
+                    raise RuntimeError(f"the judge has said nothing for {MOST_S:g} s: this is a mistake of labkit")
+            said = self.process.stdout.readline()
+            if not said:
+                raise RuntimeError(f"the process that judges has ended ({self.process.wait(5)}): is torch installed?")
+            answer: dict[str, Any] = json.loads(said)
+            if answer.pop("number") == number:  # a judge that reports, and dies before it ends, is told of twice
+                return answer
 
     def alive(self) -> bool:
         """Whether its process still runs."""
@@ -123,7 +128,7 @@ def main(kernel: int) -> None:
             _sit(json.loads(line))
         _, status = os.waitpid(judging, 0)
         if status:
-            _say({"failed": f"the judge ended with {os.waitstatus_to_exitcode(status)}"})
+            _say({"number": json.loads(line)["number"], "failed": f"the judge ended with {os.waitstatus_to_exitcode(status)}"})
 
 
 def _sit(request: dict[str, Any]) -> None:
@@ -135,7 +140,7 @@ def _sit(request: dict[str, Any]) -> None:
         said: dict[str, Any] = report.as_dict()
     except BaseException:
         said = {"failed": traceback.format_exc()}
-    _say(said)
+    _say({"number": request["number"], **said})
     os._exit(0)
 
 
