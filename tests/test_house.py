@@ -300,6 +300,26 @@ def notebook_holds_no_bar(path: str, text: str) -> list[str]:
     ]
 
 
+def notebook_keeps_its_answers_folded(path: str, text: str) -> list[str]:
+    """Whoever opens a lab sees a question before its answer: what is stored from there on to the answer is folded.
+
+    (A cell that is run unfolds itself.) The law stands in the cell of the answer, not in that of the question."""
+    found, asked = [], dict[str, int]()
+    for number, cell in enumerate(cells(text), 1):
+        source = "".join(cell["source"])
+        folded = cell["metadata"].get("jupyter", {}).get("outputs_hidden", False)
+        asks = re.findall(r"^(\w+) = Predict\((.*)", source, re.MULTILINE)
+        if asked and cell.get("outputs") and not folded and not asks:
+            found.append(f"{path}: code cell {number} shows what {', '.join(asked)} asks for: set jupyter.outputs_hidden")
+        for name, call in asks:
+            asked[name] = number
+            if "law=" in source[source.index(call) :]:
+                found.append(f"{path}: code cell {number} asks for {name} and holds its law: give it to overlay")
+        for name in re.findall(r"(\w+)\.overlay\(", source):
+            asked.pop(name, None)
+    return found
+
+
 # The files
 
 

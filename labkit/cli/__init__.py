@@ -106,7 +106,9 @@ def lab(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server goes with us
         raise typer.Exit(0 if run_through(path) else 1)
     from labkit.lab.server import command
+    from labkit.lab.trust import trust
 
+    trust(labs())
     line = command(path, port, browser)
     sys.stdout.flush()
     os.execv(line[0], line)  # the server takes our place: Ctrl-C is between it and the terminal

@@ -86,4 +86,8 @@ def _place(file: str | None) -> str:
 def _ink(kind: Any, text: str) -> str:
     while kind is not None and kind not in INK:
         kind = kind.parent  # a String.Double is a String
-    return f'<span style="color:{INK[kind]}">{escape(text)}</span>' if kind else escape(text)
+    if kind is None:
+        return escape(text)
+    ink = INK[kind]
+    plain = ink[ink.index("#") : -1]  # for a notebook that is not trusted: there JupyterLab drops every var()
+    return f'<span style="color:{plain};color:{ink}">{escape(text)}</span>'

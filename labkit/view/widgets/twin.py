@@ -30,7 +30,7 @@ class Twin:
         if VIEW in data:
             publish_display_data(data={VIEW: data[VIEW], "text/plain": ""})  # nbconvert warns if there is no text
         picture = self.static()
-        page = f'{STYLE}<div class="lk-twin">{picture}</div>'
+        page = f'{STYLE}<div class="lk-twin">{picture.html()}</div>'
         publish_display_data(data={"text/html": page, "text/plain": repr(picture)})
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
