@@ -54,7 +54,8 @@ bench: $(VENV)/.has-bench
 
 notebooks: $(VENV)/.has-test
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \
-		--ExecutePreprocessor.record_timing=False $(wildcard notebooks/[0-9]*.ipynb)
+		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False \
+		$(wildcard notebooks/[0-9]*.ipynb)
 	$(BIN)/python -c 'from labkit.lab.trust import note; note("notebooks")'
 
 # The stamps live inside the environment: whoever removes it removes them too.

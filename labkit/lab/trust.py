@@ -1,7 +1,7 @@
 """JupyterLab's trust in the labs as they are shipped: their stored pictures are shown as they are.
 
 JupyterLab removes styles and drawings from the outputs of a notebook that its user has not run, unless the notebook is
-signed with the user's own key. `SHA256SUMS` beside the labs names their contents (in the form of the program sha256sum),
+signed with the user's own key. `SHA256SUMS` beside the labs names their contents, as the program sha256sum writes them,
 and a lab that still has those contents is signed, as `jupyter trust` would do it. One that somebody has changed is not.
 """
 

@@ -22,9 +22,7 @@ PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D
 INK = "#111"
 """Text on a coloured box."""
 WIDTH = 800
-STYLE = (
-    "<style>.lk-drawing:has(svg){display:block!important}.lk-image:has(+.lk-drawing svg){display:none}</style>"
-)
+STYLE = "<style>.lk-drawing:has(svg){display:block!important}.lk-image:has(+.lk-drawing svg){display:none}</style>"
 """Shows the drawing, which follows the page's colours and names what the pointer rests on, and hides its image."""
 
 
@@ -52,9 +50,10 @@ class Picture:
         """The drawing for a page that allows it, and a dark on white image of it for one that does not."""
         image = quote(str(self), safe=" =:/;,()'")
         return (
-            f'{STYLE}<img class="lk-image" alt="{escape(self.label)}" src="data:image/svg+xml,{image}" '
+            f"<!-- a picture -->\n{STYLE}"  # the first line is what JupyterLab shows of an output that is folded
+            f'<img class="lk-image" alt="{escape(self.label)}" src="data:image/svg+xml,{image}" '
             f'style="background:#fff;width:100%;max-width:{self.width:g}px">'
-            f'<div class="lk-drawing" hidden>{self}</div>'
+            f'<div class="lk-drawing" hidden="hidden">{self}</div>'
         )
 
     def _repr_html_(self) -> str:

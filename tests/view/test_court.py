@@ -28,9 +28,7 @@ def drawing(*given: Any) -> str:
 
 def test_every_message_collective_and_mark_is_there_and_the_fault_is_thick() -> None:
     """A picture in which nothing stands out, or that leaves out what went wrong."""
-    drawn = drawing(
-        "wire", run(SENT, ARRIVED, LOST, SUMMED, MARKED, plates={1: "expected 8 bytes"}), (3,), "60 bytes"
-    )
+    drawn = drawing("wire", run(SENT, ARRIVED, LOST, SUMMED, MARKED, plates={1: "expected 8 bytes"}), (3,), "60 bytes")
     ElementTree.fromstring(drawn)
     for words in ("rank 0", "rank 1", "60 bytes to rank 1, line 7", "never received", "all_reduce", "backward ends"):
         assert words in drawn, words

@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ring, run_threads
 from labkit.plan.collectives import Line
 from labkit.probe import film
-from labkit.view.widgets import ring_film, twin
+from labkit.view.widgets import predict, ring_film, twin
 from tests.counting import lines
 
 STATE = "application/vnd.jupyter.widget-state+json"

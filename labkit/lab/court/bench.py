@@ -128,7 +128,12 @@ def main(kernel: int) -> None:
             _sit(json.loads(line))
         _, status = os.waitpid(judging, 0)
         if status:
-            _say({"number": json.loads(line)["number"], "failed": f"the judge ended with {os.waitstatus_to_exitcode(status)}"})
+            _say(
+                {
+                    "number": json.loads(line)["number"],
+                    "failed": f"the judge ended with {os.waitstatus_to_exitcode(status)}",
+                }
+            )
 
 
 def _sit(request: dict[str, Any]) -> None:

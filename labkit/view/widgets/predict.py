@@ -56,13 +56,18 @@ class Predict(Twin, widgets.VBox):
         """Prediction, law and measurement in one picture, with how far each is off; also shown under the question.
 
         Before you commit a number it is folded, and has no prediction in it; each commit draws it anew."""
-        self.answer = Answer(self, measured, self.law if law is None else law, title)
+        law = self.law if law is None else law
+        if measured is None and law is None:
+            raise ValueError("overlay shows a measurement, a law or both beside a prediction, and got neither")
+        self.answer = Answer(self, measured, law, title)
         self.answer.update()
         return self.answer
 
     def static(self) -> Picture:
         """The question, and the prediction if there is one; the answer stands where it is overlaid."""
-        told = f"you predict {value_text(self.value, self.unit)}" if self.committed else f"{NOT_YET}: run this cell first"
+        told = (
+            f"you predict {value_text(self.value, self.unit)}" if self.committed else f"{NOT_YET}: run this cell first"
+        )
         return Picture(headline(self.question) + text(4, 46, cut(told, 100)), 58, f"{self.question} {told}")
 
 
