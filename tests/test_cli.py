@@ -140,7 +140,10 @@ def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
     """Would catch a server that others can reach, a missing page, a fetch of news, and something left behind."""
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
     process = subprocess.Popen(
-        [*LABKIT, "lab", "--no-browser", "--port", "0"], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL
+        [*LABKIT, "lab", "--no-browser", "--port", "0", "--home", str(tmp_path / "my")],
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
     )
     try:
         note = tmp_path / f"jpserver-{process.pid}.json"  # the server runs in the place of the command

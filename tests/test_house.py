@@ -24,7 +24,7 @@ import labkit
 from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST = 250
+LONGEST = 400
 FLOORS = {
     "plan": 0,
     "comm": 1,

@@ -22,7 +22,10 @@ from labkit.lab.export import export
 ROOT = Path(__file__).resolve().parents[1]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 STEMS = [lab.stem for lab in LABS]
-TWIN = r'<div class="lk-twin"><!-- a picture -->\n<style>[^<]+</style><img class="lk-image" [^>]+><div class="lk-drawing" hidden="hidden"><svg.*?</svg>'
+TWIN = (
+    r'<div class="lk-twin"><!-- a picture -->\n<style>[^<]+</style><img class="lk-image" [^>]+>'
+    r'<div class="lk-drawing" hidden="hidden"><svg.*?</svg>'
+)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 NOT_COMPARED = ("metadata", "traceback", "output_type", "name", "execution_count", WIDGET, "image/png", "image/jpeg")
 """What nbval leaves out by itself: widgets have new ids in each run."""

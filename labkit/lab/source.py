@@ -54,7 +54,10 @@ class Source:
 
     def _repr_html_(self) -> str:
         words = "".join(_ink(kind, text) for kind, text in PythonLexer().get_tokens(self.code))
-        plate = "max-height:40em;overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;padding:.2em 1em;border-left:3px solid #888;line-height:1.4;margin:.3em 0"
+        plate = (
+            "max-height:40em;overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;"
+            "padding:.2em 1em;border-left:3px solid #888;line-height:1.4;margin:.3em 0"
+        )
         return f'<div><small>{escape(self.title)}</small><pre style="{plate}">{words.rstrip()}</pre></div>'
 
 

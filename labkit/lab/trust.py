@@ -7,12 +7,13 @@ and a lab that still has those contents is signed, as `jupyter trust` would do i
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
 from nbformat.sign import NotebookNotary
+
+from labkit.lab.copies import sum_of
 
 SUMS = "SHA256SUMS"
 
@@ -20,12 +21,12 @@ SUMS = "SHA256SUMS"
 def note(folder: Path | str) -> None:
     """Write SHA256SUMS for the notebooks of a folder: so they are shipped."""
     notebooks = sorted(Path(folder).glob("*.ipynb"))
-    (Path(folder) / SUMS).write_text("".join(f"{_sum(path)}  {path.name}\n" for path in notebooks))
+    (Path(folder) / SUMS).write_text("".join(f"{sum_of(path)}  {path.name}\n" for path in notebooks))
 
 
 def as_shipped(notebooks: Iterable[Path]) -> list[Path]:
     """Those that SHA256SUMS beside them names with the contents that they have; [] where there is no such file."""
-    return [path for path in notebooks if _sum(path) == _named(path.parent / SUMS).get(path.name)]
+    return [path for path in notebooks if sum_of(path) == _named(path.parent / SUMS).get(path.name)]
 
 
 def trust(notebooks: Iterable[Path]) -> list[Path]:
@@ -36,10 +37,6 @@ def trust(notebooks: Iterable[Path]) -> list[Path]:
         if not notary.check_signature(notebook):
             notary.sign(notebook)
     return signed
-
-
-def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _named(sums: Path) -> dict[str, str]:

@@ -56,8 +56,13 @@ def choose(
         return Choice("gloo", ("cpu",) * n_ranks, f"{n_ranks} ranks on {cores} CPU cores over gloo ({why})")
     if device == "cuda":
         if len(gpus) < n_ranks:
+            if not gpus:
+                raise ValueError(
+                    f'{n_ranks} ranks want a GPU each, and torch finds none on this machine: use device="cpu", '
+                    'or device="auto", which takes GPUs where there are enough of them'
+                )
             raise ValueError(
-                f"{n_ranks} ranks want a GPU each, this machine has {len(gpus)}: use n_ranks={max(1, len(gpus))}, "
+                f"{n_ranks} ranks want a GPU each, this machine has {len(gpus)}: use n_ranks={len(gpus)}, "
                 f'device="cpu", or device="cuda:0" to put all ranks on one GPU'
             )
         devices = tuple(f"cuda:{i}" for i in range(n_ranks))

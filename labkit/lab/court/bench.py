@@ -27,6 +27,7 @@ from typing import Any
 
 from labkit.lab.attempt import Attempt
 from labkit.lab.court.report import Report
+from labkit.launch.reply import Stopped
 
 MOST_S = 120.0
 """No check takes so long; one that does has a mistake in it that is ours."""
@@ -53,8 +54,10 @@ class Bench:
         with self.lock:
             try:
                 answer = self._ask(json.dumps(request).encode() + b"\n", number)
-            except BaseException:
+            except BaseException as error:
                 self.close()  # whatever was under way; the next check begins with a new one
+                if isinstance(error, KeyboardInterrupt):
+                    raise Stopped(f"Stopped before {key} was judged. Nothing of this attempt counts.") from None
                 raise
         if "failed" in answer:
             raise RuntimeError(f"the judge itself failed on {key}:\n{answer['failed']}")
