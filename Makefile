@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 # The constraints always apply: they pin everything, and torch to a version whose wheel is known to work here.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# Two workers take one file after the other (tests/conftest.py says what else stays together).
+# Three workers, since labs and browsers wait as often as they compute. Each takes one file after the other
+# (tests/conftest.py says what else stays together).
 PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-reorder
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE

@@ -57,7 +57,8 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         kind = "" if isinstance(error, (ValueError, RuntimeError)) else f"{type(error).__name__}: "
-        Console(stderr=True).print(f"labkit: {kind}{error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        told = " ".join([error.reason, *error.notes]) if isinstance(error, labkit.WorkerError) else f"{error}"
+        Console(stderr=True).print(f"labkit: {kind}{told}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

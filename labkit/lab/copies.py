@@ -30,7 +30,7 @@ def bring(root: Path, home: Path) -> list[str]:
     kept = home / KEPT
     versions: dict[str, str] = json.loads(kept.read_text()) if kept.exists() else {}
     told = []
-    for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("*.*")):
+    for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("[!.]*") if path.is_file()):
         name = path.relative_to(root).as_posix()
         mine, now, before = home / name, sum_of(path), versions.get(name)
         mine.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,8 @@ from typing import Any
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
+from labkit.lab.verbs import Sheet
+
 # JupyterLab's own colours, which follow its theme; where there are none (an export, another editor) a tone between
 # black and white, that reads on both.
 INK = MappingProxyType(
@@ -61,10 +63,14 @@ class Source:
         return f'<div><small>{escape(self.title)}</small><pre style="{plate}">{words.rstrip()}</pre></div>'
 
 
-def show(thing: Any) -> Source:
+def show(thing: Any) -> Source | Sheet:
     """The source of a function, class, method or module, with its file and lines; the last line of a cell shows it.
 
+    `show("verbs")` is the sheet of what a `Group` can do.
+
     Raises ValueError for what has no Python source: built-ins, numbers, instances."""
+    if thing == "verbs":
+        return Sheet()
     thing = thing.fget if isinstance(thing, property) else thing
     try:
         lines, first = inspect.getsourcelines(thing)

@@ -21,6 +21,7 @@ from labkit.launch.choice import choose
 from labkit.launch.cluster import Cluster as BareCluster
 from labkit.launch.magic import run_cell
 from labkit.launch.progress import CallBar
+from labkit.launch.reply import Failure
 from labkit.launch.watch import Whereabouts, diagnose
 from labkit.plan.topology import Links
 from tests.waiting import LONG_S, come, here, once, until
@@ -383,4 +384,7 @@ def test_ranks_that_stand_at_the_same_place_share_a_line(cluster):
 
     with Cluster(5, quiet=True) as five:
         assert "\n  ranks 1, 2, 3 and 4 have been in barrier #1 on world for " in mistake(five, first_raises)
-    assert "Meanwhile" not in mistake(cluster, lambda group: 1 / 0)
+    same = Failure("ValueError", "no", "Traceback ...", False, None)
+    stood = tuple(Whereabouts(rank, "raised", detail=str(same)) for rank in range(3))
+    error = WorkerError(0, "ranks 0, 1 and 2 raised ValueError: no", {0: same}, watch.Autopsy("", stood))
+    assert "Meanwhile" not in str(error)
