@@ -1,4 +1,4 @@
-# make lab       set everything up and open JupyterLab on the first lab
+# make lab       set everything up and open JupyterLab on a tour of ten minutes
 # make check     the inner loop, 3 minutes: style, types, rules of the house, and every test that takes under a second;
 #                it leaves out the labs' runs, the browser, faults, the judge's mutants, and whatever else is slow
 # make test      set everything up and test every part of labkit, 12 minutes: each lab once, each class of fault, a tenth
@@ -56,7 +56,7 @@ bench: $(VENV)/.has-bench
 notebooks: $(VENV)/.has-test
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False \
-		$(wildcard notebooks/[0-9]*.ipynb)
+		$(wildcard notebooks/[0-9]*.ipynb) notebooks/ten_minutes.ipynb
 	$(BIN)/python -c 'from labkit.lab.trust import note; note("notebooks")'
 
 # The stamps live inside the environment: whoever removes it removes them too.

@@ -92,6 +92,24 @@ def test_a_lab_runs_through_and_leaves_nothing_behind(stem, n_ranks, device, exe
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("n_ranks", [4, *(pytest.param(n, marks=pytest.mark.rest) for n in (2, 3))])
+def test_the_tour_runs_through_and_leaves_nothing_behind(n_ranks, execute):
+    """Would catch a first notebook that fails."""
+    printed = json.dumps(json.loads(execute("ten_minutes", n_ranks).read_text())["cells"])
+    assert "nothing is left running" in printed
+    assert f"{n_ranks} ranks on" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stem", [stem for stem in STEMS if stem[:2] in ("08", "10", "11", "14")])
+@pytest.mark.rest
+def test_labs_whose_sizes_depend_on_the_ranks_run_with_three(stem, execute):
+    """Would catch sizes that only 2 and 4 divide: these four labs failed with three ranks."""
+    assert "nothing is left running" in execute(stem, 3).read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("stem", STEMS)
 def test_what_is_stored_is_what_a_run_gives(stem, execute, request):

@@ -18,7 +18,7 @@ import labkit
 from labkit.cli import cards, claims, exercises
 from labkit.view.widgets.labs import CHECKOUT, labs
 
-FIRST_LAB = "00_doctor_and_first_cluster.ipynb"
+FIRST_LAB = "ten_minutes.ipynb"
 
 app = typer.Typer(
     add_completion=False,
@@ -224,7 +224,7 @@ def _find(name: str) -> Path:
     if Path(name).is_file():
         return Path(name).resolve()
     found = labs()
-    for path in (*found, *labs("workshop_*.ipynb")):
+    for path in (*found, *labs("[a-z]*.ipynb")):
         if path.name.startswith(name.zfill(2)) or path.name == f"{name}.ipynb":
             return path
     if not found:

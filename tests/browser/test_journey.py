@@ -81,12 +81,32 @@ def runs(process):
         return False
 
 
-def test_what_opens_by_itself_and_every_kind_of_widget_work(page, server):
-    """Would catch a server that opens something else, a widget that is text, a control that moves nothing, a widget
-    that needs the network, keys that JupyterLab takes for its own, ranks that do not start where JupyterLab runs."""
-    first, *others = (lab for lab in LABS if lab.touched)
+def test_the_tour_opens_by_itself_and_an_answer_waits_for_a_prediction(page, server):
+    """Would catch a server that opens something else, a default that is shown as the learner's prediction, an answer
+    that is open before it, and two predictions on one page."""
     open_notebook(page, server)
-    expect(page.locator(TAB, has_text=f"{first}.ipynb")).to_be_visible()
+    expect(page.locator(TAB, has_text="ten_minutes.ipynb")).to_be_visible()
+    places = places_of(server.read("notebooks/ten_minutes.ipynb"))
+    question, answer = places["10-09"], outputs(page, places["10-10"])
+    run_all(page)
+    wait_until_nothing_runs(page)
+    expect(answer).to_contain_text("You have not predicted yet")
+    expect(answer.locator("svg")).to_be_hidden()
+    for typed in ("2 MB", "6 MB"):
+        live_widget(page, question).locator("input").first.fill(typed)
+        live_widget(page, question).get_by_role("button", name="commit").click()
+        expect(answer).to_contain_text(f"{typed[0]},000,000 B")
+        expect(answer).not_to_contain_text("You have not predicted yet")
+        assert answer.inner_text().count("your prediction") == 1
+    expect(outputs(page, places["10-19"])).to_contain_text("shift_along_ring is not written yet")
+    no_errors(page)
+
+
+def test_every_kind_of_widget_works(page, server):
+    """Would catch a widget that is text, a control that moves nothing, a widget that needs the network, keys that
+    JupyterLab takes for its own, ranks that do not start where JupyterLab runs."""
+    first, *others = (lab for lab in LABS if lab.touched)
+    open_notebook(page, server, f"notebooks/{first}.ipynb")
     whole = server.read(f"notebooks/{first}.ipynb")
     places = places_of(whole)
     for cell in excerpt(whole, [shown.cell for shown in first.touched]).cells:
