@@ -91,7 +91,7 @@ def test_the_tour_opens_by_itself_and_an_answer_waits_for_a_prediction(page, ser
     run_all(page)
     wait_until_nothing_runs(page)
     expect(answer).to_contain_text("You have not predicted yet")
-    expect(answer.locator("svg")).to_be_hidden()
+    expect(answer.locator(".lk-drawing svg")).to_be_hidden()
     for typed in ("2 MB", "6 MB"):
         live_widget(page, question).locator("input").first.fill(typed)
         live_widget(page, question).get_by_role("button", name="commit").click()
