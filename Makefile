@@ -1,4 +1,4 @@
-# make lab       set everything up and open JupyterLab on the first lab
+# make lab       set everything up and open JupyterLab on a tour of ten minutes
 # make check     the inner loop, 3 minutes: style, types, rules of the house, and every test that takes under a second;
 #                it leaves out the labs' runs, the browser, faults, the judge's mutants, and whatever else is slow
 # make test      set everything up and test every part of labkit, 12 minutes: each lab once, each class of fault, a tenth
@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 # The constraints always apply: they pin everything, and torch to a version whose wheel is known to work here.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# Two workers take one file after the other (tests/conftest.py says what else stays together).
+# Three workers, since labs and browsers wait as often as they compute. Each takes one file after the other
+# (tests/conftest.py says what else stays together).
 PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-reorder
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -54,7 +55,9 @@ bench: $(VENV)/.has-bench
 
 notebooks: $(VENV)/.has-test
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \
-		--ExecutePreprocessor.record_timing=False $(wildcard notebooks/[0-9]*.ipynb)
+		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False \
+		$(wildcard notebooks/[0-9]*.ipynb) notebooks/ten_minutes.ipynb
+	$(BIN)/python -c 'from labkit.lab.trust import note; note("notebooks")'
 
 # The stamps live inside the environment: whoever removes it removes them too.
 $(VENV)/.has-pip:

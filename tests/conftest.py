@@ -51,7 +51,7 @@ def unit_of(test: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2` a worker takes one unit of tests after the other."""
+    """With `-n 3` a worker takes one unit of tests after the other."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByUnit(LoadScopeScheduling):

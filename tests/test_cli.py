@@ -140,7 +140,10 @@ def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
     """Would catch a server that others can reach, a missing page, a fetch of news, and something left behind."""
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
     process = subprocess.Popen(
-        [*LABKIT, "lab", "--no-browser", "--port", "0"], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL
+        [*LABKIT, "lab", "--no-browser", "--port", "0", "--home", str(tmp_path / "my")],
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
     )
     try:
         note = tmp_path / f"jpserver-{process.pid}.json"  # the server runs in the place of the command
@@ -148,7 +151,7 @@ def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
         said = json.loads(note.read_text())
         host, _, port = said["url"].removeprefix("http://").strip("/").rpartition(":")
         assert until(lambda: listens(host, int(port)))  # on a busy machine the note is there before the server listens
-        page = f"{said['url']}lab/tree/notebooks/00_doctor_and_first_cluster.ipynb?token={said['token']}"
+        page = f"{said['url']}lab/tree/notebooks/ten_minutes.ipynb?token={said['token']}"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         assert opener.open(page, timeout=LONG_S).status == 200
         contents = f"{said['url']}api/contents/notebooks/00_doctor_and_first_cluster.ipynb?token={said['token']}"

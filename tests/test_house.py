@@ -24,7 +24,7 @@ import labkit
 from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST = 250
+LONGEST = 400
 FLOORS = {
     "plan": 0,
     "comm": 1,
@@ -300,6 +300,30 @@ def notebook_holds_no_bar(path: str, text: str) -> list[str]:
     ]
 
 
+def notebook_keeps_its_answers_folded(path: str, text: str) -> list[str]:
+    """Whoever opens a lab sees a question before its answer: what is stored from there on to the answer is folded.
+
+    (A cell that is run unfolds itself.) The law stands in the cell of the answer, not in that of the question."""
+    found, asked = [], dict[str, int]()
+    for number, cell in enumerate(cells(text), 1):
+        source = "".join(cell["source"])
+        folded = cell["metadata"].get("jupyter", {}).get("outputs_hidden", False)
+        asks = re.findall(r"^(\w+) = Predict\((.*)", source, re.MULTILINE)
+        answered = set(re.findall(r"(\w+)\.overlay\(", source))
+        alone = answered and len(cell.get("outputs", [])) == 1  # an answer folds itself
+        if asked and cell.get("outputs") and not (folded or asks or alone):
+            found.append(
+                f"{path}: code cell {number} shows what {', '.join(asked)} asks for: set jupyter.outputs_hidden"
+            )
+        for name, call in asks:
+            asked[name] = number
+            if "law=" in source[source.index(call) :]:
+                found.append(f"{path}: code cell {number} asks for {name} and holds its law: give it to overlay")
+        for name in answered:
+            asked.pop(name, None)
+    return found
+
+
 # The files
 
 
@@ -346,7 +370,12 @@ OURS: tuple[Rule, ...] = (
     telling_names,
 )
 EVERYWHERE: tuple[Rule, ...] = (ends_by_id, no_machine_path)
-NOTEBOOKS: tuple[Rule, ...] = (notebook_defines_nothing_of_ours, notebook_is_free_of_errors, notebook_holds_no_bar)
+NOTEBOOKS: tuple[Rule, ...] = (
+    notebook_defines_nothing_of_ours,
+    notebook_is_free_of_errors,
+    notebook_holds_no_bar,
+    notebook_keeps_its_answers_folded,
+)
 
 
 def notebook(*sources: str, tags: tuple[str, ...] = (), error: bool = False, page: str | None = None) -> str:
@@ -404,6 +433,8 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
     (notebook_is_free_of_errors, "a.ipynb", notebook("1 / 0", error=True)),
     (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="")),
     (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="<progress value=1></progress>")),
+    (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?')\ng", "run()", "g.overlay(1)", page="x")),
+    (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?', law=1)\ng", "g.overlay(1)", page="x")),
 )
 PASSES: tuple[tuple[Rule, str, str], ...] = (
     (floors, "labkit/launch/x.py", "import os\nfrom labkit.comm import ring\nfrom labkit.launch.call import Call"),
@@ -421,6 +452,7 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (notebook_defines_nothing_of_ours, "a.ipynb", notebook("from labkit import Cluster\ndef mine(group):\n    pass")),
     (notebook_is_free_of_errors, "a.ipynb", notebook("1 / 0", error=True, tags=("raises-exception",))),
     (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="<svg></svg>")),
+    (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?')\ng", "g.overlay(1)", "f()", page="x")),
 )
 
 

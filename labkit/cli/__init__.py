@@ -18,7 +18,7 @@ import labkit
 from labkit.cli import cards, claims, exercises
 from labkit.view.widgets.labs import CHECKOUT, labs
 
-FIRST_LAB = "00_doctor_and_first_cluster.ipynb"
+FIRST_LAB = "ten_minutes.ipynb"
 
 app = typer.Typer(
     add_completion=False,
@@ -57,7 +57,8 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         kind = "" if isinstance(error, (ValueError, RuntimeError)) else f"{type(error).__name__}: "
-        Console(stderr=True).print(f"labkit: {kind}{error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        told = " ".join([error.reason, *error.notes]) if isinstance(error, labkit.WorkerError) else f"{error}"
+        Console(stderr=True).print(f"labkit: {kind}{told}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 
@@ -91,8 +92,11 @@ def lab(
     check: Annotated[bool, typer.Option("--check", help="Run it in the server without a browser, then exit.")] = False,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     port: Annotated[int, typer.Option(help="Port on this machine; the next free one if it is taken.")] = 8888,
+    home: Annotated[
+        Path | None, typer.Option(envvar="LABKIT_HOME", help="Where your copies of the notebooks are; my/ by default.")
+    ] = None,
 ) -> None:
-    """Open JupyterLab on a lab, or on the agenda of a workshop."""
+    """Open JupyterLab on your copy of a lab, or of the agenda of a workshop."""
     if workshop:
         from labkit.lab.workshop import workshops
 
@@ -105,8 +109,16 @@ def lab(
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server goes with us
         raise typer.Exit(0 if run_through(path) else 1)
+    from labkit.lab.copies import bring
     from labkit.lab.server import command
+    from labkit.lab.trust import SUMS, trust
 
+    if (path.parent / SUMS).exists() and path.parent.name == "notebooks":  # one that is shipped
+        root = path.parents[1]
+        home = home or root / "my"
+        print("\n".join([f"Your copies are in {home}.", *bring(root, home)]))
+        path = home.resolve() / "notebooks" / path.name
+        trust(path.parent.glob("*.ipynb"))
     line = command(path, port, browser)
     sys.stdout.flush()
     os.execv(line[0], line)  # the server takes our place: Ctrl-C is between it and the terminal
@@ -212,7 +224,7 @@ def _find(name: str) -> Path:
     if Path(name).is_file():
         return Path(name).resolve()
     found = labs()
-    for path in (*found, *labs("workshop_*.ipynb")):
+    for path in (*found, *labs("[a-z]*.ipynb")):
         if path.name.startswith(name.zfill(2)) or path.name == f"{name}.ipynb":
             return path
     if not found:

@@ -119,8 +119,8 @@ def progress(
 
 
 def _notebook(lab: str) -> Path:
-    """The exercises of a lab: in the present folder, in exercises/ below it, or in the checkout."""
-    for folder in (Path(), Path("exercises"), CHECKOUT / "exercises"):
+    """The exercises of a lab: in the present folder, in exercises/ below it, in my/, or in the checkout."""
+    for folder in (Path(), Path("exercises"), CHECKOUT / "my" / "exercises", CHECKOUT / "exercises"):
         for path in sorted(folder.glob(f"{lab}_*.ipynb")):
             if folder != Path() or path.resolve().parent.name != "notebooks":
                 return path

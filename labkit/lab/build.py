@@ -21,6 +21,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from labkit.lab.card import dots
 from labkit.lab.exercises import problems
 from labkit.lab.problem import Problem
+from labkit.lab.verbs import markdown
 
 KERNEL = (("display_name", "Python 3"), ("language", "python"), ("name", "python3"))
 SETUP = "from labkit import HintPanel, ProgressPanel, check, exercise, hint, progress, solution"
@@ -132,7 +133,8 @@ def _opening(title: str, count: int, minutes: int, solved: bool) -> str:
         f"# Exercises {title[:2]}: {name}\n\n{count} exercises, about {minutes} minutes, to go with {lab}. Write what "
         "the stub asks for, run the cell, run the check below it. A check runs what you wrote in processes of its own, "
         "on random inputs, and says what holds: **values**, **wire**, **memory**, **order**, **liveness**. "
-        "Hints are folded and counted; the solution unfolds after an attempt."
+        "Hints are folded and counted; the solution unfolds after an attempt.\n\n"
+        f"<details><summary>The verbs of a group, on one sheet</summary>\n\n{markdown()}\n\n</details>"
     )
 
 

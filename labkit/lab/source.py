@@ -13,6 +13,8 @@ from typing import Any
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
+from labkit.lab.verbs import Sheet
+
 # JupyterLab's own colours, which follow its theme; where there are none (an export, another editor) a tone between
 # black and white, that reads on both.
 INK = MappingProxyType(
@@ -55,15 +57,20 @@ class Source:
     def _repr_html_(self) -> str:
         words = "".join(_ink(kind, text) for kind, text in PythonLexer().get_tokens(self.code))
         plate = (
-            "max-height:40em;overflow:auto;padding:.2em 1em;border-left:3px solid #888;line-height:1.4;margin:.3em 0"
+            "max-height:40em;overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;"
+            "padding:.2em 1em;border-left:3px solid #888;line-height:1.4;margin:.3em 0"
         )
         return f'<div><small>{escape(self.title)}</small><pre style="{plate}">{words.rstrip()}</pre></div>'
 
 
-def show(thing: Any) -> Source:
+def show(thing: Any) -> Source | Sheet:
     """The source of a function, class, method or module, with its file and lines; the last line of a cell shows it.
 
+    `show("verbs")` is the sheet of what a `Group` can do.
+
     Raises ValueError for what has no Python source: built-ins, numbers, instances."""
+    if thing == "verbs":
+        return Sheet()
     thing = thing.fget if isinstance(thing, property) else thing
     try:
         lines, first = inspect.getsourcelines(thing)
@@ -86,4 +93,8 @@ def _place(file: str | None) -> str:
 def _ink(kind: Any, text: str) -> str:
     while kind is not None and kind not in INK:
         kind = kind.parent  # a String.Double is a String
-    return f'<span style="color:{INK[kind]}">{escape(text)}</span>' if kind else escape(text)
+    if kind is None:
+        return escape(text)
+    ink = INK[kind]
+    plain = ink[ink.index("#") : -1]  # for a notebook that is not trusted: there JupyterLab drops every var()
+    return f'<span style="color:{plain};color:{ink}">{escape(text)}</span>'

@@ -53,15 +53,24 @@ def choose(
     else:
         why = "as asked"
     if device == "cpu":
-        return Choice("gloo", ("cpu",) * n_ranks, f"{n_ranks} ranks on {cores} CPU cores over gloo ({why})")
+        return Choice("gloo", ("cpu",) * n_ranks, f"{_ranks(n_ranks)} on {cores} CPU cores over gloo ({why})")
     if device == "cuda":
         if len(gpus) < n_ranks:
+            if not gpus:
+                raise ValueError(
+                    f'{n_ranks} ranks want a GPU each, and torch finds none on this machine: use device="cpu", '
+                    'or device="auto", which takes GPUs where there are enough of them'
+                )
             raise ValueError(
-                f"{n_ranks} ranks want a GPU each, this machine has {len(gpus)}: use n_ranks={max(1, len(gpus))}, "
+                f"{n_ranks} ranks want a GPU each, this machine has {len(gpus)}: use n_ranks={len(gpus)}, "
                 f'device="cpu", or device="cuda:0" to put all ranks on one GPU'
             )
         devices = tuple(f"cuda:{i}" for i in range(n_ranks))
-        return Choice("nccl", devices, f"{n_ranks} ranks on {n_ranks} GPUs ({gpus[0]}) over NCCL ({why})")
+        return Choice(
+            "nccl",
+            devices,
+            f"{_ranks(n_ranks)} on {n_ranks} GPU{'s' if n_ranks > 1 else ''} ({gpus[0]}) over NCCL ({why})",
+        )
     if shared:
         index = int(shared[1])
         if index >= len(gpus):
@@ -92,3 +101,7 @@ def _no_gpu(n_gpus: int, n_ranks: int) -> str:
     if n_gpus == 0:
         return "no GPU here"
     return f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} cannot give {n_ranks} ranks one each"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import weakref
@@ -9,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from labkit.launch import ship, verdict
+from labkit.launch.advice import NO_WORLD
 from labkit.launch.around import MakesAround
 from labkit.launch.call import Call
 from labkit.launch.choice import choose
 from labkit.launch.crew import Crew
-from labkit.launch.reply import Reply
+from labkit.launch.reply import Reply, Stopped
 from labkit.launch.state import State
 from labkit.launch.status import Status, status_of
 from labkit.plan.topology import Links
@@ -89,6 +91,7 @@ class Cluster:
     ) -> list[Reply]:
         if not callable(fn):
             raise ValueError(f"run takes a function, got {type(fn).__name__} {fn!r}")
+        _check_call(fn, args, kwargs)
         with self._lock:
             self._ensure_open()
             parcel = ship.pack(fn, args, kwargs)
@@ -102,8 +105,10 @@ class Cluster:
                 for rank in ranks:
                     self._crew.tell(rank, "call", self._calls, sources, frames=parcel.frames)
                 call.collect()
+            except KeyboardInterrupt:
+                raise Stopped(self._rescue(call)) from None
             except BaseException:
-                self._rescue(call)
+                print(self._rescue(call), flush=True)
                 raise
             finally:
                 parcel.close()
@@ -120,19 +125,19 @@ class Cluster:
             if dead:
                 print(f"While idle, {why}. A fresh process took its place (its names are gone).", flush=True)
 
-    def _rescue(self, call: Call) -> None:
-        """Free all ranks after an interrupt. A second interrupt starts the freeing again; a third returns at once."""
+    def _rescue(self, call: Call) -> str:
+        """Free all ranks after an interrupt, and say where they were and what is left of them.
+
+        A second interrupt starts the freeing again; a third returns at once."""
         for patience in (True, False):
             try:
                 call.snapshot()
                 call.release()
                 call.show(end=True)
-                print(verdict.stopped(call), flush=True)
-                return
+                return verdict.stopped(call)
             except KeyboardInterrupt:
                 self._doubt = not patience
-                if not patience:
-                    return
+        return "Stopped, twice: the ranks are looked after when the next call begins."
 
     def _replies(self, call: Call) -> list[Reply]:
         error = verdict.error_of(call)
@@ -140,6 +145,8 @@ class Cluster:
             if not call.freed:
                 call.release()
                 error = verdict.error_of(call) or error
+            if NO_WORLD in error.reason:
+                self._crew.heal()
             cause = error.errors[error.rank].exception() if error.rank in error.errors else None
             raise error from cause
         self._sweep(call)
@@ -236,3 +243,20 @@ class Some:
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Reply]:
         """Call `fn(group, ...)` on these ranks only; the group is still the whole world."""
         return self.cluster._run(self.ranks, fn, args, kwargs)
+
+
+def _check_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """ValueError, before any rank is asked, for a function that cannot be called as `fn(group, *args, **kwargs)`."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # built-ins that tell nothing of themselves
+        return
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        given = ", ".join(["group", *(repr(each)[:20] for each in args), *(f"{key}=..." for key in kwargs)])
+        raise ValueError(
+            f"{name}{signature} is called as {name}({given}) on every rank, and that does not fit ({error}): your "
+            f"function gets `group` first, then what you give to run"
+        ) from None

@@ -91,10 +91,17 @@ def run_cell(group: Group, cell: str, name: str) -> str | None:
     last = tree.body[-1] if tree.body and not cell.rstrip().endswith(";") else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
-    exec(compile(tree, name, "exec"), space)
-    if not isinstance(last, ast.Expr):
-        return None
-    value = eval(compile(ast.Expression(last.value), name, "eval"), space)
+    try:
+        exec(compile(tree, name, "exec"), space)
+        if not isinstance(last, ast.Expr):
+            return None
+        value = eval(compile(ast.Expression(last.value), name, "eval"), space)
+    except NameError as error:
+        error.add_note(
+            f"A cell with %%ranks sees the names of its rank, and none of the notebook's. A cell without it hands one "
+            f'over: cluster.state["{error.name}"] = {error.name}'
+        )
+        raise
     return None if value is None else repr(value)
 
 

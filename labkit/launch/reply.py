@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
+from labkit.launch.watch import lines
+
 if TYPE_CHECKING:
     from labkit.comm.ledger import Ledger
     from labkit.launch.blackbox import Page
@@ -106,9 +108,11 @@ class WorkerError(RuntimeError):
         parts = [self.reason]
         if self.remote_traceback:
             parts.append(self.remote_traceback.rstrip())
-        others = [str(each) for each in self.autopsy.ranks if each.rank != self.rank]
+        mine = str(self.errors[self.rank]) if self.rank in self.errors else None
+        others = [each for each in self.autopsy.ranks if each.rank != self.rank]
+        others = [each for each in others if each.state != "raised" or each.detail != mine]  # the reason names them
         if others:
-            parts.append("Meanwhile:\n" + "\n".join(f"  {line}" for line in others))
+            parts.append("Meanwhile:\n" + "\n".join(f"  {line}" for line in lines(others)))
         return "\n\n".join([*parts, *self.notes])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,3 +121,11 @@ class WorkerError(RuntimeError):
     def _render_traceback_(self) -> list[str]:
         # Jupyter shows this in place of the frames inside labkit, which are not where the mistake is
         return ["WorkerError: " + line if i == 0 else line for i, line in enumerate(self._text().splitlines())]
+
+
+class Stopped(KeyboardInterrupt):
+    """The stop button: its words say where each rank was, and what is left of them."""
+
+    def _render_traceback_(self) -> list[str]:
+        # the frames inside labkit, where the kernel happened to wait, say nothing of what the ranks did
+        return f"KeyboardInterrupt: {self}".splitlines()

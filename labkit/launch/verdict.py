@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from labkit.launch import watch
+from labkit.launch.advice import advice
 from labkit.launch.reply import Failure, WorkerError
 from labkit.launch.warden import Ended
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 def stopped(call: Call) -> str:
     """What the stop button says: where everybody was, and what is left."""
+    stood = call.autopsy.ranks if call.autopsy else ()
     lines = [
         "Stopped.",
-        *(f"  {each}" for each in (call.autopsy.ranks if call.autopsy else ()) if each.rank in call.ranks),
+        *(f"  {line}" for line in watch.lines(each for each in stood if each.rank in call.ranks)),
     ]
     if call.replaced:
         left = "; the others kept their names" if len(call.replaced) < call.crew.n_ranks else ": their names are gone"
@@ -50,6 +52,8 @@ def error_of(call: Call) -> WorkerError | None:
     if call.replaced:
         who = watch.name_ranks(call.replaced)
         notes.append(f"A fresh process took the place of {who} (its names are gone); the other ranks kept theirs.")
+    if rank in failures:
+        notes += advice(failures[rank].message)
     cause = {rank: failures[rank]} if rank in failures and _is_cause(rank, failures[rank], autopsy) else {}
     return WorkerError(rank, reason, {**{r: f for r, f in failures.items() if r != rank}, **cause}, autopsy, notes)
 

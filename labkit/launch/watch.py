@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.launch.blackbox import BlackBox, Position, State
 
+FEW = 3
 STATES = ("waiting", "running", "finished", "raised", "dead", "idle")
 
 
@@ -48,19 +49,24 @@ class Whereabouts:
         return f"line {self.line} of the cell" if is_cell(self.file) else f"{name}:{self.line}"
 
     def __str__(self) -> str:
+        return self.told((self.rank,))
+
+    def told(self, ranks: Sequence[int]) -> str:
+        """The line for this rank, or for several that stand at the same place."""
         where = f", {self.place}" + (f": {self.source}" if self.source else "") if self.file else ""
+        has, stands = ("has", "is") if len(ranks) == 1 else ("have", "are")
         if self.state == "waiting":
             whom = f", waiting for {name_ranks(self.waits_for)}" if self.waits_for else ", everybody has come"
             what = f"{self.call} {self.shape}".rstrip()
-            return f"rank {self.rank} has been in {what} for {self.seconds:.1f} s{whom}{where}"
+            return f"{name_ranks(ranks)} {has} been in {what} for {self.seconds:.1f} s{whom}{where}"
         words = {
-            "running": "is running Python",
-            "finished": "has finished",
+            "running": f"{stands} running Python",
+            "finished": f"{has} finished",
             "raised": self.detail,
             "dead": self.detail,
-            "idle": "is not part of this call",
+            "idle": f"{stands} not part of this call",
         }
-        return f"rank {self.rank} {words[self.state]}{where}"
+        return f"{name_ranks(ranks)} {words[self.state]}{where}"
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,27 @@ class Autopsy:
 
     def words(self) -> str:
         """The paragraph: headline, then a line for each rank."""
-        return "\n".join([self.headline, *(f"  {each}" for each in self.ranks)])
+        return "\n".join([self.headline, *(f"  {line}" for line in lines(self.ranks))])
 
     def _repr_html_(self) -> str:
         from html import escape
 
         return f"<pre>{escape(self.words())}</pre>"
+
+
+def lines(ranks: Iterable[Whereabouts]) -> list[str]:
+    """A line for each rank; one line for three and more of them that stand at the same place."""
+    places: dict[Whereabouts, list[Whereabouts]] = {}
+    for each in ranks:
+        places.setdefault(replace(each, rank=0, seconds=0.0), []).append(each)
+    told = []
+    for there in places.values():
+        if len(there) < FEW:
+            told += [(each.rank, str(each)) for each in there]
+        else:  # the one that came last: the others have been there for longer
+            last = min(there, key=lambda each: each.seconds)
+            told.append((there[0].rank, last.told([each.rank for each in there])))
+    return [line for _, line in sorted(told)]
 
 
 def is_cell(file: str) -> bool:

@@ -59,7 +59,7 @@ def speed_up(
     body.append(axes.path([(n, amdahl(n, serial)) for n in _steps(axes.x[1])], LAW))
     body += _key(64, 62, [("law", LAW, ""), ("ideal", IDEAL, "2 3")])
     for n, x in points:
-        body.append(axes.dot(n, x, SEEN, f"measured on {n:g} ranks: {x:.3g} times as fast"))
+        body.append(axes.dot(n, x, SEEN, f"measured on {n:g} rank{'s' if n > 1 else ''}: {x:.3g} times as fast"))
     x = 240.0
     for name, mark in (("measured", _dot(x, 58)), ("your prediction", _diamond(x + 110, 58))):
         if name == "measured" or guess:
@@ -69,7 +69,9 @@ def speed_up(
     if guess:
         body.append(axes.diamond(*guess, GUESS))
         said += f"; you predicted {guess[1]:.3g} times on {guess[0]} ranks"
-    said += "".join(f"; measured on {n:g} ranks {x:.3g}, law {amdahl(n, serial):.3g}" for n, x in points)
+    said += "".join(
+        f"; measured on {n:g} rank{'s' if n > 1 else ''} {x:.3g}, law {amdahl(n, serial):.3g}" for n, x in points
+    )
     return Picture("".join(body), 376, said, 700)
 
 

@@ -19,15 +19,15 @@ MOST_STEPS = 40
 
 
 def of_verdict(verdict: str, run: Mapping[str, Any], at: Sequence[int] = (), words: str = "") -> str:
-    """The picture for a broken verdict, as SVG; "" where there is nothing to draw.
+    """The picture for a broken verdict, as HTML; "" where there is nothing to draw.
 
     `run` is plain data: n_ranks, events (number, seconds, rank, kind, what, to, bytes, axis, tag, line), timelines and
     peaks by rank, plates (words beside a rank's line); `at` numbers the events at fault."""
     if verdict == "memory":
-        return str(holdings(run["timelines"], run["peaks"], words))
+        return holdings(run["timelines"], run["peaks"], words).html()
     if not run["events"] and not run["plates"]:
         return ""
-    return str(conversation(run["n_ranks"], run["events"], run["plates"], at, f"{verdict}: {words}"))
+    return conversation(run["n_ranks"], run["events"], run["plates"], at, f"{verdict}: {words}").html()
 
 
 def conversation(

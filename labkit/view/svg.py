@@ -3,6 +3,10 @@
 Text and lines take the colour of the page (`currentColor`), boxes take the Okabe-Ito palette, which people who cannot
 tell red from green can tell apart; no meaning rests on colour alone. Pictures hold no ids and no scripts: any number of
 them can stand on one page.
+
+A notebook that JupyterLab does not trust loses every SVG element of its HTML, and only the words between the elements
+stay. So a picture is stored twice: as an image, which is always let through, and as a drawing in a hidden box. A style,
+which only a trusted notebook keeps, shows the box instead of the image where the drawing is still in it.
 """
 
 from __future__ import annotations
@@ -11,12 +15,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from urllib.parse import quote
 
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
 """Okabe and Ito (2008); sky, orange, green, pink, yellow, blue, vermilion, grey."""
 INK = "#111"
 """Text on a coloured box."""
 WIDTH = 800
+STYLE = "<style>.lk-drawing:has(svg){display:block!important}.lk-image:has(+.lk-drawing svg){display:none}</style>"
+"""Shows the drawing, which follows the page's colours and names what the pointer rests on, and hides its image."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,18 @@ class Picture:
     def __repr__(self) -> str:
         return f"<picture: {self.label}>"
 
+    def html(self) -> str:
+        """The drawing for a page that allows it, and a dark on white image of it for one that does not."""
+        image = quote(str(self), safe=" =:/;,()'")
+        return (
+            f"<!-- a picture -->\n{STYLE}"  # the first line is what JupyterLab shows of an output that is folded
+            f'<img class="lk-image" alt="{escape(self.label)}" src="data:image/svg+xml,{image}" '
+            f'style="background:#fff;width:100%;max-width:{self.width:g}px">'
+            f'<div class="lk-drawing" hidden="hidden">{self}</div>'
+        )
+
     def _repr_html_(self) -> str:
-        return str(self)
+        return self.html()
 
     def _repr_svg_(self) -> str:
         return str(self)

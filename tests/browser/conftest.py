@@ -43,7 +43,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`labkit lab` on a copy of the notebooks and exercises."""
+    """`labkit lab` on a checkout of the notebooks and exercises, in a home that has never seen labkit."""
     folder = tmp_path_factory.mktemp("course")
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, folder / name)
@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             process.kill()
             pytest.fail(f"labkit lab did not say where it listens:\n{log.read_text()[-2000:]}")
         time.sleep(0.1)
-    yield Server(address[1], address[2], folder, log)
+    yield Server(address[1], address[2], folder / "my", log)
     process.terminate()
     try:
         process.wait(120)

@@ -154,7 +154,8 @@ def wait_for_numbers(page: Page, places: Iterable[int]) -> None:
         """([notebook, trouble, places]) => {
             const at = place => document.querySelector(`${notebook} .jp-Cell[data-windowed-list-index="${place}"]`);
             const cells = places.map(at);
-            const ended = cell => cell && /\\d/.test(cell.querySelector('.jp-InputPrompt')?.textContent ?? '0');
+            const number = cell => cell.querySelector('.jp-InputPrompt')?.textContent ?? '';
+            const ended = cell => cell && (!cell.matches('.jp-CodeCell') || /\\d/.test(number(cell)));
             return cells.some(cell => cell?.querySelector(trouble)) || cells.every(ended);
         }""",
         arg=[NOTEBOOK, TROUBLE, list(places)],

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -18,7 +19,9 @@ from labkit.launch import call, watch
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.choice import choose
 from labkit.launch.cluster import Cluster as BareCluster
+from labkit.launch.magic import run_cell
 from labkit.launch.progress import CallBar
+from labkit.launch.reply import Failure
 from labkit.launch.watch import Whereabouts, diagnose
 from labkit.plan.topology import Links
 from tests.waiting import LONG_S, come, here, once, until
@@ -174,8 +177,10 @@ def test_interrupt_from_another_thread_stops_the_call(cluster, monkeypatch):
     """Would catch a stop that only works from the keyboard."""
     monkeypatch.setattr(call, "RELEASE_S", 60.0)  # a busy machine frees ranks late
     pids = cluster.pids
-    with pytest.raises(KeyboardInterrupt), once(come(cluster), cluster.interrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped, once(come(cluster), cluster.interrupt):
         cluster.run(lambda group: here(group) or time.sleep(600))
+    first, *_, last = stopped.value._render_traceback_()  # what a notebook shows, in place of frames inside labkit
+    assert (first, last) == ("KeyboardInterrupt: Stopped.", "All ranks are still there, with their names.")
     cluster.interrupt()
     assert cluster.pids == pids
     assert cluster.run(lambda group: group.rank)[2].value == 2
@@ -338,3 +343,48 @@ def test_a_cluster_does_not_import_torch_into_the_notebook():
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=LONG_S)
+
+
+def mistake(cluster, fn, *args):
+    """What is said of it."""
+    with pytest.raises((ValueError, WorkerError)) as error:
+        cluster.run(fn, *args)
+    return str(error.value)
+
+
+def test_what_everybody_does_wrong_once_is_answered_with_what_to_do(cluster):
+    """Would catch a traceback of torch's, or of labkit's own, in place of one sentence; and a cluster that stays
+    broken."""
+
+    def differentiates(group):
+        x = torch.ones(2, requires_grad=True)
+        group.all_reduce(x).sum().backward()
+
+    def destroys(group):
+        dist.destroy_process_group()
+
+    assert "your function gets `group` first" in mistake(cluster, lambda: 1)
+    assert "too many positional arguments" in mistake(cluster, lambda group: 1, 1)
+    assert "labkit has called init_process_group already" in mistake(cluster, lambda group: dist.init_process_group())
+    assert "Ranks have no keyboard" in mistake(cluster, lambda group: input())
+    assert "reduce_from(x, group)" in mistake(cluster, differentiates)
+    cluster.run(destroys)
+    assert "leave destroy_process_group() out" in mistake(cluster, lambda group: group.barrier())
+    assert [reply.value for reply in cluster.run(lambda group: group.rank)] == [0, 1, 2]
+    assert 'cluster.state["total"] = total' in mistake(cluster, run_cell, "total + 1", "a cell")
+
+
+def test_ranks_that_stand_at_the_same_place_share_a_line(cluster):
+    """Would catch 63 lines that say the same, and ranks that raised what the first line names already."""
+
+    def first_raises(group):
+        if group.rank == 0:
+            raise ValueError("no")
+        group.barrier()
+
+    with Cluster(5, quiet=True) as five:
+        assert "\n  ranks 1, 2, 3 and 4 have been in barrier #1 on world for " in mistake(five, first_raises)
+    same = Failure("ValueError", "no", "Traceback ...", False, None)
+    stood = tuple(Whereabouts(rank, "raised", detail=str(same)) for rank in range(3))
+    error = WorkerError(0, "ranks 0, 1 and 2 raised ValueError: no", {0: same}, watch.Autopsy("", stood))
+    assert "Meanwhile" not in str(error)

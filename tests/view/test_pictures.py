@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import xml.etree.ElementTree as ET
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -78,7 +79,11 @@ def test_every_picture_is_well_formed_fits_the_page_and_speaks_for_itself():
         assert root.get("role") == "img"
         assert root.get("aria-label") == picture.label
         assert len(picture.label) > 20
-        assert picture._repr_html_() == picture._repr_svg_() == str(picture)
+        assert picture._repr_svg_() == str(picture)
+        assert picture._repr_html_().endswith(f'<div class="lk-drawing" hidden="hidden">{picture}</div>')
+        image = re.search(r'src="data:image/svg\+xml,([^"]*)"', picture._repr_html_())
+        assert image is not None
+        assert unquote(image[1]) == str(picture)
         assert not list(root.iter("id")), "ids collide where two pictures stand on one page"
         assert ' id="' not in str(picture)
         for node in root.iter(SVG + "text"):

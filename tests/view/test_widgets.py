@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ring, run_threads
 from labkit.plan.collectives import Line
 from labkit.probe import film
-from labkit.view.widgets import ring_film, twin
+from labkit.view.widgets import predict, ring_film, twin
 from tests.counting import lines
 
 STATE = "application/vnd.jupyter.widget-state+json"
@@ -136,8 +136,33 @@ def test_a_prediction_is_observable_and_overlaid_with_law_and_measurement():
     assert "law: 512 B (2.4% above the measurement)" in said
     assert "your prediction: 1,024 B (2.05 times the measurement)" in said
     assert "measured: 500 B" in said
-    assert guess.picture.value == str(guess.static())
     assert "600 B" in words(guess.overlay(measured=500, law=600))
+    assert guess.picture.value == str(guess.answer)
+
+
+def test_nothing_is_overlaid_before_a_number_is_committed_and_each_commit_draws_it_anew(monkeypatch):
+    """Would catch a default that is shown as somebody's prediction, an answer that is there before the question is
+    answered, and two predictions on one page that contradict each other."""
+    shown: dict[str, str] = {}
+    monkeypatch.setattr(
+        predict,
+        "publish_display_data",
+        lambda data, transient, update: shown.update({transient["display_id"]: data["text/html"]}),
+    )
+    guess = Predict("How many?", value=7)
+    answer = guess.overlay(measured=500, law=512)
+    answer._ipython_display_()
+    assert guess.picture.value == ""
+    (page,) = shown.values()
+    assert page.startswith("<details><summary>You have not predicted yet")
+    assert "prediction" not in words(answer)
+    assert "7 B" not in words(guess.static())
+    for number in (600, 300):
+        guess.field.value = str(number)
+        (page,) = shown.values()
+        assert "<details" not in page
+        for place in (page, guess.picture.value):
+            assert f"your prediction: {number} B" in place
 
 
 def test_committing_the_number_to_begin_with_keeps_all_its_digits():

@@ -51,7 +51,7 @@ class Shown:
         return "\n".join([view.tally(self.results), *map(str, self.results)])
 
     def _repr_html_(self) -> str:
-        above = str(self.picture) if len(self) > 1 else ""
+        above = self.picture.html() if len(self) > 1 else ""
         told = (each if name in ("date", "machine") else f"{name} {each}" for name, each in self.made.items())
         return above + view.table(self.results, ", ".join(told))
 

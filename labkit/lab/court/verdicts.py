@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
     where             the case in which it is
     cause             the likely mistake, if somebody has made it before
     probe             what to look at next
-    picture           the run, as SVG, with the fault marked
+    picture           the run, as HTML, with the fault marked
     at                the events that are marked
     """
 

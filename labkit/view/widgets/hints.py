@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -45,7 +46,7 @@ class HintPanel(Twin, widgets.VBox):
             self.opened.append(level)
         if level < len(self.buttons):
             self.buttons[level].disabled = False
-        self._show(f"<b>{level}, {NAMES[level - 1]}:</b> {escape(words)}")
+        self._show(f"<b>{level}, {NAMES[level - 1]}:</b> {_page(words)}")
 
     def solve(self) -> None:
         """Unfold the solution, if there was an attempt."""
@@ -64,3 +65,8 @@ class HintPanel(Twin, widgets.VBox):
     def _show(self, html: str) -> None:
         shown = self.said.value
         self.said.value = shown if html in shown else f"{shown}<div>{html}</div>"
+
+
+def _page(words: str) -> str:
+    """Words with `names` between backticks, as HTML."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(words))

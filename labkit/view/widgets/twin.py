@@ -12,7 +12,12 @@ from labkit.view.svg import Picture
 VIEW = "application/vnd.jupyter.widget-view+json"
 LIVE = ".widget-box,.lk-film"
 """What only a widget that runs puts into the page; an export wraps dead ones in `jupyter-widgets` too."""
-STYLE = f"<style>.jp-OutputArea:has({LIVE}) .lk-twin,.output:has({LIVE}) .lk-twin{{display:none}}</style>"
+DEAD = f'.jp-OutputArea-child:has([data-mime-type="{VIEW}"]):not(:has({LIVE}))'
+"""What JupyterLab shows of a widget whose kernel is gone: that its model was not found."""
+STYLE = (
+    f"<style>.jp-OutputArea:has({LIVE}) .lk-twin,.output:has({LIVE}) .lk-twin,"
+    f".jp-OutputArea:has(.lk-twin) {DEAD}{{display:none}}</style>"
+)
 
 
 class Twin:
@@ -30,7 +35,7 @@ class Twin:
         if VIEW in data:
             publish_display_data(data={VIEW: data[VIEW], "text/plain": ""})  # nbconvert warns if there is no text
         picture = self.static()
-        page = f'{STYLE}<div class="lk-twin">{picture}</div>'
+        page = f'{STYLE}<div class="lk-twin">{picture.html()}</div>'
         publish_display_data(data={"text/html": page, "text/plain": repr(picture)})
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
