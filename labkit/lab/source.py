@@ -69,8 +69,11 @@ def show(thing: Any) -> Source | Sheet:
     `show("verbs")` is the sheet of what a `Group` can do.
 
     Raises ValueError for what has no Python source: built-ins, numbers, instances."""
-    if thing == "verbs":
-        return Sheet()
+    return Sheet() if isinstance(thing, str) and thing == "verbs" else source_of(thing)
+
+
+def source_of(thing: Any) -> Source:
+    """The same for what has a Python source."""
     thing = thing.fget if isinstance(thing, property) else thing
     try:
         lines, first = inspect.getsourcelines(thing)

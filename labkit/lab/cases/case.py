@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from labkit.lab.source import Source, show
+from labkit.lab.source import Source, source_of
 from labkit.plan.topology import Links
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Case:
     @property
     def program(self) -> Source:
         """The broken program, as its owner shows it: the file's name would tell too much."""
-        found = show(self.broken)
+        found = source_of(self.broken)
         return Source(found.code, f"what {self.name} runs", found.first, found.last)
 
     @property
