@@ -12,7 +12,7 @@ from labkit.view.svg import Picture
 VIEW = "application/vnd.jupyter.widget-view+json"
 LIVE = ".widget-box,.lk-film"
 """What only a widget that runs puts into the page; an export wraps dead ones in `jupyter-widgets` too."""
-DEAD = f'.jp-OutputArea-child:has([data-mime-type="{VIEW}"]):not(:has({LIVE}))'
+DEAD = f".jp-OutputArea-child:has(>.jupyter-widgets):not(:has({LIVE}))"
 """What JupyterLab shows of a widget whose kernel is gone: that its model was not found."""
 STYLE = (
     f"<style>.jp-OutputArea:has({LIVE}) .lk-twin,.output:has({LIVE}) .lk-twin,"
