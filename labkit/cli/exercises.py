@@ -39,7 +39,7 @@ def check(
 
     if not keys and not everything:
         raise typer.BadParameter("say which: labkit check 03.2, labkit check 03, or labkit check --all")
-    chosen = [each for key in keys or () for each in ([problem(key)] if "." in key else problems(key.zfill(2)))]
+    chosen = [exercise for key in keys or () for exercise in ([problem(key)] if "." in key else problems(key.zfill(2)))]
     if wrong := [key for key in keys or () if "." not in key and not problems(key.zfill(2))]:
         raise typer.BadParameter(f"no lab {wrong[0]!r} has exercises")
     reports, console = [], Console()
@@ -53,7 +53,7 @@ def check(
         console.print(_table(reports))
     _write(to, lambda: json.dumps(document(reports), indent=2))
     _write(junit, lambda: as_junit(reports))
-    raise typer.Exit(0 if all(each.passed for each in reports) else 1)
+    raise typer.Exit(0 if all(report.passed for report in reports) else 1)
 
 
 def build(
@@ -71,10 +71,10 @@ def build(
     from labkit.lab.build import build as write
 
     written = write(root, titles, force)
-    print(f"{sum(not each.kept for each in written)} files written in {root}")
-    for each in written:
-        if each.kept:
-            print(f"kept, for there is work in it: {each.path} (--force writes it anew)")
+    print(f"{sum(not file.kept for file in written)} files written in {root}")
+    for file in written:
+        if file.kept:
+            print(f"kept, for there is work in it: {file.path} (--force writes it anew)")
 
 
 def grade(
@@ -96,7 +96,7 @@ def progress(
     to: Annotated[Path | None, typer.Option("--export", help="Write all of it there, as JSON.")] = None,
     source: Annotated[Path | None, typer.Option("--import", help="Add what another machine has exported.")] = None,
 ) -> None:
-    """What you have done: tries, hints, stars."""
+    """Show which exercises you have tried and passed, with the hints that you opened and the stars that you earned."""
     from labkit.lab.exercises import problems
     from labkit.lab.progress import Progress
 
@@ -129,17 +129,17 @@ def _notebook(lab: str) -> Path:
 
 def _table(reports: Sequence[Report]) -> Table:
     table = Table(
-        title=f"{sum(each.passed for each in reports)} of {len(reports)} exercises pass", title_justify="left"
+        title=f"{sum(report.passed for report in reports)} of {len(reports)} exercises pass", title_justify="left"
     )
     names = ("values", "wire", "memory", "order", "liveness")
     for name in ("", "exercise", *names, "s", "likely cause"):
         table.add_column(name)
     signs = dict(SIGNS)
-    for each in reports:
-        states = [signs[each[name].state] for name in names]
-        broken = each.broken
+    for report in reports:
+        states = [signs[report[name].state] for name in names]
+        broken = report.broken
         cause = "" if broken is None else broken.cause or broken.seen
-        table.add_row(each.key, each.title + " ★" * each.starred, *states, f"{each.seconds:.1f}", cause[:80])
+        table.add_row(report.key, report.title + " ★" * report.starred, *states, f"{report.seconds:.1f}", cause[:80])
     return table
 
 

@@ -39,33 +39,33 @@ def build(root: Path, titles: Sequence[str], force: bool = False) -> list[Writte
     """Write exercises/ and solutions/ under `root`, for labs of these titles ("03_collectives").
 
     A notebook that somebody has worked in is kept, unless `force` says otherwise."""
-    found = []
+    files = []
     for title in titles:
         some = problems(title[:2])
         if not some:
             continue
         for folder, solved in (("exercises", False), ("solutions", True)):
-            found.append(write(root / folder / f"{title}.ipynb", notebook(title, some, solved), force))
+            files.append(write(root / folder / f"{title}.ipynb", notebook(title, some, solved), force))
     pages = (("exercises", False), ("solutions", True))
     for folder, solved in pages:
         path = root / folder / "README.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(contents(titles, solved), encoding="utf-8")
-        found.append(Written(path, False))
-    return found
+        files.append(Written(path, False))
+    return files
 
 
 def notebook(title: str, some: Iterable[Problem], solved: bool) -> Any:
     """The notebook of a lab's exercises."""
     lab = title[:2]
     some = list(some)
-    minutes = sum(each.minutes for each in some)
+    minutes = sum(exercise.minutes for exercise in some)
     cells = [
         _markdown(f"{lab}-title", _opening(title, len(some), minutes, solved)),
         _code(f"{lab}-setup", SOLVED if solved else SETUP),
     ]
-    for each in some:
-        cells += _cells(each, solved)
+    for exercise in some:
+        cells += _cells(exercise, solved)
     if not solved:
         cells.append(_code(f"{lab}-progress", f'ProgressPanel(progress, lab="{lab}")'))
     made = new_notebook(cells=cells, metadata={"kernelspec": dict(KERNEL), "language_info": {"name": "python"}})
@@ -114,10 +114,12 @@ def contents(titles: Sequence[str], solved: bool) -> str:
     )
     rows = []
     for title in titles:
-        for each in problems(title[:2]):
-            facts = f"{dots(each.difficulty)} | {dots(each.importance)} | {each.n_lines} | {each.minutes}"
-            star = " ★" if each.star is not None else ""
-            rows.append(f"| [{each.key}]({title}.ipynb) | {each.title}{star} | `{each.name}` | {facts} |")
+        for exercise in problems(title[:2]):
+            facts = (
+                f"{dots(exercise.difficulty)} | {dots(exercise.importance)} | {exercise.n_lines} | {exercise.minutes}"
+            )
+            star = " ★" if exercise.star is not None else ""
+            rows.append(f"| [{exercise.key}]({title}.ipynb) | {exercise.title}{star} | `{exercise.name}` | {facts} |")
     head = "| | exercise | you write | difficulty | importance | lines | minutes |\n|---|---|---|---|---|---:|---:|"
     made = "Made by `labkit build` from labkit/lab/problems/: not to be edited here. ★: a star can be earned."
     return f"# {name}\n\n{told}\n\n{made}\n\n{head}\n" + "\n".join(rows) + "\n"
@@ -138,15 +140,15 @@ def _opening(title: str, count: int, minutes: int, solved: bool) -> str:
     )
 
 
-def _cells(each: Problem, solved: bool) -> list[Any]:
-    name = each.key.replace(".", "-")
+def _cells(exercise: Problem, solved: bool) -> list[Any]:
+    name = exercise.key.replace(".", "-")
     cells = [
-        _markdown(f"{name}-story", f"## {each.key} · {each.title}\n\n{each.story.strip()}"),
-        _code(f"{name}-card", f'exercise("{each.key}")'),
-        _code(f"{name}-attempt", (each.solution if solved else each.stub).rstrip(), key=each.key),
-        _code(f"{name}-check", f"check({each.name})"),
+        _markdown(f"{name}-story", f"## {exercise.key} · {exercise.title}\n\n{exercise.story.strip()}"),
+        _code(f"{name}-card", f'exercise("{exercise.key}")'),
+        _code(f"{name}-attempt", (exercise.solution if solved else exercise.stub).rstrip(), key=exercise.key),
+        _code(f"{name}-check", f"check({exercise.name})"),
     ]
-    return cells if solved else [*cells, _code(f"{name}-hints", f'HintPanel("{each.key}", hint, solution)')]
+    return cells if solved else [*cells, _code(f"{name}-hints", f'HintPanel("{exercise.key}", hint, solution)')]
 
 
 def _markdown(name: str, source: str) -> Any:

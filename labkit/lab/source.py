@@ -46,7 +46,7 @@ class Source:
 
     @property
     def title(self) -> str:
-        """Where it stands, and how long it is."""
+        """The file and the lines where the source stands, and how many lines it has."""
         count = self.last - self.first + 1
         where = f"line {self.first}" if count == 1 else f"lines {self.first} to {self.last}"
         return f"{self.file}, {where} ({count} line{'s' if count > 1 else ''})"

@@ -86,7 +86,7 @@ class Autopsy:
     @property
     def waits(self) -> tuple[tuple[int, int], ...]:
         """(a, b) for each rank a that waits for a rank b."""
-        return tuple((each.rank, other) for each in self.ranks for other in each.waits_for)
+        return tuple((stance.rank, other) for stance in self.ranks for other in stance.waits_for)
 
     def words(self) -> str:
         """The paragraph: headline, then a line for each rank."""
@@ -101,15 +101,15 @@ class Autopsy:
 def lines(ranks: Iterable[Whereabouts]) -> list[str]:
     """A line for each rank; one line for three and more of them that stand at the same place."""
     places: dict[Whereabouts, list[Whereabouts]] = {}
-    for each in ranks:
-        places.setdefault(replace(each, rank=0, seconds=0.0), []).append(each)
+    for stance in ranks:
+        places.setdefault(replace(stance, rank=0, seconds=0.0), []).append(stance)
     told = []
     for there in places.values():
         if len(there) < FEW:
-            told += [(each.rank, str(each)) for each in there]
+            told += [(stance.rank, str(stance)) for stance in there]
         else:  # the one that came last: the others have been there for longer
-            last = min(there, key=lambda each: each.seconds)
-            told.append((there[0].rank, last.told([each.rank for each in there])))
+            last = min(there, key=lambda stance: stance.seconds)
+            told.append((there[0].rank, last.told([stance.rank for stance in there])))
     return [line for _, line in sorted(told)]
 
 
@@ -182,50 +182,54 @@ def _in_torch(rank: int, position: Position, seconds: float, at: dict[str, Any])
 
 def join_torch(seen: Sequence[Whereabouts]) -> list[Whereabouts]:
     """Cut down whom a collective of torch itself waits for to the members that are not in the same collective."""
-    taking_part = {each.rank for each in seen if each.state != "idle"}
+    taking_part = {stance.rank for stance in seen if stance.state != "idle"}
     out = []
-    for each in seen:
-        if each.state == "waiting" and each.axis.startswith("torch "):
-            members = set(each.waits_for or taking_part)
+    for stance in seen:
+        if stance.state == "waiting" and stance.axis.startswith("torch "):
+            members = set(stance.waits_for or taking_part)
             here = {
                 o.rank
                 for o in seen
-                if o.state == "waiting" and (o.axis, o.seq, o.verb) == (each.axis, each.seq, each.verb)
+                if o.state == "waiting" and (o.axis, o.seq, o.verb) == (stance.axis, stance.seq, stance.verb)
             }
-            each = replace(each, waits_for=tuple(sorted(members - here - {each.rank})))
-        out.append(each)
+            stance = replace(stance, waits_for=tuple(sorted(members - here - {stance.rank})))
+        out.append(stance)
     return out
 
 
 def diagnose(seen: Sequence[Whereabouts]) -> Autopsy | None:
     """The ranks that wait for ever, or None if everybody may still go on."""
-    by_rank = {each.rank: each for each in seen}
-    free = {each.rank for each in seen if each.state == "running"}
-    free |= {each.rank for each in seen if each.state == "waiting" and (not each.waits_for or _meet(each, by_rank))}
+    by_rank = {stance.rank: stance for stance in seen}
+    free = {stance.rank for stance in seen if stance.state == "running"}
+    free |= {
+        stance.rank for stance in seen if stance.state == "waiting" and (not stance.waits_for or _meet(stance, by_rank))
+    }
     while True:
         more = {
-            each.rank
-            for each in seen
-            if each.state == "waiting" and each.rank not in free and all(other in free for other in each.waits_for)
+            stance.rank
+            for stance in seen
+            if stance.state == "waiting"
+            and stance.rank not in free
+            and all(other in free for other in stance.waits_for)
         }
         if not more:
             break
         free |= more
-    stuck = tuple(each.rank for each in seen if each.state == "waiting" and each.rank not in free)
+    stuck = tuple(stance.rank for stance in seen if stance.state == "waiting" and stance.rank not in free)
     return Autopsy(_headline(stuck, by_rank), tuple(seen), stuck) if stuck else None
 
 
-def _meet(each: Whereabouts, by_rank: Mapping[int, Whereabouts]) -> bool:
+def _meet(stance: Whereabouts, by_rank: Mapping[int, Whereabouts]) -> bool:
     """Whether a send and the matching receive face each other: the message is on its way."""
-    if len(each.waits_for) != 1 or each.verb not in ("send", "recv"):
+    if len(stance.waits_for) != 1 or stance.verb not in ("send", "recv"):
         return False
-    other = by_rank.get(each.waits_for[0])
+    other = by_rank.get(stance.waits_for[0])
     return (
         other is not None
-        and other.waits_for == (each.rank,)
-        and {each.verb, other.verb} == {"send", "recv"}
-        and each.axis == other.axis
-        and each.seq == other.seq
+        and other.waits_for == (stance.rank,)
+        and {stance.verb, other.verb} == {"send", "recv"}
+        and stance.axis == other.axis
+        and stance.seq == other.seq
     )
 
 
@@ -249,10 +253,10 @@ def _headline(stuck: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
     return f"Deadlock: {circle}: everybody waits for somebody who waits."
 
 
-def _wait(each: Whereabouts) -> str:
-    if each.verb in ("send", "recv"):  # the call names the other rank already
-        return f"rank {each.rank} waits in {each.call}"
-    return f"rank {each.rank} in {each.call} waits for {name_ranks(each.waits_for)}"
+def _wait(stance: Whereabouts) -> str:
+    if stance.verb in ("send", "recv"):  # the call names the other rank already
+        return f"rank {stance.rank} waits in {stance.call}"
+    return f"rank {stance.rank} in {stance.call} waits for {name_ranks(stance.waits_for)}"
 
 
 def _absence(gone: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:

@@ -32,12 +32,12 @@ def split_of(recording: Recording, data: str = "data", flops: float = 0.0, peak_
     """A recorded step of all ranks by its bottlenecks (see plan.bottlenecks); spans named `data` are time for input.
 
     ValueError for a recording of no time."""
-    found = []
+    times = []
     for row in recording.rows:
         mine = recording.parts[row.rank]
         reads = common(union((span.t0, span.t1) for span in row.spans if span.name == data), mine.compute)
-        found.append(RankTime(without(mine.compute, reads), mine.exposed, mine.bubble, reads))
-    return split(found, flops, peak_flops)
+        times.append(RankTime(without(mine.compute, reads), mine.exposed, mine.bubble, reads))
+    return split(times, flops, peak_flops)
 
 
 def speed_up(
@@ -65,14 +65,14 @@ def speed_up(
         if name == "measured" or guess:
             body += [mark, text(x + 12, 62, name, size=12)]
             x += 110
-    said = f"{label}: law with serial share {serial:.1%}, {limit}"
+    words = f"{label}: law with serial share {serial:.1%}, {limit}"
     if guess:
         body.append(axes.diamond(*guess, GUESS))
-        said += f"; you predicted {guess[1]:.3g} times on {guess[0]} ranks"
-    said += "".join(
+        words += f"; you predicted {guess[1]:.3g} times on {guess[0]} ranks"
+    words += "".join(
         f"; measured on {n:g} rank{'s' if n > 1 else ''} {x:.3g}, law {amdahl(n, serial):.3g}" for n, x in points
     )
-    return Picture("".join(body), 376, said, 700)
+    return Picture("".join(body), 376, words, 700)
 
 
 def explored(
@@ -84,15 +84,15 @@ def explored(
     curve over its own. ValueError for fewer than two sizes, and parts that are not there."""
     if len(splits) < 2:
         raise ValueError(f"a curve needs recorded steps of two sizes or more, got those of {sorted(splits)} ranks")
-    after = {n: shrunk(each, faster) for n, each in splits.items()}
-    was, now = ([(r.n_ranks, r.speed_up) for r in scaled({n: s.total for n, s in each.items()})]
-                for each in (splits, after))  # fmt: skip
+    after = {n: shrunk(steps, faster) for n, steps in splits.items()}
+    was, now = ([(r.n_ranks, r.speed_up) for r in scaled({n: s.total for n, s in steps.items()})]
+                for steps in (splits, after))  # fmt: skip
     changed = any(times != 1 for times in faster.values())
     rest = fit_serial(now) if changed else serial
     here = max((n for n in splits if n <= n_ranks), default=min(splits))
     before, left = splits[here], after[here]
     title = title or f"{here} rank{'s' * (here != 1)}: {seconds_text(before.total)} a step"
-    title += f", most lost to {culprit(before)}" if any(before[each] for each in before if each not in WORK) else ""
+    title += f", most lost to {culprit(before)}" if any(before[part] for part in before if part not in WORK) else ""
     if changed:
         title += f"; then {seconds_text(left.total)}, {before.total / left.total:.3g} times as fast"
     law = f"at {n_ranks:,} ranks, by Amdahl's law: {_times(n_ranks, serial)}"
@@ -126,18 +126,20 @@ def dashboard(
     lengths = {len(values) for values, _ in watched.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"a dashboard needs as many values of each number, got {sorted(lengths)}")
-    found = {name: outside(values, *limits.get(name, (-math.inf, math.inf))) for name, (values, _) in watched.items()}
-    alarms = [f"{name} out of its limits from step {steps[0]}" for name, steps in found.items() if steps]
-    said = "; ".join(alarms) if alarms else "all within limits" if limits else "no limits"
-    body = [headline(f"{title}: {said}")]
+    outlying = {
+        name: outside(values, *limits.get(name, (-math.inf, math.inf))) for name, (values, _) in watched.items()
+    }
+    alarms = [f"{name} out of its limits from step {steps[0]}" for name, steps in outlying.items() if steps]
+    outcome = "; ".join(alarms) if alarms else "all within limits" if limits else "no limits"
+    body = [headline(f"{title}: {outcome}")]
     for k, (name, (values, unit)) in enumerate(watched.items()):
         left, top = 74.0 + 400 * (k % 2), 60.0 + 122 * (k // 2)
-        body += _chart(name, values, unit, limits.get(name), found[name], left, top)
+        body += _chart(name, values, unit, limits.get(name), outlying[name], left, top)
     told = "; ".join(
         f"{name}: first {_short(values[0], unit)}, last {_short(values[-1], unit)}"
         for name, (values, unit) in watched.items()
     )
-    return Picture("".join(body), 60 + 122 * ((len(watched) + 1) // 2), f"{title}: {said}. {told}")
+    return Picture("".join(body), 60 + 122 * ((len(watched) + 1) // 2), f"{title}: {outcome}. {told}")
 
 
 def _chart(

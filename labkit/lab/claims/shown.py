@@ -37,10 +37,12 @@ class Shown:
 
     def __getitem__(self, id: str) -> Result:
         """The result of a claim. ValueError if it is not among these."""
-        for each in self.results:
-            if each.claim.id == id:
-                return each
-        raise ValueError(f"{id!r} is not among these; there are {', '.join(each.claim.id for each in self.results)}")
+        for result in self.results:
+            if result.claim.id == id:
+                return result
+        raise ValueError(
+            f"{id!r} is not among these; there are {', '.join(result.claim.id for result in self.results)}"
+        )
 
     @property
     def picture(self) -> Picture:
@@ -52,7 +54,7 @@ class Shown:
 
     def _repr_html_(self) -> str:
         above = self.picture.html() if len(self) > 1 else ""
-        told = (each if name in ("date", "machine") else f"{name} {each}" for name, each in self.made.items())
+        told = (value if name in ("date", "machine") else f"{name} {value}" for name, value in self.made.items())
         return above + view.table(self.results, ", ".join(told))
 
 
@@ -64,17 +66,17 @@ def claims(*ids: str, topic: str = "", stored: bool = False) -> Shown:
     if not stored:
         return Shown(tuple(_told(chosen)))
     made, results = kept()
-    found = {each.claim.id: each for each in results}
-    if lost := [each.id for each in chosen if each.id not in found]:
+    results_by_id = {result.claim.id: result for result in results}
+    if lost := [claim.id for claim in chosen if claim.id not in results_by_id]:
         raise ValueError(f"no result of {lost[0]} is stored: run labkit claims --store")
-    return Shown(tuple(found[each.id] for each in chosen), made)
+    return Shown(tuple(results_by_id[claim.id] for claim in chosen), made)
 
 
 def _told(chosen: tuple[Claim, ...]) -> Iterator[Result]:
     """The results; where many are asked for, with a bar that goes away at the end."""
     bar = Bar()
-    for place, each in enumerate(chosen):
+    for place, claim in enumerate(chosen):
         if len(chosen) >= MANY:
-            bar.draw(place / len(chosen), f"{each.id}: {each.claim}")
-        yield from audit([each.id])
+            bar.draw(place / len(chosen), f"{claim.id}: {claim.claim}")
+        yield from audit([claim.id])
     bar.clear()

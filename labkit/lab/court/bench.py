@@ -73,15 +73,15 @@ class Bench:
             while not select.select([self.process.stdout], [], [], 0.5)[0]:
                 if time.monotonic() > until:
                     raise RuntimeError(f"the judge has said nothing for {MOST_S:g} s: this is a mistake of labkit")
-            said = self.process.stdout.readline()
-            if not said:
+            reply = self.process.stdout.readline()
+            if not reply:
                 raise RuntimeError(f"the process that judges has ended ({self.process.wait(5)}): is torch installed?")
-            answer: dict[str, Any] = json.loads(said)
+            answer: dict[str, Any] = json.loads(reply)
             if answer.pop("number") == number:  # a judge that reports, and dies before it ends, is told of twice
                 return answer
 
     def alive(self) -> bool:
-        """Whether its process still runs."""
+        """Whether the process of the bench still runs."""
         return self.process.poll() is None
 
     def close(self) -> None:
@@ -97,11 +97,11 @@ class Bench:
 
 def bench() -> Bench:
     """This process's bench: started at the first call, warm from then on."""
-    found = _bench_of(os.getpid())
-    if not found.alive() or (found.process.stdin is not None and found.process.stdin.closed):
+    ours = _bench_of(os.getpid())
+    if not ours.alive() or (ours.process.stdin is not None and ours.process.stdin.closed):
         _bench_of.cache_clear()
-        found = _bench_of(os.getpid())
-    return found
+        ours = _bench_of(os.getpid())
+    return ours
 
 
 @functools.lru_cache(maxsize=1)
@@ -145,10 +145,10 @@ def _sit(request: dict[str, Any]) -> None:
 
     try:
         report = judge(problem(request["key"]), request["source"], request["before"], request["seed"])
-        said: dict[str, Any] = report.as_dict()
+        answer: dict[str, Any] = report.as_dict()
     except BaseException:
-        said = {"failed": traceback.format_exc()}
-    _say({"number": request["number"], **said})
+        answer = {"failed": traceback.format_exc()}
+    _say({"number": request["number"], **answer})
     os._exit(0)
 
 

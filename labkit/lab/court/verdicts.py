@@ -53,36 +53,36 @@ class Verdict(NamedTuple):
 
     @property
     def broken(self) -> bool:
-        """Whether it is."""
+        """Whether the attempt breaks this law."""
         return self.state == BROKEN
 
 
 def laws_of(problem: Problem, verdict: str) -> tuple[Law, ...]:
-    """Those of the exercise, or what goes without saying."""
-    said = tuple(each for each in problem.laws if each.verdict == verdict)
+    """The laws that the exercise sets for a verdict, or those that hold for every exercise."""
+    own = tuple(law for law in problem.laws if law.verdict == verdict)
     usual = {"wire": (silent(),), "memory": (modest(),)}
-    return said or usual.get(verdict, ())
+    return own or usual.get(verdict, ())
 
 
 def words_of(problem: Problem, verdict: str) -> str:
-    """What a verdict demands, in words."""
+    """The law that a verdict judges by, in words: what a right answer must do."""
     if verdict == "values":
         return "what one process says, for random inputs"
     if verdict == "liveness":
         return ENDS
-    return "; ".join(each.words for each in laws_of(problem, verdict)) or SAME_CALLS
+    return "; ".join(law.words for law in laws_of(problem, verdict)) or SAME_CALLS
 
 
 def verdicts(problem: Problem, trial: Trial) -> list[Verdict]:
     """All five, in order; "rules" before them if the attempt has broken one."""
-    found = [_said(problem, trial, name, _complaint(problem, trial, name)) for name in VERDICTS]
-    refused = next(((rank, each) for rank, each in trial.faults.items() if each.refused), None)
+    judged = [_said(problem, trial, name, _complaint(problem, trial, name)) for name in VERDICTS]
+    refused = next(((rank, fault) for rank, fault in trial.faults.items() if fault.refused), None)
     if refused is not None:
         rank, fault = refused
         broken = Verdict("rules", BROKEN, "an attempt leaves the machine, the library and the judge alone", "",
                          fault.message[:MOST_SHOWN], rank, fault.line, str(trial.case))  # fmt: skip
         return [broken, *(Verdict(name, OPEN, words_of(problem, name)) for name in VERDICTS)]
-    return found
+    return judged
 
 
 def _said(problem: Problem, trial: Trial, name: str, complaint: Complaint | str | None) -> Verdict:
@@ -99,7 +99,7 @@ def _said(problem: Problem, trial: Trial, name: str, complaint: Complaint | str 
 
 
 def _line(trial: Trial, complaint: Complaint) -> int:
-    marked = [each.line for each in trial.events if each.number in complaint.at and each.line]
+    marked = [event.line for event in trial.events if event.number in complaint.at and event.line]
     if marked:
         return marked[0]
     wait = trial.waits.get(-1 if complaint.rank is None else complaint.rank)
@@ -116,11 +116,11 @@ def _complaint(problem: Problem, trial: Trial, name: str) -> Complaint | str | N
         return _raised(trial) if name == "values" and trial.ended == "raised" and not trial.mismatch else "did not end"
     if name == "values":
         return _values(problem, trial)
-    return next((found for law in laws_of(problem, name) if (found := law.broken(trial)) is not None), None)
+    return next((complaint for law in laws_of(problem, name) if (complaint := law.broken(trial)) is not None), None)
 
 
 def _raised(trial: Trial) -> Complaint:
-    rank, fault = min(trial.faults.items(), key=lambda each: (each[1].kind == "Ended", each[0]))
+    rank, fault = min(trial.faults.items(), key=lambda pair: (pair[1].kind == "Ended", pair[0]))
     return Complaint("an answer", fault.words, rank)
 
 
@@ -133,22 +133,22 @@ def _values(problem: Problem, trial: Trial) -> Complaint | None:
             printed = trial.printed[rank].strip()
             told = f"it printed {printed[:80]!r} and returned None: return it" if printed else "it returned None"
             return Complaint(compare.form(expected), told, rank)
-        found = compare.wrong(seen, expected, trial.case.n_ranks, problem.tolerance)
-        if found is not None and problem.writes_test and isinstance(seen, Mapping):
+        difference = compare.wrong(seen, expected, trial.case.n_ranks, problem.tolerance)
+        if difference is not None and problem.writes_test and isinstance(seen, Mapping):
             return _missed(seen, expected, rank)
-        if found is not None:
-            return Complaint(found.expected, found.seen + _swapped(problem, trial, rank), rank)
+        if difference is not None:
+            return Complaint(difference.expected, difference.seen + _swapped(problem, trial, rank), rank)
     for rank, what in trial.damaged.items():
         return Complaint("inputs that are left as they were", f"the attempt changed {what}, in place", rank)
     return None
 
 
 def _swapped(problem: Problem, trial: Trial, rank: int) -> str:
-    """Whether a rank gave what another one should have."""
-    for other, each in enumerate(trial.expected):
-        if other == rank or each is Ellipsis:
+    """A remark if this rank gave the values that another rank should give; empty otherwise."""
+    for other, right in enumerate(trial.expected):
+        if other == rank or right is Ellipsis:
             continue
-        if compare.wrong(trial.outputs[rank], each, trial.case.n_ranks, problem.tolerance) is None:
+        if compare.wrong(trial.outputs[rank], right, trial.case.n_ranks, problem.tolerance) is None:
             return f" (this is what rank {other} should have)"
     return ""
 
@@ -179,6 +179,6 @@ def _stuck(trial: Trial) -> Complaint | None:
     if trial.undelivered:
         told = "; ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in trial.undelivered.items())
         source = next(iter(trial.undelivered))[0]
-        lost = tuple(each.number for each in trial.sent(source) if each.kind == "message")
+        lost = tuple(message.number for message in trial.sent(source) if message.kind == "message")
         return Complaint("every message is received", f"never received: {told}", source, lost)
     return None
