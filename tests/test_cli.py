@@ -21,6 +21,8 @@ import labkit
 from labkit.cli import CHECKOUT, _find
 from labkit.lab import doctor
 from labkit.lab.doctor import Finding, Report
+from labkit.launch.reply import Failure
+from labkit.launch.watch import Autopsy
 from tests.typed import typed
 from tests.waiting import LONG_S, until
 
@@ -72,6 +74,18 @@ def test_a_failure_exits_with_1_and_one_sentence_and_debug_shows_the_traceback(m
     assert "benchmarks are run from a checkout of labkit" in done.stderr
     with pytest.raises(ValueError, match="benchmarks are run from a checkout of labkit"):  # Python shows its traceback
         typed("--debug", "bench", "launch")
+
+
+def test_a_failure_of_ranks_is_told_in_one_line_too(monkeypatch):
+    """Would catch the traceback of a rank, which is of no use to whoever has typed a command."""
+
+    def fails():
+        same = Failure("ValueError", "no", "Traceback ...", False, None)
+        raise labkit.WorkerError(0, "rank 0 raised ValueError: no", {0: same}, Autopsy("", ()), ["Do this instead."])
+
+    monkeypatch.setattr(doctor, "doctor", fails)
+    done = typed("doctor")
+    assert (done.returncode, done.stderr) == (1, "labkit: rank 0 raised ValueError: no Do this instead.\n")
 
 
 def test_the_doctor_prints_plain_data_or_a_table(monkeypatch):

@@ -73,7 +73,7 @@ def show(thing: Any) -> Source | Sheet:
 
 
 def source_of(thing: Any) -> Source:
-    """The same for what has a Python source."""
+    """The source of a function, class, method or module. Raises ValueError for what has no Python source."""
     thing = thing.fget if isinstance(thing, property) else thing
     try:
         lines, first = inspect.getsourcelines(thing)

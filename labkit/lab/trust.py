@@ -19,18 +19,18 @@ SUMS = "SHA256SUMS"
 
 
 def note(folder: Path | str) -> None:
-    """Write SHA256SUMS for the notebooks of a folder: so they are shipped."""
+    """Write SHA256SUMS for the notebooks of a folder as they are now: this is what will be trusted."""
     notebooks = sorted(Path(folder).glob("*.ipynb"))
     (Path(folder) / SUMS).write_text("".join(f"{sum_of(path)}  {path.name}\n" for path in notebooks))
 
 
 def as_shipped(notebooks: Iterable[Path]) -> list[Path]:
-    """Those that SHA256SUMS beside them names with the contents that they have; [] where there is no such file."""
+    """The notebooks whose contents are those that the file SHA256SUMS in their folder names."""
     return [path for path in notebooks if sum_of(path) == _named(path.parent / SUMS).get(path.name)]
 
 
 def trust(notebooks: Iterable[Path]) -> list[Path]:
-    """Sign those that are as they were shipped, in the name of this user; they are returned."""
+    """Sign the notebooks that are as they were shipped with this user's key. Returns those."""
     notary, signed = NotebookNotary(), as_shipped(notebooks)
     for path in signed:
         notebook = nbformat.read(path, as_version=4)
@@ -41,4 +41,4 @@ def trust(notebooks: Iterable[Path]) -> list[Path]:
 
 def _named(sums: Path) -> dict[str, str]:
     lines = sums.read_text().splitlines() if sums.is_file() else []
-    return {name: told for told, name in (line.split("  ", 1) for line in lines if "  " in line)}
+    return {name: digest for digest, name in (line.split("  ", 1) for line in lines if "  " in line)}

@@ -1,4 +1,4 @@
-"""What to do instead: a sentence for mistakes that everybody makes once, and torch tells in its own words."""
+"""Sentences that say what to do instead, for mistakes that nearly everybody makes once on a rank."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ADVICE = (
         "labkit.parallel.tensor, or through torch.distributed.nn.functional.all_reduce(x).",
     ),
 )
-"""(what the error says, what to do instead)"""
+"""Pairs: words of an error of torch or Python, and what to do instead."""
 
 
 def advice(message: str) -> list[str]:
-    """The sentences for an error with this message: one as a rule, or none."""
-    return [mend for said, mend in ADVICE if said in message]
+    """What to do instead, for an error with this message; empty for an error that is not in the list."""
+    return [mend for words, mend in ADVICE if words in message]

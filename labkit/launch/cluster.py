@@ -137,7 +137,7 @@ class Cluster:
                 return verdict.stopped(call)
             except KeyboardInterrupt:
                 self._doubt = not patience
-        return "Stopped, twice: the ranks are looked after when the next call begins."
+        return "Stopped twice. The next call will first set the ranks right."
 
     def _replies(self, call: Call) -> list[Reply]:
         error = verdict.error_of(call)
@@ -255,7 +255,7 @@ def _check_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         signature.bind(None, *args, **kwargs)
     except TypeError as error:
         name = getattr(fn, "__name__", type(fn).__name__)
-        given = ", ".join(["group", *(repr(each)[:20] for each in args), *(f"{key}=..." for key in kwargs)])
+        given = ", ".join(["group", *(repr(value)[:20] for value in args), *(f"{key}=..." for key in kwargs)])
         raise ValueError(
             f"{name}{signature} is called as {name}({given}) on every rank, and that does not fit ({error}): your "
             f"function gets `group` first, then what you give to run"

@@ -109,8 +109,8 @@ class WorkerError(RuntimeError):
         if self.remote_traceback:
             parts.append(self.remote_traceback.rstrip())
         mine = str(self.errors[self.rank]) if self.rank in self.errors else None
-        others = [each for each in self.autopsy.ranks if each.rank != self.rank]
-        others = [each for each in others if each.state != "raised" or each.detail != mine]  # the reason names them
+        others = [stance for stance in self.autopsy.ranks if stance.rank != self.rank]
+        others = [stance for stance in others if stance.state != "raised" or stance.detail != mine]  # named above
         if others:
             parts.append("Meanwhile:\n" + "\n".join(f"  {line}" for line in lines(others)))
         return "\n\n".join([*parts, *self.notes])

@@ -22,7 +22,7 @@ def stopped(call: Call) -> str:
     stood = call.autopsy.ranks if call.autopsy else ()
     lines = [
         "Stopped.",
-        *(f"  {line}" for line in watch.lines(each for each in stood if each.rank in call.ranks)),
+        *(f"  {line}" for line in watch.lines(stance for stance in stood if stance.rank in call.ranks)),
     ]
     if call.replaced:
         left = "; the others kept their names" if len(call.replaced) < call.crew.n_ranks else ": their names are gone"

@@ -19,6 +19,7 @@ from typing import Any
 from labkit.launch.blackbox import BlackBox, Position, State
 
 FEW = 3
+"""So many ranks that stand at the same place share a line."""
 STATES = ("waiting", "running", "finished", "raised", "dead", "idle")
 
 

@@ -88,6 +88,9 @@ def test_the_tour_opens_by_itself_and_an_answer_waits_for_a_prediction(page, ser
     expect(page.locator(TAB, has_text="ten_minutes.ipynb")).to_be_visible()
     places = places_of(server.read("notebooks/ten_minutes.ipynb"))
     question, answer = places["10-09"], outputs(page, places["10-10"])
+    outputs(page, question).scroll_into_view_if_needed()
+    expect(outputs(page, question).locator(".lk-twin")).to_be_visible()
+    expect(outputs(page, question).get_by_text("Error displaying widget")).to_be_hidden()  # its kernel is gone
     run_all(page)
     wait_until_nothing_runs(page)
     expect(answer).to_contain_text("You have not predicted yet")

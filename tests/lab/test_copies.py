@@ -43,6 +43,28 @@ def test_work_is_kept_and_the_new_version_lies_beside_it_once(root: Path, tmp_pa
     assert bring(root, home) == []
 
 
+def test_a_new_version_with_work_in_it_is_not_written_over_either(root: Path, tmp_path: Path) -> None:
+    """Somebody who went on in the new version, and loses that at the next update."""
+    home = tmp_path / "my"
+    bring(root, home)
+    for text in ("mine", "better", "best"):
+        place = home if text == "mine" else root
+        (place / "exercises/01_a.ipynb").write_text(text)
+        bring(root, home)
+    assert (home / "exercises/01_a.new.ipynb").read_text() == "better"
+    assert (home / "exercises/01_a.new2.ipynb").read_text() == "best"
+
+
+def test_a_torn_record_costs_nobody_their_work(root: Path, tmp_path: Path) -> None:
+    """A crash while the record was written, and then a labkit that does not start, or writes over everything."""
+    home = tmp_path / "my"
+    bring(root, home)
+    (home / "exercises/01_a.ipynb").write_text("mine")
+    (home / ".copied.json").write_text('{"exer')
+    assert len(bring(root, home)) == 1
+    assert (home / "exercises/01_a.ipynb").read_text() == "mine"
+
+
 def test_who_deletes_a_copy_gets_a_fresh_one(root: Path, tmp_path: Path) -> None:
     """Somebody who cannot begin anew."""
     home = tmp_path / "my"

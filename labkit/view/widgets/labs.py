@@ -15,8 +15,8 @@ CHECKOUT = Path(__file__).parents[3]
 def labs(pattern: str = "[0-9]*.ipynb") -> list[Path]:
     """All labs, in order; one in the present folder, or near it, comes before the one that labkit brings."""
     folders = (CHECKOUT / "notebooks", Path("..", "notebooks"), Path("notebooks"))
-    found = {path.name: path.resolve() for folder in folders for path in folder.glob(pattern)}
-    return [found[name] for name in sorted(found)]
+    paths = {path.name: path.resolve() for folder in folders for path in folder.glob(pattern)}
+    return [paths[name] for name in sorted(paths) if ".new" not in name]  # a new version that lies beside a copy
 
 
 def addresses() -> dict[str, str]:
