@@ -143,14 +143,13 @@ class GatherProbe:
         if any(unit.state != SHARDED for unit in self.sync.units):
             told = ", ".join(f"unit {unit.index} is {unit.state}" for unit in self.sync.units if unit.state != SHARDED)
             raise ValueError(f"a gather film begins between two steps, with all units sharded, but {told}")
-        made = time.perf_counter()  # where the time of the probe begins
         self._memory = MemoryProbe(self.sync.module, self.sync.optimizer)
         self._memory.__enter__()
         for unit in self.sync.units:
             for shard in unit.shards:  # empty now, and nobody's parameter: its memory comes and goes by resizing
                 self._memory.label(shard.weights, "parameters", shard.flat.names[0])
         self._changes, self._phases, self._began = [], {}, time.perf_counter()
-        self._before = self._began - made
+        self._before = self._memory.seconds  # the same moment on the other clock
         for number, unit in enumerate(self.sync.units):
             for verb in ("start", "wait", "free"):
                 setattr(unit, verb, self._noting(number, unit, getattr(unit, verb)))

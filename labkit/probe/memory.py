@@ -158,6 +158,11 @@ class MemoryProbe:
         return tuple(self._storages.history.read().moments)
 
     @property
+    def seconds(self) -> float:
+        """Seconds since this probe was made: now, on the clock of `timeline`."""
+        return self._storages.now()
+
+    @property
     def modules(self) -> Mapping[tuple[str, str], Breakdown]:
         """(phase, module) -> bytes by kind when their total was highest while that module, or one in it, was at work.
 

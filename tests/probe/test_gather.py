@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 
 from labkit import Cluster, run_threads
 from labkit.parallel.zero3 import ZeRO3
+from labkit.probe import gather
 from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, WHOLE, GatherFilm, GatherProbe, unit_name
+from labkit.probe.memory import MemoryProbe
 from labkit.train.checkpoint import checkpoint_sequential
 
 
@@ -97,6 +100,19 @@ def test_a_prefetched_unit_comes_before_the_one_at_work_is_freed():
     order = [(change.unit, change.state) for change in late.changes]
     assert order.index((0, SHARDED)) < order.index((1, COMING))
     assert list(late.moments) == sorted(late.moments)
+
+
+def test_a_film_begins_with_shards_also_where_the_probe_was_kept_waiting(monkeypatch):
+    """Would catch gathered weights in the first picture, of a machine so busy that making the probe took a while."""
+
+    class Late(MemoryProbe):
+        def __init__(self, *watched):
+            time.sleep(0.3)
+            super().__init__(*watched)
+
+    monkeypatch.setattr(gather, "MemoryProbe", Late)
+    film, _ = run_threads(filmed, 2)[0]
+    assert film.held[0][1][0] < film.model_bytes < max(kinds[0] for _, kinds in film.held)
 
 
 @pytest.mark.slow
