@@ -95,9 +95,10 @@ def test_the_doctor_prints_plain_data_or_a_table(monkeypatch):
         Finding("bandwidth 1/beta", 1.25, "GB/s", "the fit"),
     )
     monkeypatch.setattr(doctor, "doctor", lambda: Report(findings, None))
-    data, table = typed("doctor", "--json"), typed("doctor")
+    data, table = typed("doctor", "--json", "-"), typed("doctor")
     assert data.returncode == table.returncode == 0
     assert json.loads(data.stdout)["latency alpha"] == {"value": 20.5, "unit": "us", "why": "of a message"}
+    assert "latency alpha" in data.stderr
     assert "latency alpha" in table.stdout
     assert re.search(r"bandwidth 1/beta\s*│\s*1.25 GB/s", table.stdout)
 
@@ -109,7 +110,7 @@ def test_a_doctor_who_finds_no_ranks_exits_with_1(monkeypatch):
         raise RuntimeError("no ranks today")
 
     monkeypatch.setattr(doctor, "zygote", broken)
-    done = typed("doctor", "--json")
+    done = typed("doctor", "--json", "-")
     assert done.returncode == 1
     assert "no ranks today" in json.loads(done.stdout)["ranks"]["why"]
 
@@ -133,6 +134,15 @@ def test_a_benchmark_gets_the_path_of_its_numbers(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("labkit.cli.CHECKOUT", tmp_path)
     assert typed("bench", "launch", "--json", "numbers.json").returncode == 3
     assert capfd.readouterr().out.strip() == "['--json', 'numbers.json']"
+
+
+@pytest.mark.parametrize("words", [("plan", "--gpus", 8), ("claims", "c12", "--stored")], ids=str)
+def test_every_command_gives_its_data_to_a_file_or_to_standard_output(words, tmp_path):
+    """Would catch a command whose `--json` means something else than the others', and words among the data."""
+    beside, alone = typed(*words, "--json", tmp_path / "data.json"), typed(*words, "--json", "-")
+    assert beside.returncode == alone.returncode
+    assert type(json.loads(alone.stdout)) is type(json.loads((tmp_path / "data.json").read_text()))
+    assert alone.stderr.count("\n") == beside.stdout.count("\n") > 0
 
 
 def test_every_comparison_that_can_be_named_is_there():

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 import labkit
 from labkit.cli import cards, claims, exercises
+from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
 from labkit.view.widgets.labs import CHECKOUT, labs
+
+if TYPE_CHECKING:
+    from labkit.plan.search import Plan
 
 FIRST_LAB = "ten_minutes.ipynb"
 
@@ -73,15 +77,14 @@ def _options(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False) -> None:
+def doctor(to: Json = None) -> None:
     """Say what this machine can do, measured, and what labkit will use. Fails if ranks cannot be used here."""
     from labkit.lab.doctor import doctor as examine
 
     report = examine()
-    if as_json:
-        print(json.dumps(report.as_dict(), indent=2))
-    else:
+    with words_beside(to):
         Console().print(report)
+    write(to, report.as_dict)
     raise typer.Exit(0 if report.well else 1)
 
 
@@ -92,9 +95,7 @@ def lab(
     check: Annotated[bool, typer.Option("--check", help="Run it in the server without a browser, then exit.")] = False,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     port: Annotated[int, typer.Option(help="Port on this machine; the next free one if it is taken.")] = 8888,
-    home: Annotated[
-        Path | None, typer.Option(envvar="LABKIT_HOME", help="Where your copies of the notebooks are; my/ by default.")
-    ] = None,
+    home: Home = None,
 ) -> None:
     """Open JupyterLab on your copy of a lab, or of the agenda of a workshop."""
     if workshop:
@@ -153,11 +154,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, report.json and loss.svg.")] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints; the last is always saved.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint in --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+    to: Json = None,
 ) -> None:
     """Train a GPT on the shipped text, on real ranks, and say what it took."""
-    from dataclasses import asdict
-
     from labkit.lab.training import Order, train as run
     from labkit.plan.layout import Layout
     from labkit.plan.recipe import Recipe
@@ -169,11 +168,10 @@ def train(
         optimizer, lr, warmup_steps=warmup, clip_norm=clip, seed=seed,
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
-    report = run(order)
-    if as_json:
-        print(json.dumps(asdict(report), indent=2))
-    else:
+    with words_beside(to):
+        report = run(order)
         Console().print(report)
+    write(to, lambda: asdict(report))
 
 
 @app.command()
@@ -184,15 +182,18 @@ def plan(
     batch: Annotated[int, typer.Option(help="Rows of a step, over all devices.")] = 1024,
     seq: Annotated[int | None, typer.Option(help="Tokens of a row; the model's own by default.")] = None,
     count: Annotated[int, typer.Option(help="Plans to show, and half as many refused ones.")] = 8,
+    to: Json = None,
 ) -> None:
     """Plans for a model on devices that you need not have: the fastest first, the refused with a reason."""
     from labkit.plan.explain import explain, table
     from labkit.plan.search import plans
 
     found = plans(model, gpu, gpus, batch, seq)
-    print(table(found, count=count, refused=(count + 1) // 2))
-    print()
-    print(explain(found))
+    with words_beside(to):
+        print(table(found, count=count, refused=(count + 1) // 2))
+        print()
+        print(explain(found))
+    write(to, lambda: [_data_of(one) for one in found])
 
 
 @app.command()
@@ -210,13 +211,24 @@ def export(
 @app.command()
 def bench(
     name: Annotated[Benchmark, typer.Argument(help="Which comparison.")] = Benchmark.launch,
-    to: Annotated[Path | None, typer.Option("--json", help="Write the numbers there, too.")] = None,
+    to: Annotated[Path | None, typer.Option("--json", help="Write the data there, too.")] = None,
 ) -> None:
     """Run a comparison with peers, side by side, on this machine."""
+    if to == STANDARD_OUTPUT:
+        raise typer.BadParameter("a benchmark tells how it goes on standard output: name a file for its data")
     script = CHECKOUT / "benchmarks" / f"{name}.py"
     if not script.is_file():
         raise ValueError(f"{script} is not there: benchmarks are run from a checkout of labkit")
     raise typer.Exit(subprocess.call([sys.executable, str(script), *(["--json", str(to)] if to else [])]))
+
+
+def _data_of(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data: how it is laid out, seconds and bytes by kind, and the reason if it was refused."""
+    times, memory = (dict(plan.step or {}), dict(plan.memory)) if plan.kept else ({}, {})
+    return {
+        "layout": asdict(plan.layout), "recipe": asdict(plan.recipe), "refused": plan.refused, "mfu": plan.mfu,
+        "step_s": times, "memory_bytes": memory, "needs_bytes": plan.needs_bytes,
+    }  # fmt: skip
 
 
 def _find(name: str) -> Path:

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from labkit.cli.data import Json, words_beside, write
+
 if TYPE_CHECKING:
     from labkit.lab.claims.audit import Claim, Result
 
@@ -33,12 +35,12 @@ def claims(
     ids: Annotated[list[str] | None, typer.Argument(help="Claims, such as c12; all if none is named.")] = None,
     topic: Annotated[str, typer.Option(help="Only those on this topic, such as ZeRO or precision.")] = "",
     stored: Annotated[bool, typer.Option("--stored", help="Run nothing: what the last audit has found.")] = False,
-    to: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
+    to: Json = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a table in Markdown there.")] = None,
     keep: Annotated[bool, typer.Option("--store", help="Keep the results; cards quote their numbers.")] = False,
 ) -> None:
     """Put claims about distributed training to the test. Fails if a proof disagrees with what is written of it."""
-    from labkit.lab.claims.audit import RESULTS, choose, store
+    from labkit.lab.claims.audit import RESULTS, choose, document, store
     from labkit.view import claims as view
 
     if keep and (ids or topic or stored):
@@ -47,14 +49,15 @@ def claims(
         chosen = choose(ids or (), topic)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    console, results = Console(), []
-    for each in _stored(chosen) if stored else _run(chosen, console):
-        results.append(each)
-        console.print(_text(each), soft_wrap=True)
-    console.print(f"\n{view.tally(results)}", markup=False, highlight=False, soft_wrap=True)
-    apart = [each.claim.id for each in results if not each.agrees]
-    if to is not None:
-        store(results, to)
+    results = []
+    with words_beside(to):
+        console = Console()
+        for result in _stored(chosen) if stored else _run(chosen, console):
+            results.append(result)
+            console.print(_text(result), soft_wrap=True)
+        console.print(f"\n{view.tally(results)}", markup=False, highlight=False, soft_wrap=True)
+    apart = [result.claim.id for result in results if not result.agrees]
+    write(to, lambda: document(results))
     if markdown is not None:
         markdown.write_text(view.markdown(results), encoding="utf-8")
     if keep and apart:

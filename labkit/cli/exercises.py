@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from labkit.cli.data import Home, Json, words_beside, write
 from labkit.view.widgets.labs import CHECKOUT
 
 if TYPE_CHECKING:
@@ -29,8 +31,9 @@ def check(
     keys: Annotated[list[str] | None, typer.Argument(help="Exercises, 03.2, or a whole lab, 03.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every exercise.")] = False,
     file: Annotated[Path | None, typer.Option("--in", help="The notebook or Python file with the attempts.")] = None,
-    to: Annotated[Path | None, typer.Option("--json", help="Write the reports there.")] = None,
+    to: Json = None,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML there.")] = None,
+    home: Home = None,
 ) -> None:
     """Check what you have written in exercises/: five verdicts for each. Fails if one is broken."""
     from labkit.lab.check import check_file
@@ -42,16 +45,22 @@ def check(
     chosen = [exercise for key in keys or () for exercise in ([problem(key)] if "." in key else problems(key.zfill(2)))]
     if wrong := [key for key in keys or () if "." not in key and not problems(key.zfill(2))]:
         raise typer.BadParameter(f"no lab {wrong[0]!r} has exercises")
-    reports, console = [], Console()
-    for it in problems() if everything else chosen:
-        reports.append(check_file(it.key, file or _notebook(it.lab)))
-        if len(chosen) == 1 and not everything:
-            console.print(reports[-1])
-        elif not reports[-1].passed and not everything:
-            console.print(reports[-1], "")
-    if len(reports) > 1:
-        console.print(_table(reports))
-    _write(to, lambda: json.dumps(document(reports), indent=2))
+    reports, read = [], set[Path]()
+    with words_beside(to):
+        console = Console()
+        for it in problems() if everything else chosen:
+            path = file or _notebook(it.lab, home or CHECKOUT / "my")
+            if path not in read:
+                console.print(_saved(path), style="dim", highlight=False, soft_wrap=True)
+                read.add(path)
+            reports.append(check_file(it.key, path))
+            if len(chosen) == 1 and not everything:
+                console.print(reports[-1])
+            elif not reports[-1].passed and not everything:
+                console.print(reports[-1], "")
+        if len(reports) > 1:
+            console.print(_table(reports))
+    write(to, lambda: document(reports))
     _write(junit, lambda: as_junit(reports))
     raise typer.Exit(0 if all(report.passed for report in reports) else 1)
 
@@ -118,13 +127,25 @@ def progress(
     Console().print(table)
 
 
-def _notebook(lab: str) -> Path:
-    """The exercises of a lab: in the present folder, in exercises/ below it, in my/, or in the checkout."""
-    for folder in (Path(), Path("exercises"), CHECKOUT / "my" / "exercises", CHECKOUT / "exercises"):
-        for path in sorted(folder.glob(f"{lab}_*.ipynb")):
-            if folder != Path() or path.resolve().parent.name != "notebooks":
-                return path
-    raise ValueError(f"no exercises of lab {lab} here: run labkit check where exercises/ is, or name a file with --in")
+def _notebook(lab: str, home: Path) -> Path:
+    """The exercises of a lab: here, in exercises/, among the learner's copies or in the checkout. Of several it is the
+    one in which somebody has worked last; where nobody has, the first. ValueError if there is none."""
+    from labkit.lab.build import worked_in
+
+    folders = (Path(), Path("exercises"), home / "exercises", CHECKOUT / "exercises")
+    paths = [path for folder in folders for path in sorted(folder.glob(f"{lab}_*.ipynb"))]
+    paths = [path for path in paths if path.resolve().parent.name not in ("notebooks", "solutions")]
+    if not paths:
+        raise ValueError(
+            f"no exercises of lab {lab} here: run labkit check where exercises/ is, or name a file with --in"
+        )
+    return max(filter(worked_in, paths), key=lambda path: path.stat().st_mtime, default=paths[0])
+
+
+def _saved(path: Path) -> str:
+    """Which file is judged, and as of when: what was typed later is in the browser only."""
+    when = datetime.fromtimestamp(path.stat().st_mtime) if path.is_file() else None
+    return f"Read from {path}" + (f", as it was saved at {when:%H:%M:%S} on {when:%B} {when.day}." if when else ".")
 
 
 def _table(reports: Sequence[Report]) -> Table:

@@ -11,11 +11,13 @@ import psutil
 import pytest
 
 import labkit
+from labkit.cli import exercises
 from labkit.lab import check as front
 from labkit.lab.attempt import Attempt
 from labkit.lab.court.bench import bench
 from labkit.lab.exercises import by_name, problem
 from labkit.lab.progress import Progress
+from labkit.view.widgets.labs import CHECKOUT
 from tests.typed import typed
 from tests.waiting import LONG_S, once, stop_button, until
 
@@ -186,3 +188,21 @@ def test_the_terminal_says_the_same_and_its_exit_code_too(tmp_path: Path) -> Non
     missing = typed("check", "3.2", "--in", tmp_path / "no.py")
     assert missing.returncode == 1
     assert len(missing.stderr.strip().splitlines()) == 1
+
+
+def test_the_terminal_judges_the_notebook_in_which_somebody_has_worked_last(tmp_path: Path, monkeypatch) -> None:
+    """The stub of the checkout, judged while the learner's own copy lies in my/."""
+    name = "03_collectives.ipynb"
+    shipped = (CHECKOUT / "exercises" / name).read_text()
+    here, mine = tmp_path / "exercises" / name, tmp_path / "own" / "exercises" / name
+    for path in (here, mine):
+        path.parent.mkdir(parents=True)
+        path.write_text(shipped)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(exercises, "CHECKOUT", tmp_path)
+    assert exercises._notebook("03", tmp_path / "own") == Path("exercises") / name
+    mine.write_text(shipped.replace("NotImplementedError", "ValueError", 1))
+    assert exercises._notebook("03", tmp_path / "own") == mine
+    assert f"{mine}, as it was saved at" in exercises._saved(mine)
+    with pytest.raises(ValueError, match="no exercises of lab 19"):
+        exercises._notebook("19", tmp_path / "own")

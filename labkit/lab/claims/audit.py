@@ -156,12 +156,17 @@ def _result(claim: Claim) -> Result:
     return Result(claim, finding, time.perf_counter() - began, fault)
 
 
+def document(results: Iterable[Result]) -> dict[str, Any]:
+    """Results as plain data, in order of id; what does not depend on the machine is the same in each run."""
+    ordered = sorted(results, key=lambda result: (len(result.claim.id), result.claim.id))
+    return {"made": _made(), "claims": {result.claim.id: _plain(result) for result in ordered}}
+
+
 def store(results: Iterable[Result], path: Path | str = RESULTS) -> Path:
-    """Write results as JSON, in order of id; what does not depend on the machine is the same in each run."""
-    found = sorted(results, key=lambda each: (len(each.claim.id), each.claim.id))
-    document = {"made": _made(), "claims": {each.claim.id: _plain(each) for each in found}}
+    """Write the document of these results as JSON. OSError where that cannot be written."""
     path = Path(path)
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(document(results), indent=1, ensure_ascii=False, allow_nan=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
     return path
 
 
