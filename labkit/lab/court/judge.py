@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit.lab.court import compare
@@ -22,11 +23,13 @@ from labkit.lab.court.report import UNWRITTEN, Report
 from labkit.lab.court.stand import Program
 from labkit.lab.court.trial import Trial
 from labkit.lab.court.verdicts import BROKEN, OPEN, Verdict, verdicts, words_of
-from labkit.lab.problem import VERDICTS, Problem
+from labkit.lab.problem import VERDICTS, Mutant, Problem
 from labkit.view.court import of_verdict
 
 CAUSE_S = 5.0
 """A mutant that is asked for its opinion gets this long."""
+PAIRS = 20
+"""Pairs of mutants that are asked when no single one has made the same mistake."""
 ABOUT_THE_SAME = 0.05
 FIT = "an attempt is a function of torch and of what it is given"
 
@@ -111,17 +114,39 @@ def _signature(node: ast.AST) -> list[str]:
 
 
 def cause(problem: Problem, verdict: Verdict, trial: Trial, hear: Hear) -> str:
-    """The sentence of the mutant that does on this case what the attempt did; "" if none does."""
-    patient = dataclasses.replace(problem, timeout_s=CAUSE_S)
+    """The sentence of the mutant that does on this case what the attempt did, or those of two at once; "" if none does.
+
+    Two are tried only after each alone, and at most PAIRS of them."""
     if trial.ended == "time-out":
         return "it never ends: a loop whose end does not come, or a sleep"
+    patient = dataclasses.replace(problem, timeout_s=CAUSE_S)
+
+    def alike(source: str) -> bool:
+        other = hear(patient, Program(source), trial.case)
+        theirs = next((each for each in verdicts(problem, other) if each.broken), None)
+        return theirs is not None and theirs.name == verdict.name and _alike(verdict, trial, theirs, other)
+
     for mutant in problem.mutants:
-        if mutant.verdict == verdict.name:
-            other = hear(patient, Program(mutant.source(problem.solution)), trial.case)
-            theirs = next((each for each in verdicts(problem, other) if each.broken), None)
-            if theirs is not None and theirs.name == verdict.name and _alike(verdict, trial, theirs, other):
-                return mutant.cause
+        if mutant.verdict == verdict.name and alike(mutant.source(problem.solution)):
+            return mutant.cause
+    for one, other, source in itertools.islice(_pairs(problem, verdict.name), PAIRS):
+        if alike(source):
+            return f"two mistakes at once. First: {one.cause}. Then: {other.cause}"
     return ""
+
+
+def _pairs(problem: Problem, name: str) -> Iterator[tuple[Mutant, Mutant, str]]:
+    """Two mutants and the program that makes both mistakes, where it can: the first one breaks the verdict `name`.
+
+    One that stops the ranks hides the other, and waits until it is certain: it is left out, unless they did stop."""
+    for one, other in itertools.permutations(problem.mutants, 2):
+        twice = one.verdict == other.verdict and problem.mutants.index(one) > problem.mutants.index(other)
+        if one.verdict != name or twice or one.instead or other.instead or (other.verdict == "liveness" != name):
+            continue
+        try:
+            yield one, other, other.source(one.source(problem.solution))
+        except ValueError:  # both change the same words
+            continue
 
 
 def _alike(mine: Verdict, trial: Trial, theirs: Verdict, other: Trial) -> bool:
