@@ -18,6 +18,7 @@ import pytest
 from nbval.plugin import IPyNbCell, coalesce_streams
 
 from labkit.lab.export import export
+from labkit.lab.glossary import plain
 
 ROOT = Path(__file__).resolve().parents[1]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
@@ -142,6 +143,10 @@ def test_the_page_of_a_run_is_whole_without_a_network_or_a_kernel(stem, n_ranks,
     assert re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(?:https?:)?//", text) == []
     assert re.findall(r"(?:import |from |@import |url\()\s*[\"']?https?:", text) == []
     assert "cdnjs" not in text
+    words = (tmp_path / "glossary.html").read_text()
+    places = re.findall(r'href="glossary.html#([^"]+)"', text)
+    assert places
+    assert all(f'id="{place}"' in words for place in places)
 
 
 def test_a_stored_number_that_differs_is_found(tmp_path):
@@ -202,7 +207,7 @@ def test_every_lab_has_the_ten_steps_and_its_parameters():
     """Would catch a lab without a prediction, a parity row or a word about GPUs."""
     for lab in LABS:
         cells = json.loads(lab.read_text())["cells"]
-        prose = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        prose = plain("\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"))
         assert [step for step in range(1, 11) if f"## {step} · " not in prose] == [], lab.stem
         parameters = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
         assert all(name in "".join(parameters["source"]) for name in ("n_ranks", "device", "quick")), lab.stem

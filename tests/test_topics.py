@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from labkit.lab.glossary import plain
+
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 README, TOPICS = NOTEBOOKS / "README.md", NOTEBOOKS / "topics.csv"
 
@@ -75,7 +77,7 @@ def runs(place: str) -> bool:
 
 def first_cell(lab: str) -> dict[str, str]:
     """What the first cell of a lab says: title, minutes, needs, look."""
-    text = "".join(next(iter(cells(lab).values()))["source"])
+    text = plain("".join(next(iter(cells(lab).values()))["source"]))
     wanted = {
         "title": r"# \d\d · (.+)",
         "minutes": r"\*\*Time\*\* (\d+)",

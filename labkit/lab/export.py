@@ -19,7 +19,10 @@ from markupsafe import Markup
 from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
+from labkit.lab.glossary import PAGE as GLOSSARY, page as glossary
+
 TEMPLATES = Path(__file__).parent / "site"
+WORDS = "glossary.html"
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -57,7 +60,7 @@ class Exporter(HTMLExporter):
 
 
 def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
-    """Write a page for each notebook (a stored run) and `index.html` into `folder`, which is made if need be.
+    """Write a page for each notebook (a stored run), one of words, and `index.html` into `folder`, made if need be.
 
     The notebook of a lab's exercises, in exercises/ beside the labs' folder, goes with it to be fetched.
 
@@ -79,12 +82,17 @@ def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
         notebook.metadata["labkit_site"] = {"links": links, "number": page.number}
         notebook.metadata["title"] = f"{page.number} · {page.title}"
         written[page.file] = exporter.from_notebook_node(notebook)[0]
+    words = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(glossary({p.number: p.file for p in pages}))])
+    words.metadata |= {"labkit_site": {"links": [("all labs", "index.html")], "number": ""}, "title": "The words"}
+    written[WORDS] = exporter.from_notebook_node(words)[0]
     loader = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True)
     shown = [{**vars(page), "opening": Markup(page.opening)} for page in pages]
     written["index.html"] = loader.get_template("index.html.j2").render(pages=shown)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in written.items():
-        (folder / name).write_text(text.replace('href="../exercises/', 'href="exercises/'), encoding="utf-8")
+        for there, here in (("../exercises/", "exercises/"), (GLOSSARY, WORDS)):
+            text = text.replace(f'href="{there}', f'href="{here}')
+        (folder / name).write_text(text, encoding="utf-8")
     for exercises in (path.resolve().parents[1] / "exercises" / path.name for path in notebooks):
         if exercises.is_file():
             (folder / "exercises").mkdir(exist_ok=True)

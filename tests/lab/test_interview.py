@@ -7,6 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from labkit.lab.glossary import plain
 from labkit.plan.whiteboard.derivations import DERIVATIONS
 from tests.cases import cases
 
@@ -23,7 +24,7 @@ def ids(name: str) -> frozenset[str]:
 def prose() -> str:
     """All markdown of the lab."""
     cells = json.loads(ROOM.read_text())["cells"]
-    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return plain("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"))
 
 
 def links() -> list[tuple[str, str, str]]:
