@@ -25,6 +25,7 @@ from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 400
+LONGEST_CELL = 16
 FLOORS = {
     "plan": 0,
     "comm": 1,
@@ -324,6 +325,24 @@ def notebook_keeps_its_answers_folded(path: str, text: str) -> list[str]:
     return found
 
 
+def notebook_shows_short_cells(path: str, text: str) -> list[str]:
+    """A learner reads cells that fit on half a screen; what only draws, formats or checks is folded, under a caption.
+
+    A folded cell (`jupyter.source_hidden`) shows its first line, so that has to be a comment that says what it does."""
+    complaints = []
+    for number, cell in enumerate(cells(text), 1):
+        lines = "".join(cell["source"]).splitlines()
+        if cell["metadata"].get("jupyter", {}).get("source_hidden", False):
+            if not lines[:1] or not lines[0].startswith("# "):
+                complaints.append(f"{path}: code cell {number} is folded and has no caption: begin it with a comment")
+            continue
+        if len(lines) > LONGEST_CELL:
+            complaints.append(f"{path}: code cell {number} has {len(lines)} lines, {LONGEST_CELL} at most: fold it")
+        if any(line.startswith("assert ") for line in lines):
+            complaints.append(f"{path}: code cell {number} has an assert: fold it into a cell of its own")
+    return complaints
+
+
 # The files
 
 
@@ -375,20 +394,21 @@ NOTEBOOKS: tuple[Rule, ...] = (
     notebook_is_free_of_errors,
     notebook_holds_no_bar,
     notebook_keeps_its_answers_folded,
+    notebook_shows_short_cells,
 )
 
 
-def notebook(*sources: str, tags: tuple[str, ...] = (), error: bool = False, page: str | None = None) -> str:
-    """A small notebook, as text."""
+def notebook(
+    *sources: str, tags: tuple[str, ...] = (), error: bool = False, page: str | None = None, folded: bool = False
+) -> str:
+    """A small notebook, as text; `folded`: the sources of its cells are."""
     outputs: list[dict[str, Any]] = []
     if error:
         outputs.append({"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": []})
     if page is not None:
         outputs.append({"output_type": "display_data", "data": {"text/html": [page]}, "metadata": {}})
-    made = [
-        {"cell_type": "code", "source": [source], "metadata": {"tags": list(tags)}, "outputs": outputs}
-        for source in sources
-    ]
+    metadata = {"tags": list(tags), "jupyter": {"source_hidden": folded}}
+    made = [{"cell_type": "code", "source": [source], "metadata": metadata, "outputs": outputs} for source in sources]
     return json.dumps({"cells": made})
 
 
@@ -435,6 +455,9 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
     (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="<progress value=1></progress>")),
     (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?')\ng", "run()", "g.overlay(1)", page="x")),
     (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?', law=1)\ng", "g.overlay(1)", page="x")),
+    (notebook_shows_short_cells, "a.ipynb", notebook("x = 1\n" * (LONGEST_CELL + 1))),
+    (notebook_shows_short_cells, "a.ipynb", notebook("x = 1\nassert x")),
+    (notebook_shows_short_cells, "a.ipynb", notebook("assert x", folded=True)),
 )
 PASSES: tuple[tuple[Rule, str, str], ...] = (
     (floors, "labkit/launch/x.py", "import os\nfrom labkit.comm import ring\nfrom labkit.launch.call import Call"),
@@ -453,6 +476,8 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (notebook_is_free_of_errors, "a.ipynb", notebook("1 / 0", error=True, tags=("raises-exception",))),
     (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="<svg></svg>")),
     (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?')\ng", "g.overlay(1)", "f()", page="x")),
+    (notebook_shows_short_cells, "a.ipynb", notebook("x = 1\n" * LONGEST_CELL)),
+    (notebook_shows_short_cells, "a.ipynb", notebook("# the tests' part\nassert x", folded=True)),
 )
 
 
