@@ -23,7 +23,7 @@ import nbformat
 from labkit.lab.glossary import plain
 
 PLANS = Path(__file__).with_name("workshops.toml")
-WORDS_A_MINUTE, CELL_MINUTES, WIDGET_MINUTES = 150, 0.6, 1.5
+WORDS_A_MINUTE, CELL_MINUTES, FOLDED_CELL_MINUTES, WIDGET_MINUTES = 150, 0.6, 0.2, 1.5
 """A pace for reading, running and playing: what a practised learner needs. A class takes a third more."""
 
 
@@ -126,12 +126,15 @@ def timetable(length: str, start: str = "09:00", now: str = "") -> Timetable:
 
 
 def needs_minutes(cells: Sequence[dict[str, Any]]) -> float:
-    """Minutes to read these cells of a notebook, run them, and use each widget once; a folded cell is not read."""
+    """Minutes to read these cells of a notebook, run them, and use each widget once.
+
+    A cell whose source is folded is run, and nobody reads more of it than its caption and its output."""
     words = sum(len(plain("".join(cell["source"])).split()) for cell in cells if cell["cell_type"] == "markdown")
-    shown = [cell for cell in cells if not cell["metadata"].get("jupyter", {}).get("source_hidden")]
-    code = [cell for cell in shown if cell["cell_type"] == "code"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    folded = sum(cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in code)
     widgets = sum("widget-view+json" in key for cell in code for out in cell["outputs"] for key in out.get("data", {}))
-    return words / WORDS_A_MINUTE + len(code) * CELL_MINUTES + widgets * WIDGET_MINUTES
+    running = (len(code) - folded) * CELL_MINUTES + folded * FOLDED_CELL_MINUTES
+    return words / WORDS_A_MINUTE + running + widgets * WIDGET_MINUTES
 
 
 def cells_of(part: Part, folder: Path) -> tuple[Path, list[dict[str, Any]]]:

@@ -69,6 +69,13 @@ def test_every_part_leaves_a_third_more_than_reading_and_running_takes(length):
             assert needs_minutes(cells) * 1.3 <= part.minutes, (part.title, needs_minutes(cells), part.minutes)
 
 
+def test_a_folded_cell_takes_less_time_than_one_that_is_read():
+    """Would catch a class that gets time to read what its pages fold."""
+    shown = {"cell_type": "code", "source": ["x = 1"], "metadata": {}, "outputs": []}
+    folded = {**shown, "metadata": {"jupyter": {"source_hidden": True}}}
+    assert 0 < needs_minutes([folded]) < needs_minutes([shown])
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_part_uses_nothing_that_the_class_has_skipped(length):
     """Would catch a NameError in front of thirty people: a part that needs what a cell between two parts has made."""
