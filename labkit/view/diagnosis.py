@@ -14,7 +14,7 @@ to rule it out. The table is read from a column: a symptom, its suspects, under 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text
@@ -71,6 +71,10 @@ class Patient(Protocol):
         """What mends it."""
 
     @property
+    def diff(self) -> str:
+        """What the repair changes, line by line."""
+
+    @property
     def lab(self) -> str:
         """Where its mechanism is taught."""
 
@@ -111,47 +115,6 @@ def diagnosis(cases: Iterable[Patient], symptom: str = "", title: str = "") -> P
                 body.append(box(CAUSE + COLUMN * k + 22, y + 2, 44, 15, IS if word == "is" else LIKE, word, hover))
     told = "; ".join(f"{each.cause}: {', '.join(marks[each.cause])}, seen in {each.test}" for each in rows)
     return Picture("".join(body), TOP + ROW * len(rows) + 6, f"{title}: {told}")
-
-
-def bedside(case: Patient, taken: Mapping[str, str], verdict: str = "") -> Picture:
-    """A patient: the complaint, what the tests that were taken saw, the suspects, and what is said of the one named."""
-    body, y = [headline(f"{case.name}: {case.symptom}")], 42.0
-    for words in textwrap.wrap(f"“{case.complaint}”", 104):
-        body.append(text(4, y, words))
-        y += 18
-    for test, said in taken.items():
-        body.append(box(4, y, 96, 20, LIKE, test))
-        for words in textwrap.wrap(said or "this test cannot be taken: the job does not come so far", 100)[:5]:
-            body.append(text(110, y + 14, words, size=12))
-            y += 16
-        y += 12
-    if not taken:
-        body.append(text(4, y + 10, "No test has been taken.", size=12))
-        y += 24
-    body.append(line(4, y, WIDTH - 4, y, width=0.5))
-    y += 18
-    for words in textwrap.wrap(f"Suspects: {', '.join(case.suspects)}", 112):
-        body.append(text(4, y, words, size=12))
-        y += 17
-    for k, words in enumerate(textwrap.wrap(verdict, 104)):
-        body.append(text(4, y + 6 + 18 * k, words, bold=True))
-    y += 6 + 18 * len(textwrap.wrap(verdict, 104))
-    seen = "; ".join(f"{test}: {said}" for test, said in taken.items()) or "no test taken"
-    return Picture("".join(body), y + 4, f"{case.name}: {case.symptom}. {case.complaint} {seen}. {verdict}".strip())
-
-
-def opinion(case: Patient, named: str, taken: Mapping[str, str]) -> str:
-    """Why a cause that somebody names fits, or does not, or is a guess so far. ValueError if it is no suspect."""
-    if named not in case.suspects:
-        raise ValueError(f"{named!r} is no suspect here; there are {', '.join(case.suspects)}")
-    if named == case.cause:
-        if case.test not in taken:
-            return f"A guess so far: no test that you took shows “{named}”."
-        return f"It fits. {case.test}: {case.shows}. Repair: {case.repair} (lab {case.lab})."
-    rival = next(each for each in case.differential if each.cause == named)
-    if rival.test not in taken:
-        return f"It does not fit: {rival.test} would show: {rival.would_show}. You have not looked."
-    return f"It does not fit: {rival.test} would show: {rival.would_show}. It shows something else."
 
 
 def _marks(cases: Sequence[Patient]) -> dict[str, dict[str, str]]:

@@ -1,79 +1,241 @@
-"""The ward: choose a patient, read the complaint, take one test after the other, name a cause, be told why."""
+"""The ward as a game: order probes for minutes, name the cause, and only then read the diagnosis; then a score card."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from functools import partial
 from html import escape
+from typing import Protocol
 
 import ipywidgets as widgets
 
-from labkit.view.diagnosis import Patient, bedside, opinion
+from labkit.view.bedside import Card, Outcome, bedside, diagnosed, score_card
+from labkit.view.diagnosis import Patient
 from labkit.view.svg import Picture
 from labkit.view.widgets.explorer import Explorer
+from labkit.view.widgets.linked import Linked
 from labkit.view.widgets.real_run import STOPPED, Pieces, RealRun
 
-NOTHING = "..."
+NOBODY = "..."
 Examination = Callable[[Patient], Generator[tuple[float, Mapping[str, str]], None, None]]
 
 
+class Visit(Protocol):
+    """What was done about a patient."""
+
+    ordered: tuple[str, ...]
+    struck: tuple[str, ...]
+    minutes: int
+
+
+class Duty(Protocol):
+    """The rules of the game; `labkit.lab.shift.Shift` is one, and says more of each name."""
+
+    @property
+    def minutes(self) -> Mapping[str, int]:
+        """What each probe costs."""
+
+    @property
+    def tells(self) -> Mapping[str, str]:
+        """What each probe tells."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All patients."""
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Those not diagnosed."""
+
+    @property
+    def patient(self) -> Patient:
+        """The present one."""
+
+    @property
+    def visit(self) -> Visit:
+        """What was done about the present one."""
+
+    @property
+    def seen(self) -> Mapping[str, str]:
+        """What the ordered probes saw."""
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Who is left."""
+
+    @property
+    def diagnosed(self) -> bool:
+        """Whether the diagnosis is open."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The diagnosis."""
+
+    def admit(self, name: str) -> Patient:
+        """Take somebody in."""
+
+    def next(self) -> Patient:
+        """Take in the next one who waits."""
+
+    def order(self, probe: str) -> str:
+        """Pay for a probe."""
+
+    def name(self, cause: str) -> bool:
+        """Commit to a cause."""
+
+    def give_up(self) -> None:
+        """Open the diagnosis for no points."""
+
+    def replace(self, name: str, signs: Mapping[str, str]) -> None:
+        """What real ranks have shown."""
+
+    def card(self) -> Card:
+        """How it went so far."""
+
+
 class Ward(Explorer):
-    """`recorded` has what each test saw of each patient's program, by name: a choice shows it and starts nothing.
+    """Plays a shift: `Ward(Shift(cases, recorded, seed=1), clinic.pieces)`. Signs are recordings and start nothing.
 
-    `pieces(case)` runs the program for real, piece by piece: (share done, what tests say by now); a button starts it,
-    another stops it after the piece that runs, and what was found stands in for the recording. `.taken` are the tests
-    that were taken of this patient, `.verdict` what was said of the cause that was named. Arrow keys choose."""
+    A button for each probe, with its minutes; a menu of suspects and a button that commits to one; a wrong name costs
+    minutes and is out, a right one opens the diagnosis. Until then nothing in the page depends on the cause, neither
+    the picture nor the state of a control. At the end, and whenever its button is pressed, there is the score card.
 
-    def __init__(
-        self, cases: Sequence[Patient], recorded: Mapping[str, Mapping[str, str]], pieces: Examination, first: str = ""
-    ) -> None:
-        self.cases, self.pieces, self.found = {each.name: each for each in cases}, pieces, 0
-        self.recorded = {name: dict(each) for name, each in recorded.items()}
-        self.taken, self.verdict = dict[str, str](), ""
-        names = tuple(self.cases)
-        tests = tuple(next(iter(self.recorded.values())))
-        menu = widgets.Dropdown
-        self.who = menu(options=names, value=first or names[0], description="patient", tooltip="whose program")
-        self.test = menu(options=(NOTHING, *tests), description="next test", tooltip="what to look at")
-        self.cause = menu(options=(NOTHING,), description="cause", tooltip="what do you think it is?")
+    `pieces(case)` runs the program for real, piece by piece: (share done, what probes say by now); a button starts it,
+    another stops it after the piece that runs, and what was found stands in for the recording. `.shift` is the game."""
+
+    def __init__(self, shift: Duty, pieces: Examination, first: str = "") -> None:
+        """`first` is the patient to begin with. ValueError for one who is not on this shift."""
+        self.shift, self.pieces, self.found, self._at_card = shift, pieces, (shift.patient.name, 0), False
+        if first:
+            shift.admit(first)
+        self.who = widgets.Dropdown(
+            options=shift.names, value=shift.patient.name, description="patient", tooltip="whose program"
+        )
+        self.onward = _button("next patient", "go on to somebody who waits", self.next)
+        self.card = _button("score card", "how the shift went so far", self.sum_up)
+        self.probes = {
+            probe: _button(f"{probe} · {price} min", shift.tells.get(probe, ""), partial(self.order, probe))
+            for probe, price in shift.minutes.items()
+        }
+        self.cause = widgets.Dropdown(options=(NOBODY,), description="cause", tooltip="what do you think it is?")
+        self.commit = _button("name it", "a wrong name costs a repair in vain", self.name, "primary")
+        self.surrender = _button("give up", "read the diagnosis, for no points", self.give_up)
         self.real = RealRun(
             self._pieces, self._ended, "run it for real", "the broken program, on ranks of its own", "examined"
         )
-        rows = [widgets.HBox([self.who, self.test, self.cause]), self.real]
-        self._shown = ""
-        super().__init__(rows, [self.who, self.test, self.cause])
-
-    @property
-    def case(self) -> Patient:
-        """The patient that is looked at."""
-        return self.cases[self.who.value]
+        self.taught = Linked()
+        around = widgets.HBox(list(self.probes.values()), layout={"flex_flow": "row wrap"})
+        rows = [
+            widgets.HBox([self.who, self.onward, self.card]),
+            around,
+            widgets.HBox([self.cause, self.commit, self.surrender]),
+            self.real,
+            self.taught,
+        ]
+        self.cause.observe(lambda _: self._enable(), "value")
+        super().__init__(rows, [])
+        self.who.observe(lambda _: self._admit(), "value")
 
     def drawn(self) -> Picture:
-        """For the present choices; another patient begins anew."""
-        case = self.case
-        if self._shown != case.name:
-            self._shown, self.taken = case.name, {}
-            self.test.value, self.cause.options = NOTHING, (NOTHING, *case.suspects)
-            self.cause.value = NOTHING
-        if self.test.value != NOTHING:
-            self.taken[self.test.value] = self.recorded[case.name].get(self.test.value, "")
-        named = self.cause.value
-        self.verdict = "" if named == NOTHING else opinion(case, named, self.taken)
-        return bedside(case, self.taken, self.verdict)
+        """The bedside, the open diagnosis, or the score card; the controls follow."""
+        shift = self.shift
+        self.who.value = shift.patient.name
+        left = (NOBODY,) if shift.diagnosed else (NOBODY, *shift.suspects)
+        if self.cause.options != left:
+            self.cause.options = left
+        self.card.description = f"back to {shift.patient.name}" if self._at_card else "score card"
+        for probe, button in self.probes.items():
+            button.icon = "check" if probe in shift.visit.ordered else ""
+        self._enable()
+        if self._at_card:
+            card = shift.card()
+            self.taught.value = _labs(card.again)
+            return score_card(card)
+        if shift.diagnosed:
+            self.taught.value = _labs([(shift.outcome.case.cause, shift.outcome.case.lab)])
+            return diagnosed(shift.outcome)
+        self.taught.value = ""
+        return bedside(shift.patient, shift.seen, shift.suspects, shift.visit.struck, shift.visit.minutes)
+
+    def order(self, probe: str) -> None:
+        """Press a probe's button: its sign appears, and its minutes are spent."""
+        self._do(lambda: self.shift.order(probe))
+
+    def name(self) -> None:
+        """Commit to the cause in the menu."""
+        named, before = self.cause.value, self.shift.visit.minutes
+        if named == NOBODY:
+            return
+        self._do(lambda: self.shift.name(named))
+        if self.shift.diagnosed:
+            self.onward.focus()
+        elif lost := self.shift.visit.minutes - before:
+            self.said.value = f"<b>It is not “{escape(named)}”.</b> The repair was tried in vain: {lost} minutes."
+            self.cause.focus()
+
+    def give_up(self) -> None:
+        """Read the diagnosis, for no points."""
+        self._do(self.shift.give_up)
+        self.onward.focus()
+
+    def next(self) -> None:
+        """Go on to the next one who waits; when nobody else does, to the score card."""
+        if {*self.shift.waiting} - {self.shift.patient.name}:
+            self._do(self.shift.next)
+        elif not self._at_card:
+            self.sum_up()
+
+    def sum_up(self) -> None:
+        """Show the score card; pressed once more, it leads back to the patient."""
+        self._at_card = not self._at_card
+        self.draw()
+
+    def _admit(self) -> None:
+        if self.who.value != self.shift.patient.name:
+            self._do(lambda: self.shift.admit(self.who.value))
+
+    def _do(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except ValueError as error:  # a press that was under way when the button was disabled
+            self.said.value = escape(str(error))
+            return
+        self._at_card = False
+        self.draw()
+
+    def _enable(self) -> None:
+        """What would be refused cannot be pressed."""
+        over = self.shift.diagnosed
+        for control in (*self.probes.values(), self.cause, self.surrender):
+            control.disabled = over
+        self.commit.disabled = over or self.cause.value == NOBODY
 
     def _pieces(self) -> Pieces:
         """The broken program of this patient, piece by piece; what is found stands in for the recording."""
-        case = self.case
+        case = self.shift.patient
+        self.found = case.name, 0
         with closing(self.pieces(case)) as under_way:
             for share, told in under_way:
-                self.recorded[case.name] |= told
-                self.found = len(told)
+                self.shift.replace(case.name, told)
+                self.found = case.name, len(told)
                 yield share
 
     def _ended(self, why: str) -> None:
-        seen = self.recorded[self.case.name]
-        self.taken = {test: seen.get(test, "") for test in self.taken}
         self.draw()
+        name, count = self.found
         self.said.value = escape(
-            "stopped" if why == STOPPED else why or f"ran on real ranks: {self.found} tests are from this run"
+            "stopped" if why == STOPPED else why or f"ran on real ranks: {count} signs of {name} are from this run"
         )
+
+
+def _button(words: str, tooltip: str, pressed: Callable[[], object], style: str = "") -> widgets.Button:
+    button = widgets.Button(description=words, tooltip=tooltip, button_style=style, layout={"width": "auto"})
+    button.on_click(lambda _: pressed())
+    return button
+
+
+def _labs(taught: Iterable[tuple[str, str]]) -> str:
+    """Links to the labs that teach these mechanisms, (cause, lab)."""
+    rows = (f'{escape(cause)}: lab <a data-cell="{escape(lab)}">{escape(lab)}</a> teaches it' for cause, lab in taught)
+    return "<br>".join(rows)
