@@ -93,7 +93,8 @@ def bedside(
     y = _lines(body, f"“{case.complaint}”", 42, 4, 104)
     for probe, sign in seen.items():
         body.append(box(4, y, 96, 20, PROBE, probe))
-        y = _lines(body, sign or "it cannot tell: the job does not come so far", y + 14, LEFT, 100, 12) + 2
+        y = _lines(body, sign or "it cannot tell: the job does not come so far", y + 14, LEFT, 112, 12) - 4
+    y += 6 * bool(seen)
     if not seen:
         body.append(text(4, y + 8, "No probe has been ordered.", size=12))
         y += 22
@@ -116,17 +117,17 @@ def diagnosed(outcome: Outcome) -> Picture:
     case = outcome.case
     points = f"{outcome.points} points"
     body = [headline(f"{case.name}: {case.cause}"), text(WIDTH - 4, 20, points, "end", 15, bold=True)]
-    y = _lines(body, outcome.words, 42, 4, 108) + 4
+    y = _lines(body, outcome.words, 42, 4, 114) + 4
     body.append(box(4, y, 96, 20, PROOF, case.test))
     y = _lines(body, f"shows it: {case.shows}", y + 14, LEFT, 92, bold=True)
-    y = _lines(body, f"It saw: {outcome.saw}", y, LEFT, 100, 12) + 8
+    y = _lines(body, f"It saw: {outcome.saw}", y, LEFT, 112, 12) + 8
     body.append(text(4, y, "If it were another of the suspects", bold=True))
     y += 8
     for rival in case.differential:
         body.append(box(4, y, 96, 20, PROBE, rival.test))
         vain = " (repaired in vain)" * (rival.cause in outcome.struck)
-        y = _lines(body, f"{rival.cause}{vain}: it would show: {rival.would_show}", y + 14, LEFT, 100, 12) + 4
-    y = _lines(body, f"Repair: {case.repair}", y + 14, 4, 104, bold=True)
+        y = _lines(body, f"{rival.cause}{vain}: it would show: {rival.would_show}", y + 14, LEFT, 112, 12) - 6
+    y = _lines(body, f"Repair: {case.repair}", y + 22, 4, 104, bold=True)
     for words in case.diff.splitlines():
         y = _changed(body, words, y)
     rivals = "; ".join(f"{rival.cause}: {rival.test} would show: {rival.would_show}" for rival in case.differential)

@@ -237,5 +237,6 @@ def _button(words: str, tooltip: str, pressed: Callable[[], object], style: str 
 
 def _labs(taught: Iterable[tuple[str, str]]) -> str:
     """Links to the labs that teach these mechanisms, (cause, lab)."""
-    rows = (f'{escape(cause)}: lab <a data-cell="{escape(lab)}">{escape(lab)}</a> teaches it' for cause, lab in taught)
-    return "<br>".join(rows)
+    links = (f'{escape(cause)}: lab <a data-cell="{escape(lab)}">{escape(lab)}</a>' for cause, lab in taught)
+    line = " · ".join(links)
+    return f"<div style='padding:4px'>Read about it: {line}</div>" if line else ""
