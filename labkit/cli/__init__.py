@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 import labkit
-from labkit.cli import cards, claims, exercises
+from labkit.cli import cards, claims, exercises, quiz
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
 from labkit.view.widgets.labs import CHECKOUT, labs
 
@@ -33,6 +33,7 @@ app = typer.Typer(
 exercises.add_to(app)
 claims.add_to(app)
 cards.add_to(app)
+quiz.add_to(app)
 
 
 class Benchmark(StrEnum):

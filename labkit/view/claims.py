@@ -130,10 +130,10 @@ def markdown(results: Sequence[Shown]) -> str:
                  for s in each.finding.settings]  # fmt: skip
         row = each.claim
         verdict = f"{sign} {word}" + (f" (the row says: {row.verdict})" if not each.agrees else "")
-        told = "<br>".join(map(_plain, (*_remarks(each), *found)))
+        told = "<br>".join(map(plain, (*_remarks(each), *found)))
         cells = (row.id, row.topic, row.claim, verdict, row.truth)
-        rows.append(f"| {' | '.join(map(_plain, cells))} | {told} | {each.seconds:.2f} |")
-    return "\n".join([_plain(tally(results)), "", *rows, ""])
+        rows.append(f"| {' | '.join(map(plain, cells))} | {told} | {each.seconds:.2f} |")
+    return "\n".join([plain(tally(results)), "", *rows, ""])
 
 
 def table(results: Sequence[Shown], made: str = "") -> str:
@@ -232,6 +232,6 @@ def _how(setting: Any) -> str:
     return "measured" if setting.measured else "computed"
 
 
-def _plain(words: str) -> str:
+def plain(words: str) -> str:
     """Words for a cell of Markdown, in which no sign means more than itself."""
     return re.sub(r"([\\`*_~<>|\[\]])", r"\\\1", words).replace("\n", " ")

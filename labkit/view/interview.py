@@ -13,6 +13,7 @@ Bars of time are shares of a question's own budget, so that long and short quest
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any, Protocol
 
 from labkit.plan.cases import Case
@@ -59,6 +60,26 @@ class Spoken(Protocol):
     @property
     def skipped(self) -> bool:
         """Whether it was not answered."""
+
+
+class Judged(Protocol):
+    """What a typed answer has of a point (labkit/lab/cards/answered.py)."""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether it is proposed as reached; None where a text cannot tell."""
+
+    @property
+    def evidence(self) -> Sequence[str]:
+        """Words of the answer."""
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """What of the card does not come."""
+
+    @property
+    def told(self) -> Sequence[str]:
+        """What is nearly right."""
 
 
 class Told(Protocol):
@@ -123,6 +144,9 @@ class Session(Protocol):
     def reveal(self) -> Mapping[str, str]:
         """A good answer, part by part."""
 
+    def judge(self, said: str) -> Mapping[str, Any]:
+        """Which points a typed answer contains (Judged), before the answer is shown."""
+
     def answer(self, formula: str) -> Any:
         """The verdict on a formula."""
 
@@ -166,6 +190,18 @@ def spoken(session: Told) -> Picture:
     told = [f"{each.key}: {_time(each)}, {_score(each)}" for each in asked]
     told += [f"{session.named[name]}: {_counted(*counts)}" for name, counts in parts.items()]
     return Picture("".join(body), y + 4, "; ".join([title, *told]))
+
+
+def evidence(judged: Judged) -> str:
+    """HTML beside a point: the words that say it, what is missing, and what is nearly right."""
+    signs = {True: "✓", False: "✗", None: "?"}
+    told = [f"{signs[judged.reached]} {escape('; '.join(judged.evidence) or 'not seen in your words')}"]
+    if judged.reached is None:
+        told = [f"{signs[None]} not judged"]
+    told += [escape(words) for words in judged.told]
+    if judged.missing and not judged.reached:
+        told.append(f"not there: {escape(', '.join(judged.missing))}")
+    return "<br>".join(told)
 
 
 def clock_text(seconds: float) -> str:

@@ -3,6 +3,7 @@
     talk = Interview(the_deck(), minutes=30, level=3, weakness=box.weakness())
     talk.question                       kind, words, budget_s; what it is about: card, derivation or case
     talk.reveal(); talk.rubric          a good answer in parts; the points of one, in words
+    talk.judge("2 (n-1)/n N, so ...")   of a card, before it is shown: the points that the text contains, as a proposal
     talk.rate({"claim": True, ...})     or 1 to 5: the next question, None when it is over
     talk.answer("2*(n-1)/n*N")          of a derivation: the verdict, which counts as its rating
     talk.report()                       time against budget, points by tag and by part, what to look at next
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from labkit.lab.cards.answered import Judged, judge
 from labkit.lab.cards.card import Card
 from labkit.lab.cards.deck import Deck
 from labkit.lab.cards.interview_questions import DESIGN, TIME, Pool, Question, points_of, rating_of
@@ -65,6 +67,7 @@ class Interview:
         self._spent, self._back, self._ahead, self._began = 0.0, 0.0, 0.0, 0.0
         self._shown_at: float | None = None
         self._seen, self._tries = False, tuple[tuple[str, Verdict], ...]()
+        self._typed, self._proposed = "", dict[str, bool]()
         self._design, self._stopped = design, False
         self.asked: tuple[Spoken, ...] = ()
         self.question: Question | None = None
@@ -114,6 +117,24 @@ class Interview:
         self._shown()
         self._seen = True
         return asked.answer()
+
+    def judge(self, said: str) -> Mapping[str, Judged]:
+        """Hold a typed answer against the points of the card, once, before the answer is shown; an empty one has none.
+
+        It is a proposal: `rate` takes what the learner says, and the report tells both. ValueError for a question that
+        is not a card's, after the answer has been shown, and for a text that is too long."""
+        asked = self._now()
+        if asked.card is None:
+            raise ValueError(f"a {asked.kind} is not judged by its words: look at .reveal(), then .rate(...)")
+        if self._seen:
+            raise ValueError("the answer has been shown: what is typed now is not judged")
+        if not said.strip():
+            return MappingProxyType({})
+        self._shown()  # the answer is given; what judging takes is not the learner's time
+        found = judge(asked.card, said)
+        self._typed = said.strip()
+        self._proposed = {point: judged.reached for point, judged in found.items() if judged.reached is not None}
+        return found
 
     def answer(self, formula: str) -> Verdict:
         """Hold a formula against the truth of the derivation; again after a wrong one, while the answer is not shown.
@@ -182,7 +203,7 @@ class Interview:
     def _ask(self, share: float | None) -> Question | None:
         self._tick()
         self._began, self._shown_at, self._seen = self._spent, None, False
-        self._tries = ()
+        self._tries, self._typed, self._proposed = (), "", {}
         left = self.minutes * 60 - self._spent
         self.question = self._pool.draw(left, share)
         return self.question
@@ -196,7 +217,7 @@ class Interview:
         """Write down how it went. Returns the share that was reached."""
         kept = Spoken(asked.kind, asked.key, asked.words, asked.tags, asked.lab, asked.budget_s, self.used_s,
                      MappingProxyType(dict(points)), rating, skipped, tuple(said for said, _ in self._tries),
-                     asked.after)  # fmt: skip
+                     asked.after, self._typed, MappingProxyType(self._proposed))  # fmt: skip
         self.asked = (*self.asked, kept)
         return kept.share
 

@@ -36,6 +36,7 @@ class Spoken:
 
     rating      1 to 5: of a card, from its points; of anything that was rated so; else 0
     formulas    what was typed for a derivation;  after  of a follow-up, the card before it
+    typed       the answer to a card, if it was typed;  proposed  the points that were judged by that, as proposed
     """
 
     kind: str
@@ -50,6 +51,13 @@ class Spoken:
     skipped: bool = False
     formulas: tuple[str, ...] = ()
     after: str = ""
+    typed: str = ""
+    proposed: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def corrected(self) -> tuple[str, ...]:
+        """The points that were judged by what was typed, and that the learner said otherwise."""
+        return tuple(point for point, came in self.proposed.items() if self.points.get(point, came) != came)
 
     @property
     def reached(self) -> int:
@@ -131,6 +139,7 @@ class Report:
             + (f", {skipped} skipped" if skipped else ""),
             *self._parts(),
             *self._times(),
+            *self._judged(),
             *self._tags(),
         ]
         return ". ".join(said) + "."
@@ -159,6 +168,16 @@ class Report:
         much = f"{worst.key} took {clock_text(worst.seconds)} of {clock_text(worst.budget_s)}"
         return [f"{len(late)} of {len(answered)} over their time; {much}"]
 
+    def _judged(self) -> list[str]:
+        """How many points were judged by what was typed, and which of them the learner has corrected."""
+        typed = [each for each in self.asked if each.proposed and each.points]
+        if not typed:
+            return []
+        judged = sum(len(each.proposed) for each in typed)
+        changed = [f"{IN_WORDS[point]} of {each.key}" for each in typed for point in each.corrected]
+        told = f"{plural(judged, 'point')} of {plural(len(typed), 'answer')} judged by what you typed"
+        return [f"{told}, {len(changed)} corrected by you" + f": {', '.join(changed)}" * bool(changed)]
+
     def _tags(self) -> list[str]:
         tags = self.by_tag
         ends = [tag for tag, (share, _) in tags.items() if share >= GOOD][-1:]
@@ -171,7 +190,8 @@ class Report:
         asked = [{name: getattr(each, name) for name in Spoken.__dataclass_fields__} for each in self.asked]
         plain = [
             {**row, "points": dict(each.points), "tags": list(each.tags), "lab": list(each.lab),
-             "formulas": list(each.formulas), "share": each.share} for row, each in zip(asked, self.asked, strict=True)
+             "formulas": list(each.formulas), "proposed": dict(each.proposed), "corrected": list(each.corrected),
+             "share": each.share} for row, each in zip(asked, self.asked, strict=True)
         ]  # fmt: skip
         weak = [{"tag": each.tag, "share": each.share, "questions": each.questions, "cells": list(each.cells),
                  "cards": [id for id, _ in each.cards]} for each in self.weak]  # fmt: skip

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 
 import ipywidgets as widgets
 
 from labkit.plan.whiteboard.derivation import Derivation
 from labkit.view.cards import back, formulas, front
-from labkit.view.interview import Session, clock_text, spoken
+from labkit.view.interview import Judged, Session, clock_text, evidence, spoken
 from labkit.view.svg import Picture, headline, text
 from labkit.view.widgets.interview_clock import SessionClock
 from labkit.view.widgets.linked import Linked
@@ -21,11 +21,16 @@ MINUTES = (5, 10, 15, 20, 30, 45, 60, 90, 120)
 LEVELS = (("1  first steps", 1), ("2  easy", 2), ("3  what one should know", 3), ("4  hard", 4), ("5  very hard", 5))
 KINDS = (("follow-up", "Follow-up"), ("derivation", "Derive this on the whiteboard"), ("design", "System design"))
 LINES = "style='line-height:1.4'"
+BESIDE = "style='line-height:1.4;margin:0 0 6px 24px;max-width:680px;opacity:.85'"
+YOURS = "your answer: type it, and it is held against the card's points; or say it aloud, and take notes for yourself"
+NOTES = "notes for yourself; the answer is said aloud"
 
 
 class InterviewPanel(Twin, widgets.VBox):
-    """Choose minutes, level and topics and start; say your answer (notes are for you), show a good one, tick what you
-    said, go on; a formula is checked, a design case brings the planner; at the end there is the report.
+    """Choose minutes, level and topics and start; say or type your answer, show a good one, tick what you said, go on;
+    a formula is checked, a design case brings the planner; at the end there is the report.
+
+    A typed answer to a card ticks the points that it contains, with the evidence below each; every tick can be changed.
 
     Tab goes from control to control, space ticks, Enter presses. `.session` is what runs, None before the start,
     `.points` are the boxes to tick by their names, `.noted` the notes as (question, words)."""
@@ -54,8 +59,7 @@ class InterviewPanel(Twin, widgets.VBox):
         self.go = _button("start", "the clock runs from now", self.start, "primary")
         self.clock, self.asking, self.room = SessionClock(), widgets.HTML(), widgets.VBox()
         self.clock.on_msg(lambda *_: self.tell_time())
-        self.notes = widgets.Textarea(placeholder="notes for yourself; the answer is said aloud", rows=4,
-                                      layout={"width": "min(100%, 720px)"})  # fmt: skip
+        self.notes = widgets.Textarea(placeholder=NOTES, rows=4, layout={"width": "min(100%, 720px)"})
         self.show_answer = _button("show the answer", "your time for this question ends", self.show, "primary")
         self.pass_over = _button("skip", "go on without an answer", self.skip)
         self.stop = _button("end", "stop here, and see the report", self.end)
@@ -93,7 +97,8 @@ class InterviewPanel(Twin, widgets.VBox):
         if self.show_answer.disabled:
             return
         session = self._running()
-        asked, parts = session.question, session.reveal()
+        asked, judged = session.question, self._judged(session)
+        parts = session.reveal()
         if asked.card is not None:
             self.answer.value = f"<div {LINES}>{back(asked.card)}</div>"
         else:
@@ -101,12 +106,17 @@ class InterviewPanel(Twin, widgets.VBox):
             self.answer.value = f"<dl {LINES}>{rows}</dl>"
         late = session.used_s > asked.budget_s
         for point, words in session.rubric.items() if not session.rated else ():
-            box = widgets.Checkbox(False, description=words, indent=False, layout={"width": "auto"})
+            came = point in judged and bool(judged[point].reached)
+            box = widgets.Checkbox(came, description=words, indent=False, layout={"width": "auto"})
             if point == "time":  # measured, and not what one believes
                 box.value, box.disabled = not late, True
             self.points[point] = box
         heading = "Your formula is the rating." if session.rated else "What did you say? Tick it."
-        self.ticks.children = (widgets.HTML(f"<b>{heading}</b>"), *self.points.values())
+        if judged:
+            heading = "What your words contain is ticked. Words are found and not understood: correct each tick."
+        beside = {point: widgets.HTML(f"<div {BESIDE}>{evidence(each)}</div>") for point, each in judged.items()}
+        lines = [(box, *([beside[point]] if point in beside else [])) for point, box in self.points.items()]
+        self.ticks.children = (widgets.HTML(f"<b>{heading}</b>"), *(widget for line in lines for widget in line))
         if isinstance(self.board, Whiteboard):
             self.board.field.disabled = True
         elif isinstance(self.board, widgets.Accordion):
@@ -167,6 +177,17 @@ class InterviewPanel(Twin, widgets.VBox):
         words = "A mock interview: questions against a clock, a rubric, a report"
         return Picture(headline(words) + text(4, 42, "It starts in JupyterLab."), 54, words)
 
+    def _judged(self, session: Session) -> Mapping[str, Judged]:
+        """What the typed answer to a card contains; nothing if none was typed, or it cannot be judged."""
+        typed = self.notes.value.strip()
+        if session.question.card is None or not typed:
+            return {}
+        try:
+            return session.judge(typed)
+        except ValueError as error:  # too long: one ticks oneself
+            self.said.value = escape(str(error))
+            return {}
+
     def _running(self) -> Session:
         assert self.session
         return self.session
@@ -197,6 +218,7 @@ class InterviewPanel(Twin, widgets.VBox):
             return
         self.notes.value, self.answer.value, self.ticks.children, self.board = "", "", (), None
         self.points = {}
+        self.notes.placeholder = YOURS if asked.card is not None else NOTES
         words = front(asked.card) if asked.card is not None else escape(asked.words)
         words = f"<b>{words}</b>" * (asked.derivation is None)  # the whiteboard says its own
         kind = dict(KINDS).get(asked.kind, "Question")
@@ -229,7 +251,7 @@ class InterviewPanel(Twin, widgets.VBox):
     def _finish(self, session: Session, focus: bool) -> None:
         self.room.children, self.board = (), None
         noted = "".join(f"<dt><b>{escape(asked)}</b></dt><dd>{escape(words)}</dd>" for asked, words in self.noted)
-        notes = f"<details><summary>your notes</summary><dl {LINES}>{noted}</dl></details>" if noted else ""
+        notes = f"<details><summary>your answers and notes</summary><dl {LINES}>{noted}</dl></details>" if noted else ""
         self.told.value = f"{session.report()._repr_html_()}{notes}"
         self.again.layout.display = "" if self.make else "none"
         self._turn(self.last)
