@@ -147,7 +147,7 @@ LABS = (
             GOES_ON,
             chooses(0, "h100"), sees("on h100 in fp32"),
         ),
-    ), short=("01-04", "01-19")),
+    ), short=("01-19",)),
     Lab("02_point_to_point", (
         predicted("c08", "Bytes that each rank sends?", "4000", "you predict 4,000 B"),
         predicted("02-31", "as long as one of 64 bytes?", "3", "you predict 3 times", sees("measured")),

@@ -8,18 +8,12 @@ from types import MappingProxyType
 
 SHORTCUTS = MappingProxyType(
     {
-        "01-04": """
-config = GPTConfig(n_layer=4, d_model=128, n_head=4, vocab=512, seq=128)
-""",
         "01-19": """
 rows, laws = [4], [labkit.predict_memory(config, Layout(), Recipe(batch_size=4))]
 runs = [{"peak": laws[0]}]
 """,
         "01-42": """
 here = labkit.Hardware.preset("a100-80gb").changed(name="this machine")
-""",
-        "03-45": """
-from labkit.probe.links import ping_pong, sweep
 """,
         "05-52": """
 from labkit.view.widgets.scale import LossScaleExplorer
