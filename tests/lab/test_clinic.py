@@ -5,7 +5,10 @@ Programs run on real ranks of one cluster. A hang ends as soon as its autopsy is
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from labkit.lab.cases.task import rows
 from labkit.lab.source import show
 from tests.faults.conftest import all_well, gone
 
+ROOT = Path(__file__).resolve().parents[2]
 CAUSES = [each.cause for each in clinic.cases]
 VALUES_ARE_WRONG = {
     "fp16 overflow", "silent underflow", "accumulation without normalisation", "ranks differ by seed",
@@ -162,6 +166,27 @@ def test_what_a_patient_shows_does_not_name_the_cause():
         assert case.program.code == show(case.broken).code
         assert case.cause not in case.program.code
         assert sum(line.startswith(("+", "-")) for line in case.diff.splitlines()) > 2
+
+
+def test_lab_15_tells_nobodys_cause_before_somebody_opens_it():
+    """Would catch a stored output that gives a patient away. Of those of a folded cell, JupyterLab shows one line."""
+    cells = json.loads((ROOT / "notebooks" / "15_clinic.ipynb").read_text())["cells"]
+    ward = next(place for place, cell in enumerate(cells) if "Ward(" in "".join(cell["source"]))
+    others = [case for case in clinic.cases if case.name != "Ada"]
+    secrets = {words for case in others for words in (case.cause, case.shows, case.repair)}
+    folded = 0
+    for cell in cells[ward + 1 :]:
+        if cell["cell_type"] == "markdown":
+            seen = re.sub("<details>.*?</details>", "", "".join(cell["source"]), flags=re.DOTALL)
+        else:
+            told = [output.get("text") or output["data"].get("text/html", []) for output in cell["outputs"]]
+            pages = ["".join(lines) for lines in told]
+            hidden = cell["metadata"].get("jupyter", {}).get("outputs_hidden", False)
+            folded += hidden and any(words in page for words in secrets for page in pages)
+            seen = "".join(pages[:1]).partition("\n")[0] if hidden else "\n".join(pages)
+            seen = re.sub("<details>.*?</details>", "", seen, flags=re.DOTALL)  # a prediction's answer folds itself
+        assert [words for words in secrets if words in seen] == [], cell["id"]
+    assert folded > 5
 
 
 def test_the_files_of_the_cases_are_short_and_hold_both_programs():
