@@ -24,7 +24,9 @@ from labkit.lab.problem import Problem
 from labkit.lab.verbs import markdown
 
 KERNEL = (("display_name", "Python 3"), ("language", "python"), ("name", "python3"))
-SETUP = "from labkit import HintPanel, ProgressPanel, check, exercise, hint, progress, solution"
+SETUP = """\
+from labkit import HintPanel, ProgressPanel
+from labkit import check, exercise, hint, progress, solution"""
 SOLVED = "from labkit import check, exercise"
 
 

@@ -7,9 +7,13 @@ import inspect
 import textwrap
 from typing import Any
 
+from labkit.lab.columns import narrow
+
 
 def solution_of(reference: Any) -> str:
-    """Source of a reference, and what of its file it uses: imports, and names for types in its signature."""
+    """Source of a reference, and what of its file it uses: imports, and names for types in its signature.
+
+    Its docstrings and signatures are laid out for a cell of a notebook (labkit.lab.columns)."""
     text = textwrap.dedent(inspect.getsource(reference))
     used, module = _names(ast.parse(text)), inspect.getmodule(reference)
     body = ast.parse(inspect.getsource(module) if module else "").body
@@ -23,7 +27,7 @@ def solution_of(reference: Any) -> str:
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     before = [ast.unparse(kept) for node in imports if (kept := _only(node, used)) is not None]
     before += ["", *map(ast.unparse, kinds)] if kinds else []
-    return "\n".join([*before, "", "", text] if before else [text])
+    return "\n".join([*before, "", "", narrow(text)] if before else [narrow(text)])
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "other")
 """What memory is held for: the names of a memory breakdown, in the order in which it is told and drawn."""
+MEASURED, REHEARSED = "measured", "rehearsed"
+"""Where numbers beside a prediction come from: a real run, or one on simulated devices (labkit.rehearse)."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class Breakdown:
                 raise ValueError(f"{item.name} is not a number")
 
     @classmethod
-    def of(cls, values: Mapping[str, float], unit: str = "B") -> Breakdown:
+    def of(cls, values: Mapping[str, float], unit: str = "B", source: str = "") -> Breakdown:
         """A breakdown of bare numbers, such as measurements, which have no formula."""
-        return cls(Item(name, value, unit) for name, value in values.items())
+        return cls(Item(name, value, unit, "", source) for name, value in values.items())
 
     @property
     def total(self) -> float:
@@ -65,6 +67,11 @@ class Breakdown:
     def unit(self) -> str:
         """The unit of all items; "" for none."""
         return self.items[0].unit if self.items else ""
+
+    @property
+    def origin(self) -> str:
+        """What to call these numbers beside a prediction: REHEARSED if that is their source, otherwise MEASURED."""
+        return REHEARSED if self.items and all(item.source == REHEARSED for item in self.items) else MEASURED
 
     def item(self, name: str) -> Item:
         """The item of this name, with formula and source. Raises KeyError that names the nearest."""
@@ -101,7 +108,9 @@ class Breakdown:
             raise ValueError(f"the prediction is in {self.unit}, the measurement in {unit}: they cannot be compared")
         mine, seen = dict(self), dict(measured)
         rows = [Row(name, mine.get(name, 0), seen.get(name, 0)) for name in {**mine, **seen}]
-        return Comparison(tuple(rows), self.unit or unit)
+        return Comparison(
+            tuple(rows), self.unit or unit, measured.origin if isinstance(measured, Breakdown) else MEASURED
+        )
 
     def __repr__(self) -> str:
         rows = [*self.items, Item("total", self.total, self.unit)]
@@ -132,10 +141,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A prediction beside its measurement: `rows` name by name, and their `total`."""
+    """A prediction beside its measurement, or its rehearsal (`origin`): `rows` name by name, and their `total`."""
 
     rows: tuple[Row, ...]
     unit: str = "B"
+    origin: str = MEASURED
 
     def __getitem__(self, name: str) -> Row:
         for row in self.rows:
@@ -154,7 +164,7 @@ class Comparison:
         return max(self.rows, key=lambda row: abs(row.predicted - row.measured), default=self.total)
 
     def __repr__(self) -> str:
-        table = [("", "predicted", "measured", "apart")]
+        table = [("", "predicted", self.origin, "apart")]
         for row in (*self.rows, self.total):
             apart = "exact" if row.apart == 0 else f"{100 * row.apart:+.3g}%"
             table.append((row.name, _number(row.predicted), _number(row.measured), apart))

@@ -32,7 +32,7 @@ import torch
 from labkit.comm import fake
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
-from labkit.plan.breakdown import Breakdown, Comparison
+from labkit.plan.breakdown import REHEARSED, Breakdown, Comparison
 from labkit.probe.history import Moment
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.reads import Fake
@@ -127,12 +127,12 @@ def rehearsed(
             after, largest = probe.now, probe.largest()
             memory, timeline, modules, saved = probe.peak, probe.timeline, probe.modules, probe.saved
     return Rehearsal(
-        memory=memory,
-        before=before,
-        after=after,
-        building=building,
+        memory=_told(memory),
+        before=_told(before),
+        after=_told(after),
+        building=_told(building),
         ledger=group.ledger,
-        flops=Breakdown.of(mode.flops, "flops"),
+        flops=Breakdown.of(mode.flops, "flops", REHEARSED),
         seconds=time.perf_counter() - began,
         n_ranks=n_ranks,
         rank=rank,
@@ -171,3 +171,8 @@ def undisturbed() -> Iterator[None]:
             torch.set_default_dtype(dtype)
             if torch.get_default_device() != device and device.type == "cpu":
                 torch.set_default_device(device)
+
+
+def _told(found: Breakdown) -> Breakdown:
+    """The same numbers, with where they come from: beside a prediction they are called rehearsed, not measured."""
+    return Breakdown.of(dict(found), "B", REHEARSED)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.view.bars import apart
 from labkit.view.memory import COLOURS
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, round_marks, text
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
 from labkit.view.units import binary_text, bytes_text, metric_text
 
 LEFT, BAR, TOP, BOTTOM = 78.0, 80.0, 66.0, 330.0
@@ -39,7 +39,7 @@ def anatomy(
 
     `n_params` N adds a column of bytes for each parameter; `device` is a name and its bytes, drawn as a line.
     ValueError for kinds that are not those of memory, for negative bytes, a peak of 0, and a device without bytes."""
-    stacks = [("predicted", predicted)] + ([("measured", measured)] if measured is not None else [])
+    stacks = [("predicted", predicted)] + ([(measured.origin, measured)] if measured is not None else [])
     for name, each in stacks:
         wrong = [kind for kind in each if kind not in KINDS or each[kind] < 0]
         if wrong or not each.total > 0:
@@ -50,7 +50,7 @@ def anatomy(
     near = device is not None and device[1] <= FAR * peak
     tall = (BOTTOM - TOP) / (1.06 * max(peak, device[1] if device and near else 0))
     verdict = fits(stacks[-1][1].total, device) if device else f"{bytes_text(peak)} at the peak"
-    body = [text(4, 20, cut(title, 100), size=15, bold=True), text(4, 42, verdict)]
+    body = [headline(title), text(4, 42, verdict)]
     for mark in round_marks((BOTTOM - TOP) / tall, 2):
         y = BOTTOM - mark * tall
         body += [line(LEFT, y, NAMES - 6, y, "1 5"), text(LEFT - 6, y + 4, binary_text(mark), "end", 12)]
@@ -93,7 +93,7 @@ def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> l
     y = TOP - 6
     out = [text(NUMBER, y, "predicted", "end", bold=True)]
     out += [text(TIMES, y, "bytes / N", "end", bold=True)] if n_params else []
-    out += [text(SEEN, y, "measured", "end", bold=True)] if measured else []
+    out += [text(SEEN, y, measured.origin, "end", bold=True)] if measured else []
     laws, seen, when = dict(predicted), dict(measured or {}), ""
     for name in reversed(KINDS):
         y += 40

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from labkit.plan.breakdown import Breakdown
+from labkit.plan.breakdown import MEASURED, REHEARSED, Breakdown
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import value_text
 
@@ -32,28 +32,36 @@ def compare(
     measured: float | Breakdown | None = None,
     unit: str = "B",
     title: str = "",
+    rehearsed: float | Breakdown | None = None,
 ) -> Picture:
     """A bar for each number that is given, with the number, and how far each is from the measurement.
 
-    Breakdowns are drawn item by item, with their formulas, and their total last; their own unit counts, not `unit`.
+    `rehearsed` stands in the place of `measured` for what simulated devices did (labkit.rehearse), and is called so;
+    a Breakdown of a rehearsal says so by itself. Breakdowns are drawn item by item, with their formulas, and their total last; their own unit counts, not `unit`.
     Units "B" and "s" are scaled to KiB, ms and so on. Raises ValueError if nothing, or nothing finite, is given, for a
-    breakdown beside a bare number, and for different units."""
-    given_parts = [each for each in (law, prediction, measured) if each is not None]
-    if any(isinstance(each, Breakdown) for each in given_parts):
-        return _by_item({"law": law, "prediction": prediction, "measured": measured}, title)
-    return _numbers(law, prediction, measured, unit, title)  # type: ignore[arg-type]
+    breakdown beside a bare number, for different units, and for a measurement beside a rehearsal."""
+    if measured is not None and rehearsed is not None:
+        raise ValueError(f"give measured={measured} or rehearsed={rehearsed}: each picture holds against one of them")
+    origin = MEASURED if rehearsed is None else REHEARSED
+    seen = measured if rehearsed is None else rehearsed
+    if any(isinstance(part, Breakdown) for part in (law, prediction, seen)):
+        origin = seen.origin if isinstance(seen, Breakdown) and rehearsed is None else origin
+        return _by_item({"law": law, "prediction": prediction, "measured": seen}, title, origin)
+    return _numbers(law, prediction, seen, unit, title, origin)  # type: ignore[arg-type]
 
 
-def _numbers(law: float | None, prediction: float | None, measured: float | None, unit: str, title: str) -> Picture:
+def _numbers(
+    law: float | None, prediction: float | None, measured: float | None, unit: str, title: str, origin: str
+) -> Picture:
     """Three bars."""
-    rows = [("law", law, PALETTE[0]), ("your prediction", prediction, PALETTE[4]), ("measured", measured, PALETTE[2])]
+    rows = [("law", law, PALETTE[0]), ("your prediction", prediction, PALETTE[4]), (origin, measured, PALETTE[2])]
     given = [(name, float(value), fill) for name, value, fill in rows if value is not None]
     if not given or not all(math.isfinite(value) for _, value, _ in given):
         raise ValueError(f"compare needs at least one finite number, got law={law}, {prediction=}, {measured=}")
     longest = max(abs(value) for _, value, _ in given) or 1.0
     said = []
     for name, value, _ in given:
-        how = "" if measured is None or name == "measured" else f" ({apart(value, float(measured))})"
+        how = "" if measured is None or name == origin else f" ({apart(value, float(measured), origin)})"
         said.append(value_text(value, unit) + how)
     room = [
         (WIDTH - 142 - 7.4 * len(words)) * longest / abs(v) for words, (_, v, _) in zip(said, given, strict=True) if v
@@ -70,7 +78,7 @@ def _numbers(law: float | None, prediction: float | None, measured: float | None
     return Picture("".join(body), y + 4, f"{title}: {told}".strip(": "))
 
 
-def _by_item(sides: dict[str, float | Breakdown | None], title: str) -> Picture:
+def _by_item(sides: dict[str, float | Breakdown | None], title: str, origin: str) -> Picture:
     """Items one below the other, each with a bar for each side, on one scale; then the totals."""
     given = {name: side for name, side in sides.items() if side is not None}
     whole = {name: side for name, side in given.items() if isinstance(side, Breakdown)}
@@ -85,12 +93,12 @@ def _by_item(sides: dict[str, float | Breakdown | None], title: str) -> Picture:
     unit = units.pop() if units else ""
     totals = {side: each.total for side, each in whole.items()}
     rows = [*((item, {side: values[side, item] for side in whole}) for item in items), ("total", totals)]
-    said = {(name, side): _words(side, row, unit) for name, row in rows for side in row}
+    said = {(name, side): _words(side, row, unit, origin) for name, row in rows for side in row}
     low = min(0.0, *(value for _, row in rows for value in row.values()))
     high = max(0.0, *(value for _, row in rows for value in row.values()))
     zero, scale = _scale(rows, said, low, high)
     body = [headline(title)] if title else []
-    top = y = 34.0 if title else 8.0
+    y = 34.0 if title else 8.0
     for name, row in rows:
         if name == "total":
             body.append(line(4, y, WIDTH - 4, y, "2 3"))
@@ -103,22 +111,26 @@ def _by_item(sides: dict[str, float | Breakdown | None], title: str) -> Picture:
             left = zero if value >= 0 else zero - wide
             fill = dict(ROWS)[side]
             words = said[name, side]
-            body += [text(LEFT - 8, y + 14, side, "end", 12)]
-            body.append(box(left, y, wide, THIN - 3, fill, "", f"{name}, {side}: {words}"))
+            shown = origin if side == "measured" else side
+            body += [text(LEFT - 8, y + 14, shown, "end", 12)]
+            body.append(box(left, y, wide, THIN - 3, fill, "", f"{name}, {shown}: {words}"))
             body.append(text(zero + max(0.0, value * scale) + 7, y + 13, words, size=12))
             y += THIN
+        body.append(line(zero, y - THIN * len(row) - 2, zero, y))  # beside the bars only: words stand below them
         if formula := _why(name, whole):
             body.append(text(LEFT, y + 11, cut(formula, 92), size=11))
             y += 15
         y += 8
-    body.append(line(zero, top - 4, zero, y - 6))
-    told = "; ".join(f"{name}: " + ", ".join(f"{side} {said[name, side]}" for side in row) for name, row in rows)
+    names = {"measured": origin}
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{names.get(side, side)} {said[name, side]}" for side in row) for name, row in rows
+    )
     return Picture("".join(body), y + 4, f"{title}: {told}".strip(": "))
 
 
-def _words(side: str, row: dict[str, float], unit: str) -> str:
+def _words(side: str, row: dict[str, float], unit: str, origin: str) -> str:
     """A number, and how far it is from the measurement."""
-    how = f" ({apart(row[side], row['measured'])})" if side != "measured" and "measured" in row else ""
+    how = f" ({apart(row[side], row['measured'], origin)})" if side != "measured" and "measured" in row else ""
     return value_text(row[side], unit) + how
 
 
@@ -144,14 +156,15 @@ def _why(item: str, whole: dict[str, Breakdown]) -> str:
     return ""
 
 
-def apart(value: float, measured: float) -> str:
-    """How far off a number is, in words: `exact`, `33.3% below the measurement`, `4 times the measurement`."""
+def apart(value: float, measured: float, origin: str = MEASURED) -> str:
+    """How far off a number is, in words: `exact`, `33.3% below the measurement`, `4 times the rehearsal`."""
+    what = "the rehearsal" if origin == REHEARSED else "the measurement"
     if value == measured:
         return "exact"
     if measured == 0 or value / measured < 0:
-        return f"{value - measured:+,.3g} from the measurement"
+        return f"{value - measured:+,.3g} from {what}"
     ratio = value / measured
     if 0.5 <= ratio <= 2:
-        return f"{100 * abs(ratio - 1):.3g}% {'above' if ratio > 1 else 'below'} the measurement"
+        return f"{100 * abs(ratio - 1):.3g}% {'above' if ratio > 1 else 'below'} {what}"
     many = f"{ratio:,.0f}" if 100 <= ratio < 1e9 else f"{ratio:.3g}"
-    return f"{many} times the measurement"
+    return f"{many} times {what}"

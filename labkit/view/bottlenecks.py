@@ -55,7 +55,7 @@ def speed_up(
     axes = _axes(64, 84, 640, 330, points + ([(guess[0], guess[1])] if guess else []), top, most)
     limit = "no limit" if not serial else f"never above {1 / serial:.3g}"
     label = title or "speed-up over one rank"
-    body = [headline(f"{label}: serial share {serial:.1%}, {limit}", width=760), *_frame(axes), *_ideal(axes)]
+    body = [headline(f"{label}: serial share {serial:.1%}, {limit}", width=700), *_frame(axes), *_ideal(axes)]
     body.append(axes.path([(n, amdahl(n, serial)) for n in _steps(axes.x[1])], LAW))
     body += _key(64, 62, [("law", LAW, ""), ("ideal", IDEAL, "2 3")])
     for n, x in points:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from labkit.plan.collectives import Line
 from labkit.plan.replay import Flight, Ready, Replay, replay, sizes_of
 from labkit.view.axes import Axes
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, round_marks, text
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
 LEFT, RIGHT, LANE, STEP = 92.0, WIDTH - 16.0, 26.0, 36.0
@@ -41,7 +41,7 @@ def buckets(
     n = len(now.flights)
     title = title or f"buckets of {bytes_text(bucket_bytes)}: {n} bucket{'s' * (n > 1)}"
     told = f"{seconds_text(now.exposed_s) if now.exposed_s else '0 s'} exposed, {now.hidden:.0%} of the wire hidden"
-    body = [text(4, 20, cut(f"{title}; {told}", 96), size=15, bold=True), *_legend(measured)]
+    body = [headline(f"{title}; {told}"), *_legend(measured)]
     body += _lanes(ready, now)
     below, best = _sizes(ready, bucket_bytes, wire, backward_s, now, dict(measured or {}))
     label = f"{title}: backward {seconds_text(now.backward_s)}, wire {seconds_text(now.wire_s)}, {told}; {best}"

@@ -49,14 +49,19 @@ def plane(
     x = _ends([mark.seconds for mark in points])
     y = _ends([*(mark.n_bytes for mark in points), *([cap_bytes] if _near(cap_bytes, points) else [])])
     axes = Axes(LEFT, TOP, RIGHT, BOTTOM, x, y, log_x=True, log_y=True)
-    room = Room(LEFT, TOP - 14, 800, BOTTOM)
+    room, scores = Room(LEFT, TOP - 14, 800, BOTTOM), _scores(axes)
     for mark in points:
         at = axes.at(mark.seconds, mark.n_bytes)
-        room.take(at[0] - 6, at[1] - 6, 12, 12)
-    body = [headline(title), *_frame(axes), *_cap(axes, cap_bytes, room)]
+        room.keep(at[0] - 9, at[1] - 9, 18, 18)
+    for _, a, b, c, d in scores:
+        room.keep_path([(a, b), (c, d)])
+    cap = axes.at(1, cap_bytes)[1] if axes.y[0] <= cap_bytes <= axes.y[1] else None
+    if cap is not None:
+        room.keep(LEFT, cap - 2, RIGHT - LEFT, 4)
+    body = [headline(title), *_frame(axes), *_cap(cap, cap_bytes, axes, room)]
     for number, mark in enumerate(points):
         body += _mark(axes, mark, room, diamond=chosen is not None and number == len(points) - 1)
-    body += _scores(axes, room) + _legend(shown, chosen)
+    body += _score_lines(scores, room) + _legend(shown, chosen)
     if memory is not None:
         body += _stack(memory, cap_bytes)
     return Picture("".join(body), HEIGHT, f"{title}: " + "; ".join(map(words_of, points)))
@@ -102,8 +107,8 @@ def _frame(axes: Axes) -> list[str]:
     ]
 
 
-def _scores(axes: Axes, room: Room) -> list[str]:
-    """Lines of equal score, each twice the one before."""
+def _scores(axes: Axes) -> list[tuple[str, float, float, float, float]]:
+    """Lines of equal score, each twice the one before: what it says, and its left and right end on the page."""
     (x0, x1), (y0, y1) = axes.x, axes.y
     first, last = math.ceil(math.log2(x0 * y0 / 1e6)), math.floor(math.log2(x1 * y1 / 1e6))
     out = []
@@ -112,26 +117,32 @@ def _scores(axes: Axes, room: Room) -> list[str]:
         left, right = max(x0, score / y1), min(x1, score / y0)
         if right / left < 1.05:
             continue
-        (a, b), (c, d) = axes.at(left, score / left), axes.at(right, score / right)
-        out.append(line(a, b, c, d, "6 5", 1, "#888"))
-        said = f"{2.0**power:g} MB s"
-        wide = width_of(said, 11)
-        ends = [(a + 8, b), (c, d - 14)]
-        if RIGHT - c < 2:
-            ends = [(RIGHT + 4, d - 8), (a + 8, b - 2), (c - wide - 8, d - 16)]
-        found = room.first(ends, wide, 12)
-        if found:
-            out.append(text(found[0], found[1] + 10, said, size=11))
+        out.append((f"{2.0**power:g} MB s", *axes.at(left, score / left), *axes.at(right, score / right)))
     return out
 
 
-def _cap(axes: Axes, cap_bytes: float, room: Room) -> list[str]:
-    if not axes.y[0] <= cap_bytes <= axes.y[1]:
+def _score_lines(scores: Sequence[tuple[str, float, float, float, float]], room: Room) -> list[str]:
+    """The lines, and what they say: beyond their right end, or above them, where no line and no mark is crossed."""
+    out = []
+    for said, a, b, c, d in scores:
+        out.append(line(a, b, c, d, "6 5", 1, "#888"))
+        wide, shares = width_of(said, 11), [k / 12 for k in range(12)]
+        above = [(a + (c - a) * share + 4, b + (d - b) * share - 14) for share in shares]
+        ends = [(RIGHT + 4, d - 8)] if RIGHT - c < 2 else []
+        if spot := room.first([*ends, *above], wide, 12):
+            out.append(text(spot[0], spot[1] + 10, said, size=11))
+    return out
+
+
+def _cap(y: float | None, cap_bytes: float, axes: Axes, room: Room) -> list[str]:
+    """The cap's line at `y`, and its words beside it where nothing is; None: the cap lies outside of the picture."""
+    if y is None:
         side = "above" if cap_bytes > axes.y[1] else "below"
         return [text(RIGHT, TOP - 16, f"the cap, {cap_bytes / 1e6:.3g} MB, lies {side} this picture", "end", 12)]
-    y, said = axes.at(1, cap_bytes)[1], f"cap {cap_bytes / 1e6:.3g} MB"
-    wide = width_of(said, 12)
-    places = [(x, y + dy) for dy in (-16, 4) for x in (RIGHT - wide - 2, LEFT + 4, (LEFT + RIGHT) / 2)]
+    said = f"cap {cap_bytes / 1e6:.3g} MB"
+    wide = width_of(said, 12, bold=True)
+    places = [(RIGHT - wide - 2 - step, y + dy) for step in range(0, int(RIGHT - LEFT - wide), 20) for dy in (-16, 4)]
+    places.append((RIGHT + 4, y - 7))
     found = room.first(places, wide, 13) or places[0]
     words = text(found[0], found[1] + 11, said, size=12, bold=True)
     return [line(LEFT, y, RIGHT, y, "", 2.5, COLOURS[1]), words]
@@ -149,8 +160,13 @@ def _mark(axes: Axes, mark: Mark, room: Room, diamond: bool) -> list[str]:
     else:
         shape = axes.dot(mark.seconds, mark.n_bytes, colour, told)
     wide = width_of(mark.name, 12)
-    corners = [(x + 9, y - 6), (x - 9 - wide, y - 6), (x - wide / 2, y - 21), (x - wide / 2, y + 9), (x + 7, y + 7)]
-    inside = [(a, b) for a, b in corners if a + wide <= RIGHT]
+    corners = [
+        (x + side * far - (wide if side < 0 else 0), y - 6 + dy)
+        for far, dys in ((10, (0, -8, 8, -15, 15)), (20, (0, -12, 12, -24, 24)), (34, (0, -20, 20, -34, 34)))
+        for dy in dys
+        for side in (1, -1)
+    ]
+    inside = [(a, b) for a, b in [*corners, (x - wide / 2, y - 23), (x - wide / 2, y + 11)] if a + wide <= RIGHT]
     found = room.first(inside, wide, 13)
     return [shape] + ([text(found[0], found[1] + 10, mark.name, size=12)] if found else [])
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from labkit.plan.layout import AXES, Layout
-from labkit.view.svg import INK, PALETTE, WIDTH, Picture, cut, line, text, width_of
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, headline, line, text, width_of
 
 COLOURS = MappingProxyType({"tp": PALETTE[0], "pp": PALETTE[1], "dp": PALETTE[3]})
 DASHES = MappingProxyType({"tp": "", "pp": "9 4", "dp": "2 3"})
@@ -68,7 +68,7 @@ def cube(layout: Layout, rank: int = 0, title: str = "") -> Picture:
     head = title or f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} = {layout.size:,} rank{'s' * (layout.size > 1)}"
     d, p, t = (here[axis] for axis in AXES)
     told = f"rank {rank} is dp {d}, pp {p}, tp {t}: ({d} x {layout.pp} + {p}) x {layout.tp} + {t} = {rank}"
-    body = [text(4, 20, cut(head, 96), size=15, bold=True), text(4, 42, told)]
+    body = [headline(head), text(4, 42, told)]
     body += _names(layout, shown, spots) + _lines(layout, groups, spots, shown)
     for each, (x, y) in spots.items():
         body.append(_box(layout, each, rank, groups, x, y, wide))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from labkit.probe.film import Cell, Film, Message
-from labkit.view.svg import PALETTE, WIDTH, Picture, arrow, box, striped, text
+from labkit.view.svg import PALETTE, WIDTH, Picture, arrow, box, headline, striped, text
 from labkit.view.units import bytes_text, number_text
 
 LEFT, TOP, GAP, HIGH, ROW = 78, 70, 14, 30, 50
@@ -28,7 +28,9 @@ def frame(film: Film, step: int) -> Picture:
     came = film.steps[step - 1] if step else ()
     strong = {(m.source, m.chunk) for m in messages} | {(m.to, m.chunk) for m in came}
     name = f"{film.name}, before step {step} of {len(film.steps)}" if messages else f"{film.name}, the end"
-    body = [text(4, 20, name, size=15, bold=True), text(4, 41, _caption(messages), size=12)]
+    lanes = 26 * (film.n_chunks == 1) * len(messages)
+    wide = max(NARROW, LEFT + film.n_chunks * cell + lanes)
+    body = [headline(name, width=wide), text(4, 41, _caption(messages), size=12)]
     for chunk in range(film.n_chunks):
         word = "all" if film.n_chunks == 1 else f"chunk {chunk}" if cell > 50 else chunk
         body.append(text(LEFT + chunk * cell + (cell - GAP) / 2, TOP - 7, word, "middle", 12))
@@ -43,8 +45,7 @@ def frame(film: Film, step: int) -> Picture:
             body.append(striped(x, y, cell - GAP, HIGH, fills, number_text(held.value), said, width))
     body += _arrows(messages, cell)
     label = "; ".join([name, *map(_told, messages), *(_said(r, c, h) for r, c, h in _cells(film, step))])
-    lanes = 26 * (film.n_chunks == 1) * len(messages)
-    return Picture("".join(body), TOP + film.n_ranks * ROW, label, max(NARROW, LEFT + film.n_chunks * cell + lanes))
+    return Picture("".join(body), TOP + film.n_ranks * ROW, label, wide)
 
 
 def strip(film: Film) -> Picture:

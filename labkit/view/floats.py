@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from labkit.train.formats import FORMATS, Format, round_to
-from labkit.view.svg import INK, PALETTE, Picture, line, text
+from labkit.view.svg import INK, PALETTE, Picture, headline, line, text
 
 CELL, BITS, ROW, TOP = 9.2, 88.0, 42.0, 62.0
 HOLDS, ERROR, BELOW, ABOVE = 512.0, 576.0, 687.0, 797.0
@@ -68,7 +68,7 @@ def neighbours(value: float, format: Format) -> tuple[float | None, float | None
 def floats(value: float, formats: Sequence[Format] = tuple(FORMATS.values()), title: str = "") -> Picture:
     """`value` in each of the formats, side by side, and where it lies in their ranges."""
     title = title or f"{_text(value, 12)} in {len(formats)} formats"
-    body = [text(4, 20, title, size=15, bold=True)]
+    body = [headline(title)]
     ends = {HOLDS: "holds", ERROR: "error", BELOW: "next below", ABOVE: "next above"}
     body.append(text(BITS, 48, "sign, exponent, mantissa", size=12))
     body += [text(x, 48, words, "end", 12) for x, words in ends.items()]

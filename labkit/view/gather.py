@@ -17,7 +17,7 @@ from html import escape
 
 from labkit.plan.breakdown import KINDS
 from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, GatherFilm, Stretch
-from labkit.view.svg import PALETTE, Picture, box, cut, headline, line, round_marks, text
+from labkit.view.svg import PALETTE, Picture, box, cut, headline, line, round_marks, text, width_of
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
 LEFT, RIGHT, TOP, LANE, TALL = 96.0, 616.0, 62.0, 24.0, 120.0
@@ -50,7 +50,9 @@ def gather_film(film: GatherFilm, moment: int | None = None, title: str = "") ->
         body += [box(x, 32, 12, 12, colour), text(x + 17, 43, word, size=12)]
         x += 32 + 6.6 * len(word)
     body += [line(x, 38, x + 22, 38, width=1), text(x + 28, 43, "sharded", size=12)]
-    y = TOP
+    x, y = LEFT + t * scale, TOP
+    foot = TOP + LANE * shown
+    body += [line(x, TOP - 6, x, foot, width=2), f'<path d="M{x - 6:.1f} {TOP - 12}h12l-6 8z"/>']  # behind the boxes
     for unit in range(shown):
         body += _lane(film, unit, y, scale, now[unit])
         y += LANE
@@ -58,9 +60,8 @@ def gather_film(film: GatherFilm, moment: int | None = None, title: str = "") ->
         body.append(text(LEFT, y + 13, f"the first {shown} of {len(film.names)} units are drawn", size=12))
         y += LANE
     top, bottom = y + 16, y + 16 + TALL
-    body += _bytes(film, top, bottom, held)
-    x = LEFT + t * scale
-    body += [line(x, TOP - 6, x, bottom, width=2), f'<path d="M{x - 6:.1f} {TOP - 12}h12l-6 8z"/>']
+    body += _bytes(film, top, bottom, held, x)
+    body.append(line(x, top, x, bottom, width=2))
     for mark in round_marks(film.seconds):
         at, words = LEFT + mark * scale, seconds_text(mark) if mark else "0"
         body += [line(at, bottom, at, bottom + 5), text(at, bottom + 19, words, "middle", 12)]
@@ -93,8 +94,10 @@ def _look(each: Stretch) -> tuple[str, str, str]:
     return colour, letter, f"whole {words}" if each.phase != AGAIN else "whole again"
 
 
-def _bytes(film: GatherFilm, top: float, bottom: float, held: tuple[int, ...]) -> list[str]:
-    """Weights and gradients over time, on them the marks of the law, beside them the moment by kind."""
+def _bytes(film: GatherFilm, top: float, bottom: float, held: tuple[int, ...], cursor: float) -> list[str]:
+    """Weights and gradients over time, on them the marks of the law, beside them the moment by kind.
+
+    The words of a mark stand at the left, or behind the `cursor` where that would cross them."""
     columns = _columns(film)
     ceiling = 1.1 * max(max(a + b for a, b in columns), film.model_bytes, 1)
     tall, wide = (bottom - top) / ceiling, (RIGHT - LEFT) / COLUMNS
@@ -111,7 +114,8 @@ def _bytes(film: GatherFilm, top: float, bottom: float, held: tuple[int, ...]) -
         (film.model_bytes / film.n_ranks, f"1/{film.n_ranks}"),
     ):
         y = bottom - n_bytes * tall
-        out += [line(LEFT, y, RIGHT, y, "9 4", 1.5), text(LEFT + 6, y - 4, words, size=12)]
+        at = LEFT + 6 if cursor < LEFT + 2 or cursor > LEFT + 10 + width_of(words, 12) else cursor + 6
+        out += [line(LEFT, y, RIGHT, y, "9 4", 1.5), text(at, y - 4, words, size=12)]
     out += [line(LEFT, bottom, RIGHT, bottom), line(LEFT, top, LEFT, bottom)]
     rows = [("weights", held[0], WEIGHTS), ("gradients", held[1], GRADS), ("all kinds", sum(held), "none")]
     out.append(text(RIGHT + 8, top + 12, "held at the moment", size=12, bold=True))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from labkit.probe.grads import GradientTable
 from labkit.train.formats import BF16, E4M3, E5M2, FP16, Format
-from labkit.view.svg import PALETTE, Picture, Room, box, line, round_marks, text, width_of
+from labkit.view.svg import PALETTE, Picture, Room, box, headline, line, round_marks, text, width_of
 
 LEFT, RIGHT, TOP, BOTTOM, LANE = 66.0, 600.0, 66.0, 236.0, 26.0
 KINDS = ("zero", "subnormal", "normal", "over")
@@ -79,7 +79,7 @@ def histogram(
     title = title or f"{layer or 'all'}: {total:,} gradients{times}, as {format.name.removeprefix('fp8_')} holds them"
     beyond = sum(count for e, count in moved.items() if not low <= e <= high) / max(1, total)
     words = f"{zeros / max(1, total):.1%} were zero before" + (f"; {beyond:.1%} beyond this page" if beyond else "")
-    body = [text(4, 20, title, size=15, bold=True), text(4, 42, words, size=12), *page.axes()]
+    body = [headline(title), text(4, 42, words, size=12), *page.axes()]
     limits = edges(format)
     for exponent, count in sorted(moved.items()):
         if low <= exponent <= high:

@@ -7,20 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit.plan.collectives import ALGORITHMS, Line, crossover_bytes, seconds
-from labkit.view.svg import PALETTE, Picture, line, text
+from labkit.view.svg import PALETTE, Picture, headline, line, text, width_of
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
-LEFT, RIGHT, TOP, BOTTOM = 74, 660, 52, 330
+LEFT, RIGHT, TOP, BOTTOM, LEGEND = 74, 660, 72, 350, 38
 COLOURS = ("#2B8CD6", PALETTE[6], PALETTE[2], PALETTE[3])
 """A lighter blue than the palette's: a thin line of that one is lost on a dark page."""
 DASHES = ("", "9 4", "2 3", "9 3 2 3")
 Points = Sequence[tuple[float, float]]
 
 
-def fitted(samples: Points, link: Line, title: str = "one message between two ranks") -> Picture:
-    """Measured (bytes, seconds) as dots, alpha + bytes * beta as a line; both axes logarithmic."""
+def fitted(
+    samples: Points,
+    link: Line,
+    title: str = "one message between two ranks",
+    across: str = "bytes",
+    upward: str = "time",
+) -> Picture:
+    """Measured (bytes, seconds) as dots, alpha + bytes * beta as a line; both axes logarithmic, with these names."""
     said = f"alpha {seconds_text(link.alpha_s)}, {link.bandwidth / 1e9:.3g} GB/s"
-    return _plot({"measured": samples}, {f"fit: {said}": link.seconds}, title, ends=False)
+    return _plot({"measured": samples}, {f"fit: {said}": link.seconds}, title, across, upward, ends=False)
 
 
 def laws(n_ranks: int, link: Line, measured: Mapping[str, Points] | None = None) -> Picture:
@@ -28,7 +34,8 @@ def laws(n_ranks: int, link: Line, measured: Mapping[str, Points] | None = None)
     curves = {name: _law(name, n_ranks, link) for name in ALGORITHMS}
     cross = crossover_bytes(n_ranks, link)
     where = f"ring and tree meet at {bytes_text(round(cross))}" if 0 < cross < math.inf else "ring and tree do not meet"
-    return _plot(measured or {}, curves, f"all_reduce on {n_ranks} ranks: {where}", cross)
+    title, across, upward = f"all_reduce on {n_ranks} ranks: {where}", "bytes of the tensor", "time of an all_reduce"
+    return _plot(measured or {}, curves, title, across, upward, cross)
 
 
 def _law(name: str, n_ranks: int, link: Line) -> Callable[[float], float]:
@@ -54,6 +61,8 @@ def _plot(
     dots: Mapping[str, Points],
     curves: Mapping[str, Callable[[float], float]],
     title: str,
+    across: str,
+    upward: str,
     mark: float = 0.0,
     ends: bool = True,
 ) -> Picture:
@@ -63,7 +72,7 @@ def _plot(
     times = [t for points in dots.values() for _, t in points] + [f(x) for f in curves.values() for x in xs]
     times = [t for t in times if 0 < t < math.inf] or [1e-6, 1.0]
     frame = _Frame(low, high, min(times) / 1.5, max(times) * 1.5)
-    body = [text(4, 20, title, size=15, bold=True), *_axes(frame)]
+    body = [headline(title, width=720), *_axes(frame, across, upward)]
     if low < mark < high:
         x, _ = frame.at(mark, frame.floor)
         body += [line(x, TOP, x, BOTTOM, "5 4"), text(x + 5, BOTTOM - 8, bytes_text(round(mark)))]
@@ -76,15 +85,15 @@ def _plot(
             style = f' stroke-dasharray="{dash}"' if dash else ""
             body.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.5"{style}/>')
             tips.append((frame.at(high, curves[name](high))[1], name))
-            body.append(line(right, TOP - 15, right + 24, TOP - 15, dash, 2.5, colour))
+            body.append(line(right, LEGEND, right + 24, LEGEND, dash, 2.5, colour))
         for size, t in dots.get(name, ()):
             body.append(_dot(*frame.at(size, t), i, colour, f"{name}: {bytes_text(size)} in {seconds_text(t)}"))
         said = f"{name}, and measured" if name in curves and name in dots else name
-        body += [_dot(right + 12, TOP - 15, i, colour, said)] if name in dots else []
-        body.append(text(right + 30, TOP - 11, said))
-        right += 52 + 7.2 * len(said)
+        body += [_dot(right + 12, LEGEND, i, colour, said)] if name in dots else []
+        body.append(text(right + 30, LEGEND + 4, said))
+        right += 52 + width_of(said)
     body += _names(tips) if ends else []
-    return Picture("".join(body), 372, _told(title, dots, curves, (low, high)), 720)
+    return Picture("".join(body), BOTTOM + 46, _told(title, dots, curves, (low, high)), 720)
 
 
 def _dot(x: float, y: float, kind: int, colour: str, hover: str) -> str:
@@ -106,8 +115,9 @@ def _names(tips: Sequence[tuple[float, str]]) -> list[str]:
     return out
 
 
-def _axes(frame: _Frame) -> list[str]:
+def _axes(frame: _Frame, across: str, upward: str) -> list[str]:
     out = [line(LEFT, BOTTOM, RIGHT, BOTTOM), line(LEFT, TOP, LEFT, BOTTOM)]
+    out += [text((LEFT + RIGHT) / 2, BOTTOM + 38, across, "middle", 12), text(4, TOP - 12, upward, size=12)]
     doublings = math.log2(frame.high / frame.low)
     every = 1 if doublings < 6 else 2 if doublings < 12 else 4
     for power in range(math.ceil(math.log2(frame.low)), math.floor(math.log2(frame.high)) + 1):

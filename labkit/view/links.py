@@ -15,7 +15,7 @@ from labkit.plan.crossing import Demand, crosses, hops, on_wires
 from labkit.plan.layout import AXES, Layout
 from labkit.plan.topology import Links
 from labkit.view.cube import COLOURS, DASHES
-from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, line, text, width_of
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import bytes_text, seconds_text
 
 MOST = 16
@@ -33,7 +33,7 @@ def wires(layout: Layout, demand: Demand, links: Links, measured: Breakdown | No
     law = on_wires(layout, demand, links)
     head = title or f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} on {len(links.by_node)} nodes"
     total = f"{head}: {seconds_text(law.total)} on the wires in one step"
-    body = [text(4, 20, cut(total, 96), size=15, bold=True), text(4, 42, cut(links.words, 118), size=12)]
+    body = [headline(total), text(4, 42, cut(links.words, 118), size=12)]
     drawn, bottom = _nodes(layout, links)
     rows, y, told = _bars(layout, demand, links, law, measured, bottom + 34)
     verdict = _verdict(layout, links, law)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from labkit.plan.adapters import adapter_numel
 from labkit.plan.breakdown import Breakdown
-from labkit.view.svg import PALETTE, Picture, box, cut, line, round_marks, text
+from labkit.view.svg import PALETTE, Picture, box, cut, headline, line, round_marks, text
 from labkit.view.units import binary_text
 
 ROWS = (("full", PALETTE[7]), ("LoRA, law", PALETTE[0]), ("measured", PALETTE[2]))
@@ -87,7 +87,7 @@ def lora(
     ]
     totals = {name: sum(side[kind] for kind in full) for name, _, side in given}
     most = max(*totals.values(), 1.0)
-    body, y = [text(4, 20, title, size=15, bold=True), *_legend([name for name, _, _ in given])], 74.0
+    body, y = [headline(title), *_legend([name for name, _, _ in given])], 74.0
     told = []
     for kind in (*full, "in all"):
         body.append(text(4, y + 12, kind, bold=True))

@@ -13,13 +13,14 @@ from typing import Protocol
 
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.view.bars import apart
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, line, round_marks, text, width_of
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text, width_of
 from labkit.view.units import binary_text, bytes_text, seconds_text, value_text
 
 COLOURS = (*PALETTE[:4], PALETTE[7], PALETTE[4], PALETTE[6])
 """One for each kind; without the dark blue, on which dark words are lost."""
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 566.0, 40.0, 290.0
-COLUMNS = 160
+COLUMNS, NUMBER = 160, WIDTH - 54.0
+"""Slices of the time, each of which shows its highest moment; and where the numbers of the table end."""
 
 
 class Moment(Protocol):
@@ -53,12 +54,13 @@ def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: st
     top = max(moments, key=lambda moment: sum(moment.bytes))
     peak = sum(top.bytes)
     ceiling = 1.06 * max(peak, cap_bytes or 0, 1)
-    columns = _columns(moments, start, span)
+    columns = [*_columns(moments, start, span), moments[-1]]  # the end by itself: what is freed last is seen to fall
     wide, tall = (RIGHT - LEFT) / len(columns), (BOTTOM - TOP) / ceiling
+    across = COLUMNS * wide
     where = f" of {top.module}" if top.module else ""
     place = f"in {top.phase}{where}" if top.phase else "outside of all modules"
     head = f"{title}: peak {bytes_text(peak)} at {seconds_text(top.t - start)}, {place}"
-    body = [text(4, 20, cut(head, 100), size=15, bold=True)]
+    body = [headline(head)]
     for mark in round_marks(ceiling, 2):
         y = BOTTOM - mark * tall
         body += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 6, y + 4, binary_text(mark), "end", 12)]
@@ -69,8 +71,9 @@ def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: st
             body.append(_band(lows, highs, wide, tall, COLOURS[kind], f"{name}: {bytes_text(top.bytes[kind])} at peak"))
         lows = highs
     body += _phases(columns, wide)
-    x = LEFT + (top.t - start) / span * (RIGHT - LEFT)
-    body += [line(x, TOP - 8, x, BOTTOM, "3 3", 1.5), text(min(x + 4, RIGHT - 30), TOP - 1, "peak", size=12)]
+    x = LEFT + (top.t - start) / span * across
+    beside_it = (x + 4, "start") if x + 36 < RIGHT else (x - 4, "end")
+    body += [line(x, TOP - 8, x, BOTTOM, "3 3", 1.5), text(beside_it[0], TOP - 1, "peak", beside_it[1], 12)]
     if cap_bytes:
         y = BOTTOM - cap_bytes * tall
         body += [line(LEFT, y, RIGHT, y, "9 4", 2, PALETTE[6]), text(LEFT + 4, y - 4, f"cap {bytes_text(cap_bytes)}")]
@@ -78,7 +81,7 @@ def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: st
     for k, words in enumerate(_why(moments, top, cap_bytes)):
         body.append(text(RIGHT + 16, TOP + 196 + 17 * k, words, size=12))
     for mark in round_marks(span) if len(moments) > 1 else [0.0]:
-        at = LEFT + mark / span * (RIGHT - LEFT)
+        at = LEFT + mark / span * across
         body.append(text(at, BOTTOM + 40, seconds_text(mark) if mark else "0", "middle", 12))
     said = ", ".join(f"{name} {n:,} B" for name, n in zip(KINDS, top.bytes, strict=True))
     return Picture("".join(body), BOTTOM + 48, f"{head}: {said}" + (f"; cap {cap_bytes:,} B" if cap_bytes else ""))
@@ -93,8 +96,8 @@ def beside(predicted: Breakdown, measured: Breakdown, title: str = "memory") -> 
         raise ValueError(f"bars need items, none below 0; got {[(r.name, r.predicted, r.measured) for r in both.rows]}")
     longest = max(both.total.predicted, both.total.measured) or 1.0
     scale = (WIDTH - 108) / longest
-    body = [text(4, 20, title, size=15, bold=True)]
-    for label, y in (("predicted", 34.0), ("measured", 70.0)):
+    body = [headline(title)]
+    for label, y in (("predicted", 34.0), (both.origin, 70.0)):
         body.append(text(82, y + 20, label, "end"))
         x = 90.0
         for k, row in enumerate(both.rows):
@@ -106,7 +109,7 @@ def beside(predicted: Breakdown, measured: Breakdown, title: str = "memory") -> 
                 body.append(box(x, y, wide, 30, COLOURS[k % len(COLOURS)], word, f"{label} {row.name}: {said}"))
             x += wide
     y = 128.0
-    for x, word in ((385.0, "predicted"), (580.0, "measured")):
+    for x, word in ((385.0, "predicted"), (580.0, both.origin)):
         body.append(text(x, y, word, "end", bold=True))
     for k, row in enumerate((*both.rows, both.total)):
         y += 21
@@ -114,8 +117,8 @@ def beside(predicted: Breakdown, measured: Breakdown, title: str = "memory") -> 
         body += [] if total else [box(90, y - 11, 12, 12, COLOURS[k % len(COLOURS)])]
         body += [text(108, y, row.name, bold=total), text(385, y, value_text(row.predicted, both.unit), "end")]
         body.append(text(580, y, value_text(row.measured, both.unit), "end"))
-        body.append(text(592, y, apart(row.predicted, row.measured), size=12))
-    lines = (f"{row.name}: {row.predicted:,.6g} predicted, {row.measured:,.6g} measured" for row in both.rows)
+        body.append(text(592, y, apart(row.predicted, row.measured, both.origin), size=12))
+    lines = (f"{row.name}: {row.predicted:,.6g} predicted, {row.measured:,.6g} {both.origin}" for row in both.rows)
     return Picture("".join(body), y + 12, f"{title}, in {both.unit}: " + "; ".join(lines))
 
 
@@ -173,7 +176,7 @@ def _why(moments: Sequence[Moment], top: Moment, cap_bytes: int | None) -> list[
     size, name = max(zip(top.bytes, KINDS, strict=True), key=lambda each: each[0])
     said = [
         f"most of it: {name}, {bytes_text(size)}",
-        f"at the end: {bytes_text(left)}, {100 * left / peak:.3g}% of it",
+        f"at the end: {bytes_text(left)}, {_share(left / peak)} of it" if left else "at the end: all of it is freed",
     ]
     if cap_bytes:
         apart_from = bytes_text(abs(cap_bytes - peak))
@@ -181,14 +184,19 @@ def _why(moments: Sequence[Moment], top: Moment, cap_bytes: int | None) -> list[
     return said
 
 
+def _share(part: float) -> str:
+    """`38.1%`; what rounds to nothing is `<0.1%`, which is as short and not taken for nothing."""
+    return "<0.1%" if 0 < part < 0.001 else f"{100 * part:.3g}%"
+
+
 def _table(at_peak: tuple[int, ...], peak: int) -> list[str]:
     """The peak's bytes, top band first as they are drawn."""
     out, y = [text(RIGHT + 16, TOP + 10, "at the peak", bold=True)], TOP + 10
     for kind, name in reversed([*enumerate(KINDS)]):
         y += 24
-        share = f"{100 * at_peak[kind] / peak:.3g}%" if peak else ""
+        share = _share(at_peak[kind] / peak) if peak else ""
         out += [box(RIGHT + 16, y - 11, 12, 12, COLOURS[kind]), text(RIGHT + 34, y, name)]
-        out.append(text(WIDTH - 50, y, bytes_text(at_peak[kind]), "end"))
+        out.append(text(NUMBER, y, bytes_text(at_peak[kind]), "end"))
         out.append(text(WIDTH - 4, y, share, "end", 12))
-    total = text(RIGHT + 34, y + 26, "total", bold=True) + text(WIDTH - 50, y + 26, bytes_text(peak), "end", bold=True)
+    total = text(RIGHT + 34, y + 26, "total", bold=True) + text(NUMBER, y + 26, bytes_text(peak), "end", bold=True)
     return [*out, line(RIGHT + 16, y + 8, WIDTH - 4, y + 8), total]

@@ -20,7 +20,7 @@ from labkit.probe.rows import Span
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text
 from labkit.view.units import seconds_text
 
-LEFT, RIGHT, TOP, LANE = 66.0, WIDTH - 12.0, 58.0, 18.0
+LEFT, RIGHT, TOP, LANE = 66.0, WIDTH - 12.0, 76.0, 18.0
 COMPUTE, WIRE, EXPOSED, BUBBLE = PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[7]
 KEYS = (("compute", COMPUTE), ("on the wire", WIRE), ("exposed: waits for the wire", EXPOSED),
         ("bubble: waits for a rank", BUBBLE))  # fmt: skip
@@ -40,12 +40,11 @@ def overlap(recording: Recording, title: str = "") -> Picture:
     n, hidden = len(recording.rows), overlap_share(recording)
     told = f"compute {shares.compute:.0%}, exposed {shares.exposed:.0%}, bubble {shares.bubble:.0%}"
     saying = f"{hidden:.0%} of the communication hidden" if recording.wire_s() > 0 else "no communication"
-    label = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(whole)}: {told}; {saying}"
-    if any(row.queued for row in recording.rows):
-        label += " (as the host saw it)"
-    body, x = [headline(label, 14)], 4.0
+    name = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(whole)}"
+    told = f"{told}; {saying}" + " (as the host saw it)" * any(row.queued for row in recording.rows)
+    body, x = [headline(name), text(4, 40, told)], 4.0
     for word, colour in KEYS:
-        body += [box(x, 31, 12, 12, colour), text(x + 17, 42, word)]
+        body += [box(x, 49, 12, 12, colour), text(x + 17, 60, word)]
         x += 34 + 6.9 * len(word)
     y = TOP
     for row in recording.rows[:MOST_RANKS]:
@@ -94,7 +93,7 @@ def overlap(recording: Recording, title: str = "") -> Picture:
     if n > MOST_RANKS:
         left = f"the first {MOST_RANKS} ranks are drawn; {n - MOST_RANKS:,} are not, and are in the numbers above"
         body.append(text(LEFT, y + 40, left, size=12))
-    return Picture("".join(body), y + (48 if n > MOST_RANKS else 26), label)
+    return Picture("".join(body), y + (48 if n > MOST_RANKS else 26), f"{name}: {told}")
 
 
 def _numbers(recording: Recording, rank: int) -> str:

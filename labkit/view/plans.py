@@ -76,15 +76,15 @@ def plan_list(listed: Sequence[Plan], pick: int = 0, title: str = "", headroom: 
     title = title or f"{kept} kept and {len(listed) - kept} refused plans"
     body = [headline(title), *_legends()]
     bottom = TOP + TALL * len(listed)
+    caps = [MEMORY + device * share * scale for share in (1.0, 1 - headroom)]
     for row, plan in enumerate(listed):
         y = TOP + TALL * row
         if row == pick:
             body.append(box(2, y - 4, WIDTH - 4, TALL - 2, "none", "", "opened below", 2))
         first, second = name_of(plan)
         body += [text(LABEL, y + 11, cut(first, 30), bold=True), text(LABEL, y + 26, cut(second, 34), size=11)]
-        body += _memory(plan, y, scale) + (_step(plan, y, longest) if plan.kept else _refused(plan, y))
-    for share, dash in ((1 - headroom, "9 4"), (1.0, "2 3")):
-        x = MEMORY + device * share * scale
+        body += _memory(plan, y, scale, caps) + (_step(plan, y, longest) if plan.kept else _refused(plan, y))
+    for x, dash in zip(caps, ("2 3", "9 4"), strict=True):
         body.append(line(x, TOP - 8, x, bottom, dash, 2.0, PALETTE[6]))
     usable = f"{_bytes(device * (1 - headroom))} usable of " * (headroom > 0)
     body.append(text(MEMORY + device * scale - 4, bottom + 12, f"{usable}{_bytes(device)} a device", "end", 12))
@@ -97,8 +97,10 @@ def _bytes(n_bytes: float) -> str:
     return metric_text(n_bytes, "B")
 
 
-def _memory(plan: Plan, y: float, scale: float) -> list[str]:
-    """The fullest rank, parameters first; what leaves the page is cut, and its number stands there."""
+def _memory(plan: Plan, y: float, scale: float, caps: Sequence[float]) -> list[str]:
+    """The fullest rank, parameters first; what leaves the page is cut, and its number stands there.
+
+    No line at one of `caps`, the rightmost first, crosses the number: it stands at the left of such a line."""
     if not plan.kept and not plan.needs_bytes:
         return []
     out, x = [], MEMORY
@@ -110,7 +112,10 @@ def _memory(plan: Plan, y: float, scale: float) -> list[str]:
     words = _bytes(plan.memory.total)
     if plan.memory.total * scale > WIDE:  # an arrow: the bar goes on beyond the page
         out.append(text(MEMORY + WIDE + 2, y + 15, "→", size=15, bold=True))
-    return [*out, text(min(x, MEMORY + WIDE), y + BAR + 10, words, "end", 11)]
+    end = min(x, MEMORY + WIDE)
+    for cap in caps:
+        end = cap - 4 if end - width_of(words, 11) - 3 < cap < end + 3 else end
+    return [*out, text(end, y + BAR + 10, words, "end", 11)]
 
 
 def _step(plan: Plan, y: float, longest: float) -> list[str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from labkit.plan.hardware import Hardware
 from labkit.plan.roofline import Operation, attainable, ridge
-from labkit.view.svg import INK, PALETTE, WIDTH, Picture, Room, cut, line, text, width_of
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, Room, cut, headline, line, text, width_of
 from labkit.view.units import bytes_text, metric_text, seconds_text
 
 LEFT, RIGHT, TOP, BOTTOM = 86.0, 780.0, 66.0, 350.0
@@ -81,11 +81,14 @@ def roofline(
         f"ridge at {corner:.3g} flop/byte = {metric_text(top, 'flop/s')} / "
         f"{metric_text(hardware.reachable_bytes_per_s, 'B/s')}: left of it an op waits for memory, right for arithmetic"
     )
-    body = [text(4, 20, cut(head, 96), size=15, bold=True), text(4, 42, cut(said, 112))]
+    body = [headline(head), text(4, 42, cut(said, 112))]
     room = Room(LEFT + 2, TOP - 14, RIGHT, BOTTOM - 2)
+    marks = _marks(axes, drawn, seen, hardware, precision)
+    for mark in marks:
+        room.keep(mark.x - 7, mark.y - 7, 14, 14)
     body += _grid(axes, hardware, corner, room)
     body += _roof(axes, hardware, precision, room)
-    body += _points(axes, drawn, seen, hardware, precision, room)
+    body += _points(marks, room)
     rows, bottom = _table(drawn, seen, hardware, precision, len(placed), [e for e in operations if not e.flops])
     told = "; ".join(
         f"{each.name}: {each.intensity:.3g} flop/byte, {seconds_text(each.seconds(hardware, precision))}, "
@@ -128,15 +131,17 @@ def _roof(axes: Axes, hardware: Hardware, precision: str, room: Room) -> list[st
         if item.name != precision and rate != top:
             roofs.setdefault(rate, []).append(item.name)
     names += [(rate, f"{metric_text(rate, 'flop/s')}, {', '.join(each)}", "7 5") for rate, each in roofs.items()]
-    for rate, said, dash in names:
-        bend = axes.at(rate / hardware.reachable_bytes_per_s, rate)
-        _, y = axes.at(axes.high, rate)
+    flat = [(*axes.at(rate / hardware.reachable_bytes_per_s, rate), said, dash) for rate, said, dash in names]
+    for bend, y, _, dash in flat:
+        room.keep(bend, y - 2, RIGHT - bend, 4)
         if dash:
-            out.append(line(bend[0], y, RIGHT, y, dash))
-        wide = width_of(said, 12)
-        places = [(RIGHT - wide - 2, y - 17), (RIGHT - wide - 2, y + 3), (RIGHT - wide - 2, y - 32)]
-        if corner_at := room.first(places, wide, 14):
-            out.append(text(RIGHT - 2, corner_at[1] + 12, said, "end", 12, not dash))
+            out.append(line(bend, y, RIGHT, y, dash))
+    for bend, y, said, dash in flat:  # above or below its roof, as far right as no mark and no other roof is crossed
+        wide = width_of(said, 12, bold=not dash)
+        steps = range(max(1, int((RIGHT - wide - bend) / 12)))
+        places = [(RIGHT - wide - 2 - 12 * step, y + dy) for step in steps for dy in (-17, 3)]
+        if spot := room.first(places, wide, 14):
+            out.append(text(spot[0] + wide, spot[1] + 12, said, "end", 12, not dash))
     said = f"ridge {corner:.3g}"
     if spot := room.first([(middle[0] + 5, BOTTOM - 20), (middle[0] - 80, BOTTOM - 20)], width_of(said, 12), 14):
         out.append(text(spot[0], spot[1] + 12, said, size=12, bold=True))
@@ -151,37 +156,54 @@ def _roof(axes: Axes, hardware: Hardware, precision: str, room: Room) -> list[st
     return out
 
 
-def _points(
-    axes: Axes, drawn: Sequence[Operation], seen: Mapping[str, float], hardware: Hardware, precision: str, room: Room
-) -> list[str]:
-    """A dot for each prediction, a ring for each measurement, and the op's letter where there is room beside it."""
-    out, marks = [], []
+@dataclass(frozen=True)
+class Mark:
+    """An op's dot or ring: its letter, its place, and what shows when the pointer rests on it."""
+
+    letter: str
+    measured: bool
+    x: float
+    y: float
+    told: str
+
+
+def _marks(
+    axes: Axes, drawn: Sequence[Operation], seen: Mapping[str, float], hardware: Hardware, precision: str
+) -> list[Mark]:
+    """A mark for each prediction, and one for each measurement."""
+    marks = []
     for k, each in enumerate(drawn):
         took = each.seconds(hardware, precision)
         for seconds, what in ((took, "predicted"), (seen.get(each.name), "measured")):
-            if seconds is None:
-                continue
-            x, y = axes.at(each.intensity, each.flops / seconds)
-            room.taken = (*room.taken, (x - 4, y - 4, 8, 8))
-            marks.append((k, each, seconds, what, x, y))
-    for k, each, seconds, what, x, y in marks:
-        near = [(x + r * math.sin(a) - 7, y + r * math.cos(a) - 7) for r in (15, 24, 34, 46, 60, 76) for a in TURNS]
-        spot = room.first(near, 14, 14)
-        said = f"{each.name}, {what}: {metric_text(each.flops / seconds, 'flop/s')}, {seconds_text(seconds)}"
+            if seconds is not None:
+                told = f"{each.name}, {what}: {metric_text(each.flops / seconds, 'flop/s')}, {seconds_text(seconds)}"
+                place = axes.at(each.intensity, each.flops / seconds)
+                marks.append(Mark(_letter(k), what == "measured", *place, told))
+    return marks
+
+
+def _points(marks: Sequence[Mark], room: Room) -> list[str]:
+    """A dot for each prediction, a ring for each measurement, and the op's letter where there is room beside it.
+
+    The lines from marks to letters come first, so that none is drawn over the letter of another."""
+    lines, out = [], []
+    for mark in marks:
         style = f'fill="{PALETTE[1]}" stroke="{INK}"'
-        if what == "measured":
+        if mark.measured:
             style = 'fill="none" stroke="currentColor" stroke-width="2.5"'
-        body = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" {style}/>'
-        if spot:
+        body = f'<circle cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="4.5" {style}/>'
+        turns = [(r, angle) for r in (15, 24, 34, 46, 60, 76) for angle in TURNS]
+        near = [(mark.x + r * math.sin(angle) - 7, mark.y + r * math.cos(angle) - 7) for r, angle in turns]
+        if spot := room.first(near, 14, 14):
             a, b = spot[0] + 7, spot[1] + 7
-            body = (
-                f"{line(x, y, a, b, width=0.6)}{body}"
+            lines.append(line(mark.x, mark.y, a, b, width=0.6))
+            body += (
                 f'<circle cx="{a:.1f}" cy="{b:.1f}" r="7.5" fill="#fff" stroke="{INK}" stroke-width="0.6"/>'
                 f'<text x="{a:.1f}" y="{b + 4:.1f}" text-anchor="middle" font-size="11" fill="{INK}">'
-                f"{_letter(k)}</text>"
+                f"{mark.letter}</text>"
             )
-        out.append(f"<g><title>{said}</title>{body}</g>")
-    return out
+        out.append(f"<g><title>{mark.told}</title>{body}</g>")
+    return [*lines, *out]
 
 
 def _table(

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.train.loss_scale import LossScale
-from labkit.view.svg import PALETTE, Picture, line, text
+from labkit.view.svg import PALETTE, Picture, headline, line, text
 
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 786.0, 66.0, 290.0
 BLUE, SKIPPED, CEILING = "#2B8CD6", PALETTE[6], PALETTE[2]
@@ -66,7 +66,7 @@ def scales(run: Replayed, ceilings: Sequence[bool | float] = (), title: str = "l
     frame = _Frame(max(len(run.scales), len(ceilings)), math.floor(min(exponents)) - 1, math.ceil(max(exponents)) + 1)
     n = len(run.scales)
     said = f"{len(run.skipped)} of {n} steps skipped, next scale 2^{math.log2(run.last.scale):.4g}"
-    body = [text(4, 20, f"{title}: {said}", size=15, bold=True), *_legend(bool(tops)), *frame.axes()]
+    body = [headline(f"{title}: {said}"), *_legend(bool(tops)), *frame.axes()]
     dots = (frame.at(k + 0.5, math.log2(top)) for k, top in tops.items())
     body += [f'<path d="M{x - 3:.1f} {y:.1f}h6" stroke="{CEILING}" stroke-width="2.5"/>' for x, y in dots]
     path = []

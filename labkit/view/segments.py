@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 
 from labkit.plan.segments import Stack
-from labkit.view.svg import PALETTE, Picture, box, line, round_marks, text
+from labkit.view.svg import PALETTE, Picture, box, headline, line, round_marks, text
 from labkit.view.units import binary_text, bytes_text
 
 LEFT, RIGHT, TOP, BOTTOM = 84.0, 770.0, 84.0, 312.0
@@ -46,7 +46,7 @@ def segments(
         top = max(top, cap_bytes)
     frame = Frame(stack.n_layer, 1.08 * top)
     title = title or f"{stack.n_layer} layers in {count} segment{'s' * (count > 1)} of at most {length}"
-    body = [text(4, 20, f"{title}: {bytes_text(held)} held at most", size=15, bold=True), *_legend(bool(dots))]
+    body = [headline(f"{title}: {bytes_text(held)} held at most"), *_legend(bool(dots))]
     body += frame.axes()
     lengths = [stack.n_layer ** (k / 96) for k in range(97)]
     body += [

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from labkit.parallel.compress import TopK
 from labkit.plan.collectives import sent_bytes
 from labkit.view.axes import Axes
-from labkit.view.svg import PALETTE, Picture, line, text
+from labkit.view.svg import PALETTE, Picture, headline, line, text
 from labkit.view.units import binary_text, bytes_text, number_text
 
 WITH, WITHOUT, DENSE, SEEN = "#2B8CD6", PALETTE[6], PALETTE[2], PALETTE[3]
@@ -46,7 +46,7 @@ def sparse(
     sends, dense = law.sent_bytes(numel, 4, n_ranks), sent_bytes("ring", "all_reduce", n_ranks, 4 * numel, 0, 4)
     ratio = f"{sends / dense:.3g} of a dense ring's {bytes_text(dense)}" if dense else "as a dense ring: nothing"
     title = title or f"the largest {fraction:.3g} of {numel:,} gradients, {n_ranks:,} ranks"
-    body = [text(4, 20, title, size=15, bold=True), text(4, 42, f"a rank sends {bytes_text(sends)} a step, {ratio}")]
+    body = [headline(title), text(4, 42, f"a rank sends {bytes_text(sends)} a step, {ratio}")]
     body += _losses(runs) + _bytes(law, numel, n_ranks, dict(measured or {}))
     label = f"{title}: a rank sends {bytes_text(sends)} a step, {ratio}; it pays up to {pays_up_to(fraction):.3g} ranks"
     for name, losses in runs.items():

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from labkit.comm.ledger import Ledger
 from labkit.parallel.tensor import divided
-from labkit.view.svg import PALETTE, Picture, arrow, box, line, text
+from labkit.view.svg import PALETTE, Picture, arrow, box, headline, line, text
 from labkit.view.units import bytes_text, metric_text
 
 KINDS = ("column", "row", "column, then row", "attention")
@@ -148,7 +148,7 @@ def split_layer(layer: SplitLayer, rank: int = 0, direction: str = "forward", he
     sent = layer.sent_bytes(direction)
     ways = f"{layer.kind} on {n} rank{'s' * (n > 1)}" + ", cut by position outside" * layer.sequence
     title = f"{ways}, {direction}: rank {rank} sends {bytes_text(sent)}"
-    body = [text(4, 20, title, size=15, bold=True), *_legend(layer, rank)]
+    body = [headline(title), *_legend(layer, rank)]
     x, doors = LEFT, iter(layer.doors)
     for matrix, after in zip(layer.matrices, (*layer.matrices[1:], None), strict=True):
         body += _matrix(matrix, layer, rank, direction, x)

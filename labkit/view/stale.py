@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from labkit.plan.stale import best, distances, limit, momentum, verdict
 from labkit.view.axes import Axes
-from labkit.view.svg import PALETTE, Picture, line, text
+from labkit.view.svg import PALETTE, Picture, headline, line, text
 from labkit.view.units import number_text
 
 MOST = 16
@@ -41,7 +41,7 @@ def stale(staleness: int, rate: float, runs: Sequence[Seen] = (), steps: int = 8
     what = verdict(staleness, rate)
     title = title or f"gradients {staleness} step{'s' * (staleness != 1)} old, lr × curvature {number_text(rate)}"
     facts = f"limit {limit(staleness):.3g}, best {best(staleness):.3g}, like momentum {momentum(staleness):.2g}"
-    body = [text(4, 20, f"{title}: {what}", size=15, bold=True), text(4, 42, facts)]
+    body = [headline(f"{title}: {what}"), text(4, 42, facts)]
     body += _map(staleness, rate, runs) + _way(staleness, rate, way, steps)
     label = f"{title}: {what}; {facts}; after {steps} steps |w| is {_distance(way[-1])}"
     for each in runs:

@@ -20,7 +20,7 @@ from labkit.plan.link import Link
 from labkit.plan.topology import Links
 from labkit.view.flow import Flow, Ledgers, axes_of
 from labkit.view.places import Edge
-from labkit.view.svg import WIDTH, Picture, box, cut, line, shade, text
+from labkit.view.svg import WIDTH, Picture, box, cut, headline, line, shade, text
 from labkit.view.units import bytes_text, metric_text, seconds_text
 
 LEFT, TOP, ROW, HIGH, TOTAL = 70, 52, 34, 28, 92
@@ -76,7 +76,7 @@ def network(links: Links, ledgers: Ledgers | None = None, title: str = "") -> Pi
     flow = Flow.of(ledgers) if ledgers is not None else None
     n, k = links.n_ranks, len(nodes)
     head = title or f"{n} rank{'s' * (n != 1)} on {k} node{'s' * (k != 1)}"
-    body = [text(4, 20, cut(head, 96), size=15, bold=True)]
+    body = [headline(head)]
     most = max((flow.sent(rank) for rank in range(n)), default=0) if flow else 0
     across = min(COLUMNS, k)
     wide = (WIDTH - 8 - 12 * (across - 1)) / across

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from labkit.comm.ledger import Transfer
 from labkit.view.cube import COLOURS, DASHES
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, line, text, width_of
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
 from labkit.view.units import bytes_text
 
 LANES = ("tp", "pp", "dp", "world")
@@ -70,7 +70,7 @@ def trace(ledger: Iterable[Transfer], title: str = "what one rank sends in one s
     lanes = [axis for axis in LANES if any(each.axis == axis for each in found)]
     lanes += sorted({each.axis for each in found} - set(LANES))
     head = f"{title}: {count:,} transfers" if found else f"{title}: nothing was sent"
-    body = [text(4, 20, head, size=15, bold=True)]
+    body = [headline(head)]
     unit = (RIGHT - LEFT) / max(1, count)
     y = TOP
     for axis in lanes:

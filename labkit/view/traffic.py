@@ -23,7 +23,7 @@ from labkit.view.bars import apart
 from labkit.view.flow import Flow, Ledgers
 from labkit.view.places import Frame, Spot, places
 from labkit.view.strokes import Stroke
-from labkit.view.svg import INK, Picture, Room, cut, line, shade, text, width_of
+from labkit.view.svg import INK, Picture, Room, cut, headline, line, shade, text, width_of
 from labkit.view.units import bytes_text
 
 NUMBERED, LABELLED, MOST_EDGES, MOST_ROWS = 64, 16, 2000, 9
@@ -58,7 +58,7 @@ def traffic(
     if not wide:
         shape, spots = places(flow.ranks, flow.edges, frame, nodes)
     told = _said(flow)
-    body = [text(4, 20, cut(title, 96), size=15, bold=True), text(4, 42, told)]
+    body = [headline(title), text(4, 42, told)]
     body += _arrows(flow, spots, half) + _ranks(flow, spots, half)
     below = 426.0 if wide else 76.0
     rows, bottom = _table(flow, law, 4.0 if wide else RIGHT, below)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.sharding import NAMES, STAGES, ModelState
 from labkit.view.memory import COLOURS
-from labkit.view.svg import PALETTE, Picture, box, cut, line, round_marks, text
+from labkit.view.svg import PALETTE, Picture, box, cut, headline, line, round_marks, text
 from labkit.view.units import metric_text
 
 LEFT, RIGHT, TOP, BOTTOM = 76.0, 792.0, 84.0, 300.0
@@ -51,7 +51,7 @@ def zero_stages(
     title = f"{NAMES[stage]}, {_count(state.n_params)} parameters on K = {state.n_ranks:,} ranks"
     title += f", {state.precision}, {state.optimizer}"
     verdict = _verdict(state, stage, device)
-    body = [text(4, 20, cut(title, 96), size=15, bold=True), text(4, 42, cut(verdict, 112))]
+    body = [headline(title), text(4, 42, cut(verdict, 112))]
     for mark in round_marks(ceiling):
         y = BOTTOM - mark * tall
         body += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 6, y + 4, _amount(mark) if mark else "0", "end", 12)]

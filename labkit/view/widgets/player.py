@@ -33,7 +33,7 @@ class PipelinePlayer(Explorer):
         self.stages = _whole("stages v", max(2, first.v), 2, 4, "stages on a rank, interleaved only")
         self.ratio = _real("B / F", 2.0, 0.5, 4.0, 0.5, "forwards that a backward takes")
         self.send = _real("message", 0.0, 0.0, 2.0, 0.1, "forwards that a message takes")
-        upright = {"orientation": "vertical", "layout": {"height": "120px", "width": "58px"}}
+        upright = {"orientation": "vertical", "layout": {"height": "170px", "width": "62px"}}
         ranks, wide = range(MOST_RANKS), {"width": "680px"}
         self.costs = [_real(f"F on {r}", 1.0, 0.25, 3.0, 0.25, f"forward on rank {r}", **upright) for r in ranks]
         self.action = widgets.SelectionSlider(options=[NOBODY], description="action", layout=wide)

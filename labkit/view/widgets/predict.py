@@ -52,14 +52,20 @@ class Predict(Twin, widgets.VBox):
         if self.answer is not None:
             self.answer.update()
 
-    def overlay(self, measured: float | None = None, law: float | None = None, title: str = "") -> Answer:
+    def overlay(
+        self,
+        measured: float | None = None,
+        law: float | None = None,
+        title: str = "",
+        rehearsed: float | None = None,
+    ) -> Answer:
         """Prediction, law and measurement in one picture, with how far each is off; also shown under the question.
 
-        Before you commit a number it is folded, and has no prediction in it; each commit draws it anew."""
+        `rehearsed` takes the place of `measured` for what simulated devices did (labkit.rehearse). Before you commit a number it is folded, and has no prediction in it; each commit draws it anew."""
         law = self.law if law is None else law
-        if measured is None and law is None:
+        if measured is None and rehearsed is None and law is None:
             raise ValueError("overlay shows a measurement, a law or both beside a prediction, and got neither")
-        self.answer = Answer(self, measured, law, title)
+        self.answer = Answer(self, measured, law, title, rehearsed)
         self.answer.update()
         return self.answer
 
@@ -74,15 +80,18 @@ class Predict(Twin, widgets.VBox):
 class Answer:
     """What came of a prediction, at one place of the page; `picture` is what it shows."""
 
-    def __init__(self, question: Predict, measured: float | None, law: float | None, title: str):
+    def __init__(
+        self, question: Predict, measured: float | None, law: float | None, title: str, rehearsed: float | None = None
+    ):
         self.question, self.measured, self.law, self.title = question, measured, law, title
+        self.rehearsed = rehearsed
         self.place = ""
 
     @property
     def picture(self) -> Picture:
         """Law, prediction and measurement; the number that a question begins with is nobody's prediction."""
         guess = self.question.value if self.question.committed else None
-        return compare(self.law, guess, self.measured, self.question.unit, self.title)
+        return compare(self.law, guess, self.measured, self.question.unit, self.title, self.rehearsed)
 
     def __str__(self) -> str:
         return str(self.picture)
