@@ -171,6 +171,18 @@ def test_a_judge_that_dies_after_its_report_is_not_taken_for_the_next_one() -> N
     assert not one.judge("03.2", Attempt("ring_reduce_scatter", WRONG)).passed
 
 
+def test_two_known_mistakes_at_once_are_both_named() -> None:
+    """A learner with two bugs who is told nothing, because no single known mistake gives the same numbers."""
+    it = problem("03.2")
+    early, in_place = (next(m for m in it.mutants if words in m.cause) for words in ("their owner", "in place"))
+    attempt = Attempt(it.name, in_place.source(early.source(it.solution)))
+    broken = bench().judge("03.2", attempt).broken
+    assert broken is not None
+    assert broken.cause.startswith("two mistakes at once")
+    assert early.cause in broken.cause
+    assert in_place.cause in broken.cause
+
+
 def test_the_terminal_says_the_same_and_its_exit_code_too(tmp_path: Path) -> None:
     """A CI that is green for a broken attempt."""
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
