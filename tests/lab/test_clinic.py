@@ -185,7 +185,8 @@ def test_lab_15_tells_nobodys_cause_before_somebody_opens_it():
             folded += hidden and any(words in page for words in secrets for page in pages)
             seen = "".join(pages[:1]).partition("\n")[0] if hidden else "\n".join(pages)
             seen = re.sub("<details>.*?</details>", "", seen, flags=re.DOTALL)  # a prediction's answer folds itself
-        assert [words for words in secrets if words in seen] == [], cell["id"]
+        if re.search(rf"\b({'|'.join(case.name for case in others)})\b", seen):  # a cause of nobody may be spoken of
+            assert [words for words in secrets if words in seen] == [], cell["id"]
     assert folded > 5
 
 
