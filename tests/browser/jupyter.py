@@ -149,14 +149,15 @@ def run_cells(page: Page, first: int, last: int | None = None) -> None:
 
 def wait_for_numbers(page: Page, places: Iterable[int]) -> None:
     """Until the code cells at these places have numbers, which cells get when they end, or one of them shows an error;
-    then there is none."""
+    then there is none. A folded cell shows no number: its model is asked."""
     page.wait_for_function(
         """([notebook, trouble, places]) => {
             const at = place => document.querySelector(`${notebook} .jp-Cell[data-windowed-list-index="${place}"]`);
-            const cells = places.map(at);
-            const number = cell => cell.querySelector('.jp-InputPrompt')?.textContent ?? '';
-            const ended = cell => cell && (!cell.matches('.jp-CodeCell') || /\\d/.test(number(cell)));
-            return cells.some(cell => cell?.querySelector(trouble)) || cells.every(ended);
+            const model = place => window.jupyterapp.shell.currentWidget.content.widgets[place].model;
+            const number = place => at(place).querySelector('.jp-InputPlaceholder')
+                ? model(place).executionCount : at(place).querySelector('.jp-InputPrompt')?.textContent;
+            const ended = place => at(place) && (!at(place).matches('.jp-CodeCell') || /\\d/.test(number(place) ?? ''));
+            return places.some(place => at(place)?.querySelector(trouble)) || places.every(ended);
         }""",
         arg=[NOTEBOOK, TROUBLE, list(places)],
         timeout=END_MS,
