@@ -14,8 +14,8 @@ LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 def excerpt(notebook: NotebookNode, cells: Iterable[str], instead: Mapping[str, str] | None = None) -> NotebookNode:
     """The code cells with these ids, and those that define what they use, in their order and with stored outputs.
 
-    `instead` has other sources for some of them. No cell has a number yet, so that one can tell which have run.
-    ValueError for an id that the notebook has not."""
+    `instead` has other sources for some of them. No cell has a number yet, so that one can tell which have run, and no
+    source is folded: JupyterLab shows the number beside the source. ValueError for an id that the notebook has not."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     wanted, others = set(cells), instead or {}
     if missing := (wanted | set(others)) - {cell.id for cell in code}:
@@ -25,6 +25,7 @@ def excerpt(notebook: NotebookNode, cells: Iterable[str], instead: Mapping[str, 
     kept = needed([cell.source for cell in code], {place for place, cell in enumerate(code) if cell.id in wanted})
     for cell in code:
         cell.execution_count = None
+        cell.metadata.get("jupyter", {}).pop("source_hidden", None)
     return NotebookNode({**notebook, "cells": [code[place] for place in sorted(kept)]})
 
 

@@ -43,13 +43,15 @@ def test_needed_are_the_last_cells_above_that_define_a_name_and_what_those_need(
 
 
 def test_an_excerpt_keeps_outputs_and_order_takes_other_sources_and_knows_its_cells():
-    """Would catch stored outputs that get lost, a number that says that a cell has run, and a cell that is gone."""
+    """Would catch stored outputs that get lost, a number that says that a cell has run, a folded source whose number
+    nobody would ever see, and a cell that is gone."""
+    folded = {"jupyter": {"outputs_hidden": True, "source_hidden": True}}
     printed = new_output("stream", name="stdout", text="1")
     cells = [
         new_code_cell("n = slow()", id="a"),
         new_markdown_cell("# n"),
         new_code_cell("def slow():\n    return 1", id="b"),
-        new_code_cell("print(n)", id="c", execution_count=3, outputs=[printed]),
+        new_code_cell("print(n)", id="c", execution_count=3, outputs=[printed], metadata=folded),
     ]
     part = excerpt(new_notebook(cells=cells), ["c"], {"a": "n = 1"})
     assert [(cell.id, cell.source, cell.execution_count) for cell in part.cells] == [
@@ -57,5 +59,6 @@ def test_an_excerpt_keeps_outputs_and_order_takes_other_sources_and_knows_its_ce
         ("c", "print(n)", None),
     ]
     assert part.cells[1].outputs == [printed]
+    assert part.cells[1].metadata == {"jupyter": {"outputs_hidden": True}}
     with pytest.raises(ValueError, match="called d, e"):
         excerpt(new_notebook(cells=cells), ["c", "e"], {"d": ""})
