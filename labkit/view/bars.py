@@ -36,10 +36,11 @@ def compare(
 ) -> Picture:
     """A bar for each number that is given, with the number, and how far each is from the measurement.
 
-    `rehearsed` stands in the place of `measured` for what simulated devices did (labkit.rehearse), and is called so;
-    a Breakdown of a rehearsal says so by itself. Breakdowns are drawn item by item, with their formulas, and their total last; their own unit counts, not `unit`.
-    Units "B" and "s" are scaled to KiB, ms and so on. Raises ValueError if nothing, or nothing finite, is given, for a
-    breakdown beside a bare number, for different units, and for a measurement beside a rehearsal."""
+    Breakdowns are drawn item by item, with their formulas, and their total last; their own unit counts, not `unit`.
+    Units "B" and "s" are scaled to KiB, ms and so on. `rehearsed` takes the place of `measured` for what simulated
+    devices did (labkit.rehearse), and is called so; a Breakdown of a rehearsal says so by itself. Raises ValueError if
+    nothing, or nothing finite, is given, for a breakdown beside a bare number, for different units, and for a
+    measurement beside a rehearsal."""
     if measured is not None and rehearsed is not None:
         raise ValueError(f"give measured={measured} or rehearsed={rehearsed}: each picture holds against one of them")
     origin = MEASURED if rehearsed is None else REHEARSED

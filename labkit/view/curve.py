@@ -19,7 +19,8 @@ def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step
     """Each series of (step, value) as a line, with its first and last value; values that are not finite leave a gap.
 
     `across` and `upward` name the axes, with their units. Without `upward` that axis is "loss" if the title speaks of
-    one, and otherwise what the title says before its first comma. Raises ValueError if there is nothing finite to draw."""
+    one, and otherwise what the title says before its first comma. Raises ValueError if there is nothing finite to
+    draw."""
     points = [point for each in series.values() for point in each if math.isfinite(point[1])]
     if not points:
         raise ValueError(f"{title}: no series holds a finite value; got {', '.join(series) or 'no series'}")

@@ -40,9 +40,9 @@ def overlap(recording: Recording, title: str = "") -> Picture:
     n, hidden = len(recording.rows), overlap_share(recording)
     told = f"compute {shares.compute:.0%}, exposed {shares.exposed:.0%}, bubble {shares.bubble:.0%}"
     saying = f"{hidden:.0%} of the communication hidden" if recording.wire_s() > 0 else "no communication"
-    name = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(whole)}"
+    head = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(whole)}"
     told = f"{told}; {saying}" + " (as the host saw it)" * any(row.queued for row in recording.rows)
-    body, x = [headline(name), text(4, 40, told)], 4.0
+    body, x = [headline(head), text(4, 40, told)], 4.0
     for word, colour in KEYS:
         body += [box(x, 49, 12, 12, colour), text(x + 17, 60, word)]
         x += 34 + 6.9 * len(word)
@@ -93,7 +93,7 @@ def overlap(recording: Recording, title: str = "") -> Picture:
     if n > MOST_RANKS:
         left = f"the first {MOST_RANKS} ranks are drawn; {n - MOST_RANKS:,} are not, and are in the numbers above"
         body.append(text(LEFT, y + 40, left, size=12))
-    return Picture("".join(body), y + (48 if n > MOST_RANKS else 26), f"{name}: {told}")
+    return Picture("".join(body), y + (48 if n > MOST_RANKS else 26), f"{head}: {told}")
 
 
 def _numbers(recording: Recording, rank: int) -> str:

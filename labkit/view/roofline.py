@@ -27,6 +27,8 @@ MOST = 16
 """Ops with a letter; of more, those that take longest."""
 TURNS = (0.0, 0.7, -0.7, 1.2, -1.2)
 """Where a letter may stand: below its op, for above it is the roof with its words."""
+BESIDE = ((-17.0, 3.0), (-32.0, 18.0), (-47.0, 33.0), (-62.0, 48.0))
+"""Where a roof's number may begin: right above or below its line, or further off where that is taken."""
 ROOF = "#2B8CD6"
 """A lighter blue than the palette's: a thin line of that one is lost on a dark page."""
 
@@ -139,7 +141,7 @@ def _roof(axes: Axes, hardware: Hardware, precision: str, room: Room) -> list[st
     for bend, y, said, dash in flat:  # above or below its roof, as far right as no mark and no other roof is crossed
         wide = width_of(said, 12, bold=not dash)
         steps = range(max(1, int((RIGHT - wide - bend) / 12)))
-        places = [(RIGHT - wide - 2 - 12 * step, y + dy) for step in steps for dy in (-17, 3)]
+        places = [(RIGHT - wide - 2 - 12 * step, y + dy) for dys in BESIDE for step in steps for dy in dys]
         if spot := room.first(places, wide, 14):
             out.append(text(spot[0] + wide, spot[1] + 12, said, "end", 12, not dash))
     said = f"ridge {corner:.3g}"

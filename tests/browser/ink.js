@@ -23,14 +23,13 @@
     const meet = (a, b) => [Math.min(a.right, b.right) - Math.max(a.left, b.left),
                             Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)];
 
-    // Whether an outline runs through the inside of a box, seen at every half unit of its length.
-    const crosses = (shape, box, unit) => {
-        const matrix = shape.getScreenCTM(), length = shape.getTotalLength(), steps = Math.ceil(length * 2);
-        for (let step = 0; step <= steps; step++) {
+    // Points of an outline on the screen, one for each unit of its length; those of most outlines nobody asks for.
+    const pointsOf = shape => {
+        const matrix = shape.getScreenCTM(), length = shape.getTotalLength(), steps = Math.ceil(length) || 1;
+        return Array.from({length: steps + 1}, (_, step) => {
             const point = shape.getPointAtLength(length * step / steps).matrixTransform(matrix);
-            if (out({left: point.x, right: point.x, top: point.y, bottom: point.y}, box) < -tolerance * unit) return true;
-        }
-        return false;
+            return {left: point.x, right: point.x, top: point.y, bottom: point.y};
+        });
     };
 
     const sheet = document.createElement('div');
@@ -74,7 +73,9 @@
             for (const stroke of strokes) {
                 const [across, down] = meet(box, stroke.box);
                 const near = across > -unit && down > -unit && stroke.order > ground && stroke.shape !== frame;
-                if (near && crosses(stroke.shape, box, unit))
+                if (!near) continue;
+                stroke.points ??= pointsOf(stroke.shape);
+                if (stroke.points.some(point => out(point, box) < -tolerance * unit))
                     found.push(`a ${stroke.shape.tagName} crosses ${words(text)}`);
             }
         });

@@ -154,15 +154,16 @@ def test_what_was_measured_stands_beside_its_prediction_and_nowhere_else():
 
 
 def test_the_button_rehearses_the_step_that_the_controls_describe():
-    """Would catch a measurement of other settings, and a button that stays off."""
+    """Would catch a measurement of other settings, simulated devices called measured, a button that stays off."""
     widget = MemoryAnatomy(TINY, Recipe(batch_size=2, checkpointing=True), device=("toy", 1e6))
     widget.button.click()
     found = rehearse(TINY, Layout(), widget.recipe).memory
-    assert f"measured: parameters {found['parameters']:,.0f} B" in widget.static().label
+    assert f"rehearsed: parameters {found['parameters']:,.0f} B" in widget.static().label
+    assert "measured" not in words(widget.static())
     assert "rehearsed in" in widget.said.value
     assert not widget.button.disabled
     widget.rows.value = 4
-    assert "measured" not in words(widget.static())
+    assert "rehearsed" not in words(widget.static())
     assert widget.said.value == "", "what was said of the last step is not true of this one"
 
 

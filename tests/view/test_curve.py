@@ -47,6 +47,22 @@ def test_any_range_has_axes(values):
     assert str(picture).count("<text") >= 4
 
 
+@pytest.mark.parametrize(
+    ("title", "named"),
+    [
+        ("loss of a run", "loss"),
+        ("GB/s of x, on this machine", "GB/s of x"),
+        ("% that 4 devices wait", "% that 4 devices wait"),
+    ],
+)
+def test_both_axes_have_names(title, named):
+    """Would catch numbers upward that are of nobody knows what, and a caller's own name that is not taken."""
+    assert f">{named}</text>" in str(curve({"x": [(0, 1.0), (9, 2.0)]}, title))
+    drawn = str(curve({"x": [(0, 1.0), (9, 2.0)]}, title, "rows", "MB at the peak"))
+    assert ">rows</text>" in drawn
+    assert ">MB at the peak</text>" in drawn
+
+
 def test_numbers_at_close_ends_do_not_lie_on_each_other():
     """Would catch 19.9 on 18.2, which nobody can read."""
     check(curve({name: [(0, 5.0), (1, 1 + k / 100)] for k, name in enumerate("abc")}, "ends that are close"))

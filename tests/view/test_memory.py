@@ -78,6 +78,23 @@ def test_the_highest_moment_is_drawn_at_its_full_height(rows):
         assert min(ys) == pytest.approx(BOTTOM - peak * (BOTTOM - TOP) / (1.06 * peak), abs=0.2)
 
 
+def test_the_curve_ends_where_the_words_say_it_does():
+    """Would catch "at the end: 0 B" under a curve that ends high, since a column shows the highest of its moments."""
+    freed = (*STEP, Moment(10.400001, "", "", (0, 0, 0, 0, 0)))
+    picture = over_time(freed)
+    assert "at the end: all of it is freed" in words(picture)
+    for points in bands(picture).values():
+        above = [y for x, y in points if x > RIGHT - 1]
+        assert min(above) == pytest.approx(BOTTOM, abs=0.1)
+
+
+def test_a_share_of_the_peak_never_reaches_its_bytes():
+    """Would catch "264 B0.0466%": a tiny share with so many digits that it runs into the number before it."""
+    said = words(over_time([Moment(0.0, "forward", "", (1 << 30, 264, 0, 0, 0)), STEP[0]]))
+    assert "<0.1%" in said
+    assert max(len(each) for each in said if re.fullmatch(r"[<\d.]+%", each)) <= 5
+
+
 def test_a_cap_is_a_line_with_its_number_also_far_above_the_peak():
     """Would catch a cap outside the picture."""
     picture = over_time(STEP, cap_bytes=1 << 20)

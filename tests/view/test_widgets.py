@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from html import escape
@@ -15,6 +16,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ring, run_threads
 from labkit.plan.collectives import Line
 from labkit.probe import film
+from labkit.view.lines import laws
 from labkit.view.widgets import predict, ring_film, twin
 from tests.counting import lines
 
@@ -192,6 +194,18 @@ def test_the_explorer_redraws_when_a_slider_moves_and_starts_at_the_measured_lin
         assert explorer.picture.value == str(explorer.static())
     assert len(pictures) == 4
     assert "32 ranks" in words(explorer.static())
+
+
+def test_a_browser_that_rounds_a_slider_leaves_the_measured_crossover():
+    """Would catch 781 KiB in the widget beside 697 KiB in the next picture, for one and the same link."""
+    link = Line(254.3e-6, 1 / 2.634e9)
+    explorer = CrossoverExplorer(link, n_ranks=4)
+    for slider in (explorer.alpha, explorer.rate):
+        slider.value = 10 ** (round(math.log10(slider.value) / slider.step) * slider.step)  # as noUiSlider does
+    assert explorer.link.alpha_s == pytest.approx(link.alpha_s, rel=1e-12)
+    assert explorer.static() == laws(4, link)
+    explorer.alpha.value *= 10**explorer.alpha.step
+    assert explorer.link.alpha_s > 1.01 * link.alpha_s
 
 
 def test_the_explorer_takes_links_and_ranks_that_its_sliders_cannot_reach():

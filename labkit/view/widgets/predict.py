@@ -61,7 +61,8 @@ class Predict(Twin, widgets.VBox):
     ) -> Answer:
         """Prediction, law and measurement in one picture, with how far each is off; also shown under the question.
 
-        `rehearsed` takes the place of `measured` for what simulated devices did (labkit.rehearse). Before you commit a number it is folded, and has no prediction in it; each commit draws it anew."""
+        `rehearsed` takes the place of `measured` for what simulated devices did (labkit.rehearse). Before you commit a
+        number it is folded, and has no prediction in it; each commit draws it anew."""
         law = self.law if law is None else law
         if measured is None and rehearsed is None and law is None:
             raise ValueError("overlay shows a measurement, a law or both beside a prediction, and got neither")
