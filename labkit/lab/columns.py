@@ -26,7 +26,8 @@ def narrow(source: str, columns: int = COLUMNS) -> str:
     """A program with its docstrings filled, and its signatures laid out, to so many columns; the same program.
 
     Only paragraphs and signatures with a line that is too long are touched. Longer lines of code stay as they are."""
-    lines, nodes = source.splitlines(), [node for node in ast.walk(ast.parse(source)) if _has_body(node)]
+    lines, tree = source.splitlines(), ast.parse(source)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     for node in sorted(nodes, key=lambda node: -node.lineno):
         first = node.body[0]
         if ast.get_docstring(node) and first.lineno > node.lineno:
@@ -35,10 +36,6 @@ def narrow(source: str, columns: int = COLUMNS) -> str:
         if isinstance(node, ast.FunctionDef) and any(len(line) > columns for line in head):
             lines[node.lineno - 1 : first.lineno - 1] = _laid_out(head, columns)
     return "\n".join(lines) + "\n" * source.endswith("\n")
-
-
-def _has_body(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.ClassDef)
 
 
 def _filled(lines: list[str], columns: int) -> list[str]:

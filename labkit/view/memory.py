@@ -185,8 +185,8 @@ def _why(moments: Sequence[Moment], top: Moment, cap_bytes: int | None) -> list[
 
 
 def _share(part: float) -> str:
-    """`38.1%`; what rounds to nothing is `<0.1%`, which is as short and not taken for nothing."""
-    return "<0.1%" if 0 < part < 0.001 else f"{100 * part:.3g}%"
+    """`38.1%`, `0.8%`; what rounds to nothing is `<0.1%`, which is as short and not taken for nothing."""
+    return "<0.1%" if 0 < part < 0.001 else f"{100 * part:.1f}%" if 0 < part < 0.01 else f"{100 * part:.3g}%"
 
 
 def _table(at_peak: tuple[int, ...], peak: int) -> list[str]:

@@ -89,8 +89,11 @@ def roofline(
     for mark in marks:
         room.keep(mark.x - 7, mark.y - 7, 14, 14)
     body += _grid(axes, hardware, corner, room)
-    body += _roof(axes, hardware, precision, room)
-    body += _points(marks, room)
+    flat = _flat(axes, hardware, precision)
+    for bend, y, _, _ in flat:
+        room.keep(bend, y - 2, RIGHT - bend, 4)
+    points = _points(marks, room)  # letters have fewer places than the roofs' numbers, and choose before them
+    body += [*_roof(axes, hardware, precision, flat, room), *points]
     rows, bottom = _table(drawn, seen, hardware, precision, len(placed), [e for e in operations if not e.flops])
     told = "; ".join(
         f"{each.name}: {each.intensity:.3g} flop/byte, {seconds_text(each.seconds(hardware, precision))}, "
@@ -118,7 +121,27 @@ def _grid(axes: Axes, hardware: Hardware, corner: float, room: Room) -> list[str
     return [*out, text(middle, BOTTOM + 36, "intensity: flops for each byte that is moved", "middle", 12)]
 
 
-def _roof(axes: Axes, hardware: Hardware, precision: str, room: Room) -> list[str]:
+def _flat(axes: Axes, hardware: Hardware, precision: str) -> list[tuple[float, float, str, str]]:
+    """The flat roofs, that of `precision` first: where each begins, what it says, and its dash, "" for that one."""
+    top = hardware.rate(precision)
+    roofs: dict[float, list[str]] = {top: [precision]}
+    for item in hardware.flops:
+        rate = hardware.rate(item.name)
+        if item.name != precision and rate != top:
+            roofs.setdefault(rate, []).append(item.name)
+    return [
+        (
+            *axes.at(rate / hardware.reachable_bytes_per_s, rate),
+            f"{metric_text(rate, 'flop/s')}, {', '.join(names)}",
+            "" if rate == top else "7 5",
+        )
+        for rate, names in roofs.items()
+    ]
+
+
+def _roof(
+    axes: Axes, hardware: Hardware, precision: str, flat: list[tuple[float, float, str, str]], room: Room
+) -> list[str]:
     """The slope of memory, the flat roof of large products, and the roofs of other precisions."""
     top, corner = hardware.rate(precision), ridge(hardware, precision)
     start = axes.at(axes.low, attainable(hardware, axes.low, precision))
@@ -126,18 +149,8 @@ def _roof(axes: Axes, hardware: Hardware, precision: str, room: Room) -> list[st
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (start, middle, end))
     out = [f'<path d="M{path}" fill="none" stroke="{ROOF}" stroke-width="3" stroke-linejoin="round"/>']
     out.append(line(*middle, middle[0], BOTTOM, "5 4"))
-    names: list[tuple[float, str, str]] = [(top, f"{metric_text(top, 'flop/s')}, {precision}", "")]
-    roofs: dict[float, list[str]] = {}
-    for item in hardware.flops:
-        rate = hardware.rate(item.name)
-        if item.name != precision and rate != top:
-            roofs.setdefault(rate, []).append(item.name)
-    names += [(rate, f"{metric_text(rate, 'flop/s')}, {', '.join(each)}", "7 5") for rate, each in roofs.items()]
-    flat = [(*axes.at(rate / hardware.reachable_bytes_per_s, rate), said, dash) for rate, said, dash in names]
-    for bend, y, _, dash in flat:
-        room.keep(bend, y - 2, RIGHT - bend, 4)
-        if dash:
-            out.append(line(bend, y, RIGHT, y, dash))
+    room.keep_path([start, middle, (middle[0], BOTTOM)])
+    out += [line(bend, y, RIGHT, y, dash) for bend, y, _, dash in flat if dash]
     for bend, y, said, dash in flat:  # above or below its roof, as far right as no mark and no other roof is crossed
         wide = width_of(said, 12, bold=not dash)
         steps = range(max(1, int((RIGHT - wide - bend) / 12)))
@@ -199,6 +212,7 @@ def _points(marks: Sequence[Mark], room: Room) -> list[str]:
         if spot := room.first(near, 14, 14):
             a, b = spot[0] + 7, spot[1] + 7
             lines.append(line(mark.x, mark.y, a, b, width=0.6))
+            room.keep_path([(mark.x, mark.y), (a, b)])
             body += (
                 f'<circle cx="{a:.1f}" cy="{b:.1f}" r="7.5" fill="#fff" stroke="{INK}" stroke-width="0.6"/>'
                 f'<text x="{a:.1f}" y="{b + 4:.1f}" text-anchor="middle" font-size="11" fill="{INK}">'

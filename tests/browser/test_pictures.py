@@ -15,7 +15,9 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser
 
-from labkit.plan.breakdown import Breakdown
+from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.hardware import Hardware
+from labkit.probe.gather import COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm
 from labkit.probe.history import Moment
 from labkit.view.bars import compare
 from labkit.view.capstone import Mark, plane
@@ -23,9 +25,11 @@ from labkit.view.curve import curve
 from labkit.view.gather import gather_film
 from labkit.view.memory import over_time
 from labkit.view.overlap import overlap
+from labkit.view.roofline import roofline
 from labkit.view.svg import Picture
 from tests.view.test_gather import hand_made
 from tests.view.test_overlap import two_ranks
+from tests.view.test_roofline import ops
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
@@ -78,13 +82,21 @@ def test_the_words_of_every_stored_picture_keep_apart_and_keep_inside(browser, w
 
 def in_other_states() -> list[Picture]:
     """Pictures that change with a control or with what was measured, in states that no lab stores."""
-    film = hand_made(8)
+    one_by_one, shards = hand_made(4), (20 << 10, 0, 0, 0, 0)
+    changes = (Change(0.01, 0, COMING), Change(0.03, 0, WHOLE, FORWARD), Change(0.04, 1, COMING),
+               Change(0.05, 0, SHARDED), Change(0.06, 1, WHOLE, FORWARD))  # fmt: skip
+    prefetched = GatherFilm(("a", "b"), (40 << 10, 40 << 10), 4, changes, ((0.0, shards),), 0.1)
+    films = (one_by_one, prefetched)
     moments = [Moment(0.0, "forward", "", (1 << 30, 264, 0, 0, 0)), Moment(1.0, "step", "", (1 << 31, 264, 0, 0, 0))]
     early = {"a": [(0, 5.5), (9, 3.0)], "b": [(0, 5.5), (9, 5.4)], "c": [(0, 5.53)], "d": [(0, 5.5), (9, 3.01)]}
-    saved = Breakdown.of({"compute": 3.0, "overlap": -1.0}, "s")
+    formula = "as long as a formula is that says all that it is made of, and where"
+    saved = Breakdown([Item("compute", 3.0, "s", formula), Item("overlap", -2.0, "s", formula)])
     marks = [Mark("pipeline", 0.8, 2e6), Mark("pipeline", 0.82, 2.1e6, "law"), Mark("replicas", 1.0, 1e7, "law")]
+    devices = [Hardware.preset(name) for name in ("v100", "b200", "h200")]
+    seen = {each.name: 1.5 * each.seconds(devices[0], "fp16") for each in ops() if each.flops}
     return [
-        *(gather_film(film, moment) for moment in range(len(film.changes) + 1)),
+        *(roofline(device, ops(), "fp16", seen) for device in devices),
+        *(gather_film(film, moment) for film in films for moment in range(len(film.changes) + 1)),
         over_time(moments, cap_bytes=1 << 31),
         overlap(two_ranks(queued=True), "one bucket for all, as brought by somebody who likes long titles, " * 2),
         curve(early, "loss"),
@@ -111,25 +123,26 @@ GOOD = (
 )
 
 
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        ('<text x="100" y="90">264 B</text><text x="120" y="90">0.0466%</text>', '"264 B" and "0.0466%" overlap'),
-        ('<text x="180" y="20">compute 49%, exposed 51%</text>', "leaves the picture"),
-        ('<text x="100" y="149">gypsy</text>', "leaves the picture"),
-        ('<g><rect x="100" y="70" width="30" height="20"/><text x="100" y="84">too long</text></g>', "leaves its box"),
-        ('<text x="100" y="90">a label</text><line x1="120" y1="70" x2="120" y2="100" stroke="#000"/>', "line crosses"),
-        ('<circle cx="120" cy="90" r="5" stroke="#000"/><text x="100" y="92">a label</text>', "circle crosses"),
-        (
-            '<text x="260" y="112" transform="rotate(-90 260 112)">upright</text><text x="250" y="90">flat</text>',
-            "overlap",
-        ),
-    ],
+BAD = (
+    ('<text x="100" y="90">264 B</text><text x="120" y="90">0.0466%</text>', '"264 B" and "0.0466%" overlap'),
+    ('<text x="180" y="20">compute 49%, exposed 51%</text>', "leaves the picture"),
+    ('<text x="100" y="149">gypsy</text>', "leaves the picture"),
+    ('<g><rect x="100" y="70" width="30" height="20"/><text x="100" y="84">too long</text></g>', "leaves its box"),
+    ('<text x="100" y="90">a label</text><line x1="120" y1="70" x2="120" y2="100" stroke="#000"/>', "a line crosses"),
+    ('<circle cx="120" cy="90" r="5" stroke="#000"/><text x="100" y="92">a label</text>', "a circle crosses"),
+    ('<text x="260" y="112" transform="rotate(-90 260 112)">upright</text><text x="250" y="90">flat</text>', "overlap"),
 )
-def test_bad_drawings_are_told_and_a_good_one_is_not(browser, bad, complaint):
+"""What must be told, beside the good drawing, and in which words."""
+
+
+def test_bad_drawings_are_told_and_a_good_one_is_not(browser):
     """Would catch rules that let everything pass, and rules that complain about everything."""
     page = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 150" style="width:100%" font-size="13">{}</svg>'
-    passed, told = complaints(browser, [page.format(GOOD), page.format(GOOD + bad)], 800)
+    drawings = [page.format(GOOD + bad) for bad in ("", *(bad for bad, _ in BAD))]
+    wide = page.format(GOOD).replace("width:100%", "width:500px")
+    passed, *told, too_wide = complaints(browser, [*drawings, wide], 800)
     assert passed == []
-    assert len(told) == 1
-    assert complaint in told[0]
+    for (bad, complaint), some in zip(BAD, told, strict=True):
+        assert len(some) == 1, bad
+        assert complaint in some[0]
+    assert too_wide == ["500 px wide in a column of 348 px"]

@@ -9,7 +9,7 @@ from labkit.lab.exercises import problem, problems
 from tests.cases import cases
 
 WIDE = '''\
-def whom_to_end(states: list[str], waits_for: dict[str, list[int]], most_of_them_wait: int = 3) -> tuple[list[int], int | None]:
+def who(states: list[str], waits_for: dict[str, list[int]], most_of_them_wait: int = 3) -> tuple[list[int], int | None]:
     """The ranks that wait for ever, ascending, and the one of them to end, or None if there is none: [n*k, d] -> [k]
 
     - A running rank may come to any call; a finished one comes to none any more, whatever it has done.
@@ -24,7 +24,7 @@ def whom_to_end(states: list[str], waits_for: dict[str, list[int]], most_of_them
     return states  # a line of code that is too long stays as it is, for only whoever writes it knows where to break it
 '''
 NARROW = '''\
-def whom_to_end(
+def who(
     states: list[str],
     waits_for: dict[str, list[int]],
     most_of_them_wait: int = 3,
