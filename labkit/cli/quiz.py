@@ -105,9 +105,9 @@ def _choice(console: Console, words: str, choices: dict[str, str]) -> str:
 
 def _verdict(outcome: Outcome) -> str:
     asked = outcome.question
-    said = {1.0: "Right", 0.5: "Half right, it depends on something else", 0.0: "No"}[outcome.points]
+    verdict = {1.0: "Right", 0.5: "Half right, it depends on something else", 0.0: "No"}[outcome.points]
     truth = f"it is true where {asked.conditions[asked.right - 1]}" if asked.right else f"it is {asked.truth}"
-    return f"{said}: {truth}."
+    return f"{verdict}: {truth}."
 
 
 def _summary(console: Console, asked: Quiz) -> None:

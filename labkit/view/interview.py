@@ -144,7 +144,7 @@ class Session(Protocol):
     def reveal(self) -> Mapping[str, str]:
         """A good answer, part by part."""
 
-    def judge(self, said: str) -> Mapping[str, Any]:
+    def judge(self, typed: str) -> Mapping[str, Any]:
         """Which points a typed answer contains (Judged), before the answer is shown."""
 
     def answer(self, formula: str) -> Any:
@@ -195,10 +195,9 @@ def spoken(session: Told) -> Picture:
 def evidence(judged: Judged) -> str:
     """HTML beside a point: the words that say it, what is missing, and what is nearly right."""
     signs = {True: "✓", False: "✗", None: "?"}
-    told = [f"{signs[judged.reached]} {escape('; '.join(judged.evidence) or 'not seen in your words')}"]
-    if judged.reached is None:
-        told = [f"{signs[None]} not judged"]
-    told += [escape(words) for words in judged.told]
+    words = "; ".join(judged.evidence) or ("not judged" if judged.reached is None else "not seen in your words")
+    lines = [words, *judged.told] if judged.evidence or not judged.told else list(judged.told)
+    told = [f"{signs[judged.reached]} {escape(lines[0])}", *(escape(line) for line in lines[1:])]
     if judged.missing and not judged.reached:
         told.append(f"not there: {escape(', '.join(judged.missing))}")
     return "<br>".join(told)

@@ -57,10 +57,10 @@ def key(questions: Sequence[Question], proofs: Sequence[Shown], title: str) -> s
         body += ["", f"## {question.number}. {question.truth}{where}", ""]
         body += [f"{question.claim.id}: {plain(question.claim.claim)}", "", f"Truth: {plain(question.claim.truth)}", ""]
         body += [f"- the proof raised {plain(proof.fault)}"] * bool(proof.fault)
-        for each in proof.finding.settings:
-            way = "measured" if each.measured else "computed"
-            told = f"claimed {asked(each)}, found {amount(each.found, each.unit)} ({way})"
-            body.append(f"- {'✓' if each.holds else '✗'} {plain(f'{each.name}: {told}')}")
+        for setting in proof.finding.settings:
+            way = "measured" if setting.measured else "computed"
+            told = f"claimed {asked(setting)}, found {amount(setting.found, setting.unit)} ({way})"
+            body.append(f"- {'✓' if setting.holds else '✗'} {plain(f'{setting.name}: {told}')}")
     return "\n".join([*body, ""])
 
 

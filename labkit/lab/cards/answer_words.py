@@ -40,27 +40,26 @@ class Term(NamedTuple):
     denied: bool
 
 
-def sentences(said: str) -> list[str]:
+def sentences(text: str) -> list[str]:
     """The sentences of a text; a semicolon and a new line end one, too."""
-    return [sentence for sentence in SENTENCE.split(said.strip()) if sentence.strip()]
+    return [sentence for sentence in SENTENCE.split(text.strip()) if sentence.strip()]
 
 
-def terms(said: str) -> list[Term]:
+def terms(text: str) -> list[Term]:
     """The words with content, in order. Figures and formulas are none of them, but number words are."""
-    known, found, reach = _known(), list[Term](), 0
-    for match in WORD.finditer(_joined(said)):
+    known, carrying, reach = _known(), list[Term](), 0
+    for match in WORD.finditer(_joined(text)):
         word = match[0].lower().replace("’", "'")
-        if word in known["wrong"]:  # "2N is wrong" denies what its clause has said
-            found = [term._replace(denied=True) if place >= len(found) - 3 else term
-                     for place, term in enumerate(found)]  # fmt: skip
+        if word in known["wrong"]:  # "2N is wrong" turns round what stands just before
+            carrying = [*carrying[:-3], *(term._replace(denied=True) for term in carrying[-3:])]
         if word in ",;:.!?()" or word in known["end"]:
             reach = 0
         elif word in known["deny"] or word.endswith("n't"):
             reach = REACH
         elif word not in known["stop"]:
-            found.append(Term(stem(word), match[0], reach > 0))
+            carrying.append(Term(stem(word), match[0], reach > 0))
             reach -= 1
-    return found
+    return carrying
 
 
 @cache
@@ -110,10 +109,10 @@ def _known() -> Mapping[str, Any]:
     return MappingProxyType({**lists, "same": MappingProxyType(same), "compounds": tuple(written)})
 
 
-def _joined(said: str) -> str:
+def _joined(text: str) -> str:
     for pattern, word in _known()["compounds"]:
-        said = pattern.sub(word, said)
-    return said
+        text = pattern.sub(word, text)
+    return text
 
 
 @cache

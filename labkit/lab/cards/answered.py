@@ -28,12 +28,15 @@ from labkit.lab.cards.quantities import COUNT, Quantity, held_against, kind_of, 
 from labkit.lab.cards.spoken_formulas import Spoken, against, formulas, laws, names, nearly, question_of, size
 from labkit.plan.whiteboard.derivation import Derivation
 from labkit.plan.whiteboard.derivations import derivation
+from labkit.plan.whiteboard.verdict import KINDS
 
 ENOUGH, SIDE, LEAST, FIRST = 0.36, 0.15, 4.0, 2
 """The share of a part's words, by weight, that has to come, and of each side of a trade-off; how much a part must weigh
 to be looked for at all; and how many sentences of an answer are its beginning, where the claim belongs."""
 SIDES = re.compile(r";|\.\s|\bbut\b|\bagainst\b|\bwhile\b|\binstead\b|,\s+(?:and|so|since)\b")
 """Between the two sides of a trade-off."""
+NEARLY = 0.6
+"""A formula of a law that is larger than this share of the largest says as much as that."""
 FIGURE, CODE, MOST_MISSING, LONGEST = 3.0, 3.0, 4, 20_000
 """What a figure and a piece of code weigh beside words; how much is named that is missing; characters of an answer."""
 
@@ -75,21 +78,21 @@ class _Answer:
         return _compact(self.text)
 
 
-def judge(card: Card, said: str) -> Mapping[str, Judged]:
+def judge(card: Card, typed: str) -> Mapping[str, Judged]:
     """What of the card's parts a text contains, by the names of the parts. ValueError for a text that is a book."""
-    if len(said) > LONGEST:
-        raise ValueError(f"an answer has {LONGEST:,} characters at most, this one has {len(said):,}")
-    answer, found = _Answer(said), dict[str, Judged]()
-    spoken = formulas(said, _symbols(card)) if said.strip() else []
+    if len(typed) > LONGEST:
+        raise ValueError(f"an answer has {LONGEST:,} characters at most, this one has {len(typed):,}")
+    answer, points = _Answer(typed), dict[str, Judged]()
+    spoken = formulas(typed, _symbols(card)) if typed.strip() else []
     for part in card.parts():
         if part == "law" and _laws(card):
-            found[part] = _law(card, spoken)
+            points[part] = _law(card, spoken)
         elif part != "number":
-            found[part] = _words(card, part, answer)
+            points[part] = _words(card, part, answer)
     if card.number:
-        law = found.get("law")
-        found["number"] = _number(card, answer, law is not None and bool(law.reached))
-    return MappingProxyType({part: found[part] for part in PARTS if part in found})
+        law = points.get("law")
+        points["number"] = _number(card, answer, law is not None and bool(law.reached))
+    return MappingProxyType({part: points[part] for part in PARTS if part in points})
 
 
 # The law
@@ -106,32 +109,40 @@ def _symbols(card: Card) -> list[str]:
 
 
 def _law(card: Card, spoken: Sequence[Spoken]) -> Judged:
-    """Reached if the largest of the card's formulas comes, or half of them by size; or the whiteboard's answer."""
+    """Reached if the largest of the card's formulas comes, or a first one that is hardly smaller, or half of them by
+    size; or the whiteboard's answer."""
     wanted = _laws(card)
     asked = derivation(card.derive) if card.derive else None
-    came = {law: said for law in wanted if (said := against(law, spoken))}
+    came = {law: passage for law in wanted if (passage := against(law, spoken))}
     if asked and not came:
         whole = _bare(asked.answer)
-        came = {whole: said} if (said := against(whole, spoken)) else {}
-    evidence = tuple(_quote(said.words) + f" ({said.renamed})" * bool(said.renamed) for said in came.values())
+        came = {whole: passage} if (passage := against(whole, spoken)) else {}
+    evidence = tuple(
+        _quote(passage.words) + f" ({passage.renamed})" * bool(passage.renamed) for passage in came.values()
+    )
     largest = max(size(law) for law in wanted)
     enough = bool(set(came) - set(wanted)) or any(size(law) == largest for law in came)
-    enough = enough or 2 * sum(map(size, came)) >= sum(map(size, wanted))
+    enough = (
+        enough
+        or (wanted[0] in came and size(wanted[0]) > NEARLY * largest)
+        or 2 * sum(map(size, came)) >= sum(map(size, wanted))
+    )
     if enough and came:
         return Judged(True, tuple(dict.fromkeys(evidence)))
-    told = _near(asked, wanted, spoken)
+    told = _near(asked, wanted, [formula for formula in spoken if not any(against(law, [formula]) for law in came)])
     missing = tuple(law for law in wanted if law not in came)[:MOST_MISSING]
-    denied = [f"{_quote(each.words)} denies it" for each in spoken if each.denied and any(
-        against(law, [each._replace(denied=False)]) for law in wanted)]  # fmt: skip
+    denied = [f"{_quote(formula.words)} denies it" for formula in spoken if formula.denied and any(
+        against(law, [formula._replace(denied=False)]) for law in wanted)]  # fmt: skip
     return Judged(False, evidence, missing, tuple(dict.fromkeys([*told, *denied])))
 
 
 def _near(asked: Derivation | None, wanted: Sequence[str], spoken: Sequence[Spoken]) -> list[str]:
     """What is wrong with a formula that is nearly the law, in the words of the whiteboard."""
     for question in [*([asked] if asked else []), *map(question_of, wanted)]:
-        if found := nearly(question, spoken):
-            candidate, verdict = found
-            return [f"{_quote(candidate.words)}, read as {candidate.formula}: {verdict}"]
+        if near := nearly(question, spoken):
+            candidate, verdict = near
+            reasons = " ".join(verdict.said[:2])
+            return [f"{_quote(candidate.words)}, read as {candidate.formula}: {KINDS[verdict.kind]}. {reasons}"]
     return []
 
 
@@ -195,18 +206,18 @@ def _shared(card: Card, part: str, answer: _Answer) -> float:
 def _wanted(card: Card, part: str) -> dict[str, list[Term]]:
     """The words of a part that its question does not say, by stem."""
     asked = {term.stem for term in terms(card.said(card.front))}
-    found: dict[str, list[Term]] = {}
+    by_stem: dict[str, list[Term]] = {}
     for term in terms(NAMED.sub(" ", FORMULA.sub(" ", getattr(card, part)))):
         if term.stem not in asked:
-            found.setdefault(term.stem, []).append(term)
-    return found
+            by_stem.setdefault(term.stem, []).append(term)
+    return by_stem
 
 
 def _code(card: Card, part: str) -> list[str]:
     """Pieces of code and formulas of a part that the question does not have, without spaces."""
     asked = _compact(card.said(card.front))
-    inside = [_compact(each) for each in re.findall(r"`([^`]*)`", card.said(getattr(card, part)))]
-    return [each for each in dict.fromkeys(inside) if len(each) > 2 and each not in asked]
+    inside = [_compact(piece) for piece in re.findall(r"`([^`]*)`", card.said(getattr(card, part)))]
+    return [piece for piece in dict.fromkeys(inside) if len(piece) > 2 and piece not in asked]
 
 
 def _words(card: Card, part: str, answer: _Answer) -> Judged:
@@ -224,7 +235,10 @@ def _words(card: Card, part: str, answer: _Answer) -> Judged:
         for stop in range(start + 1, min(start + room, len(answer.sentences)) + 1):
             here = _came(wanted, code, figures, answer, range(start, stop))
             share = sum(here.values()) / whole
-            if share > best + 1e-9:
+            early = (
+                part == "claim" and best >= ENOUGH and window.start < FIRST <= start
+            )  # it came first: that is enough
+            if share > best + 1e-9 and not early:
                 best, window, came = share, range(start, stop), set(here)
     missing = [terms_[0].written for stem, terms_ in sorted(wanted.items(), key=lambda item: -weight(item[0]))
                if stem not in came]  # fmt: skip
@@ -247,9 +261,8 @@ def _other_side(card: Card, came: set[str]) -> tuple[str, ...]:
         wanted = {term.stem: term for term in terms(side) if term.stem not in asked}
         whole = sum(map(weight, wanted))
         if whole >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in came) < SIDE * whole:
-            return tuple(term.written for term in sorted(wanted.values(), key=lambda each: -weight(each.stem)))[
-                :MOST_MISSING
-            ]
+            heaviest = sorted(wanted.values(), key=lambda term: -weight(term.stem))[:MOST_MISSING]
+            return tuple(term.written for term in heaviest)
     return ()
 
 
@@ -262,19 +275,19 @@ def _came(
         for term in answer.terms[place]:
             here.setdefault(term.stem, set()).add(term.denied)
     text = " ".join(answer.sentences[place] for place in window)
-    found = {each: CODE for each in code if each in _compact(text)}
+    weights = {piece: CODE for piece in code if piece in _compact(text)}
     near = quantities(text.replace("`", " "))
-    found |= {f"{figure}": FIGURE for figure in figures if held_against(figure, near).met}
+    weights |= {f"{figure}": FIGURE for figure in figures if held_against(figure, near).met}
     for stem, mine in wanted.items():
         if (other := nearest(stem, here)) and here[other] & {term.denied for term in mine}:
-            found[stem] = weight(stem)
-    return found
+            weights[stem] = weight(stem)
+    return weights
 
 
-def _compact(said: str) -> str:
-    return re.sub(r"[\s*`]", "", said)
+def _compact(text: str) -> str:
+    return re.sub(r"[\s*`]", "", text)
 
 
-def _quote(said: str) -> str:
-    words = " ".join(said.split())
+def _quote(text: str) -> str:
+    words = " ".join(text.split())
     return f"“{words if len(words) <= 180 else words[:179].rstrip() + '…'}”"

@@ -118,7 +118,7 @@ class Interview:
         self._seen = True
         return asked.answer()
 
-    def judge(self, said: str) -> Mapping[str, Judged]:
+    def judge(self, typed: str) -> Mapping[str, Judged]:
         """Hold a typed answer against the points of the card, once, before the answer is shown; an empty one has none.
 
         It is a proposal: `rate` takes what the learner says, and the report tells both. ValueError for a question that
@@ -128,13 +128,13 @@ class Interview:
             raise ValueError(f"a {asked.kind} is not judged by its words: look at .reveal(), then .rate(...)")
         if self._seen:
             raise ValueError("the answer has been shown: what is typed now is not judged")
-        if not said.strip():
+        if not typed.strip():
             return MappingProxyType({})
         self._shown()  # the answer is given; what judging takes is not the learner's time
-        found = judge(asked.card, said)
-        self._typed = said.strip()
-        self._proposed = {point: judged.reached for point, judged in found.items() if judged.reached is not None}
-        return found
+        points = judge(asked.card, typed)
+        self._typed = typed.strip()
+        self._proposed = {point: judged.reached for point, judged in points.items() if judged.reached is not None}
+        return points
 
     def answer(self, formula: str) -> Verdict:
         """Hold a formula against the truth of the derivation; again after a wrong one, while the answer is not shown.

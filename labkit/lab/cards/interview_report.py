@@ -170,11 +170,11 @@ class Report:
 
     def _judged(self) -> list[str]:
         """How many points were judged by what was typed, and which of them the learner has corrected."""
-        typed = [each for each in self.asked if each.proposed and each.points]
+        typed = [answer for answer in self.asked if answer.proposed and answer.points]
         if not typed:
             return []
-        judged = sum(len(each.proposed) for each in typed)
-        changed = [f"{IN_WORDS[point]} of {each.key}" for each in typed for point in each.corrected]
+        judged = sum(len(answer.proposed) for answer in typed)
+        changed = [f"{IN_WORDS[point]} of {answer.key}" for answer in typed for point in answer.corrected]
         told = f"{plural(judged, 'point')} of {plural(len(typed), 'answer')} judged by what you typed"
         return [f"{told}, {len(changed)} corrected by you" + f": {', '.join(changed)}" * bool(changed)]
 

@@ -1,7 +1,7 @@
 """Numbers with units in a text, and whether one of them is a figure of a card.
 
     quantities("about 16GiB, 40 % of it, for 7B parameters")    three of them
-    held_against(figure, found)                                  Match: which of them it is, or what is wrong with one
+    held_against(figure, spoken)                                 Match: which of them it is, or what is wrong with one
 
 A quantity may be read in more ways than one: 7B is seven billion or seven bytes, 8k is 8,000 or 8,192. Units are
 converted. A figure is met within TOLERANCE, since one rounds when one speaks. 16 GiB for 16 GB, gigabits for
@@ -84,33 +84,33 @@ class Match(NamedTuple):
     told: str
 
 
-def quantities(said: str) -> list[Quantity]:
+def quantities(typed: str) -> list[Quantity]:
     """Every number of a text with its unit, but for names that have digits (bf16, ZeRO-3) and formulas in backticks."""
-    text = re.sub(r"`[^`]*`", lambda match: " " * len(match[0]), said)
+    text = re.sub(r"`[^`]*`", lambda match: " " * len(match[0]), typed)
     text = NAME.sub(
         lambda match: match[0] if match[0][0].isdecimal() and "-" in match[0] else "_" * len(match[0]), text
     )
     spelled = re.compile(rf"\b({'|'.join(sorted(WORDS, key=len, reverse=True))})\b", re.IGNORECASE)
     text = spelled.sub(lambda match: WORDS[match[0].lower()].ljust(len(match[0])), text)
-    found = []
+    read = []
     for match in QUANTITY.finditer(text):
         end = match.end()
-        while end < len(said) and text[end] == " " != said[end]:  # of a number that was spelled
+        while end < len(typed) and text[end] == " " != typed[end]:  # of a number that was spelled
             end += 1
-        words = said[match.start() : end].strip()
+        words = typed[match.start() : end].strip()
         denied = bool(DENIED.search(text[: match.start()]) or REFUSED.match(text[match.end() :]))
-        found.append(Quantity(words, tuple(_readings(match)), denied))
-    return found
+        read.append(Quantity(words, tuple(_readings(match)), denied))
+    return read
 
 
-def held_against(figure: Figure, found: Sequence[Quantity], others: Sequence[Figure] = ()) -> Match:
+def held_against(figure: Figure, spoken: Sequence[Quantity], others: Sequence[Figure] = ()) -> Match:
     """Whether a quantity is this figure. `others` are figures that a quantity may be instead: of such nothing is told.
 
     A figure that is a word is met by no quantity."""
     if isinstance(figure.value, (str, bool)):
         return Match("", "")
     kind, told = kind_of(figure), ""
-    for quantity in found:
+    for quantity in spoken:
         if quantity.denied:
             continue
         for reading in quantity.readings:

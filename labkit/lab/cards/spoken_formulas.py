@@ -69,10 +69,10 @@ class Said(NamedTuple):
     renamed: str
 
 
-def formulas(said: str, symbols: Sequence[str] = ()) -> list[Spoken]:
+def formulas(typed: str, symbols: Sequence[str] = ()) -> list[Spoken]:
     """Every formula of a text; `symbols` are names of more than one letter that may stand in one."""
-    found = list[Spoken]()
-    for clause in re.split(r"(?<=[.!?;])\s+|\n+", said):
+    spoken = list[Spoken]()
+    for clause in re.split(r"(?<=[.!?;])\s+|\n+", typed):
         written = clause
         for pattern, put in SAID:
             written = pattern.sub(put, written)
@@ -80,23 +80,23 @@ def formulas(said: str, symbols: Sequence[str] = ()) -> list[Spoken]:
             sums = list[str]()
             for before, run, after in _runs(side, symbols):
                 denied = bool(DENIED.search(before) or REFUSED.match(after))
-                found += [Spoken(text, clause.strip(), denied) for text in [_explicit(run)] if text]
+                spoken += [Spoken(text, clause.strip(), denied) for text in [_explicit(run)] if text]
                 sums = [*sums, run] if sums and run.lstrip().startswith("+") else [run]
                 if len(sums) > 1 and (text := _explicit(" ".join(sums))):  # 2 N of weights + 2 N of gradients
-                    found.append(Spoken(text, clause.strip(), denied))
-    return list(dict.fromkeys(found))
+                    spoken.append(Spoken(text, clause.strip(), denied))
+    return list(dict.fromkeys(spoken))
 
 
 def laws(text: str) -> list[str]:
     """The formulas between the backticks of a card's law, ready to be read; names alone are none of them."""
-    found = []
+    written_out = []
     for inside in re.findall(r"`([^`]*)`", text):
         written = re.sub(r"(?<=\d)\s+x\s+(?=\d)", " * ", inside)
         sides = [side.strip() for side in SIDES.split(written)]
         if len(sides) > 1 and re.fullmatch(r"\w*(\(\w+\))?", sides[0]):  # t(b) = ...
             sides = sides[1:]
-        found += [text for side in sides if (text := _explicit(_calls(side)))]
-    return list(dict.fromkeys(found))
+        written_out += [text for side in sides if (text := _explicit(_calls(side)))]
+    return list(dict.fromkeys(written_out))
 
 
 def names(formula: str) -> list[str]:
@@ -240,9 +240,9 @@ def _explicit(run: str) -> str:
     return words if size(words) >= 2 or (size(words) and re.search(r"\d", words)) else ""
 
 
-def _calls(said: str) -> str:
+def _calls(text: str) -> str:
     """`log2 n` as `log2(n)`."""
-    return re.sub(r"\b(log2|log|sqrt|ceil)\s+([A-Za-z]\w*)\b(?!\()", r"\1(\2)", said)
+    return re.sub(r"\b(log2|log|sqrt|ceil)\s+([A-Za-z]\w*)\b(?!\()", r"\1(\2)", text)
 
 
 def _balanced(pieces: list[str]) -> list[str]:

@@ -78,7 +78,7 @@ def condition_of(result: Result) -> str:
     """Where a claim that depends is true: its premise, or the settings in which it holds; "" for other claims."""
     if MEANS.get(result.claim.verdict) != DEPENDING:
         return ""
-    return result.finding.premise or "; ".join(each.name for each in result.finding.settings if each.holds)
+    return result.finding.premise or "; ".join(setting.name for setting in result.finding.settings if setting.holds)
 
 
 def draw(count: int, topic: str = "", seed: int = 0) -> tuple[Question, ...]:
@@ -90,19 +90,19 @@ def draw(count: int, topic: str = "", seed: int = 0) -> tuple[Question, ...]:
     chosen = {claim.id for claim in choose((), topic)}
     stored = [result for result in kept().results if result.claim.verdict in MEANS]
     numbers = random.Random(seed)
-    piles = {answer: [each for each in stored if each.claim.id in chosen and MEANS[each.claim.verdict] == answer]
-             for answer in ANSWERS}  # fmt: skip
+    on_topic = [result for result in stored if result.claim.id in chosen]
+    piles = {answer: [result for result in on_topic if MEANS[result.claim.verdict] == answer] for answer in ANSWERS}
     for pile in piles.values():
         numbers.shuffle(pile)
     turns = numbers.sample(ANSWERS, len(ANSWERS))  # who is one ahead where the count is no multiple of three
-    found = list[Result]()
-    while len(found) < count and any(piles.values()):
-        found += [piles[answer].pop() for answer in turns if piles[answer]]
-    found = found[:count]
-    if not found:
+    drawn = list[Result]()
+    while len(drawn) < count and any(piles.values()):
+        drawn += [piles[answer].pop() for answer in turns if piles[answer]]
+    drawn = drawn[:count]
+    if not drawn:
         raise ValueError(f"the audit has shown nothing on {topic!r}: choose another topic")
-    numbers.shuffle(found)
-    return tuple(_question(number, result, stored, numbers) for number, result in enumerate(found, 1))
+    numbers.shuffle(drawn)
+    return tuple(_question(number, result, stored, numbers) for number, result in enumerate(drawn, 1))
 
 
 class Quiz:
@@ -144,12 +144,12 @@ class Quiz:
     def labs(self) -> dict[str, tuple[str, ...]]:
         """Of each claim that was missed, the cells of labs that show it: those of the cards that its proof backs."""
         missed = {outcome.question.claim.id for outcome in self.outcomes if outcome.points < 1}
-        found: dict[str, dict[str, None]] = {}
+        cells_of: dict[str, dict[str, None]] = {}
         for card in the_deck() if missed else ():
             wrong = card.wrong.claims if card.wrong else ()
             for id in missed & {*card.proofs, *wrong}:
-                found.setdefault(id, {}).update(dict.fromkeys(card.lab))
-        return {id: tuple(cells) for id, cells in sorted(found.items()) if cells}
+                cells_of.setdefault(id, {}).update(dict.fromkeys(card.lab))
+        return {id: tuple(cells) for id, cells in sorted(cells_of.items()) if cells}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for json."""

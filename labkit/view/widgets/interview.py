@@ -114,7 +114,7 @@ class InterviewPanel(Twin, widgets.VBox):
         heading = "Your formula is the rating." if session.rated else "What did you say? Tick it."
         if judged:
             heading = "What your words contain is ticked. Words are found and not understood: correct each tick."
-        beside = {point: widgets.HTML(f"<div {BESIDE}>{evidence(each)}</div>") for point, each in judged.items()}
+        beside = {point: widgets.HTML(f"<div {BESIDE}>{evidence(hint)}</div>") for point, hint in judged.items()}
         lines = [(box, *([beside[point]] if point in beside else [])) for point, box in self.points.items()]
         self.ticks.children = (widgets.HTML(f"<b>{heading}</b>"), *(widget for line in lines for widget in line))
         if isinstance(self.board, Whiteboard):
