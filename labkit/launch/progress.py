@@ -49,14 +49,14 @@ class Bar:
             sys.stderr.write(f"\r\x1b[K{'#' * int(24 * share):24s}| {text}")
             sys.stderr.flush()
 
-    def clear(self) -> None:
-        """Take it away."""
+    def end(self, text: str) -> None:
+        """Take the bar away. In a notebook `text` takes its place: no output can be deleted, and an empty one is odd."""
         if self.display is None:
             return
         if self.display is True:
             sys.stderr.write("\r\x1b[K")
         else:
-            self.display.update({}, raw=True)  # an output without content: nbval looks at none
+            self.display.update({"text/html": f"<small>{escape(text)}</small>", "text/plain": text}, raw=True)
         self.display = None
 
 
@@ -67,9 +67,9 @@ class CallBar:
         self.n_ranks, self.drawn_at, self.bar = n_ranks, 0.0, Bar()
 
     def update(self, box: BlackBox, ranks: Sequence[int], n_done: int, seconds: float, end: bool) -> None:
-        """Draw the bar again, at most four times a second; take it away at the end."""
+        """Draw the bar again, at most four times a second; at the end, say how long the call took."""
         if end:
-            self.bar.clear()
+            self.bar.end(f"took {seconds:.0f} s on {self.n_ranks} rank{'s' * (self.n_ranks != 1)}")
             return
         if seconds < SHOW_AFTER_S or seconds - self.drawn_at < REDRAW_S:
             return

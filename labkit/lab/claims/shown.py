@@ -73,10 +73,10 @@ def claims(*ids: str, topic: str = "", stored: bool = False) -> Shown:
 
 
 def _told(chosen: tuple[Claim, ...]) -> Iterator[Result]:
-    """The results; where many are asked for, with a bar that goes away at the end."""
+    """The results; where many are asked for, with a progress bar."""
     bar = Bar()
     for place, claim in enumerate(chosen):
         if len(chosen) >= MANY:
             bar.draw(place / len(chosen), f"{claim.id}: {claim.claim}")
         yield from audit([claim.id])
-    bar.clear()
+    bar.end(f"{len(chosen)} claims put to the test")
