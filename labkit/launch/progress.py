@@ -50,7 +50,7 @@ class Bar:
             sys.stderr.flush()
 
     def end(self, text: str) -> None:
-        """Take the bar away. In a notebook `text` takes its place: no output can be deleted, and an empty one is odd."""
+        """Take the bar away. In a notebook `text` takes its place, where no output can be deleted alone."""
         if self.display is None:
             return
         if self.display is True:
