@@ -6,6 +6,7 @@ MathML, which browsers draw themselves, and a widget's place is taken by its sta
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from labkit.lab.glossary import PAGE as GLOSSARY, page as glossary
 
 TEMPLATES = Path(__file__).parent / "site"
 WORDS = "glossary.html"
+LAB = re.compile(r'href="([^"/:#]+)\.ipynb')
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -92,6 +94,9 @@ def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
     for name, text in written.items():
         for there, here in (("../exercises/", "exercises/"), (GLOSSARY, WORDS)):
             text = text.replace(f'href="{there}', f'href="{here}')
+        text = LAB.sub(
+            lambda link: f'href="{link[1]}.html' if f"{link[1]}.html" in written else 'href="index.html', text
+        )
         (folder / name).write_text(text, encoding="utf-8")
     for exercises in (path.resolve().parents[1] / "exercises" / path.name for path in notebooks):
         if exercises.is_file():

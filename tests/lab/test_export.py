@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbformat
 import pytest
@@ -27,11 +28,15 @@ def test_every_lab_has_a_page_that_the_index_names_in_order(tmp_path):
     folder = tmp_path / "of" / "labs"
     pages = export(LABS, folder)
     index = (folder / "index.html").read_text()
-    links = re.findall(r'<a href="([^"]+)"', index)
-    assert links == [f"{lab.stem}.html" for lab in LABS] == [page.file for page in pages]
-    for name in ["index.html", *links]:
-        for link in re.findall(r'<a href="([^"#:]+)"', (folder / name).read_text()):
-            assert (folder / link).is_file(), f"{name} links to {link}"
+    labs = re.findall(r'<a href="([^"#]+)"', index)
+    assert labs == [f"{lab.stem}.html" for lab in LABS] == [page.file for page in pages]
+    texts = {name: (folder / name).read_text() for name in ("index.html", "glossary.html", *labs)}
+    for name, text in texts.items():
+        for file, place in re.findall(
+            r'<a href="([^"#:]+)#?([^"]*)"', text
+        ):  # "exercises/03.ipynb", "03.html#cell-id=a"
+            assert (folder / file).is_file(), f"{name} links to {file}"
+            assert not place or f'id="{unquote(place)}"' in texts[file], f"{name} links to {place} in {file}"
     assert all(page.title in index and f"<b>{page.number}</b>" in index for page in pages)
 
 
@@ -46,6 +51,23 @@ def test_a_title_is_words_and_not_a_page(tmp_path):
     """Would catch an index that runs what a title says."""
     export([notebook(tmp_path / "01_a.ipynb", "# 01 · A <script>b</script> & c")], tmp_path / "site")
     assert "<script>b" not in (tmp_path / "site" / "index.html").read_text()
+
+
+def test_what_is_folded_in_a_lab_is_folded_on_its_page(tmp_path):
+    """Would catch a page that tells the answer below the question, and one full of code that nobody need read."""
+    lab = notebook(tmp_path / "01_a.ipynb", "# 01 · A lab")
+    page = nbformat.read(lab, 4)
+    page.cells[1].source = "# Prints a <word>.\nprint('done')"
+    folds = {"source_hidden": "Prints a &lt;word&gt;.", "outputs_hidden": "Predict first. Then look here."}
+    for key, caption in folds.items():
+        page.cells[1].metadata["jupyter"] = {key: True}
+        nbformat.write(page, lab)
+        export([lab], tmp_path / key)
+        html = (tmp_path / key / "01_a.html").read_text()
+        folded = re.findall(r'<details class="lk-folded"><summary>(.*?)</summary>(.*?)</details>', html, re.S)
+        assert [summary for summary, _ in folded] == [caption]
+        assert ("print" in folded[0][1]) == (key == "source_hidden")
+        assert "done" in folded[0][1]
 
 
 @pytest.mark.parametrize(
@@ -78,4 +100,11 @@ def test_the_command_writes_the_labs_that_it_is_asked_for(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.stdout == f"2 labs in {tmp_path}; open {tmp_path / 'index.html'}\n"
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"kept.txt", "index.html", "02_point_to_point.html", "03_collectives.html", "exercises"}
+    assert names == {
+        "kept.txt",
+        "index.html",
+        "glossary.html",
+        "02_point_to_point.html",
+        "03_collectives.html",
+        "exercises",
+    }
