@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Locator, Page, TimeoutError, expect
 
-PATIENCE_MS = 120_000  # of a click, or until a widget shows what it should
+PATIENCE_MS = 300_000  # of a click, or until a widget shows what it should
 END_MS = 600_000  # of cells that run
 TAB = ".jp-mod-current[role=tab]"
 NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"

@@ -39,7 +39,7 @@ from tests.browser.labs import LABS
 from tests.browser.shortcuts import SHORTCUTS
 from tests.browser.steps import clicks, lacks, play, sees
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1800)]
 STARTS = """import os, time, torch, labkit
 cluster = labkit.Cluster(3)
 cluster.state["k"] = 5
