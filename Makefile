@@ -54,11 +54,11 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/draws.py --json benchmarks/results/draws.json
 
 notebooks: $(VENV)/.has-test
-	$(BIN)/python -c 'from labkit.lab.glossary import write; write("notebooks")'
+	$(BIN)/python -c 'from labkit.course.reading.glossary import write; write("notebooks")'
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False \
 		$(wildcard notebooks/[0-9]*.ipynb) notebooks/ten_minutes.ipynb
-	$(BIN)/python -c 'from labkit.lab.trust import note; note("notebooks")'
+	$(BIN)/python -c 'from labkit.course.server.trust import note; note("notebooks")'
 
 # The stamps live inside the environment: whoever removes it removes them too.
 $(VENV)/.has-pip:

@@ -1,6 +1,6 @@
 """The capstone's reference: each named way in each task, on this machine, judged by the referee as learners are.
 
-    python benchmarks/capstone.py [--ranks 2,4] [--steps 7] [--json labkit/lab/capstone_reference.json]
+    python benchmarks/capstone.py [--ranks 2,4] [--steps 7] [--json labkit/course/capstone/reference.json]
 
 Run it on a machine that does nothing else: what others take of the cores is added to the seconds. Bytes and losses are
 the same everywhere.
@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit import Cluster
-from labkit.lab.capstone import REFERENCE, attempt, strategies, tasks
-from labkit.plan.attempt import Entry
-from labkit.plan.capstone import forecast
+from labkit.course.capstone.attempts import REFERENCE, attempt, strategies, tasks
+from labkit.course.capstone.entry import Entry
+from labkit.course.capstone.forecast import forecast
 
 
 def measure(n_ranks: int, steps: int) -> list[Entry]:

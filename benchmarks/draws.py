@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from labkit.lab.court.hearing import remembering
-from labkit.lab.court.judge import judge
-from labkit.lab.exercises import problems
-from labkit.lab.problem import Problem
+from labkit.course.exercises.catalogue import problems
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case_run import remembering
+from labkit.course.judge.judge import judge
 
 
 def misjudged(it: Problem, seed: int) -> Iterator[tuple[str, str]]:
     """(what was judged, what was said of it) of each program that was not taken for what it is."""
-    hear = remembering()
+    run = remembering()
     report = judge(it, it.solution, seed=seed)
     if not report.passed or report.starred:
         yield "the reference", str(report)
@@ -35,7 +35,7 @@ def misjudged(it: Problem, seed: int) -> Iterator[tuple[str, str]]:
     if it.star and not (report := judge(it, it.star.best, seed=seed)).starred:
         yield "the star's program", str(report)
     for mutant in it.mutants:
-        broken = (report := judge(it, mutant.source(it.solution), seed=seed, hear=hear)).broken
+        broken = (report := judge(it, mutant.source(it.solution), seed=seed, run=run)).broken
         if broken is None or (broken.name, broken.cause) != (mutant.verdict, mutant.cause):
             yield mutant.cause, str(report)
 

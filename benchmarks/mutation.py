@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from labkit.lab.court.judge import judge
-from labkit.lab.exercises import problem, problems
-from labkit.lab.problem import Problem
+from labkit.course.exercises.catalogue import problem, problems
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.judge import judge
 
 KINDS = (
     "Add_Sub", "Sub_Add", "Mul_Div", "Mul_Add", "Div_Mul", "FloorDiv_Mul", "Mod_Add", "Mod_FloorDiv", "Pow_Mul",

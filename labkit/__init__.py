@@ -28,12 +28,12 @@ _NAMES = MappingProxyType(
         "comm.star": "star",
         "comm.tree": "tree",
         "comm.work": "Work",
-        "lab.cards.mine": "cards",
-        "lab.check": "check exercise hint solution progress",
-        "lab.claims.shown": "claims",
-        "lab.doctor": "doctor",
-        "lab.room": "room",
-        "lab.source": "show",
+        "course.cards.mine": "cards",
+        "course.exercises.check": "check exercise hint solution progress",
+        "course.claims.shown": "claims",
+        "course.machine.doctor": "doctor",
+        "course.machine.room": "room",
+        "course.reading.source": "show",
         "launch.progress": "track",
         "launch.reply": "Reply WorkerError",
         "launch.watch": "Autopsy",
@@ -74,37 +74,37 @@ _NAMES = MappingProxyType(
         "view.roofline": "roofline",
         "view.topology": "network",
         "view.traffic": "traffic",
-        "view.widgets.anatomy": "MemoryAnatomy",
-        "view.widgets.bottlenecks": "BottleneckExplorer",
-        "view.widgets.buckets": "BucketExplorer",
-        "view.widgets.capstone": "CapstoneExplorer",
-        "view.widgets.crossover": "CrossoverExplorer",
-        "view.widgets.cube": "CubeExplorer",
-        "view.widgets.explain": "ExplainTrace",
-        "view.widgets.floats": "FloatExplorer",
-        "view.widgets.gather": "GatherExplorer",
-        "view.widgets.hints": "HintPanel",
-        "view.widgets.histogram": "GradientHistogram",
-        "view.widgets.inflight": "InFlightExplorer",
-        "view.widgets.links": "InterconnectExplorer",
-        "view.widgets.interview": "InterviewPanel",
-        "view.widgets.lora": "LoRAExplorer",
-        "view.widgets.planner": "PlannerPanel",
-        "view.widgets.play": "Play",
-        "view.widgets.player": "PipelinePlayer",
-        "view.widgets.predict": "Predict",
-        "view.widgets.progress": "ProgressPanel",
-        "view.widgets.review": "ReviewPanel",
-        "view.widgets.ring_film": "RingFilm",
-        "view.widgets.roofline": "RooflineExplorer",
-        "view.widgets.scale": "LossScaleExplorer",
-        "view.widgets.segments": "CheckpointExplorer",
-        "view.widgets.sparse": "CompressionExplorer",
-        "view.widgets.split": "SplitExplorer",
-        "view.widgets.stale": "StaleExplorer",
-        "view.widgets.ward": "Ward",
-        "view.widgets.whiteboard": "Whiteboard",
-        "view.widgets.zero": "ZeROExplorer",
+        "course.topics.memory_anatomy": "MemoryAnatomy",
+        "course.topics.bottleneck_explorer": "BottleneckExplorer",
+        "course.topics.bucket_explorer": "BucketExplorer",
+        "course.capstone.capstone_explorer": "CapstoneExplorer",
+        "course.topics.crossover_explorer": "CrossoverExplorer",
+        "course.topics.cube_explorer": "CubeExplorer",
+        "course.topics.explain_trace": "ExplainTrace",
+        "course.topics.float_explorer": "FloatExplorer",
+        "course.topics.gather_explorer": "GatherExplorer",
+        "course.exercises.hint_panel": "HintPanel",
+        "course.topics.gradient_histogram": "GradientHistogram",
+        "course.topics.in_flight_explorer": "InFlightExplorer",
+        "course.topics.interconnect_explorer": "InterconnectExplorer",
+        "course.interview.interview_panel": "InterviewPanel",
+        "course.topics.lora_explorer": "LoRAExplorer",
+        "course.topics.planner_panel": "PlannerPanel",
+        "course.widgets.play": "Play",
+        "course.topics.pipeline_player": "PipelinePlayer",
+        "course.widgets.predict": "Predict",
+        "course.learner.progress_panel": "ProgressPanel",
+        "course.cards.review_panel": "ReviewPanel",
+        "course.topics.ring_film": "RingFilm",
+        "course.topics.roofline_explorer": "RooflineExplorer",
+        "course.topics.loss_scale_explorer": "LossScaleExplorer",
+        "course.topics.checkpoint_explorer": "CheckpointExplorer",
+        "course.topics.compression_explorer": "CompressionExplorer",
+        "course.topics.split_explorer": "SplitExplorer",
+        "course.topics.stale_explorer": "StaleExplorer",
+        "course.clinic.ward": "Ward",
+        "course.whiteboard.whiteboard": "Whiteboard",
+        "course.topics.zero_explorer": "ZeROExplorer",
     }
 )
 _WHERE = MappingProxyType({name: module for module, names in _NAMES.items() for name in names.split()})
@@ -117,18 +117,49 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.comm.local import run_threads as run_threads
     from labkit.comm.mesh import Mesh as Mesh
     from labkit.comm.work import Work as Work
-    from labkit.lab.cards.mine import cards as cards
-    from labkit.lab.check import (
+    from labkit.course.capstone.capstone_explorer import CapstoneExplorer as CapstoneExplorer
+    from labkit.course.cards.mine import cards as cards
+    from labkit.course.cards.review_panel import ReviewPanel as ReviewPanel
+    from labkit.course.claims.shown import claims as claims
+    from labkit.course.clinic.ward import Ward as Ward
+    from labkit.course.exercises.check import (
         check as check,
         exercise as exercise,
         hint as hint,
         progress as progress,
         solution as solution,
     )
-    from labkit.lab.claims.shown import claims as claims
-    from labkit.lab.doctor import doctor as doctor
-    from labkit.lab.room import room as room
-    from labkit.lab.source import show as show
+    from labkit.course.exercises.hint_panel import HintPanel as HintPanel
+    from labkit.course.interview.interview_panel import InterviewPanel as InterviewPanel
+    from labkit.course.learner.progress_panel import ProgressPanel as ProgressPanel
+    from labkit.course.machine.doctor import doctor as doctor
+    from labkit.course.machine.room import room as room
+    from labkit.course.reading.source import show as show
+    from labkit.course.topics.bottleneck_explorer import BottleneckExplorer as BottleneckExplorer
+    from labkit.course.topics.bucket_explorer import BucketExplorer as BucketExplorer
+    from labkit.course.topics.checkpoint_explorer import CheckpointExplorer as CheckpointExplorer
+    from labkit.course.topics.compression_explorer import CompressionExplorer as CompressionExplorer
+    from labkit.course.topics.crossover_explorer import CrossoverExplorer as CrossoverExplorer
+    from labkit.course.topics.cube_explorer import CubeExplorer as CubeExplorer
+    from labkit.course.topics.explain_trace import ExplainTrace as ExplainTrace
+    from labkit.course.topics.float_explorer import FloatExplorer as FloatExplorer
+    from labkit.course.topics.gather_explorer import GatherExplorer as GatherExplorer
+    from labkit.course.topics.gradient_histogram import GradientHistogram as GradientHistogram
+    from labkit.course.topics.in_flight_explorer import InFlightExplorer as InFlightExplorer
+    from labkit.course.topics.interconnect_explorer import InterconnectExplorer as InterconnectExplorer
+    from labkit.course.topics.lora_explorer import LoRAExplorer as LoRAExplorer
+    from labkit.course.topics.loss_scale_explorer import LossScaleExplorer as LossScaleExplorer
+    from labkit.course.topics.memory_anatomy import MemoryAnatomy as MemoryAnatomy
+    from labkit.course.topics.pipeline_player import PipelinePlayer as PipelinePlayer
+    from labkit.course.topics.planner_panel import PlannerPanel as PlannerPanel
+    from labkit.course.topics.ring_film import RingFilm as RingFilm
+    from labkit.course.topics.roofline_explorer import RooflineExplorer as RooflineExplorer
+    from labkit.course.topics.split_explorer import SplitExplorer as SplitExplorer
+    from labkit.course.topics.stale_explorer import StaleExplorer as StaleExplorer
+    from labkit.course.topics.zero_explorer import ZeROExplorer as ZeROExplorer
+    from labkit.course.whiteboard.whiteboard import Whiteboard as Whiteboard
+    from labkit.course.widgets.play import Play as Play
+    from labkit.course.widgets.predict import Predict as Predict
     from labkit.launch.progress import track as track
     from labkit.launch.reply import Reply as Reply, WorkerError as WorkerError
     from labkit.launch.watch import Autopsy as Autopsy
@@ -182,37 +213,6 @@ if TYPE_CHECKING:  # for editors and type checkers; `as` says that the name is p
     from labkit.view.roofline import roofline as roofline
     from labkit.view.topology import network as network
     from labkit.view.traffic import traffic as traffic
-    from labkit.view.widgets.anatomy import MemoryAnatomy as MemoryAnatomy
-    from labkit.view.widgets.bottlenecks import BottleneckExplorer as BottleneckExplorer
-    from labkit.view.widgets.buckets import BucketExplorer as BucketExplorer
-    from labkit.view.widgets.capstone import CapstoneExplorer as CapstoneExplorer
-    from labkit.view.widgets.crossover import CrossoverExplorer as CrossoverExplorer
-    from labkit.view.widgets.cube import CubeExplorer as CubeExplorer
-    from labkit.view.widgets.explain import ExplainTrace as ExplainTrace
-    from labkit.view.widgets.floats import FloatExplorer as FloatExplorer
-    from labkit.view.widgets.gather import GatherExplorer as GatherExplorer
-    from labkit.view.widgets.hints import HintPanel as HintPanel
-    from labkit.view.widgets.histogram import GradientHistogram as GradientHistogram
-    from labkit.view.widgets.inflight import InFlightExplorer as InFlightExplorer
-    from labkit.view.widgets.interview import InterviewPanel as InterviewPanel
-    from labkit.view.widgets.links import InterconnectExplorer as InterconnectExplorer
-    from labkit.view.widgets.lora import LoRAExplorer as LoRAExplorer
-    from labkit.view.widgets.planner import PlannerPanel as PlannerPanel
-    from labkit.view.widgets.play import Play as Play
-    from labkit.view.widgets.player import PipelinePlayer as PipelinePlayer
-    from labkit.view.widgets.predict import Predict as Predict
-    from labkit.view.widgets.progress import ProgressPanel as ProgressPanel
-    from labkit.view.widgets.review import ReviewPanel as ReviewPanel
-    from labkit.view.widgets.ring_film import RingFilm as RingFilm
-    from labkit.view.widgets.roofline import RooflineExplorer as RooflineExplorer
-    from labkit.view.widgets.scale import LossScaleExplorer as LossScaleExplorer
-    from labkit.view.widgets.segments import CheckpointExplorer as CheckpointExplorer
-    from labkit.view.widgets.sparse import CompressionExplorer as CompressionExplorer
-    from labkit.view.widgets.split import SplitExplorer as SplitExplorer
-    from labkit.view.widgets.stale import StaleExplorer as StaleExplorer
-    from labkit.view.widgets.ward import Ward as Ward
-    from labkit.view.widgets.whiteboard import Whiteboard as Whiteboard
-    from labkit.view.widgets.zero import ZeROExplorer as ZeROExplorer
 
 __all__ = tuple(sorted(_WHERE))
 

@@ -24,7 +24,13 @@ settings.load_profile("same")
 
 gc.disable()  # until all tests are imported: nothing of that is garbage, and looking for some takes half a second
 
-FIRST = ("tests/test_lint.py", "tests/browser", "tests/test_notebooks.py", "tests/faults", "tests/lab/test_problems.py")
+FIRST = (
+    "tests/test_lint.py",
+    "tests/browser",
+    "tests/test_notebooks.py",
+    "tests/faults",
+    "tests/course/exercises/test_problems.py",
+)
 """What takes longest is begun first, so that at the end no worker is left alone with it."""
 PROCESSOR, BEFORE = "processor_s", pytest.StashKey[float]()
 
@@ -44,7 +50,11 @@ def unit_of(test: str) -> str:
     if file.startswith("tests/browser/"):
         return "tests/browser"
     shared = re.search(r"\[(\d\d[_.]\w+)", name)
-    if shared and file in ("tests/test_notebooks.py", "tests/lab/test_problems.py", "tests/lab/test_build.py"):
+    if shared and file in (
+        "tests/test_notebooks.py",
+        "tests/course/exercises/test_problems.py",
+        "tests/course/exercises/test_build.py",
+    ):
         return f"{file} {shared[1]}"
     return file
 

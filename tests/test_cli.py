@@ -19,8 +19,8 @@ import typer
 
 import labkit
 from labkit.cli import CHECKOUT, _find
-from labkit.lab import doctor
-from labkit.lab.doctor import Finding, Report
+from labkit.course.machine import doctor
+from labkit.course.machine.doctor import Finding, Report
 from labkit.launch.reply import Failure
 from labkit.launch.watch import Autopsy
 from tests.typed import typed

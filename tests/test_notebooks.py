@@ -17,8 +17,8 @@ import papermill
 import pytest
 from nbval.plugin import IPyNbCell, coalesce_streams
 
-from labkit.lab.export import export
-from labkit.lab.glossary import plain
+from labkit.course.export.export import export
+from labkit.course.reading.glossary import plain
 
 ROOT = Path(__file__).resolve().parents[1]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))

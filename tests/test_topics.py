@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.lab.glossary import plain
+from labkit.course.reading.glossary import plain
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 README, TOPICS = NOTEBOOKS / "README.md", NOTEBOOKS / "topics.csv"

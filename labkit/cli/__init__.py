@@ -17,7 +17,7 @@ from rich.console import Console
 import labkit
 from labkit.cli import cards, claims, exercises, quiz
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
-from labkit.view.widgets.labs import CHECKOUT, labs
+from labkit.course.server.labs import CHECKOUT, labs
 
 if TYPE_CHECKING:
     from labkit.plan.search import Plan
@@ -80,7 +80,7 @@ def _options(
 @app.command()
 def doctor(to: Json = None) -> None:
     """Say what this machine can do, measured, and what labkit will use. Fails if ranks cannot be used here."""
-    from labkit.lab.doctor import doctor as examine
+    from labkit.course.machine.doctor import doctor as examine
 
     report = examine()
     with words_beside(to):
@@ -100,20 +100,20 @@ def lab(
 ) -> None:
     """Open JupyterLab on your copy of a lab, or of the agenda of a workshop."""
     if workshop:
-        from labkit.lab.workshop import workshops
+        from labkit.course.workshops.workshop import workshops
 
         if workshop not in workshops():
             raise typer.BadParameter(f"no workshop of {workshop!r}; there are {', '.join(workshops())}")
         notebook = f"workshop_{workshop}"
     path = _find(notebook)
     if check:
-        from labkit.lab.headless import check as run_through
+        from labkit.course.server.headless import check as run_through
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server goes with us
         raise typer.Exit(0 if run_through(path) else 1)
-    from labkit.lab.copies import bring
-    from labkit.lab.server import command
-    from labkit.lab.trust import SUMS, trust
+    from labkit.course.server.copies import bring
+    from labkit.course.server.server import command
+    from labkit.course.server.trust import SUMS, trust
 
     if (path.parent / SUMS).exists() and path.parent.name == "notebooks":  # one that is shipped
         root = path.parents[1]
@@ -158,7 +158,7 @@ def train(
     to: Json = None,
 ) -> None:
     """Train a GPT on the shipped text, on real ranks, and say what it took."""
-    from labkit.lab.training import Order, train as run
+    from labkit.course.training.training import Order, train as run
     from labkit.plan.layout import Layout
     from labkit.plan.recipe import Recipe
     from labkit.train.config import GPTConfig
@@ -203,7 +203,7 @@ def export(
     notebook: Annotated[list[str] | None, typer.Option("--lab", help="Only this lab; can be given again.")] = None,
 ) -> None:
     """Write all labs, as they ran, as a static site: an index, a page each, every widget as a picture."""
-    from labkit.lab.export import export as write
+    from labkit.course.export.export import export as write
 
     pages = write([_find(name) for name in notebook] if notebook else labs(), folder)
     print(f"{len(pages)} labs in {folder}; open {folder / 'index.html'}")

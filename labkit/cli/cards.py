@@ -13,12 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from labkit.view.cards import TITLES
-from labkit.view.claims import brief
+from labkit.course.cards.card_faces import TITLES
+from labkit.course.claims.claims_picture import brief
 from labkit.view.units import plural
 
 if TYPE_CHECKING:
-    from labkit.lab.cards.box import Box
+    from labkit.course.cards.box import Box
 
 
 def add_to(app: typer.Typer) -> None:
@@ -38,15 +38,15 @@ def cards(
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, and make cards of it.")] = False,
 ) -> None:
     """Review cards: space shows the answer, 1 to 5 say how it went, q ends."""
-    from labkit.lab.cards.mine import cards as mine
-    from labkit.lab.doctor import doctor
+    from labkit.course.cards.mine import cards as mine
+    from labkit.course.machine.doctor import doctor
 
     console = Console()
     box = mine(doctor(quick=True) if measure else None)
     if box.note:
         console.print(box.note, style="yellow", markup=False)
     if anki is not None:
-        from labkit.lab.cards.anki import export
+        from labkit.course.cards.anki import export
 
         console.print(f"{export(box.deck.of(tags or (), lab), anki)} cards written to {anki}", markup=False)
     if to is not None:
@@ -132,7 +132,7 @@ def _list(box: Box, tags: list[str], lab: str) -> Table:
 
 
 def _covers(box: Box) -> Table:
-    from labkit.lab.cards.deck import sources
+    from labkit.course.cards.deck import sources
 
     table = Table("source", "asks", "answered by")
     for item, asks in sources().items():

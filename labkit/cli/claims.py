@@ -14,7 +14,7 @@ from rich.text import Text
 from labkit.cli.data import Json, words_beside, write
 
 if TYPE_CHECKING:
-    from labkit.lab.claims.audit import Claim, Result
+    from labkit.course.claims.audit import Claim, Result
 
 STYLES = (
     ("holds", "green"),
@@ -40,8 +40,8 @@ def claims(
     keep: Annotated[bool, typer.Option("--store", help="Keep the results; cards quote their numbers.")] = False,
 ) -> None:
     """Put claims about distributed training to the test. Fails if a proof disagrees with what is written of it."""
-    from labkit.lab.claims.audit import RESULTS, choose, document, store
-    from labkit.view import claims as view
+    from labkit.course.claims import claims_picture as view
+    from labkit.course.claims.audit import RESULTS, choose, document, store
 
     if keep and (ids or topic or stored):
         raise typer.BadParameter("--store keeps an audit of all claims, run now: name no claim, topic or --stored")
@@ -69,7 +69,7 @@ def claims(
 
 def _run(chosen: Iterable[Claim], console: Console) -> Iterator[Result]:
     """The proofs, with a line at the foot of the terminal that says which one is running."""
-    from labkit.lab.claims.audit import audit
+    from labkit.course.claims.audit import audit
 
     every = list(chosen)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
@@ -82,14 +82,14 @@ def _run(chosen: Iterable[Claim], console: Console) -> Iterator[Result]:
 
 
 def _stored(chosen: Iterable[Claim]) -> Iterable[Result]:
-    from labkit.lab.claims.shown import claims as shown
+    from labkit.course.claims.shown import claims as shown
 
     return shown(*(each.id for each in chosen), stored=True)
 
 
 def _text(result: Result) -> Text:
     """The words of a result, its first line in the colour of its verdict."""
-    from labkit.view.claims import lines, verdict_of
+    from labkit.course.claims.claims_picture import lines, verdict_of
 
     first, *rest = lines(result)
     text = Text(first, style=dict(STYLES)[verdict_of(result)[0]])

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit.cli.data import Home, Json, words_beside, write
-from labkit.view.widgets.labs import CHECKOUT
+from labkit.course.server.labs import CHECKOUT
 
 if TYPE_CHECKING:
-    from labkit.lab.court.report import Report
+    from labkit.course.judge.report import Report
 
 SIGNS = (("holds", "✓"), ("broken", "✗"), ("not judged", "–"))
 
@@ -36,9 +36,9 @@ def check(
     home: Home = None,
 ) -> None:
     """Check what you have written in exercises/: five verdicts for each. Fails if one is broken."""
-    from labkit.lab.check import check_file
-    from labkit.lab.exercises import problem, problems
-    from labkit.lab.junit import document, junit as as_junit
+    from labkit.course.exercises.catalogue import problem, problems
+    from labkit.course.exercises.check import check_file
+    from labkit.course.exercises.junit import document, junit as as_junit
 
     if not keys and not everything:
         raise typer.BadParameter("say which: labkit check 03.2, labkit check 03, or labkit check --all")
@@ -73,11 +73,11 @@ def build(
     """Write the notebooks of the exercises and of their solutions."""
     titles = [path.stem for path in sorted((CHECKOUT / "notebooks").glob("[0-9]*.ipynb"))]
     if nbgrader is not None:
-        from labkit.lab.classroom.course import build as build_course
+        from labkit.course.classroom.nbgrader_course import build as build_course
 
         print(build_course(nbgrader, labs=titles, force=force))
         return
-    from labkit.lab.build import build as write
+    from labkit.course.exercises.build import build as write
 
     written = write(root, titles, force)
     print(f"{sum(not file.kept for file in written)} files written in {root}")
@@ -96,7 +96,7 @@ def grade(
     jobs: Annotated[int, typer.Option(help="Submissions to judge at once.")] = 1,
 ) -> None:
     """Check every exercise in every notebook of a class, and write a table. No notebook is run."""
-    from labkit.lab.classroom.grade import grade as run
+    from labkit.course.classroom.grade import grade as run
 
     Console().print(run(folder, to, seed, keys=exercise, jobs=jobs))
 
@@ -106,8 +106,8 @@ def progress(
     source: Annotated[Path | None, typer.Option("--import", help="Add what another machine has exported.")] = None,
 ) -> None:
     """Show which exercises you have tried and passed, with the hints that you opened and the stars that you earned."""
-    from labkit.lab.exercises import problems
-    from labkit.lab.progress import Progress
+    from labkit.course.exercises.catalogue import problems
+    from labkit.course.learner.progress import Progress
 
     mine = Progress()
     if source is not None:
@@ -130,7 +130,7 @@ def progress(
 def _notebook(lab: str, home: Path) -> Path:
     """The exercises of a lab: here, in exercises/, among the learner's copies or in the checkout. Of several it is the
     one in which somebody has worked last; where nobody has, the first. ValueError if there is none."""
-    from labkit.lab.build import worked_in
+    from labkit.course.exercises.build import worked_in
 
     folders = (Path(), Path("exercises"), home / "exercises", CHECKOUT / "exercises")
     paths = [path for folder in folders for path in sorted(folder.glob(f"{lab}_*.ipynb"))]

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 
 from labkit.cli.data import Json, words_beside, write
-from labkit.view.claims import lines
-from labkit.view.quiz import key, sheet
+from labkit.course.claims.claims_picture import lines
+from labkit.course.claims.quiz_paper import key, sheet
 from labkit.view.units import plural
 
 if TYPE_CHECKING:
-    from labkit.lab.claims.quiz import Outcome, Question, Quiz
+    from labkit.course.claims.claim_quiz import Outcome, Question, Quiz
 
 WORDS = (("t", "true"), ("f", "false"), ("d", "depends"))
 
@@ -35,7 +35,7 @@ def quiz(
     key_to: Annotated[Path | None, typer.Option("--key", help="Write the key to the sheet there, with proofs.")] = None,
 ) -> None:
     """Say of claims that one hears whether they are true, false, or depend, and on what; see the proof of each."""
-    from labkit.lab.claims.quiz import Quiz
+    from labkit.course.claims.claim_quiz import Quiz
 
     if (out or key_to) and not on_paper:
         raise typer.BadParameter("--out and --key belong to --round")
@@ -59,7 +59,7 @@ def quiz(
 
 
 def _on_paper(asked: Quiz, out: Path | None, key_to: Path | None, prove: bool) -> None:
-    from labkit.lab.claims.audit import audit
+    from labkit.course.claims.audit import audit
 
     title = f"{plural(len(asked.questions), 'claim')}{f' on {asked.topic}' if asked.topic else ''}, seed {asked.seed}"
     text = sheet(asked.questions, title)

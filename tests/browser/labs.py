@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from labkit.plan.cases import case
+from labkit.course.topics.design_cases import case
 from tests.browser.jupyter import END_MS
 from tests.browser.steps import (
     GOES_ON,

@@ -16,7 +16,7 @@ runs = [{"peak": laws[0]}]
 here = labkit.Hardware.preset("a100-80gb").changed(name="this machine")
 """,
         "05-52": """
-from labkit.view.widgets.scale import LossScaleExplorer
+from labkit.course.topics.loss_scale_explorer import LossScaleExplorer
 """,
         "06-34": """
 from labkit.plan.collectives import Line
@@ -49,13 +49,13 @@ seen = {(name, True): [law] for name, law in zip(strategies, held)}
 films = {"prefetch 0": slow.run(filmed, prefetch=0)[0].value[0]}
 """,
         "10-30": """
-from labkit.view.inflight import Pick
-from labkit.view.widgets.inflight import InFlightExplorer
+from labkit.course.topics.in_flight_picture import Pick
+from labkit.course.topics.in_flight_explorer import InFlightExplorer
 
 InFlightExplorer(Pick("1f1b", 4, 32), {Pick("1f1b", 4, 32): 4 * [[(0.0, 4.01), (1.0, 0.0)]]})
 """,
         "10-32": """
-from labkit.view.widgets.player import PipelinePlayer
+from labkit.course.topics.pipeline_player import PipelinePlayer
 
 PipelinePlayer(Pick("1f1b", 4, 8))
 """,

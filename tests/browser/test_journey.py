@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageChops
 from playwright.sync_api import expect
 
-from labkit.lab.exercises import problem
+from labkit.course.exercises.catalogue import problem
 from tests.browser.excerpt import excerpt
 from tests.browser.jupyter import (
     END_MS,

@@ -8,12 +8,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit.view.widgets.twin import VIEW
+from labkit.course.widgets.twin import VIEW
 from tests.browser.labs import LABS
 from tests.browser.shortcuts import SHORTCUTS
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS, WIDGETS = ROOT / "notebooks", ROOT / "labkit/view/widgets"
+NOTEBOOKS, WIDGETS = ROOT / "notebooks", ROOT / "labkit/course/widgets"
 OF_THE_EXERCISES = {"HintPanel", "ProgressPanel"}  # a test of the journey plays them
 
 

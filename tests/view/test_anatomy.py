@@ -8,13 +8,13 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from labkit import Breakdown, GPTConfig, Item, Layout, ModelShape, Recipe, predict_memory, rehearse
+from labkit.course.topics import memory_anatomy as module
+from labkit.course.topics.memory_anatomy import MemoryAnatomy
 from labkit.plan.breakdown import KINDS
 from labkit.plan.devices import DEVICES
 from labkit.plan.models import MODELS
 from labkit.plan.recipe import PRECISIONS
 from labkit.view.anatomy import anatomy, fits
-from labkit.view.widgets import anatomy as module
-from labkit.view.widgets.anatomy import MemoryAnatomy
 from tests.counting import lines
 from tests.view.page import SVG, check, told, words
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from labkit import Layout
+from labkit.course.topics.cube_explorer import CubeExplorer
 from labkit.plan.layout import AXES
 from labkit.view.cube import CHOSEN, COLOURS, DASHES, cube
-from labkit.view.widgets.cube import CubeExplorer
 
 from .page import SVG, check, texts, words
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from labkit.course.topics.gather_explorer import GatherExplorer
 from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm
 from labkit.view.gather import gather_film
-from labkit.view.widgets.gather import GatherExplorer
 from tests.counting import lines
 from tests.view import page
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from labkit.course.topics.gradient_histogram import ALL, GradientHistogram
 from labkit.probe.grads import gradient_statistics
 from labkit.train.formats import BF16, E4M3, E5M2, FORMATS, FP16, round_to
 from labkit.view.histogram import edges, fates, histogram
-from labkit.view.widgets.histogram import ALL, GradientHistogram
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.plan.cases import CASES, EIGHT, FIVE_HUNDRED, SEVENTY
+from labkit.course.topics.design_cases import CASES, EIGHT, FIVE_HUNDRED, SEVENTY
+from labkit.course.topics.planner_panel import OWN, PlannerPanel
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.search import plans
 from labkit.plan.shape import ModelShape
 from labkit.view.plans import ideas_of, in_short, name_of, plan_list, shortlist, spent, strategy_map
-from labkit.view.widgets.planner import OWN, PlannerPanel
 from tests.counting import lines
 from tests.view import page
 

@@ -8,13 +8,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from labkit.course.topics.roofline_explorer import RooflineExplorer
 from labkit.plan.devices import DEVICES
 from labkit.plan.hardware import PRECISIONS, Hardware
 from labkit.plan.roofline import Operation, operations, ridge, setting_in
 from labkit.plan.shape import ModelShape
 from labkit.view.roofline import BOTTOM, LEFT, MOST, RIGHT, ROOF, TOP, roofline
 from labkit.view.units import metric_text
-from labkit.view.widgets.roofline import RooflineExplorer
 from tests.cases import cases
 
 from .page import SVG, check, texts, told, words

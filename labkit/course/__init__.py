@@ -1,0 +1,1 @@
+"""The course: labs, exercises and their judge, cards, claims, the clinic, the capstone; one folder a feature."""

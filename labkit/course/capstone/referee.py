@@ -1,0 +1,167 @@
+"""The referee's part on the ranks and in the kernel: one step at a time, the weights handed in, one process to compare.
+
+    begin(group, task, way, make, path)    links, cap and a device in slow motion; the training step, not yet run
+    take_step(group, number)               rows of this rank -> a step; (loss that it tells, seconds)
+    hand_in(group)                         (peak bytes, the weights that this rank holds)
+    alone_loss(group, task)                 the loss on the validation text of the same steps in one plain process
+
+The referee gives the rows, holds the watch, counts the bytes and weighs the weights; a training step can say what it
+likes of itself. What it cannot see is what no operator of torch made (NumPy, C++): it is there against mistakes, and
+code in the same process that wants to deceive can.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from labkit.assemble import make_optimizer
+from labkit.comm.group import Group
+from labkit.comm.mesh import Mesh
+from labkit.comm.shaped import Shaped, shape
+from labkit.comm.traffic import Traffic
+from labkit.course.capstone.forecast import Task, Way
+from labkit.probe.slow import SlowDevice
+from labkit.train.data import batch
+from labkit.train.gpt import GPT, cross_entropy
+
+STATE, ALONE = "capstone", "capstone alone"
+VALIDATION_ROWS = 16
+Make = Callable[[Any, Any, Mesh], Any]
+"""(config, recipe, mesh) -> a training step: step(tokens, targets, number) -> loss, with `.parts` or `.module`."""
+
+
+class Run(NamedTuple):
+    """What a rank keeps between the steps of an attempt."""
+
+    task: Task
+    mesh: Mesh
+    step: Any
+    device: SlowDevice
+
+
+class Part(NamedTuple):
+    """Some elements of a parameter of the whole model, as a rank holds them: `values` [k] from `start` on, in part
+    `place` of `of` along dim `cut` (None: of the whole)."""
+
+    name: str
+    start: int
+    cut: int | None
+    place: int
+    of: int
+    values: Tensor
+
+
+def begin(group: Group, task: Task, way: Way, make: Make, path: str) -> None:
+    """Build the training step of this rank over the task's links, whose page is `path`.
+
+    What is only held while it is built does not count, what stays does: cap and peak begin with the first step."""
+    forget(group)
+    if isinstance(group.wire, Shaped):
+        raise ValueError("a task brings its own links: make the cluster without links=")
+    beat = getattr(group.ledger.witness, "beat", None)
+    world = shape(group, Traffic(path, task.links(way.apart), beat))
+    kind = group.device.partition(":")[0]
+    device = SlowDevice(task.flops_per_s, task.launch_s, group.ledger, device=kind)
+    with device:
+        mesh = Mesh.connect(way.layout, world)
+        step = make(task.config, way.recipe, mesh)
+    device.reset_peak()
+    group.state[STATE] = Run(task, mesh, step, device)
+
+
+def take_step(group: Group, number: int) -> tuple[float, float]:
+    """One step on this rank's rows of the text: (the loss that it tells, seconds)."""
+    run: Run = group.state[STATE]
+    base, dp = run.task.base, run.mesh.dp
+    rows = batch(base.seed, number, dp.rank, dp.size, base.batch_size, run.task.config.seq, device=group.device)
+    run.mesh.world.barrier()
+    started = time.perf_counter()
+    run.device.cap_bytes = None  # what was built is there: it is the first thing on top that is refused
+    with run.device:
+        run.device.cap_bytes = run.task.cap_bytes
+        loss = float(run.step(*rows, number))
+    return loss, time.perf_counter() - started
+
+
+def hand_in(group: Group) -> tuple[float, list[Part]]:
+    """What this rank held at its highest moment, and the weights that it holds now."""
+    run: Run = group.state[STATE]
+    found = run.device.peak.total, list(parts_held(run.step, run.mesh))
+    forget(group)
+    return found
+
+
+def forget(group: Group) -> None:
+    """Let go of an attempt."""
+    group.state.pop(STATE, None)
+
+
+def parts_held(step: Any, mesh: Mesh) -> Iterable[Part]:
+    """The weights of a training step on this rank: those of its `parts` (labkit's own), or its whole `module`."""
+    parts: Mapping[str, Any] | None = getattr(step, "parts", None)
+    if parts is None:
+        for name, p in step.module.named_parameters():
+            yield Part(name, 0, None, 0, 1, _plain(p))
+        return
+    names = {(id(sync), own): whole for whole, (sync, own) in parts.items()}
+    for sync in {id(sync): sync for sync, _ in parts.values()}.values():
+        for piece in sync.pieces():
+            name = names[id(sync), piece.name]
+            yield Part(name, piece.start, piece.cut, mesh.tp.rank, mesh.tp.size, _plain(piece.value))
+
+
+def put_together(config: Any, held: Iterable[Part]) -> tuple[GPT, float, int]:
+    """The whole model from the parts of all ranks: (model, how far copies of an element are apart, elements that
+    nobody has)."""
+    with torch.device("meta"):
+        model = GPT(config, seed=0)
+    model.to_empty(device="cpu")  # nothing is drawn that is overwritten at once
+    apart = 0.0
+    own = {name: p.detach() for name, p in model.named_parameters()}
+    seen = {name: torch.full_like(p, torch.nan) for name, p in own.items()}
+    for part in held:
+        if part.name not in seen:
+            raise ValueError(f"{part.name} is handed in, and the model has no such parameter")
+        whole = seen[part.name]
+        where = whole if part.cut is None else whole.tensor_split(part.of, part.cut)[part.place]
+        flat = where.flatten()
+        known = flat[part.start : part.start + part.values.numel()]
+        off = (known - part.values).abs().nan_to_num(0.0)
+        apart = max(apart, float(off.max()) if len(off) else 0.0)
+        known.copy_(part.values)
+        where.copy_(flat.view_as(where))
+    missing = sum(int(p.isnan().sum()) for p in seen.values())
+    for name, p in own.items():
+        p.copy_(seen[name])
+    return model, apart, missing
+
+
+@torch.no_grad()
+def validation_loss(model: GPT, task: Task) -> float:
+    """Mean loss of a byte of text that no step has seen."""
+    rows = batch(task.base.seed, 0, 0, 1, VALIDATION_ROWS, task.config.seq, split="validation")
+    return float(cross_entropy(model(rows[0]), rows[1]))
+
+
+def alone_loss(group: Group, task: Task) -> float:
+    """The task in one plain process: its loss on the validation text. The rank remembers it."""
+    known: dict[str, float] = group.state.setdefault(ALONE, {})
+    if task.key not in known:
+        model = GPT(task.config, seed=task.base.seed)
+        optimizer = make_optimizer(task.base)(list(model.parameters()))
+        for number in range(task.steps):
+            tokens, targets = batch(task.base.seed, number, 0, 1, task.base.batch_size, task.config.seq)
+            optimizer.zero_grad()
+            cross_entropy(model(tokens), targets).backward()
+            optimizer.step()
+        known[task.key] = validation_loss(model, task)
+    return known[task.key]
+
+
+def _plain(p: Tensor) -> Tensor:
+    return p.detach().float().cpu().flatten().clone()

@@ -1,0 +1,1 @@
+"""Cards: questions of interviews and their answers, whose numbers are computed and never typed."""

@@ -1,0 +1,156 @@
+"""Cards for Anki: a deck as a package (.apkg) that Anki, AnkiDroid and AnkiMobile import.
+
+    export(the_deck(), "labkit.apkg")                       how many cards it has
+    export(the_deck().of(tags={"zero"}), "zero.apkg")       some of them
+
+A card keeps its identity: a second import puts new words in the place of the old, and leaves alone what is scheduled.
+Each part of the answer is a field of its own, figures computed, so that a learner may lay out cards in another way.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sqlite3
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from hashlib import sha256
+from html import escape
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import genanki
+
+from labkit.course.cards.card import PARTS, Card
+from labkit.course.cards.card_faces import evidence, formulas
+from labkit.course.cards.deck import Deck
+from labkit.view.svg import Picture
+
+MODEL_ID, DECK_ID = 1_617_201_837, 1_293_740_659
+"""Drawn once, and never to be changed: Anki knows a note type and a deck by their numbers."""
+FIELDS = ("Front", *(part.title() for part in PARTS), "Table", "Wrong", "Tested", "Lab", "Picture")
+FRONT = '<div class="front">{{Front}}</div>'
+BACK = """<div class="front asked">{{Front}}</div><hr id="answer">
+<p class="claim">{{Claim}}</p>
+{{#Table}}{{Table}}{{/Table}}
+{{#Reason}}<h2>why</h2><p>{{Reason}}</p>{{/Reason}}
+{{#Law}}<h2>law</h2><p>{{Law}}</p>{{/Law}}
+{{#Number}}<h2>number</h2><p>{{Number}}</p>{{/Number}}
+{{#Costs}}<h2>trade-off</h2><p>{{Costs}}</p>{{/Costs}}
+{{#Limits}}<h2>when not</h2><p>{{Limits}}</p>{{/Limits}}
+{{#Wrong}}<h2>often heard</h2><div class="wrong">{{Wrong}}</div>{{/Wrong}}
+{{#Tested}}<h2>tested</h2>{{Tested}}{{/Tested}}
+{{#Picture}}<div class="picture">{{Picture}}</div>{{/Picture}}
+{{#Lab}}<p class="lab">shown in the labs: {{Lab}}</p>{{/Lab}}"""
+STYLE = """.card { max-width: 46em; margin: 0 auto; padding: .6em; text-align: left;
+  font: 18px/1.45 system-ui, sans-serif; color: #1b1b1b; background: #fdfdfd; }
+.front { font-size: 1.2em; font-weight: 600; }
+.asked { font-size: 1em; opacity: .8; }
+.claim { font-size: 1.1em; }
+h2 { margin: .9em 0 .1em; font-size: .75em; font-weight: 600; letter-spacing: .06em; text-transform: uppercase;
+  opacity: .7; }
+p { margin: .2em 0; }
+code { padding: 0 .25em; border-radius: 3px; font-size: .92em; background: #ececec; }
+table { margin: .6em 0; border-collapse: collapse; font-size: .9em; }
+th, td { padding: .25em .6em; border: 1px solid #bbb; vertical-align: top; text-align: left; }
+.wrong { padding-left: .7em; border-left: 3px solid #D55E00; }
+.picture img { max-width: 100%; height: auto; padding: 6px; border-radius: 6px; background: #fff; }
+.lab { margin-top: 1em; font-size: .8em; opacity: .7; }
+.card.nightMode, .nightMode .card, .card.night_mode { color: #e8e8e8; background: #232323; }
+.nightMode code, .night_mode code { background: #3a3a3a; }
+.nightMode th, .nightMode td, .night_mode th, .night_mode td { border-color: #5a5a5a; }
+"""
+"""Pictures keep a white ground at night: a file in an <img> does not see the colour of the page around it."""
+
+
+def export(deck: Deck, path: Path | str) -> int:
+    """Write the cards of a deck as a package of that name, and return how many there are.
+
+    What was there stays until the new file is whole. ValueError for a name that does not end in .apkg, a deck of no
+    cards, and a card whose figures or picture cannot be computed; OSError for a place that cannot be written."""
+    path = Path(path)
+    if path.suffix != ".apkg":
+        raise ValueError(f"{str(path)!r}: Anki imports files whose names end in .apkg, such as 'labkit.apkg'")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; say a file in it, such as {str(path / 'labkit.apkg')!r}")
+    if not len(deck):
+        raise ValueError(f"{path}: a deck of no cards; there is nothing to export")
+    media: dict[str, str] = {}
+    whole = genanki.Deck(DECK_ID, "labkit", "Distributed training: questions with answers that are computed.")
+    kind = genanki.Model(MODEL_ID, "labkit", [{"name": name} for name in FIELDS],
+                         [{"name": "answer", "qfmt": FRONT, "afmt": BACK}], STYLE)  # fmt: skip
+    for card in deck:
+        fields = _fields(card, media)
+        whole.add_note(genanki.Note(kind, [fields.get(name, "") for name in FIELDS], tags=list(_tags(card)),
+                                    guid=genanki.guid_for("labkit", card.id)))  # fmt: skip
+    try:
+        with TemporaryDirectory(prefix=".labkit-", dir=path.parent) as aside:
+            _write(whole, media, Path(aside))
+            os.replace(Path(aside) / "package", path)
+    except OSError as error:
+        raise OSError(error.errno, f"the package cannot be written: {error.strerror}", str(path)) from error
+    except sqlite3.Error as error:  # a full disk, as its data base says it
+        raise OSError(errno.EIO, f"the package cannot be written: {error}", str(path)) from error
+    return len(deck)
+
+
+def _write(whole: genanki.Deck, media: Mapping[str, str], folder: Path) -> None:
+    """The package, at `folder / "package"`. genanki's own writer leaves its data base behind in /tmp."""
+    now, stored = time.time(), folder / "collection"
+    with closing(sqlite3.connect(stored)) as base:
+        genanki.Package(whole).write_to_db(base.cursor(), now, count(int(now * 1000)))
+        base.commit()
+    with zipfile.ZipFile(folder / "package", "w", zipfile.ZIP_DEFLATED) as package:
+        package.write(stored, "collection.anki2")
+        package.writestr("media", json.dumps({str(place): name for place, name in enumerate(media)}))
+        for place, drawing in enumerate(media.values()):
+            package.writestr(str(place), drawing)
+
+
+def _fields(card: Card, media: dict[str, str]) -> dict[str, str]:
+    """What a card says, as HTML by the name of the field; its picture goes to `media`."""
+    try:
+        found = {"Front": formulas(card.said(card.front))}
+        found |= {part.title(): formulas(said) for part, said in card.parts().items()}
+        drawing = card.drawn()
+    except ValueError as error:
+        raise ValueError(f"card {card.id!r}: {error}" if card.id not in str(error) else str(error)) from error
+    found["Lab"] = ", ".join(card.lab)
+    if card.axes:
+        found["Table"] = _table(card)
+    if card.wrong:
+        found["Wrong"] = f"<q>{formulas(card.said(card.wrong.said))}</q><br>{formulas(card.said(card.wrong.but))}"
+    found["Tested"] = evidence(card.audited())
+    if drawing:
+        svg = _file(drawing)
+        # a new drawing has a new name: Anki renames what has the name of another file, and caches what has the same
+        name = f"labkit-{card.id}-{sha256(svg.encode()).hexdigest()[:8]}.svg"
+        media[name] = svg
+        found["Picture"] = f'<img src="{name}" alt="{escape(drawing.label)}">'
+    return found
+
+
+def _table(card: Card) -> str:
+    head = "".join(f"<th>{formulas(card.said(axis))}</th>" for axis in card.axes)
+    rows = "".join(
+        f"<tr><th>{formulas(row)}</th>{''.join(f'<td>{formulas(card.said(cell))}</td>' for cell in cells)}</tr>"
+        for row, cells in card.rows.items()
+    )
+    return f"<table><tr><th></th>{head}</tr>{rows}</table>"
+
+
+def _file(drawing: Picture) -> str:
+    """A drawing as a file of its own, with a size and a colour, which no page gives it."""
+    size = f'width="{drawing.width:g}" height="{drawing.height:g}" style="color:#111"'
+    return re.sub(r'style="[^"]*"', size, str(drawing), count=1)
+
+
+def _tags(card: Card) -> Iterator[str]:
+    yield from ("labkit::" + re.sub(r"\s+", "-", tag.strip()) for tag in card.tags)
+    yield f"labkit::difficulty::{card.difficulty}"
+    yield from dict.fromkeys(f"labkit::lab::{cell[:2]}" for cell in card.lab)

@@ -1,0 +1,234 @@
+"""A box of cards: what this learner has reviewed, in a file of theirs, and what is due. Scheduled by FSRS.
+
+    box = Box(the_deck())                         in the user's data folder; Box(deck, path) elsewhere
+    box.due(tags={"zero"}, lab="07")              what to ask now, most forgotten first, then new cards
+    box.rate("ring-bytes", 3)                     1 nothing came ... 5 at once; kept before it returns
+    box.recall("ring-bytes")                      how likely it is that the learner still knows it
+    there.load(box.export())                      on another machine: nothing is lost, nothing is there twice
+
+Kept is every rating and nothing else; where a card stands is worked out from them, so two kernels may review at once.
+A clock that jumps does no harm: of a card's ratings none counts as made before the one before it, or after now. What
+happens to a file that is damaged, locked or of a later labkit stands in labkit/course/learner/store.py.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsrs
+
+from labkit.course.cards.card import Card
+from labkit.course.cards.card_faces import habits
+from labkit.course.cards.deck import Deck
+from labkit.course.interview.interview import Interview
+from labkit.course.learner.log import Log
+from labkit.course.learner.reviews import Review, export_of, reviews_of
+from labkit.course.learner.store import Store
+
+NAME = "cards.sqlite3"
+STEPS = (
+    (
+        "CREATE TABLE reviews (id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL UNIQUE, said TEXT NOT NULL)",
+        "CREATE TABLE measured (name TEXT PRIMARY KEY, said TEXT NOT NULL)",
+    ),
+)
+RATINGS = (fsrs.Rating.Again, fsrs.Rating.Again, fsrs.Rating.Hard, fsrs.Rating.Good, fsrs.Rating.Easy)
+WAIT_S = 2.0
+"""For another kernel: a rating that cannot be written yet is kept, and written with the next."""
+WORDS = ("nothing came", "only when I saw it", "with effort", "well", "at once")
+"""What 1 to 5 mean; 1 and 2 are both forgotten to the scheduler, and different to the learner."""
+A_DAY = timedelta(days=1)
+
+
+class Standing(NamedTuple):
+    """Where a card stands: when it is due, its last rating, how often it was reviewed, and how often forgotten."""
+
+    due: datetime
+    last: Review
+    times: int
+    lapses: int
+    memory: fsrs.Card
+
+
+class Asked(NamedTuple):
+    """A review of a card that was known before: what FSRS expected of it just then, and whether it came."""
+
+    at: datetime
+    expected: float
+    came: bool
+
+
+class Box:
+    """The reviews in one file of the cards of a deck; `clock` says what time it is."""
+
+    def __init__(
+        self, deck: Deck, path: Path | str | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """Open the file, make it where there is none. ValueError for a file of a later version of labkit."""
+        self.deck, self.clock, self.store = deck, clock, Store(NAME, STEPS, path, "box of cards", WAIT_S)
+        self.warnings: tuple[str, ...] = ()
+        self.log = Log(self.store, "reviews", "rating", Review.model_validate_json)
+        self._told = ""
+        self._state: object = None
+        self._replayed: tuple[dict[str, Standing], list[Asked]] = {}, []
+
+    @property
+    def note(self) -> str:
+        """What happened to the file, or to the clock, "" if nothing did."""
+        late = [each.at for each in self.reviews() if each.at > self.clock() + A_DAY]
+        count = f"{len(late)} review{'s lie' if len(late) > 1 else ' lies'}"
+        jumped = f"{count} after now, up to {max(late):%Y-%m-%d}: they count as made now" if late else ""
+        return "; ".join(filter(None, (self.store.note, self.log.told, self._told, jumped, *self.warnings)))
+
+    def rate(self, id: str, rating: int, seconds: float = 0.0) -> Standing:
+        """Keep a rating, and return where the card stands now. ValueError for no card, or no rating from 1 to 5."""
+        self.deck[id]
+        if rating not in range(1, len(RATINGS) + 1):
+            raise ValueError(f"a rating is 1 to {len(RATINGS)} ({', '.join(WORDS)}), got {rating!r}")
+        review = Review(uid=uuid.uuid4().hex, card=id, rating=int(rating), at=self.clock(), seconds=max(0.0, seconds))
+        self.log.keep([review])
+        return self.standings()[id]
+
+    def reviews(self) -> list[Review]:
+        """All ratings, in the order in which they were kept."""
+        return list(self._read()[0])
+
+    def standings(self) -> dict[str, Standing]:
+        """Where each card stands that was reviewed."""
+        return self._read()[1]
+
+    def asked(self) -> list[Asked]:
+        """Every review of a card a day or more after the one before it: what was expected, and what came."""
+        return self._read()[2]
+
+    def recall(self, id: str) -> float:
+        """How likely it is that the learner knows a card now, as FSRS expects it; 0 if it was never reviewed."""
+        return _recall(self.standings().get(id), self.clock())
+
+    def weakness(self) -> dict[str, float]:
+        """Of each card of the deck, how likely it is that it is not known."""
+        found, now = self.standings(), self.clock()
+        return {card.id: 1 - _recall(found.get(card.id), now) for card in self.deck}
+
+    def due(self, tags: Iterable[str] = (), lab: str = "", new: int = 10) -> list[Card]:
+        """What to ask now: cards that are due, most forgotten first, then up to `new` of a day that were never asked.
+
+        New ones come as the deck has them, the easier first. ValueError for a tag that no card has."""
+        found, now = self.standings(), self.clock()
+        chosen = self.deck.of(tags, lab)
+        old = [card for card in chosen if card.id in found and found[card.id].due <= now]
+        begun = sum(first.astimezone().date() == now.astimezone().date() for first in self._firsts())
+        fresh = sorted((card for card in chosen if card.id not in found), key=lambda card: card.difficulty)
+        return sorted(old, key=lambda card: _recall(found[card.id], now)) + fresh[: max(0, new - begun)]
+
+    def interview(self, minutes: float = 30, level: int = 3, topics: Iterable[str] = ()) -> Interview:
+        """A mock interview over this deck, whose questions are drawn by weakness; it begins now."""
+        return Interview(self.deck, minutes, level, self.weakness(), topics=topics)
+
+    def forecast(self, days: int = 14) -> list[int]:
+        """How many cards come due today (or were before), tomorrow, ...: the present ratings, and none to come."""
+        today, counts = self.clock().astimezone().date(), [0] * days
+        for id, each in self.standings().items():
+            away = (each.due.astimezone().date() - today).days
+            if away < days and any(card.id == id for card in self.deck):
+                counts[max(0, away)] += 1
+        return counts
+
+    def days(self) -> Counter[date]:
+        """How many reviews each day had, by this machine's calendar; none lies after today."""
+        now = self.clock()
+        return Counter(min(each.at, now).astimezone().date() for each in self.reviews())
+
+    def streak(self) -> int:
+        """How many days in a row had a review, up to today, or to yesterday if today has none yet."""
+        days, day, length = self.days(), self.clock().astimezone().date(), 0
+        day = day if day in days else day - A_DAY
+        while day in days:
+            day, length = day - A_DAY, length + 1
+        return length
+
+    def remember(self, name: str, said: str) -> None:
+        """Keep words under a name, in place of what was there."""
+        try:
+            with self.store.writing() as database:
+                database.execute("INSERT OR REPLACE INTO measured (name, said) VALUES (?, ?)", (name, said))
+        except OSError as error:
+            self._told = f"{error}: what was measured is not kept"
+
+    def recalled(self, name: str) -> str:
+        """What is kept under a name, "" if nothing is."""
+        found = None
+        with suppress(OSError), self.store.reading() as database:
+            found = database.execute("SELECT said FROM measured WHERE name = ?", (name,)).fetchone()
+        return str(found[0]) if found else ""
+
+    def _repr_html_(self) -> str:
+        shown = habits(self.days(), self.forecast(), self.asked(), self.clock().astimezone().date())
+        return f"{shown}<p>{escape(self.note)}</p>"
+
+    def export(self) -> dict[str, Any]:
+        """All of it as plain data, for json."""
+        return export_of(self.reviews())
+
+    def load(self, plain: Mapping[str, Any]) -> int:
+        """Take what `export` gave, but what is here already. Returns how many were new, all of which are kept or none.
+
+        ValueError names the field that is not as it should be; OSError if the file cannot be written now."""
+        return self.log.add(reviews_of(plain))
+
+    def _firsts(self) -> list[datetime]:
+        first: dict[str, datetime] = {}
+        for each in self.reviews():
+            first.setdefault(each.card, each.at)
+        return list(first.values())
+
+    def _read(self) -> tuple[tuple[Review, ...], dict[str, Standing], list[Asked]]:
+        """What is kept, and what follows from it; a row that another version wrote in its own way is passed over."""
+        reviews = self.log.late
+        with suppress(OSError, ValueError):  # locked for long, or of a later labkit: what is late is what there is
+            reviews = self.log.items()
+        now = self.clock()
+        # years of reviews are replayed once, and not at each key; what lies after now changes as time goes on
+        state = tuple(each.uid for each in reviews), now if any(each.at > now for each in reviews) else None
+        if state != self._state:
+            self._state, self._replayed = state, replayed(reviews, now)
+        return tuple(reviews), *self._replayed
+
+
+def replayed(reviews: Sequence[Review], now: datetime) -> tuple[dict[str, Standing], list[Asked]]:
+    """Where cards stand after these ratings, and what was expected at each, by FSRS; times are made to rise."""
+    standings: dict[str, Standing] = {}
+    asked: list[Asked] = []
+    for each in reviews:
+        was = standings.get(each.card)
+        at = min(each.at, now).astimezone(UTC)
+        if was is not None and was.memory.last_review is not None:
+            at = max(at, was.memory.last_review)
+            if at - was.memory.last_review >= A_DAY:
+                asked.append(Asked(at, _recall(was, at), RATINGS[each.rating - 1] != fsrs.Rating.Again))
+        memory, _ = scheduler().review_card(was.memory if was else fsrs.Card(card_id=0), RATINGS[each.rating - 1], at)
+        lapsed = RATINGS[each.rating - 1] == fsrs.Rating.Again
+        standings[each.card] = Standing(memory.due, each, (was.times if was else 0) + 1,
+                                        (was.lapses if was else 0) + lapsed, memory)  # fmt: skip
+    return standings, asked
+
+
+@cache
+def scheduler() -> fsrs.Scheduler:
+    """FSRS with its own parameters, for 9 of 10 remembered, and without a dice: the same ratings, the same dates."""
+    return fsrs.Scheduler(enable_fuzzing=False)
+
+
+def _recall(standing: Standing | None, now: datetime) -> float:
+    if standing is None:
+        return 0.0
+    last = standing.memory.last_review
+    return float(scheduler().get_card_retrievability(standing.memory, max(now, last) if last else now))

@@ -1,0 +1,67 @@
+"""This learner's cards: labkit's deck, decks of their own, and cards of what they have measured and got wrong.
+
+labkit.cards()                                    a Box: labkit.ReviewPanel(labkit.cards()) reviews it
+labkit.cards(measured=labkit.doctor(quick=True))  from now on with cards of this machine's numbers
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.course.cards.box import Box
+from labkit.course.cards.card import Card
+from labkit.course.cards.deck import Deck, read_deck, the_deck
+from labkit.course.cards.own import failed, measured as cards_of
+from labkit.course.exercises.catalogue import problems
+from labkit.course.learner.progress import Progress
+from labkit.course.learner.store import data_folder
+from labkit.plan.collectives import Line
+
+if TYPE_CHECKING:
+    from labkit.course.machine.doctor import Report
+
+DECKS = "decks"
+"""The folder beside the box of cards whose YAML files are decks, too."""
+
+
+def cards(measured: Report | None = None, folder: Path | str | None = None) -> Box:
+    """Everything that this learner has to review, in their data folder (`folder` elsewhere).
+
+    `measured` is kept for the next time. A deck of theirs that cannot be read stays out, and `.note` says why."""
+    place = Path(folder) if folder is not None else data_folder()
+    box = Box(the_deck(), place / "cards.sqlite3")
+    if measured is not None:
+        link = [measured.link.alpha_s, measured.link.beta_s_per_byte] if measured.link else None
+        box.remember("doctor", json.dumps({"findings": measured.as_dict(), "link": link}))
+    notes: list[str] = []
+    own = [*_measured(box.recalled("doctor")), *_failed(place), *_decks(place / DECKS, notes)]
+    known = {card.id for card in the_deck()}
+    twice = [card.id for card in own if card.id in known]
+    notes += [f"a card of your own is called {id!r}, like one of labkit's: it stays out" for id in twice]
+    unique = {card.id: card for card in own if card.id not in known}
+    box.deck, box.warnings = Deck((*the_deck(), *unique.values())), tuple(notes)
+    return box
+
+
+def _measured(said: str) -> tuple[Card, ...]:
+    try:
+        kept = json.loads(said) if said else {"findings": {}, "link": None}
+        return cards_of(kept["findings"], Line(*kept["link"]) if kept["link"] else None)
+    except (ValueError, TypeError, KeyError):  # another version's: measured again it is as it should be
+        return ()
+
+
+def _failed(place: Path) -> tuple[Card, ...]:
+    titles = {each.key: each.title for each in problems()}
+    return failed(Progress(place / "progress.sqlite3").failed_causes(), titles)
+
+
+def _decks(folder: Path, notes: list[str]) -> Iterator[Card]:
+    for file in sorted(folder.glob("*.yaml")) if folder.is_dir() else ():
+        try:
+            yield from read_deck(file)
+        except (ValueError, OSError) as error:
+            notes.append(str(error))

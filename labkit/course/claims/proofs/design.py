@@ -1,0 +1,109 @@
+"""Rules of thumb of system design: which strategy for which size of model, put to the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from labkit.course.claims.finding import Finding, Setting
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.memory import predict_memory
+from labkit.plan.recipe import Recipe
+from labkit.plan.search import HEADROOM, WORDS, Plan, Search
+from labkit.plan.shape import ModelShape
+from labkit.plan.sharding import ModelState
+from labkit.plan.time import predict_step
+
+
+def fastest(model: str, device: str, layouts: Iterable[Layout], batch: int) -> Plan:
+    """The planner's fastest way to run a model on one of these layouts, of all strategies, schedules and batches."""
+    shape = ModelShape.preset(model)
+    shape = shape.changed(vocab=shape.vocab + -shape.vocab % WORDS)
+    search = Search(shape, Hardware.preset(device), HEADROOM, "bf16")
+    return min((plan for each in layouts for plan in search.on(each, batch, "adamw")), key=lambda plan: plan.step_s)
+
+
+def on_64(model: str, device: str, batch: int) -> str:
+    """What the fastest of four layouts of 64 devices is made of."""
+    best = fastest(model, device, (Layout(64), Layout(32, 1, 2), Layout(16, 1, 4), Layout(8, 1, 8)), batch)
+    return (
+        "with TP" if best.layout.tp > 1 else "FSDP alone" if best.recipe.strategy == "zero3" else best.recipe.strategy
+    )
+
+
+def c91() -> Finding:
+    """The planner compares FSDP with and without tensor parallelism on 64 GPUs, for batches of many rows and of few."""
+    return Finding.of(
+        [
+            Setting("18.4B on 64 H100s, 512 rows: fastest", "with TP", on_64("megatron-18.4b", "h100", 512)),
+            Setting("18.4B on 64 A100s, 512 rows: fastest", "with TP", on_64("megatron-18.4b", "a100-80gb", 512)),
+            Setting("39.1B on 64 H100s, 512 rows: fastest", "with TP", on_64("megatron-39.1b", "h100", 512)),
+            Setting("18.4B on 64 H100s, 32 rows: fastest", "with TP", on_64("megatron-18.4b", "h100", 32)),
+        ],
+        premise="the batch has fewer rows than there are GPUs",
+    )
+
+
+def most_under_ddp(device: str) -> float:
+    """Parameters whose state, 16 bytes each, fills a device; activations are still to come."""
+    each = ModelState(1e9, 1).bytes_per_param(0)
+    return Hardware.preset(device).memory_bytes.value / each
+
+
+def c92() -> Finding:
+    """A device's memory over the bytes of a parameter's state under DDP: the largest model, before any activation."""
+    return Finding.of(
+        [
+            Setting(
+                "A100, 80 GB: largest model under DDP", 10e9, most_under_ddp("a100-80gb"), "parameters", rule="at least"
+            ),
+            Setting(
+                "H200, 141 GB: largest model under DDP", 10e9, most_under_ddp("h200"), "parameters", rule="at least"
+            ),
+            Setting(
+                "B200, 180 GB: largest model under DDP", 10e9, most_under_ddp("b200"), "parameters", rule="at least"
+            ),
+        ],
+        premise="a device has 160 GB, and room for activations on top",
+        on_40_gb=most_under_ddp("a100-40gb"),
+    )
+
+
+def without_offload(model: str, device: str, n_ranks: int) -> str:
+    """Whether FSDP with checkpointing, a row on each rank, fits the devices."""
+    recipe = Recipe("zero3", batch_size=n_ranks, precision="bf16", checkpointing=True)
+    needs = predict_memory(ModelShape.preset(model), Layout(n_ranks), recipe, 0, "cuda").total
+    return "fits" if needs < Hardware.preset(device).memory_bytes.value * (1 - HEADROOM) else "does not fit"
+
+
+def c93() -> Finding:
+    """The planner's memory of one rank, everything on the device, for models with more than 100 GB of state."""
+    no = "does not fit"
+    return Finding.of(
+        [
+            Setting("7B (108 GB) on 8 A100s of 80 GB", no, without_offload("llama-7b", "a100-80gb", 8)),
+            Setting("70B (1.1 TB) on 64 A100s of 80 GB", no, without_offload("llama-70b", "a100-80gb", 64)),
+            Setting("7B (108 GB) on 2 A100s of 40 GB", no, without_offload("llama-7b", "a100-40gb", 2)),
+            Setting("70B (1.1 TB) on 8 A100s of 80 GB", no, without_offload("llama-70b", "a100-80gb", 8)),
+        ],
+        premise="the state over the number of GPUs is more than one of them holds",
+        state_of_7b=ModelState(ModelShape.preset("llama-7b").n_params, 1).held(0).total,
+        state_of_70b=ModelState(ModelShape.preset("llama-70b").n_params, 1).held(0).total,
+    )
+
+
+def c94() -> Finding:
+    """The planner's memory and time of a step of 4 million tokens, and days for the 2 trillion of the paper."""
+    shape, layout, a100 = ModelShape.preset("llama-70b"), Layout(dp=64), Hardware.preset("a100-80gb")
+    recipe = Recipe("zero3", batch_size=1024, n_micro=16, precision="bf16", checkpointing=True)
+    step_s = predict_step(shape, layout, recipe, a100).total
+    days = 2e12 / (recipe.batch_size * shape.seq) * step_s / 86_400
+    held = predict_memory(shape, layout, recipe, 0, "cuda").total
+    return Finding.of(
+        [
+            Setting("bytes of a GPU, 80 GB at most", 80e9, held, "B", rule="at most", within=0),
+            Setting("2 trillion tokens: days, a year at most", 365, days, "days", rule="at most", within=0),
+        ],
+        premise="the question is whether it fits, not how long it takes",
+        step_s=step_s,
+    )

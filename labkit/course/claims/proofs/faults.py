@@ -1,0 +1,192 @@
+"""Jobs that hang, die of memory or turn to NaN, and the cures that are named for it: each is tried."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from labkit.capped import Cluster
+from labkit.comm.group import Group
+from labkit.comm.native import dist
+from labkit.course.claims.finding import Finding, Setting
+from labkit.course.clinic.pool import Pool
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.rehearsal import rehearse
+from labkit.train.config import GPTConfig
+
+
+def started(timeout: int | float | timedelta) -> str:
+    """What comes of a process group that is to be made with this time-out."""
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        return type(error).__name__
+    dist.destroy_process_group()
+    return "a process group"
+
+
+def c46() -> Finding:
+    """The call is made, with the number as it stands and as a float."""
+    made = "a process group"
+    return Finding.of(
+        [
+            Setting("timeout=1800", made, started(1800), measured=True),
+            Setting("timeout=1800.0", made, started(1800.0), measured=True),
+        ]
+    )
+
+
+def epoch(group: Group, batches: tuple[int, ...], limit_s: float) -> str:
+    """One all-reduce a batch; how it ends for this rank, if nobody waits for longer than `limit_s`."""
+    for _ in range(batches[group.rank]):
+        work, until = group.all_reduce_start(torch.ones(8)), time.monotonic() + limit_s
+        while not work.done and time.monotonic() < until:
+            time.sleep(1e-3)
+        if not work.done:
+            return "hangs"
+    return "ends"
+
+
+def c47() -> Finding:
+    """Two ranks with shards of so many rows, in batches of 4, as torch's loader makes them; what rank 0 comes to."""
+
+    def ends(rows: tuple[int, ...], drop_last: bool) -> str:
+        batches = tuple(len(DataLoader(range(n), batch_size=4, drop_last=drop_last)) for n in rows)  # type: ignore[arg-type]
+        with Cluster(2, "cpu", quiet=True) as cluster:  # one each: who hangs leaves an all-reduce behind
+            return str(cluster.run(epoch, batches, 0.3)[0].value)
+
+    return Finding.of(
+        [
+            Setting("9 and 8 rows", "hangs", ends((9, 8), drop_last=False), measured=True),
+            Setting("9 and 8 rows, the last batch dropped", "ends", ends((9, 8), drop_last=True), measured=True),
+            Setting("12 and 8 rows, the last batch dropped", "ends", ends((12, 8), drop_last=True), measured=True),
+        ],
+        premise="the shards differ by less than a batch",
+    )
+
+
+KIB, DEVICE = 1024, 1024 * 1024
+SAMPLE, KEPT, LONGER = 48 * KIB, 16 * KIB, 192 * KIB
+"""What is read, what is kept of it, and a longer batch. A sample and what is kept of another fill a segment."""
+
+
+def crowded(fraction: float = 1.0, one_at_a_time: bool = False) -> Pool:
+    """A device on which 15 samples are read, and a part of each is kept: all first, or each before the next."""
+    pool, samples = Pool(round(DEVICE * fraction)), []
+    for _ in range(15):
+        samples.append(pool.malloc(SAMPLE))
+        pool.malloc(KEPT)
+        if one_at_a_time:
+            pool.free(samples.pop())
+    for piece in samples:
+        pool.free(piece)
+    return pool
+
+
+def fits(pool: Pool) -> str:
+    """Whether a longer batch finds its place."""
+    try:
+        pool.malloc(LONGER)
+    except torch.OutOfMemoryError:
+        return "out of memory"
+    return "fits"
+
+
+def c48() -> Finding:
+    """A caching allocator on paper, whose free bytes lie in holes, is given both cures; torch's own is not at hand."""
+    plain, emptied, capped, both = crowded(), crowded(), crowded(0.95), crowded(0.95)
+    free, hole = plain.reserved - plain.allocated, plain.largest_free
+    emptied.empty_cache()
+    both.empty_cache()
+    return Finding.of(
+        [
+            Setting("the cache emptied", "fits", fits(emptied)),
+            Setting("a memory fraction of 0.95", "fits", fits(capped)),
+            Setting("both", "fits", fits(both)),
+        ],
+        wanted_bytes=LONGER,
+        free_bytes=free,
+        largest_hole_bytes=hole,
+        fits_untreated=float(fits(plain) == "fits"),
+        fits_one_at_a_time=float(fits(crowded(one_at_a_time=True)) == "fits"),
+    )
+
+
+def clipped(grad: list[float]) -> Tensor:
+    """Gradients after torch's clipping to a norm of 1."""
+    p = nn.Parameter(torch.zeros(len(grad)))
+    p.grad = torch.tensor(grad)
+    nn.utils.clip_grad_norm_([p], 1.0)
+    return p.grad
+
+
+def c100() -> Finding:
+    """A gradient overflows in an fp16 backward pass, and torch clips it; what is left is counted."""
+    w = torch.ones(4, dtype=torch.float16, requires_grad=True)
+    (w * torch.tensor([1.0, 2.0, 4.0, 8.0]).half()).sum().mul(2.0**14).backward()
+    assert w.grad is not None
+    before = w.grad.float()
+    after = clipped(before.tolist())
+    return Finding.of(
+        [
+            Setting("gradients not finite after clipping", 0, int((~after.isfinite()).sum()), measured=True),
+            Setting("gradients that still say something", 4, int((after.nan_to_num() != 0).sum()), measured=True),
+        ],
+        not_finite_before=int((~before.isfinite()).sum()),
+        norm_of_healthy_ones_after=float(clipped([3.0, 4.0]).norm()),
+    )
+
+
+def scales(loss_at: float, steps: int = 60) -> list[float]:
+    """torch's loss scale, step by step, for a weight whose gradient is `loss_at` times what the scale makes of it."""
+    w = nn.Parameter(torch.zeros(1))
+    scaler, optimizer, seen = torch.amp.GradScaler("cpu", init_scale=2.0**40), torch.optim.SGD([w], lr=0.0), []
+    for _ in range(steps):
+        w.grad = None
+        loss = (w.half() * loss_at).sum().float()  # its gradient passes through fp16
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append(scaler.get_scale())
+    return seen
+
+
+def c89() -> Finding:
+    """torch's GradScaler starts too high, once with gradients that fp16 can hold at some scale and once with NaN."""
+    well, ill = scales(1.0), scales(math.nan)
+    return Finding.of(
+        [
+            Setting("sound model: steps of the last 30 that halve it", 0, halved(well[30:]), measured=True),
+            Setting("a NaN in the model: steps of the last 30 that halve it", 29, halved(ill[30:]), measured=True),
+        ],
+        settles_at=well[-1],
+        sound_steps_to_settle=halved(well) + 1,
+    )
+
+
+def halved(seen: list[float]) -> int:
+    """How many steps made the scale smaller."""
+    return sum(b < a for a, b in zip(seen, seen[1:], strict=False))
+
+
+def c101() -> Finding:
+    """A GPT's step is rehearsed under DDP and ZeRO-3 with the same rows a rank: what autograd holds, and the peak."""
+    config = GPTConfig(n_layer=1, d_model=256, n_head=4, vocab=512, seq=256)
+    ddp, zero3 = (rehearse(config, Layout(dp=8), Recipe(name, batch_size=64)) for name in ("ddp", "zero3"))
+    acts = [
+        sum(each.n_bytes for each in run.saved if not each.again and each.kind == "activations") for run in (ddp, zero3)
+    ]
+    state = [sum(run.before[kind] for kind in ("parameters", "gradients", "optimizer")) for run in (ddp, zero3)]
+    return Finding.of(
+        [
+            Setting("activations of a rank, FSDP over DDP", 1.0, acts[1] / acts[0], within=0.01, measured=True),
+            Setting("peak of a rank, FSDP over DDP", 0.5, zero3.peak / ddp.peak, rule="above", measured=True),
+        ],
+        state_share=state[1] / state[0],
+    )

@@ -1,0 +1,147 @@
+"""Claims on FSDP, which is ZeRO-3: what is gathered, when and how often, and what is not sharded."""
+
+from __future__ import annotations
+
+import pydoc
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from labkit import capped
+from labkit.comm.group import Group
+from labkit.course.claims.finding import Finding, Setting
+from labkit.course.claims.proofs.checkpointing import most_held
+from labkit.course.claims.proofs.zero import equal_layers, of_one_in
+from labkit.parallel.ddp import DDP
+from labkit.parallel.zero3 import ZeRO3
+from labkit.probe.memory import MemoryProbe
+from labkit.probe.rehearsal import rehearsed
+from labkit.train.checkpoint import checkpoint_sequential
+
+GB = 1e9
+SEVEN = 7e9
+
+
+def weights_held(group: Group, strategy: Any, **options: int) -> int:
+    """The most bytes of weights on this rank in a step of 7B in 32 layers, in bf16."""
+    model, width = equal_layers(SEVEN, 32, torch.bfloat16)
+    sync = strategy(model, group, partial(torch.optim.SGD, lr=0.1), **options)
+    with MemoryProbe(model, sync.optimizer) as probe:
+        for shard in getattr(sync, "shards", ()):
+            probe.label(shard.master, "parameters")
+        for _ in range(1 + options.get("prefetch", 0)):  # what comes next is known in the second
+            probe.reset_peak()
+            sync.zero_grad()
+            model(torch.ones(1, width, dtype=torch.bfloat16)).float().mean().backward()
+            sync.finish()
+            sync.step()
+    return most_held(probe, "parameters")
+
+
+def c30() -> Finding:
+    """Rehearse one rank of 8 with 7B in 32 layers: the most bytes of weights at any moment of a step."""
+    one = rehearsed(partial(weights_held, strategy=ZeRO3, prefetch=0), 8).value / GB
+    ahead = rehearsed(partial(weights_held, strategy=ZeRO3, prefetch=1), 8).value / GB
+    whole = rehearsed(partial(weights_held, strategy=DDP), 8).value / GB
+    return Finding.of(
+        [
+            Setting("ZeRO-3, one layer at a time", 2.2, one, "GB", measured=True),
+            Setting("DDP", 14, whole, "GB", measured=True),
+        ],
+        one_layer_ahead=ahead,
+    )
+
+
+def gathers(group: Group) -> list[float]:
+    """How often a layer is gathered in one step, the second: plain, and in two checkpointed segments."""
+    found = []
+    for segments in (1, 2):
+        layers = [nn.Linear(16, 16, bias=False) for _ in range(8)]
+        sync = ZeRO3(nn.Sequential(*layers), group, torch.optim.SGD)
+        for _ in range(2):
+            group.ledger.clear()
+            sync.zero_grad()
+            checkpoint_sequential(layers, torch.ones(2, 16), segments).square().mean().backward()
+            sync.finish()
+            sync.step()
+        found.append(group.ledger.calls("all_gather") / len(layers))
+    return found
+
+
+def c31() -> Finding:
+    """Count the all-gathers of a step on 2 and on 4 real ranks, and divide by the layers."""
+    two, four = (capped.run(gathers, n_ranks=n)[0].value for n in (2, 4))
+    return Finding.of(
+        [
+            Setting("2 ranks", 2, two[0], "a layer", within=0, measured=True),
+            Setting("4 ranks", 2, four[0], "a layer", within=0, measured=True),
+        ],
+        with_two_checkpointed_segments=two[1],
+    )
+
+
+def c32() -> Finding:
+    """Call it. (By its name, since only labkit.comm may import what is distributed.)"""
+    wrap: Any = pydoc.locate("torch.distributed.fsdp.FullyShardedDataParallel")
+    strategy: Any = pydoc.locate("torch.distributed.fsdp.ShardingStrategy")
+
+    def called(**options: Any) -> str:
+        try:
+            wrap(nn.Linear(4, 4), **options)
+        except Exception as error:
+            return type(error).__name__
+        return "a sharded module"
+
+    kind = "a strategy" if isinstance("FULL_SHARD", strategy) else "a str"
+    return Finding.of(
+        [
+            Setting(
+                "as given",
+                "a sharded module",
+                called(sharding_strategy="FULL_SHARD", activation_checkpointing=True),
+                measured=True,
+            ),
+            Setting(
+                "activation_checkpointing alone",
+                "a sharded module",
+                called(activation_checkpointing=True),
+                measured=True,
+            ),
+            Setting("what 'FULL_SHARD' is", "a strategy", kind, measured=True),
+        ]
+    )
+
+
+def peak(group: Group, strategy: Any, n_rows: int) -> int:
+    """The most bytes on this rank in a step of AdamW in fp32, 2.5 billion parameters in 8 layers."""
+    model, width = equal_layers(2.5e9, 8, torch.float32)
+    sync = strategy(model, group, partial(torch.optim.AdamW, lr=1e-3))
+    with MemoryProbe(model, sync.optimizer) as probe:
+        for _ in range(2):
+            probe.reset_peak()
+            sync.zero_grad()
+            model(torch.ones(n_rows, width)).mean().backward()
+            sync.finish()
+            sync.step()
+    return int(probe.peak.total)
+
+
+def c88() -> Finding:
+    """Rehearse one rank of 4 with 40 GB of state: DDP's bytes over ZeRO-3's, for the state and at the peak of a step
+    with few and with many rows."""
+
+    def less(n_rows: int) -> float:
+        whole, part = (rehearsed(partial(peak, strategy=each, n_rows=n_rows), 4).value for each in (DDP, ZeRO3))
+        return whole / part
+
+    state = of_one_in(4, DDP, 2.5e9, mixed=False) / of_one_in(4, ZeRO3, 2.5e9, mixed=False)
+    return Finding.of(
+        [
+            Setting("model state", 4, state, "times less", measured=True),
+            Setting("at the peak, 1 row", 4, less(1), "times less", measured=True),
+            Setting("at the peak, 16,384 rows", 4, less(16384), "times less", measured=True),
+        ],
+        premise="model state alone is counted",
+    )

@@ -1,0 +1,201 @@
+"""Claims on memory, and the arithmetic that fills it: bytes a parameter, activations, what fits on a card."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from labkit.comm.group import Group
+from labkit.course.claims.finding import Finding, Setting
+from labkit.course.claims.proofs.checkpointing import most_held
+from labkit.plan.breakdown import KINDS
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.plan.shape import ModelShape
+from labkit.plan.sharding import ModelState
+from labkit.plan.time import predict_step
+from labkit.probe.memory import MemoryProbe
+from labkit.probe.rehearsal import rehearsed
+from labkit.train.config import GPTConfig
+from labkit.train.gpt import GPT, Block, cross_entropy
+from labkit.train.precision import MasterWeights
+
+GB = 1e9
+
+
+def bytes_a_parameter(mixed: bool) -> dict[str, float]:
+    """Bytes that a step of AdamW holds for each parameter, by kind, after a backward."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).to(torch.bfloat16 if mixed else None)
+    adamw = partial(torch.optim.AdamW, lr=1e-3)
+    optimizer = MasterWeights(model.parameters(), adamw) if mixed else adamw(model.parameters())
+    rows = torch.ones(2, 64, dtype=torch.bfloat16 if mixed else None)
+    with MemoryProbe(model, optimizer) as probe:
+        for _ in range(2):
+            model(rows).square().mean().backward()
+            held = probe.now
+            optimizer.step()
+            optimizer.zero_grad()
+    n_params = sum(p.numel() for p in model.parameters())
+    return {kind: held[kind] / n_params for kind in KINDS[:3]}
+
+
+def c08() -> Finding:
+    """Divide as the example does (bf16 halves all of it, checkpointing half of the activations), and hold each sum
+    against the 16 GB of the card; the single row that is said not to fit stands beside them."""
+    card, model, row = 16.0, 10.0, 2.0
+    halved = (model + 32 * row) / 2
+    return Finding.of(
+        [
+            Setting("after bf16", card, halved, "GB", rule="at most"),
+            Setting("after bf16 and checkpointing", card, model / 2 + 32 * row / 2 / 2, "GB", rule="at most"),
+            Setting("one row does not fit", card, model + row, "GB", rule="above"),
+        ],
+        rows_that_fit=(card - model) // row,
+    )
+
+
+def c09() -> Finding:
+    """The planner's bytes for ten billion parameters, and bytes a parameter that a probe counts on a small model."""
+    law, probed = ModelState(10e9, 1).held(0), bytes_a_parameter(mixed=True)
+    return Finding.of(
+        [
+            Setting("Adam's state, law", 40, law["optimizer"] / GB, "GB"),
+            Setting("all of it, law", 80, law.total / GB, "GB"),
+            Setting("Adam's state, probed", 4, probed["optimizer"], "B a parameter", measured=True),
+            Setting("all of it, probed", 8, sum(probed.values()), "B a parameter", measured=True),
+        ],
+        moments_alone=bytes_a_parameter(mixed=False)["optimizer"],
+    )
+
+
+def c10() -> Finding:
+    """A probe counts a bf16 model with fp32 masters after a backward, kind by kind; the law says the same."""
+    probed, law = bytes_a_parameter(mixed=True), ModelState(1e9, 1)
+    return Finding.of(
+        [
+            Setting("weights", 2, probed["parameters"], "B a parameter", measured=True),
+            Setting("gradients", 2, probed["gradients"], "B a parameter", measured=True),
+            Setting("master, m and v", 12, probed["optimizer"], "B a parameter", measured=True),
+            Setting("all of it", 16, sum(probed.values()), "B a parameter", measured=True),
+            Setting("all of it, law", 16, law.bytes_per_param(0), "B a parameter"),
+        ],
+        with_fp32_gradients=sum(probed.values()) + probed["gradients"],
+        in_fp32=sum(bytes_a_parameter(mixed=False).values()),
+    )
+
+
+def a_block(group: Group, width: int, dtype: torch.dtype, autocast: bool = False) -> int:
+    """Activations that one block holds of one row of 2,048 positions, at full size on fake tensors."""
+    config = GPTConfig(n_layer=1, d_model=width, n_head=32, vocab=8, seq=2048)
+    block = Block(config).to(dtype)
+    with MemoryProbe(block) as probe, torch.autocast("cpu", torch.bfloat16, autocast):
+        out = block(torch.zeros(1, 2048, width, dtype=dtype))
+        held = probe.now["activations"] - out.nbytes  # which the next block holds
+    return held
+
+
+def c33() -> Finding:
+    """Do the division; then rehearse one block of this width and see how many rows its 32 layers leave room for."""
+    n_bytes, row = 20 * GB, 2048 * 4096
+    block = rehearsed(partial(a_block, width=4096, dtype=torch.bfloat16), 1).value
+    return Finding.of(
+        [
+            Setting("the quotient", 1.2e6, n_bytes / (row * 2)),
+            Setting("1.2 million elements", 4, 1.2e6 / row, "rows"),
+            Setting("32 layers of a transformer", 4, n_bytes / (32 * block), "rows", measured=True),
+        ],
+        tensors_a_layer=block / (row * 2),
+    )
+
+
+def c34() -> Finding:
+    """Divide tokens by tokens a second, and the other way round."""
+    rate, hour = 16e3, 3600
+    return Finding.of(
+        [
+            Setting("hours for 10^12 tokens", 17, 1e12 / rate / hour, "h"),
+            Setting("tokens in 17 hours", 1e12, 17 * hour * rate, "tokens"),
+        ],
+        seconds=1e12 / rate,
+        days=1e12 / rate / 24 / hour,
+    )
+
+
+def c35() -> Finding:
+    """The law of model state for three splits of the 60 GB: what is left of 80 GB holds so many more rows."""
+
+    def more_rows(state: float) -> float:
+        model = ModelState(state * GB / 16, 8)
+        return (80 * GB - model.held(3).total) / (80 * GB - model.held(0).total)
+
+    return Finding.of(
+        [
+            Setting("all 60 GB are model state", 3.5, more_rows(60), "times the rows"),
+            Setting("45 GB are model state", 3.5, more_rows(45), "times the rows"),
+            Setting("30 GB are model state", 3.5, more_rows(30), "times the rows"),
+        ]
+    )
+
+
+def c78() -> Finding:
+    """The planner times a step of the small and of the large batch: more rows a step, and more seconds a step."""
+    shape = ModelShape.gpt(n_layer=18, d_model=4096, n_head=32, vocab=50304, seq=2048)
+    hardware = Hardware.preset("a100-80gb")
+
+    def tokens_per_s(strategy: str, rows: int) -> float:
+        recipe = Recipe(strategy=strategy, batch_size=8 * rows, precision="bf16", checkpointing=True)
+        return 8 * rows * shape.seq / predict_step(shape, Layout(dp=8), recipe, hardware).total
+
+    four, fourteen = tokens_per_s("ddp", 4), tokens_per_s("zero3", 14)
+    return Finding.of(
+        [
+            Setting("ZeRO-3 with 14 rows over DDP with 4", 3, fourteen / four, "times the tokens/s"),
+            Setting("DDP with 14 rows over DDP with 4", 3, tokens_per_s("ddp", 14) / four, "times the tokens/s"),
+        ],
+        tokens_a_step=14 / 4,
+    )
+
+
+def c79() -> Finding:
+    """A probe sees what autograd holds of a GPT at 512 and 128 positions; the law does it with written scores, too."""
+    config = GPTConfig(n_layer=2, d_model=32, n_head=4, vocab=64, seq=512)
+    model = GPT(config)
+
+    def held(seq: int) -> int:
+        tokens = torch.zeros(1, seq, dtype=torch.int64)
+        with MemoryProbe(model) as probe:
+            cross_entropy(model(tokens), tokens).backward()
+        return most_held(probe)
+
+    def law(seq: int, fused: bool) -> float:
+        return ModelShape.preset("gpt2").changed(seq=seq, fused_attention=fused).activations().total
+
+    return Finding.of(
+        [
+            Setting("fused attention, probed", 4, held(512) / held(128), "times less", measured=True),
+            Setting("fused attention, law", 4, law(2048, True) / law(512, True), "times less"),
+            Setting("scores in memory, law", 4, law(2048, False) / law(512, False), "times less"),
+        ],
+        premise="the attention scores are not written to memory",
+    )
+
+
+def c80() -> Finding:
+    """State is counted on a small model, activations of one block at full size: in fp32, bf16 and autocast."""
+    state = [sum(bytes_a_parameter(mixed).values()) for mixed in (False, True)]
+
+    def block(dtype: torch.dtype, autocast: bool = False) -> int:
+        return rehearsed(partial(a_block, width=1024, dtype=dtype, autocast=autocast), 1).value
+
+    single = block(torch.float32)
+    return Finding.of(
+        [
+            Setting("activations, all in bf16", 2, single / block(torch.bfloat16), "times less", measured=True),
+            Setting("activations, autocast", 2, single / block(torch.float32, True), "times less", measured=True),
+            Setting("model state with AdamW", 2, state[0] / state[1], "times less", measured=True),
+        ],
+        premise="activations, in a model that is all in half precision",
+    )

@@ -1,0 +1,243 @@
+"""Claims on pipelines: how long devices wait, what they hold, what they send, and which orders cannot be."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit import capped
+from labkit.comm.group import Group
+from labkit.course.claims.finding import Finding, Setting
+from labkit.course.claims.proofs.checkpointing import most_held
+from labkit.course.claims.proofs.tensor_parallel import sums_of_40_layers
+from labkit.parallel.mail import said_by
+from labkit.parallel.pipeline import Pipeline
+from labkit.plan.schedule import (
+    Schedule,
+    Span,
+    bubble,
+    gpipe,
+    in_flight,
+    naive,
+    needs,
+    one_f_one_b,
+    simulate,
+    validate,
+)
+from labkit.probe.memory import MemoryProbe
+
+
+class Paced(torch.autograd.Function):
+    """x itself, after so many seconds; its gradient after twice as many."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        """Wait once."""
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Wait twice as long."""
+        time.sleep(2 * ctx.seconds)
+        return grad, None
+
+
+class Stage(nn.Module):
+    """A layer that keeps its device busy for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        """A small layer."""
+        super().__init__()
+        self.linear, self.seconds = nn.Linear(8, 8), seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, 8] -> [rows, 8]"""
+        return Paced.apply(self.linear(x), self.seconds)
+
+
+def timed(group: Group, schedules: Sequence[Schedule], seconds: float) -> list[list[Span]]:
+    """When this rank's actions ran in each schedule, on a clock that all processes of a machine share."""
+    found = []
+    for schedule in schedules:
+        pipeline = Pipeline({group.rank: Stage(seconds)}, schedule, group, loss=nn.functional.mse_loss)
+        micros = [torch.ones(2, 8)] * schedule.n_micro
+        for _ in range(2):  # the first one loads code
+            group.barrier()
+            pipeline.step(micros, micros)
+        ahead = pipeline.begin
+        found.append([each._replace(start=each.start + ahead, end=each.end + ahead) for each in pipeline.spans])
+    return found
+
+
+def waited(*schedules: Schedule, seconds: float = 0.003) -> list[float]:
+    """The share of a real step in which four real processes wait, their stages sleeping in place of work."""
+    replies = capped.run(timed, schedules, seconds, n_ranks=4)
+    return [bubble([span for reply in replies for span in reply.value[k]]) for k in range(len(schedules))]
+
+
+def law(schedule: Schedule) -> float:
+    """The share of a simulated step that is spent waiting, backward taking twice as long as forward."""
+    return bubble(simulate(schedule))
+
+
+def c20() -> Finding:
+    """Simulate four stages with few micro-batches, and let four real processes wait for each other with three."""
+    (real,) = waited(one_f_one_b(4, 3))
+    return Finding.of(
+        [
+            Setting("1 micro-batch", 0.5, law(naive(4)), "idle", rule="at least"),
+            Setting("3 micro-batches", 0.5, law(one_f_one_b(4, 3)), "idle"),
+            Setting("3 micro-batches, processes", 0.5, real, "idle", rule="at least", measured=True),
+            Setting("4 micro-batches", 0.5, law(one_f_one_b(4, 4)), "idle", within=0.15),
+        ],
+        with_16=law(one_f_one_b(4, 16)),
+    )
+
+
+def c21() -> Finding:
+    """Simulate both step by step; four real processes wait a larger share with 2 micro-batches than with 16."""
+    few, many = waited(one_f_one_b(4, 2), one_f_one_b(4, 16))
+    return Finding.of(
+        [
+            Setting("P = 4, M = 16", 0.16, law(one_f_one_b(4, 16)), "of the step"),
+            Setting("P = 4, M = 32", 0.09, law(one_f_one_b(4, 32)), "of the step"),
+            Setting("processes, M = 2 over M = 16", 1, few / many, "times", rule="above", measured=True),
+        ],
+        over_ideal_time=law(one_f_one_b(4, 16)) / (1 - law(one_f_one_b(4, 16))),
+    )
+
+
+def kept(group: Group, cases: Sequence[tuple[Schedule, int]]) -> list[int]:
+    """The most activations that this rank holds in a step, in bytes: for schedules and the rows of a micro-batch."""
+    found = []
+    for schedule, rows in cases:
+        layers = [nn.Sequential(nn.Tanh(), nn.Linear(32, 32)) for _ in range(6)]
+        pipeline = Pipeline({group.rank: nn.Sequential(*layers)}, schedule, group, loss=nn.functional.mse_loss)
+        micros = [torch.ones(rows, 32)] * schedule.n_micro
+        with MemoryProbe(pipeline.stages[group.rank]) as probe:
+            pipeline.step(micros, micros)
+        found.append(most_held(probe))
+    return found
+
+
+def on_rank_0(n_ranks: int, *cases: tuple[Schedule, int]) -> list[int]:
+    """What the first of so many real processes keeps."""
+    return capped.run(kept, cases, n_ranks=n_ranks)[0].value
+
+
+def c22() -> Finding:
+    """Count micro-batches in flight in both programs, and bytes of activations on the first of four processes."""
+    all_first, in_turn = gpipe(4, 32), one_f_one_b(4, 32)
+    most, less = on_rank_0(4, (all_first, 64), (in_turn, 64))
+    return Finding.of(
+        [
+            Setting("GPipe", 32, max(in_flight(all_first)), "micro-batches", within=0),
+            Setting("1F1B", 4, max(in_flight(in_turn)), "micro-batches", within=0),
+            Setting("bytes", 8, most / less, "times less", within=0.1, measured=True),
+        ],
+        on_the_last_rank=in_flight(in_turn)[-1],
+    )
+
+
+def c23() -> Finding:
+    """Simulate both for several numbers of stages and micro-batches, and divide what they wait."""
+    return Finding.of(
+        [
+            Setting(f"P = {p}, M = {m}", 1, law(gpipe(p, m)) / law(one_f_one_b(p, m)), "times", within=1e-9)
+            for p, m in ((2, 4), (4, 16), (8, 32))
+        ]
+    )
+
+
+def c24() -> Finding:
+    """Read the table as what it is, rows that happen one after another, and ask what must be done before each action;
+    then simulate the same three batches."""
+    table = {("F", 0): (1, 2, 3), ("F", 1): (2, 3, 4), ("B", 0): (4, 5, 6), ("B", 1): (5, 6, 7)}
+    when = {(kind, stage, i): times[i] for (kind, stage), times in table.items() for i in range(3)}
+    row_by_row = sorted(when, key=lambda each: (when[each], each[0] == "B", each[1]))
+    as_one_rank = Schedule("the table", 1, 2, 3, (tuple(row_by_row),), placement=(0, 0))  # type: ignore[arg-type]
+    too_early = [each for each in as_one_rank.programs[0] if any(when[n] >= when[each] for n in needs(each, 2))]
+    ends = {str(span.action): span.end for span in simulate(gpipe(2, 3), forward=1, backward=1)}
+
+    def stuck() -> str:
+        try:
+            validate(as_one_rank)
+        except ValueError as error:
+            found = re.search(r"at (\w+) needs (\w+)", str(error))
+            return f"{found[1]} needs {found[2]}" if found else str(error)
+        return "it runs"
+
+    return Finding.of(
+        [
+            Setting("validate", "it runs", stuck(), measured=True),
+            Setting("actions before what they need", 0, len(too_early), "actions", within=0),
+            Setting("batch 1 back on GPU 0", 4, ends["0B0"], "time"),
+        ]
+    )
+
+
+def posted(group: Group, counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Messages that this rank sends on in a step, and those that it sends back: for numbers of micro-batches."""
+    found = []
+    for n_micro in counts:
+        schedule, micros = one_f_one_b(group.size, n_micro), [torch.ones(2, 8)] * n_micro
+        group.ledger.clear()
+        Pipeline({group.rank: nn.Linear(8, 8)}, schedule, group, loss=nn.functional.mse_loss).step(micros, micros)
+        kinds = [said_by(each.tag, n_micro).kind for each in group.ledger if each.verb == "send"]
+        found.append((kinds.count("F"), kinds.count("B")))
+    return found
+
+
+def c25() -> Finding:
+    """Count the messages of four stages with one and with eight micro-batches, and the sums of 40 cut blocks."""
+    replies = capped.run(posted, (1, 8), n_ranks=4)
+    one, eight = ([reply.value[k] for reply in replies] for k in (0, 1))
+    sums = capped.run(sums_of_40_layers, n_ranks=2)[0].value
+    return Finding.of(
+        [
+            Setting("tensor parallel, 40 layers", 80, sums, "all-reduces", within=0, measured=True),
+            Setting("1 micro-batch", 3, sum(on for on, _ in one), "messages", within=0, measured=True),
+            Setting("8 micro-batches", 3, sum(on for on, _ in eight), "messages", within=0, measured=True),
+            Setting("1 micro-batch, and back", 3, sum(map(sum, one)), "messages", within=0, measured=True),
+        ],
+        premise="one micro-batch, and the forward pass alone",
+        a_step_of_8=sum(map(sum, eight)),
+    )
+
+
+def c85() -> Finding:
+    """Simulate many micro-batches on two, four and eight stages."""
+    return Finding.of(
+        [
+            Setting(f"P = {p}, M = {m}", 1 / m, law(one_f_one_b(p, m)), "of the step", within=0.1)
+            for p, m in ((2, 32), (4, 32), (8, 64))
+        ],
+        premise="there are two stages",
+    )
+
+
+def c86() -> Finding:
+    """Activations on the first of two processes with 16 micro-batches over those with 4, by schedule and size."""
+
+    makes, rows = (gpipe, one_f_one_b), ((64, 64), (64, 16))
+    cases = [(make(2, m), few) for make in makes for four, sixteen in rows for m, few in ((4, four), (16, sixteen))]
+    found = on_rank_0(2, *cases)
+    more = [after / before for before, after in zip(found[::2], found[1::2], strict=True)]
+    setting = partial(Setting, claimed=1.1, unit="times", rule="above", measured=True)
+    return Finding.of(
+        [
+            setting("GPipe, micros of 64 rows", found=more[0]),
+            setting("GPipe, batch of 256 rows", found=more[1]),
+            setting("1F1B, micros of 64 rows", found=more[2]),
+            setting("1F1B, batch of 256 rows", found=more[3]),
+        ],
+        premise="all forwards come first, as in GPipe, and micro-batches keep their size",
+    )

@@ -1,0 +1,219 @@
+"""Number formats and mixed precision: what fp16 and bf16 hold, what they lose, and what a loss scale does about it.
+
+Most of it is a cast: torch rounds a number, and the claim's number stands beside what comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from labkit.course.claims.finding import Finding, Setting
+from labkit.plan.hardware import Hardware
+from labkit.train.formats import BF16, FP16, FP32, round_to
+from labkit.train.precision import MasterWeights
+
+SHARE = 2.0**-18
+"""What a loss is multiplied with: as if it were one of 262,144 micro-batches of a large step."""
+
+
+def held(x: float, dtype: torch.dtype) -> float:
+    """What a number is after a cast."""
+    return float(torch.tensor(x, dtype=torch.float64).to(dtype))
+
+
+def c36() -> Finding:
+    """The number is cast to bf16, and so are those on either side of it."""
+    x, dtype = 0.00012, torch.bfloat16
+    kept, gap = held(x, dtype), BF16.gap(x)
+    return Finding.of(
+        [
+            Setting("0.00012, rounded up", 0.000122, kept, within=0.002, measured=True),
+            Setting("0.00012, rounded down", 0.000115, kept, within=0.002, measured=True),
+            Setting("from that neighbour to the other", 0.000122 - 0.000115, gap),
+        ],
+        neighbour_above=held(kept + gap, dtype),
+        neighbour_below=held(kept - gap, dtype),
+        error_percent=100 * abs(kept - x) / x,
+    )
+
+
+def c37() -> Finding:
+    """The number is cast to fp16, and comes out of a backward pass in fp16; a law says from where on zero begins."""
+    w = torch.ones((), dtype=torch.float16, requires_grad=True)
+    (w * torch.tensor(1e-7, dtype=torch.float16)).backward()
+    assert w.grad is not None
+    return Finding.of(
+        [
+            Setting("1e-7, cast", 0.0, held(1e-7, torch.float16), measured=True),
+            Setting("a gradient of 1e-7, in backward", 0.0, float(w.grad), measured=True),
+            Setting("1e-7, by the format", 0.0, float(round_to(1e-7, FP16))),
+        ],
+        smallest=FP16.smallest_subnormal,
+        zero_up_to=FP16.smallest_subnormal / 2,
+        at_the_half=held(2.0**-25, torch.float16),
+        just_above_the_half=held(1.01 * 2.0**-25, torch.float16),
+    )
+
+
+def steps_in_fp16(log2_factor: int) -> tuple[list[float], float]:
+    """Losses of three steps of gradient descent on a layer in fp16 under a fixed factor, and how far a weight moved."""
+    torch.manual_seed(0)
+    w, x = torch.full((8, 1), 0.5, dtype=torch.float16, requires_grad=True), torch.randn(16, 8).half()
+    before, losses = w.detach().clone(), []
+    for _ in range(3):
+        w.grad = None
+        loss = (x @ w).float().square().mean()
+        (loss * 2.0**log2_factor).backward()
+        with torch.no_grad():
+            w -= 0.1 * w.grad / 2.0**log2_factor  # type: ignore[operator]
+        losses.append(loss.item())
+    return losses, float((w.detach() - before).abs().max())
+
+
+def c38() -> Finding:
+    """Both are provoked: a factor that makes gradients infinite, and one that makes all of them zero."""
+    (exploded, _), (stalled, moved) = steps_in_fp16(24), steps_in_fp16(-40)
+    big = torch.tensor(65504.0).half() * 2
+    return Finding.of(
+        [
+            Setting("2 x 65504", math.inf, big.item(), measured=True),
+            Setting("infinity less itself", "NaN", "NaN" if (big - big).isnan() else "a number", measured=True),
+            Setting("loss after overflow", "NaN", "NaN" if math.isnan(exploded[-1]) else "a number", measured=True),
+            Setting("loss after underflow, over the first", 1.0, stalled[-1] / stalled[0], within=1e-6, measured=True),
+            Setting("how far underflow lets a weight move", 0.0, moved, measured=True),
+        ],
+        largest=FP16.largest,
+    )
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    """The loss of a small net on 32 rows that are drawn anew in each step."""
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(step))
+    dtype = next(model.parameters()).dtype
+    return (model(x.to(dtype)).float() - x.mean(1, keepdim=True) * 4).square().mean()
+
+
+def net(dtype: torch.dtype) -> nn.Module:
+    """Two linears with an activation between them, the same ones each time."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1)).to(dtype)
+
+
+def trained(dtype: torch.dtype, steps: int = 40) -> tuple[float, float]:
+    """Small losses, no loss scale: the loss that SGD on fp32 masters gets to, and the share of zero gradients."""
+    model, zeros, losses = net(dtype), 0.0, []
+    params = list(model.parameters())
+    masters = [p.detach().float() for p in params]
+    for step in range(steps):
+        loss = loss_of(model, step)
+        grads = [g.float() for g in torch.autograd.grad(loss * SHARE, params)]
+        zeros += sum(int((g == 0).sum()) for g in grads) / sum(g.numel() for g in grads) / steps
+        for p, master, g in zip(params, masters, grads, strict=True):
+            p.data.copy_(master.sub_(g / SHARE, alpha=0.1))
+        losses.append(loss.item())
+    return sum(losses[-10:]) / 10, zeros
+
+
+def c39() -> Finding:
+    """Exponents are counted, and a small net is trained in both formats on gradients that are too small for fp16."""
+    (full, _), (bf16, zeros), (fp16, lost) = (trained(t) for t in (torch.float32, torch.bfloat16, torch.float16))
+    return Finding.of(
+        [
+            Setting("exponent bits", FP32.exponent_bits, BF16.exponent_bits, within=0),
+            Setting("smallest normal number", FP32.smallest_normal, BF16.smallest_normal, within=0),
+            Setting("largest number", FP32.largest, BF16.largest),
+            Setting("loss without a loss scale, as in fp32", full, bf16, measured=True),
+            Setting("share of gradients that are zero", 0.02, zeros, rule="below", measured=True),
+        ],
+        fp16_loss=fp16,
+        fp16_zeros=lost,
+    )
+
+
+def moved_share(masters: bool) -> float:
+    """Share of a bf16 net's weights that have changed after 10 steps of AdamW with lr 1e-4."""
+    model, adamw = net(torch.bfloat16), partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = MasterWeights(model.parameters(), adamw) if masters else adamw(model.parameters())
+    for step in range(10):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    changed = sum(int((p != b).sum()) for p, b in zip(model.parameters(), before, strict=True))
+    return changed / sum(b.numel() for b in before)
+
+
+def c40() -> Finding:
+    """Numbers beyond both ends of bf16 are cast, and small updates are added to a weight, once and 512 times."""
+    one = torch.tensor(1.0).bfloat16()
+    w, master = one.clone(), torch.tensor(1.0)
+    for _ in range(512):
+        w, master = w + 2**-9, master + 2**-9
+    return Finding.of(
+        [
+            Setting("1 + 2^-9", 1 + 2**-9, float(one + 2**-9), within=1e-4, measured=True),
+            Setting("1 and 512 updates of 2^-9", 2.0, float(w), measured=True),
+            Setting("3.4e38, which fp32 holds", 3.4e38, held(3.4e38, torch.bfloat16), measured=True),
+            Setting("4e-41, which fp32 holds", 4e-41, held(4e-41, torch.bfloat16), measured=True),
+        ],
+        in_fp32=float(master),
+        moved_alone=moved_share(masters=False),
+        moved_with_masters=moved_share(masters=True),
+    )
+
+
+def c44() -> Finding:
+    """Data sheets' rates of products are divided, and seconds of an op that only moves bytes."""
+    h100 = Hardware.preset("h100")
+
+    def gain(name: str, precision: str) -> float:
+        return Hardware.preset(name).peak(precision) / Hardware.preset(name).peak("fp32")
+
+    def moving(width: int) -> float:
+        return h100.op_s(0, 1e9 * 4, "fp32") / h100.op_s(0, 1e9 * width, "fp32")
+
+    return Finding.of(
+        [
+            Setting("products in bf16, H100", 2.0, gain("h100", "bf16"), "times"),
+            Setting("products in bf16, A100", 2.0, gain("a100-80gb", "bf16"), "times"),
+            Setting("products in fp16, V100", 2.0, gain("v100", "fp16"), "times"),
+            Setting("products in bf16, RTX 4090", 2.0, gain("rtx-4090", "bf16"), "times"),
+            Setting("products in bf16, a laptop's CPU (assumed)", 2.0, gain("laptop", "bf16"), "times"),
+            Setting("an op that moves bytes, bf16", 2.0, moving(2), "times"),
+            Setting("an op that moves bytes, int8", 4.0, moving(1), "times"),
+        ]
+    )
+
+
+def c43() -> Finding:
+    """Nothing decides it: the paper names no precision of layers, and a V100 has no bf16 units."""
+    rates = {item.name for item in Hardware.preset("v100").flops}
+    units = "have none for bf16" if "bf16" not in rates else "have some for bf16"
+    return Finding.silent(
+        f"The paper says that it trained on V100s, and not in which format which layer was kept. A V100's data sheet "
+        f"lists product units for {', '.join(sorted(rates))}: they {units}."
+    )
+
+
+def digits(dtype: torch.dtype) -> float:
+    """Decimal digits that a number of this format keeps: -log10 of the step after 1."""
+    return -math.log10(torch.finfo(dtype).eps)
+
+
+def c97() -> Finding:
+    """The step from 1 to the next number is asked of torch for each format, in decimal digits."""
+    return Finding.of(
+        [
+            Setting("fp32", 7, digits(torch.float32), "digits", measured=True),
+            Setting("fp16", 3, digits(torch.float16), "digits", measured=True),
+            Setting("bf16", 2, digits(torch.bfloat16), "digits", within=0.06, measured=True),
+        ],
+        fp32_step=FP32.epsilon,
+        fp16_step=FP16.epsilon,
+        bf16_step=BF16.epsilon,
+    )

@@ -1,0 +1,176 @@
+"""Ways to train on many ranks: overlapped, stale, compressed; each is run."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.capped import Cluster
+from labkit.comm.group import Group
+from labkit.comm.local import run_threads
+from labkit.course.claims.finding import Finding, Setting
+from labkit.course.claims.proofs.gradients import Descent
+from labkit.parallel.async_sgd import ParameterServer, Worker
+from labkit.parallel.compress import TopK
+from labkit.parallel.ddp import DDP
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.plan.shape import ModelShape
+from labkit.plan.stale import best, limit
+from labkit.plan.time import predict_step
+from labkit.plan.topology import Links
+
+BYTES_PER_S, BACKWARD_S, LAYERS = 10e6, 0.025, 4
+
+
+class Pace(torch.autograd.Function):
+    """The input as it is; backward sleeps as long as a layer on a slower device would compute."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """x"""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        """The gradient, later."""
+        time.sleep(BACKWARD_S)
+        return grad
+
+
+def waited(group: Group, width: int) -> float:
+    """Buckets' worth of time that finish() waits for, with a bucket for each of the paced layers."""
+    layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(LAYERS))
+    n_bytes = 4 * width * width
+    sync = DDP(layers, group, Descent, bucket_bytes=n_bytes)  # type: ignore[arg-type]
+    x = torch.ones(1, width)
+    for layer in layers:
+        x = Pace.apply(layer(x))
+    x.sum().backward()
+    began = time.perf_counter()
+    sync.finish()
+    wait = time.perf_counter() - began
+    sync.close()
+    return wait / (n_bytes / BYTES_PER_S)
+
+
+def exposed(hardware: Hardware) -> tuple[float, float]:
+    """Of a planned DDP step: the share of the gradients' time that nothing hides, and the last bucket's share."""
+    shape, recipe = ModelShape.preset("gpt2-xl"), Recipe("ddp", batch_size=32, precision="bf16")
+    step = predict_step(shape, Layout(dp=8), recipe, hardware)
+    return (step["dp"] + step["overlap"]) / step["dp"], recipe.bucket_bytes / (4 * shape.n_params)
+
+
+def c58() -> Finding:
+    """Backward is paced and the links are shaped, so that a bucket needs two thirds or twice a layer's time."""
+    with Cluster(2, "cpu", links=Links.uniform(2, bytes_per_s=BYTES_PER_S), quiet=True) as cluster:
+        fast = min(reply.value for _ in range(2) for reply in cluster.run(waited, 200))
+        slow = min(reply.value for reply in cluster.run(waited, 353))
+    h100 = Hardware.preset("h100")
+    (nvlink, bucket), (network, _) = exposed(h100), exposed(h100.changed(node_size=1))
+    return Finding.of(
+        [
+            Setting(
+                "link faster than backward: buckets waited for", 1.0, fast, within=1.0, rule="at most", measured=True
+            ),
+            Setting(
+                "link slower than backward: buckets waited for", 1.0, slow, within=1.0, rule="at most", measured=True
+            ),
+            Setting("GPT-2 XL, 8 H100s on NVLink: share exposed", bucket, nvlink, rule="at most"),
+            Setting("GPT-2 XL, 8 H100s on InfiniBand: share exposed", bucket, network, rule="at most"),
+        ],
+        premise="the link takes a bucket away faster than backward makes the next",
+        slow_by_law=LAYERS - (LAYERS - 1) * BACKWARD_S * BYTES_PER_S / (4 * 353**2),
+    )
+
+
+def in_turns(group: Group, lr: float, rounds: int) -> float:
+    """|w| of w^2 / 2 after three workers took turns at a server, each gradient two steps old."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.ones_(model.weight)
+    if group.rank == 0:
+        ParameterServer(model, group, partial(Descent, lr=lr)).serve()  # type: ignore[arg-type]
+        return abs(model.weight.item())
+    first, last = group.rank == 1, group.rank == group.size - 1
+    with Worker(model, group) as worker:
+        for step in range(rounds):
+            if not first or step:
+                group.recv(group.size - 1 if first else group.rank - 1, tag=7)
+            if step:
+                worker.push()
+            worker.pull()
+            if not (last and step == rounds - 1):
+                group.send(torch.zeros(1), 1 if last else group.rank + 1, tag=7).wait()
+            (model.weight.square().sum() / 2).backward()
+    return 0.0
+
+
+def c59() -> Finding:
+    """A parameter server and three workers on a quadratic, with the best rate for fresh gradients, and for stale."""
+    with Cluster(4, "cpu", quiet=True) as cluster:
+        fresh_rate, stale_rate = (cluster.run(in_turns, lr, 9)[0].value for lr in (best(0), best(2)))
+    return Finding.of(
+        [
+            Setting(
+                "the rate of fresh gradients: error over that at the start",
+                1.0,
+                fresh_rate,
+                rule="above",
+                measured=True,
+            ),
+            Setting("a smaller rate: error over that at the start", 1.0, stale_rate, rule="above", measured=True),
+        ],
+        premise="the learning rate is that of fresh gradients",
+        bears_fresh=limit(0),
+        bears_two_steps_old=limit(2),
+    )
+
+
+def rank_sends(group: Group, numel: int, fraction: float) -> int:
+    """Bytes that rank 0 sends for a buffer of gradients: all of it, or its largest elements with their indices."""
+    grads = torch.arange(numel, dtype=torch.float32)
+    if fraction < 1:
+        TopK(fraction)(grads, group).wait()
+    else:
+        group.all_reduce(grads)
+    return group.ledger.sent_bytes()
+
+
+def share_sent(n_ranks: int, fraction: float, numel: int = 9600) -> float:
+    """What top-k sends over what a ring all-reduce sends, by the ledger."""
+    sparse, dense = (run_threads(rank_sends, n_ranks, numel, each)[0] for each in (fraction, 1.0))
+    return sparse / dense
+
+
+def left_over(group: Group, feedback: bool) -> float:
+    """Loss of a quadratic in 32 weights after 200 steps in which one weight in 8 travels, over the loss at the start.
+
+    Ranks pull the even weights apart, strongly, and agree on the odd ones, weakly."""
+    w, odd = torch.ones(32), torch.arange(32) % 2 == 1
+    apart = torch.where(odd, 0.0, 1.0 - 2.0 * (group.rank % 2)) * 4
+    compress, grads = TopK(1 / 8, feedback), torch.empty(32)
+    for _ in range(200):
+        grads.copy_((w + apart) / group.size)
+        compress(grads, group).wait()
+        w -= 0.1 * grads
+    return float(w[odd].square().mean())
+
+
+def c65() -> Finding:
+    """Ledgers of top-k and of a ring on 4 and 8 ranks; a quadratic is descended with and without feedback."""
+    with_feedback, without = (run_threads(left_over, 2, each)[0] for each in (True, False))
+    return Finding.of(
+        [
+            Setting("1% on 4 ranks: bytes over a ring's", 1.0, share_sent(4, 0.01), rule="below", measured=True),
+            Setting("1% on 8 ranks: bytes over a ring's", 1.0, share_sent(8, 0.01), rule="below", measured=True),
+            Setting("15% on 8 ranks: bytes over a ring's", 1.0, share_sent(8, 0.15), rule="below", measured=True),
+        ],
+        premise="fewer than one element in n travels, for each brings its index and goes to all",
+        loss_left_with_feedback=with_feedback,
+        loss_left_without=without,
+    )

@@ -1,0 +1,193 @@
+"""The parts that nbgrader is given by the course's nbgrader_config.py. A submission is read and never executed.
+
+TornToo        reads a submission; a file that is no notebook becomes an empty one that says so
+adopt          a notebook that was handed in under another name is taken for the one that is missing
+RestoreCells   check cells are as they were released, whatever was done to them or to their metadata
+JudgeCells     in place of nbgrader's Execute: each check cell gets the verdict on the attempt as its output
+
+nbgrader gives full points to a check cell without an error in its output, and none to one with.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbconvert.exporters import NotebookExporter
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbgrader.api import Gradebook
+from nbgrader.preprocessors import NbGraderPreprocessor
+from nbgrader.utils import is_grade, is_solution
+from traitlets import Integer
+
+from labkit.course.classroom.nbgrader_course import key_of, schema
+from labkit.course.classroom.submission import MOST_BYTES, Outcome, defined, judged, modest, plain, read
+from labkit.course.exercises.catalogue import problem
+
+Step = tuple[NotebookNode, Mapping[str, Any]]
+
+
+class TornToo(NotebookExporter):
+    """Reads notebooks, and files that should have been one."""
+
+    def from_file(self, file_stream: Any, resources: Any = None, **kw: Any) -> Any:
+        """The notebook, or one that says what is wrong with the file."""
+        try:
+            if Path(file_stream.name).stat().st_size > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+            made = nbformat.read(file_stream, as_version=4)
+            if not all(isinstance(cell.source, str) and isinstance(cell.metadata, dict) for cell in made.cells):
+                raise ValueError("its cells are none")
+            modest([cell.source for cell in made.cells if cell.cell_type == "code"], "it")
+        except Exception as error:  # a file that is no notebook fails in as many ways as there are
+            why = plain(f"{type(error).__name__}: {error}", 120).replace("`", "'")
+            told = "**The file that was handed in cannot be read as a notebook.** Nothing in it could be judged."
+            made = new_notebook(cells=[new_markdown_cell(f"{told}\n\n`{why}`")])
+        return self.from_notebook_node(made, resources=resources, **kw)
+
+
+def adopt(assignment: str, student: str, notebooks: list[str]) -> None:
+    """Before a submission is graded: for each notebook that is missing, the one of another name that fits best.
+
+    `notebooks` are the paths of what was handed in; what is adopted is added to them. The file is copied within
+    submitted/, with a line on top that says so; the one that was handed in stays."""
+    there = [Path(each) for each in notebooks]
+    if not there:
+        return
+    folder = there[0].parent
+    wanted = sorted(Path("source", folder.name).glob("*.ipynb"))  # nbgrader works in the course's folder
+    others = [path for path in there if path.name not in {each.name for each in wanted}]
+    for missing in wanted:
+        if missing.name in {path.name for path in there} or not others:
+            continue
+        names = set(defined(_code(missing)))
+        best = max(others, key=lambda path: (len(names & set(defined(_code(path)))), path.name))
+        others.remove(best)
+        target = folder / missing.name
+        try:
+            made = nbformat.read(best, as_version=4)
+            line = f"Handed in as `{plain(best.name, 100)}`, graded as `{missing.name}`."
+            made.cells.insert(0, _fitting(made, new_markdown_cell(line)))
+            nbformat.write(made, target)
+        except Exception:  # TornToo says what is wrong with it
+            shutil.copyfile(best, target)
+        notebooks.append(str(target))
+
+
+class RestoreCells(NbGraderPreprocessor):
+    """Cells that nbgrader knows are as it knows them; nothing else pretends to be one of them."""
+
+    def preprocess(self, nb: NotebookNode, resources: Mapping[str, Any]) -> Step:
+        """A notebook whose check cells are all there, each once, untouched, worth what they were."""
+        about = resources["nbgrader"]
+        with Gradebook(about["db_url"]) as gradebook:
+            known = _Known(gradebook.find_notebook(about["notebook"], about["assignment"]))
+        seen: set[str] = set()
+        for place in reversed(range(len(nb.cells))):  # of two, the last one counts, as in a kernel
+            cell = nb.cells[place]
+            said = cell.metadata.pop("nbgrader", None)
+            name = said.get("grade_id") if isinstance(said, dict) else None
+            if isinstance(name, str) and name in known.cells and name not in seen:
+                seen.add(name)
+                nb.cells[place] = known.restored(nb, name, cell)
+        for name in known.grades - seen:
+            nb.cells.insert(_after(nb, name.replace("check_", "attempt_")), known.restored(nb, name, None))
+        return nb, resources
+
+
+class _Known:
+    """What nbgrader's data base knows of a notebook's cells."""
+
+    def __init__(self, notebook: Any) -> None:
+        self.cells = {
+            cell.name: (cell.cell_type, cell.source, cell.locked, cell.checksum) for cell in notebook.source_cells
+        }
+        self.grades = {cell.name for cell in notebook.grade_cells}
+        self.solutions = {cell.name for cell in notebook.solution_cells}
+        self.tasks = {cell.name for cell in notebook.task_cells}
+        self.worth = {cell.name: cell.max_score for cell in (*notebook.grade_cells, *notebook.task_cells)}
+
+    def restored(self, nb: NotebookNode, name: str, cell: NotebookNode | None) -> NotebookNode:
+        """The cell of a name as it was released; a student's own text stays where it is not locked."""
+        kind, source, locked, checksum = self.cells[name]
+        if cell is None or locked or cell.cell_type != kind:
+            made = new_code_cell if kind == "code" else new_markdown_cell
+            cell = _fitting(nb, made(source if locked or cell is None else cell.source))
+        told = {"grade": name in self.grades, "solution": name in self.solutions, "task": name in self.tasks,
+                "grade_id": name, "locked": locked, "checksum": checksum, "schema_version": schema()}  # fmt: skip
+        cell.metadata["nbgrader"] = NotebookNode(told | ({"points": self.worth[name]} if name in self.worth else {}))
+        return cell
+
+
+class JudgeCells(NbGraderPreprocessor):
+    """Check cells get their verdicts. The students' code runs in the court's processes only."""
+
+    seed = Integer(None, allow_none=True, min=0, help="of the hidden cases; drawn once if it is not set").tag(
+        config=True
+    )
+
+    def preprocess(self, nb: NotebookNode, resources: Mapping[str, Any]) -> Step:
+        """A notebook with a verdict below each check cell."""
+        checks = [cell for cell in nb.cells if cell.cell_type == "code" and is_grade(cell) and not is_solution(cell)]
+        blocks = [cell.source for cell in nb.cells if cell.cell_type == "code" and cell not in checks]
+        for cell in nb.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+        for cell in checks:
+            about = cell.metadata.nbgrader
+            cell.outputs = [self._judged(str(about.grade_id), float(about.points), blocks)]
+        return nb, resources
+
+    def _judged(self, grade_id: str, points: float, blocks: list[str]) -> NotebookNode:
+        key = key_of(grade_id)
+        if not key:
+            told = f"{grade_id} is no check of labkit's, and nothing is executed here: grade this cell by hand"
+            self.log.warning(told)
+            return new_output("error", ename="NotJudged", evalue=told, traceback=[told])
+        it = problem(key)
+        outcome = judged(it, blocks, _drawn() if self.seed is None else self.seed)
+        if outcome.verdict == "judge":
+            self.log.error("\n".join(outcome.said))
+        said = "passed" if outcome.passed else f"{outcome.verdict} broken"
+        self.log.info("%s %s in %.1f s", key, said, outcome.seconds)
+        return output(outcome, points)
+
+
+def output(outcome: Outcome, points: float) -> NotebookNode:
+    """What stands below a check cell: nbgrader takes an error for no points, and anything else for all of them."""
+    worth = f"{points:g} of {points:g} points" if outcome.passed else f"0 of {points:g} points"
+    lines = [*outcome.said, *outcome.notes, worth]
+    if outcome.passed:
+        return new_output("stream", name="stdout", text="\n".join(lines) + "\n")
+    told = f"{outcome.verdict}: {outcome.cause}"
+    return new_output("error", ename="Broken", evalue=told, traceback=lines)
+
+
+@cache
+def _drawn() -> int:
+    return secrets.randbits(48)
+
+
+def _after(nb: NotebookNode, name: str) -> int:
+    """The place behind a cell; the end if it is not there."""
+    names = [cell.metadata.get("nbgrader", {}).get("grade_id", "") for cell in nb.cells]
+    return names.index(name) + 1 if name in names else len(names)
+
+
+def _fitting(nb: NotebookNode, cell: NotebookNode) -> NotebookNode:
+    if (nb.nbformat, nb.nbformat_minor) < (4, 5):
+        cell.pop("id", None)  # cells had none then
+    return cell
+
+
+def _code(path: Path) -> list[str]:
+    try:
+        return read(path)
+    except ValueError:
+        return []

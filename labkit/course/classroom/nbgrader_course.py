@@ -1,0 +1,221 @@
+"""A course for nbgrader: a folder that `nbgrader generate_assignment`, `autograde` and `export` work on.
+
+    nbgrader_config.py              grading by the judge in place of execution, and the seed of the hidden cases
+    source/lab_03/03_title.ipynb    the instructor's version: the reference stands in a solution region
+
+nbgrader makes the students' version of it (the stub), collects, scores, exports and writes feedback as ever. Only one
+of its steps is replaced: where it would execute a student's notebook, JudgeCells (judge_cells.py) judges attempts.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from types import ModuleType
+from typing import Any
+
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from labkit.course.classroom.submission import MOST_SEED, points_of
+from labkit.course.exercises.build import KERNEL, Written, digest, write
+from labkit.course.exercises.catalogue import problem, problems
+from labkit.course.exercises.exercise_card import Card
+from labkit.course.exercises.problem import Problem
+from labkit.course.exercises.stub import body_lines, functions
+from labkit.view.units import plural
+
+SETUP = "from labkit import check, exercise, hint"
+STUB = "..."
+CONFIG = Template('''\
+"""A course of labkit's exercises. Made by `labkit build --nbgrader`; from now on it is yours to edit."""
+
+c = get_config()
+c.CourseDirectory.course_id = "$course"
+
+# The stub's body, where the reference stands in the instructor's version.
+c.ClearSolutions.code_stub = {"python": "$stub"}
+
+# A submission is read and never executed: JudgeCells stands where nbgrader's Execute would be.
+ours = "labkit.course.classroom.judge_cells."
+c.Autograde.exporter_class = ours + "TornToo"
+c.Autograde.pre_convert_hook = ours + "adopt"
+c.Autograde.sanitize_preprocessors = [
+    "nbgrader.preprocessors.ClearOutput",
+    ours + "RestoreCells",
+    "nbgrader.preprocessors.OverwriteKernelspec",
+    "nbgrader.preprocessors.OverwriteCells",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]
+c.Autograde.autograde_preprocessors = [
+    ours + "JudgeCells",
+    "nbgrader.preprocessors.LimitOutput",
+    "nbgrader.preprocessors.SaveAutoGrades",
+    "nbgrader.preprocessors.AssignLatePenalties",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]
+
+# All students get the same hidden cases. Another number makes others: choose one for a second round of submissions.
+c.JudgeCells.seed = $seed
+
+# Where `nbgrader release_assignment` and `collect` exchange files with students, if you use them:
+# c.Exchange.root = "a folder that all can write to"
+''')
+
+
+@dataclass(frozen=True)
+class Course:
+    """What was built: the folder, its files, and the assignments as (name, exercises, points)."""
+
+    folder: Path
+    written: tuple[Written, ...]
+    assignments: tuple[tuple[str, int, int], ...]
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {plural(n, 'exercise')}, {plural(points, 'point')}" for name, n, points in self.assignments]
+        kept = [f"kept as it was: {each.path}" for each in self.written if each.kept]
+        first = self.assignments[0][0]
+        return "\n".join([*rows, *kept, f"next: cd {self.folder}; nbgrader generate_assignment {first}"])
+
+
+def build(
+    folder: Path,
+    labs: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    seed: int | None = None,
+    force: bool = False,
+) -> Course:
+    """Write a course into a folder, which is made if need be.
+
+    labs    titles ("03_collectives") or numbers ("03"); those without exercises are left out. None: all
+    keys    only these exercises ("03.2"); None: all of the labs
+    seed    of the hidden cases; drawn if it is not given. A course that is there keeps its own
+    force   write over notebooks that were changed by hand, and over nbgrader_config.py
+
+    ValueError without nbgrader, without exercises, for a seed that is no whole number from 0 on, for a folder that is
+    a file."""
+    validator = needed("nbgrader.nbgraderformat").MetadataValidator()
+    if seed is not None and not 0 <= seed < MOST_SEED:
+        raise ValueError(f"a seed is a whole number from 0 to 2**61 - 1, got {seed}")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: name a folder for the course")
+    titles = sorted(labs) if labs is not None else sorted({each.lab for each in problems()})
+    wanted = {problem(key).key for key in keys} if keys is not None else {each.key for each in problems()}
+    found = {title: [each for each in problems(number(title)) if each.key in wanted] for title in titles}
+    found = {title: some for title, some in found.items() if some}
+    if not found:
+        known = ", ".join(sorted({each.lab for each in problems()}))
+        raise ValueError(f"no exercises for {', '.join(titles) or 'no lab at all'}; there are some for {known}")
+    written, assignments = [_config(folder, seed, force)], []
+    for title, some in found.items():
+        made = notebook(title, some)
+        validator.validate_nb(made)
+        name = f"lab_{number(title)}"
+        stem = title if "_" in title else f"{number(title)}_exercises"
+        written.append(write(folder / "source" / name / f"{stem}.ipynb", made, force))
+        assignments.append((name, len(some), sum(map(points_of, some))))
+    return Course(folder, tuple(written), tuple(assignments))
+
+
+def number(title: str) -> str:
+    """The number of a lab, "03", from its title ("03_collectives") or from "3". ValueError for what is neither."""
+    found = re.fullmatch(r"(\d{1,2})(_[\w-]+)?", title)
+    if found is None:
+        raise ValueError(f"a lab is given by its number or title, 03 or 03_collectives, got {title!r}")
+    return found[1].zfill(2)
+
+
+def needed(module: str) -> ModuleType:
+    """A module of nbgrader. ValueError that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"a course for nbgrader needs nbgrader ({error}): pip install 'labkit[classroom]'. "
+            "Without it, `labkit grade` judges a folder of notebooks"
+        ) from None
+
+
+def notebook(title: str, some: Iterable[Problem]) -> Any:
+    """The instructor's version of a lab's exercises."""
+    some = list(some)
+    cells = [_markdown("title", _opening(title, some)), new_code_cell(SETUP, id="setup")]
+    for each in some:
+        cells += _cells(each)
+    made = new_notebook(cells=cells, metadata={"kernelspec": dict(KERNEL), "language_info": {"name": "python"}})
+    made.metadata["labkit"] = {"digest": digest(made)}
+    return made
+
+
+def solved(solution: str) -> str:
+    """A reference with the body of each function in a solution region, from which nbgrader makes the stub."""
+    lines, tree = solution.rstrip().splitlines(), ast.parse(solution)
+    for node in reversed([each for part in tree.body for each in functions(part)]):
+        count = body_lines(node)
+        first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+        start, end, pad = first.lineno - 1, node.end_lineno or 0, " " * first.col_offset
+        about = f"{pad}# about {count} lines" if count > 1 else f"{pad}# one line"
+        region = [about, f"{pad}### BEGIN SOLUTION", *lines[start:end], f"{pad}### END SOLUTION"]
+        lines[start:end] = region
+    return "\n".join(lines)
+
+
+def key_of(grade_id: str) -> str:
+    """The exercise of a check cell, "03.2" of "check_03_2"; "" if the cell is another."""
+    found = re.fullmatch(r"check_(\d{2})_(\d+)", grade_id)
+    return f"{found[1]}.{found[2]}" if found else ""
+
+
+def _cells(each: Problem) -> list[Any]:
+    name = each.key.replace(".", "_")
+    facts = "\n".join(f"| {what} | {words.replace('|', chr(92) + '|')} |" for what, words in Card(each).facts)
+    story = f"## {each.key} · {each.title}\n\n{each.story.strip()}\n\n| | |\n|---|---|\n{facts}"
+    worth = points_of(each)
+    points = f'{plural(worth, "point")} if all five verdicts hold. Stuck? `hint("{each.key}")` in a new cell.'
+    return [
+        _markdown(f"story_{name}", f"{story}\n\n{points}"),
+        _code(f"attempt_{name}", solved(each.solution), solution=True),
+        _code(f"check_{name}", f"check({each.name})", grade=True, locked=True, points=worth),
+    ]
+
+
+def _opening(title: str, some: Sequence[Problem]) -> str:
+    name = f": {title[3:].replace('_', ' ')}" if title[3:] else ""
+    worth = sum(map(points_of, some))
+    return (
+        f"# Exercises {number(title)}{name}\n\n{plural(len(some), 'exercise')}, {plural(worth, 'point')}, about "
+        f"{sum(each.minutes for each in some)} minutes. Write what each stub asks for; run its cell, then the check "
+        "below it, as often as you like. Whoever grades reads what you wrote and judges it as the check does, in "
+        "processes of its own, on random inputs of its own: nothing else in this notebook counts."
+    )
+
+
+def _markdown(name: str, source: str) -> Any:
+    return new_markdown_cell(source, id=name.replace("_", "-"))
+
+
+def _code(name: str, source: str, **what: Any) -> Any:
+    about = {"grade": False, "grade_id": name, "locked": False, "schema_version": schema(), "solution": False,
+             "task": False, **what}  # fmt: skip
+    return new_code_cell(source, id=name.replace("_", "-"), metadata={"nbgrader": about})
+
+
+def schema() -> int:
+    """The version of nbgrader's metadata."""
+    return int(needed("nbgrader.nbgraderformat").SCHEMA_VERSION)
+
+
+def _config(folder: Path, seed: int | None, force: bool) -> Written:
+    path = folder / "nbgrader_config.py"
+    if path.exists() and not force:
+        return Written(path, True)
+    course = re.sub(r"[^\w-]+", "_", folder.resolve().name) or "labkit"
+    drawn = secrets.randbits(48) if seed is None else seed
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(CONFIG.substitute(course=course, stub=STUB, seed=drawn), encoding="utf-8")
+    return Written(path, False)

@@ -1,0 +1,122 @@
+"""A case of the clinic: a program that is broken, what its owner complains of, and how its cause is told from others.
+
+broken(group, steps)      -> (losses of this rank, its model or None)         real functions, for labkit's ranks
+repaired(group, steps)    -> the same
+reference(n_ranks, steps) -> the same, in one process that sends nothing
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from labkit.course.reading.source import Source, source_of
+from labkit.plan.topology import Links
+
+if TYPE_CHECKING:
+    from labkit.course.clinic.chart import Chart
+
+Program = Callable[..., tuple[list[float], Any]]
+
+TESTS = MappingProxyType(
+    {
+        "autopsy": "who waits for whom, and at which line",
+        "ledger": "collectives and bytes of every rank, by axis",
+        "clock": "computing, waiting for the wire, waiting for a rank; processor time",
+        "memory": "live bytes by kind, and the floor under them",
+        "allocator": "bytes handed out beside bytes taken from the device",
+        "gradients": "length, zeros and not finite, by layer",
+        "fingerprints": "weights and buffers of every rank, side by side",
+        "reference": "one step beside one process: loss and gradient",
+    }
+)
+"""What can be looked at, and what it tells. Each is labkit's own probe, put round a program from outside."""
+SYMPTOMS = ("stops for ever", "out of memory", "too slow", "loss explodes", "learns too little", "ranks disagree")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Another cause of the same complaint: what `test` would show if it were the one."""
+
+    cause: str
+    test: str
+    would_show: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A patient of the ward. The complaint never names the cause.
+
+    name, complaint    whose program it is, and what its owner has seen
+    symptom            one of SYMPTOMS
+    cause, test        what it is, and the one of TESTS that shows it; `shows` says how, in words
+    found(chart)       whether a chart of that test shows the cause
+    differential       other causes of the same complaint, and what would be seen then
+    repair, lab        what mends it, and the lab that teaches the mechanism
+    tolerance          how far losses and weights may be from the reference's; `last_only`: only the last loss counts,
+                       as a share of the first one
+    cap_bytes          bytes that a rank may hold, `pool_bytes` bytes that its allocator may take from the device
+    links, n_ranks     for what needs a cluster of its own
+    look_steps         steps after which `found` looks; None: `steps`
+    before()           what a process has to do once, such as an import that must not count as a step's time
+    """
+
+    name: str
+    complaint: str
+    symptom: str
+    cause: str
+    test: str
+    shows: str
+    repair: str
+    lab: str
+    differential: tuple[Suspect, ...]
+    broken: Program
+    repaired: Program
+    reference: Program
+    found: Callable[[Chart], bool]
+    steps: int = 6
+    tolerance: float = 1e-9
+    last_only: bool = False
+    cap_bytes: int | None = None
+    pool_bytes: int | None = None
+    links: Links | None = None
+    look_steps: int | None = None
+    before: Callable[[], object] | None = None
+    n_ranks: int | None = None
+
+    @property
+    def program(self) -> Source:
+        """The broken program, as its owner shows it: the file's name would tell too much."""
+        found = source_of(self.broken)
+        return Source(found.code, f"what {self.name} runs", found.first, found.last)
+
+    @property
+    def diff(self) -> str:
+        """What the repair changes, line by line; functions that both call are in the case's file."""
+        before, after = (textwrap.dedent(inspect.getsource(each)).splitlines() for each in (self.broken, self.repaired))
+        lines = difflib.unified_diff(before, after, lineterm="", n=1)
+        return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
+
+    def as_file(self, program: Program) -> Program:
+        """The same function, as if it stood in a file of its owner's: an autopsy then names its lines, not labkit's."""
+        file = f"{self.name.lower()}.py"
+        if file not in linecache.cache:
+            lines = inspect.findsource(self.broken)[0]
+            linecache.cache[file] = sum(map(len, lines)), None, lines, file
+        made: Any = program
+        code = made.__code__.replace(co_filename=file)
+        return FunctionType(code, made.__globals__, made.__name__, made.__defaults__, made.__closure__)
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """All causes that its complaint allows, in alphabetical order, the true one among them."""
+        return tuple(sorted({self.cause, *(each.cause for each in self.differential)}))
+
+    def __repr__(self) -> str:
+        return f"<case {self.name}: {self.complaint}>"

@@ -1,0 +1,87 @@
+"""Gradients of micro-batches are added and never divided.
+
+    8 micro-batches: the gradient is 8 times as long, and so is the step
+
+Repaired: each loss is a sum, divided by the rows of the whole batch; so micro-batches of unequal size count right, too.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
+
+MICROS, LR = 8, 0.5
+
+
+def broken(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
+    """A batch in eight pieces."""
+    model, losses = net(), []
+    x, y = (own_rows(each, group) for each in rows(32 * group.size))
+    for _ in range(steps):
+        forget(model)
+        total = 0.0
+        for a, b in zip(x.chunk(MICROS), y.chunk(MICROS), strict=True):
+            loss = (model(a) - b).square().mean()
+            loss.backward()
+            total += loss.item() / MICROS
+        average(model, group)
+        step_down(model.parameters(), LR)
+        losses.append(total)
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
+    """A batch in eight pieces."""
+    model, losses = net(), []
+    x, y = (own_rows(each, group) for each in rows(32 * group.size))
+    for _ in range(steps):
+        forget(model)
+        total = 0.0
+        for a, b in zip(x.chunk(MICROS), y.chunk(MICROS), strict=True):
+            loss = (model(a) - b).square().sum() / len(x)
+            loss.backward()
+            total += loss.item()
+        average(model, group)
+        step_down(model.parameters(), LR)
+        losses.append(total)
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
+    """One process with all rows at once."""
+    return plain(steps, 32 * n_ranks, LR)
+
+
+def found(chart: Chart) -> bool:
+    """The first gradient is as many times too long as there are micro-batches."""
+    if not (chart.alone and chart.alone[2] and chart.seen[0].gradients):
+        return False
+    return abs(chart.seen[0].gradients.norm / chart.alone[2].norm - MICROS) < 0.01 * MICROS
+
+
+CASE = Case(
+    name="Mia",
+    complaint="Since gradients are accumulated, the loss explodes. The batch is as before, and so is the rate.",
+    symptom="loss explodes",
+    cause="accumulation without normalisation",
+    test="reference",
+    shows="the first loss is right, its gradient m times too long",
+    repair="sums, divided by the rows of the whole batch",
+    lab="04",
+    differential=(
+        Suspect("fp16 overflow", "gradients", "inf; and in fp32 all is well"),
+        Suspect("ranks differ by seed", "fingerprints", "weights of the ranks differ"),
+        Suspect("found_inf not agreed", "fingerprints", "one rank's weights differ"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=12,
+    tolerance=1e-6,
+    look_steps=1,
+)

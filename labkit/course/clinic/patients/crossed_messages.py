@@ -1,0 +1,80 @@
+"""Everybody sends first, and nobody receives.
+
+    rank 0   send to 1 ... waits to be received      rank 1   send to 2 ... waits to be received
+
+A long row of numbers is cut over the ranks and smoothed; each needs its neighbour's edge. A send that waits ends when
+the other side takes the message. Repaired, a rank sends and receives at the same time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import own_rows
+
+
+def signal(n_ranks: int) -> Tensor:
+    """The whole row.   -> [32 n]"""
+    return torch.randn(32 * n_ranks, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def broken(group: Group, steps: int = 6) -> tuple[list[float], None]:
+    """Smooth: every number becomes the mean of itself and its left neighbour."""
+    part, found_ = own_rows(signal(group.size), group), []
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for _ in range(steps):
+        group.send(part[-1:].clone(), right).wait()
+        edge = group.recv(left)
+        part = (part + torch.cat([edge, part[:-1]])) / 2
+        found_.append(part.square().mean().item())
+    return found_, None
+
+
+def repaired(group: Group, steps: int = 6) -> tuple[list[float], None]:
+    """Smooth: every number becomes the mean of itself and its left neighbour."""
+    part, found_ = own_rows(signal(group.size), group), []
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for _ in range(steps):
+        edge = group.exchange(part[-1:].clone(), to=right, source=left)
+        part = (part + torch.cat([edge, part[:-1]])) / 2
+        found_.append(part.square().mean().item())
+    return found_, None
+
+
+def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], None]:
+    """The whole row in one process."""
+    whole, found_ = signal(n_ranks), []
+    for _ in range(steps):
+        whole = (whole + whole.roll(1)) / 2
+        found_.append(whole.square().mean().item())
+    return found_, None
+
+
+def found(chart: Chart) -> bool:
+    """A circle of sends."""
+    return chart.error is not None and all(each.verb == "send" for each in chart.error.autopsy.ranks)
+
+
+CASE = Case(
+    name="Dora",
+    complaint="Neighbours swap edges. On one rank it works; on two or more it stops for ever in the very first step.",
+    symptom="stops for ever",
+    cause="crossed send and recv",
+    test="autopsy",
+    shows="a circle: every rank waits in a send to the next",
+    repair="exchange: send and receive at once",
+    lab="02",
+    differential=(
+        Suspect("a skipped collective", "autopsy", "collectives, and no send"),
+        Suspect("uneven batches", "autopsy", "the awaited rank has finished"),
+        Suspect("slow links for TP", "clock", "steps end; all wait for the wire"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+)

@@ -1,0 +1,93 @@
+"""Every step waits for its rows to be read.
+
+    broken     read | compute | read | compute          repaired   read | read | read | read
+                                                                        | compute | compute
+
+Reading is 60 ms of waiting for a disk. Repaired, threads read ahead, and six reads are under way at once.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
+
+READ_S = 60e-3
+
+
+def read(group: Group) -> tuple[Tensor, Tensor]:
+    """This rank's rows, from the disk."""
+    time.sleep(READ_S)
+    x, y = rows(8 * group.size)
+    return own_rows(x, group), own_rows(y, group)
+
+
+def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Train on what is read."""
+    model, losses = net(), []
+    for _ in range(steps):
+        x, y = read(group)
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Train on what is read."""
+    model, losses = net(), []
+    with ThreadPoolExecutor(6) as readers:
+        ahead = [readers.submit(read, group) for _ in range(steps)]
+        for each in ahead:
+            x, y = each.result()
+            forget(model)
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            average(model, group)
+            step_down(model.parameters())
+            losses.append(loss.item())
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """One process with all rows, in memory."""
+    return plain(steps, 8 * n_ranks)
+
+
+def found(chart: Chart) -> bool:
+    """Ranks are outside all verbs, and their processors idle, for so long that every step waits for a read."""
+    least = min(chart.recording.shares(rank).compute for rank in chart.recording.ranks)
+    busy = max(each.busy for each in chart.seen)
+    alone = least > 0.4 and not chart.ledgers[0].calls("send")
+    return alone and busy < 0.5 and chart.recording.seconds > READ_S * chart.steps
+
+
+CASE = Case(
+    name="Sam",
+    complaint="Steps are slow, with one device as with many. The network is idle, and so are the devices.",
+    symptom="too slow",
+    cause="data starvation",
+    test="clock",
+    shows="nobody waits in a verb, and no processor is busy",
+    repair="read ahead, with several readers",
+    lab="13",
+    differential=(
+        Suspect("a slow rank", "clock", "all but one wait for a rank"),
+        Suspect("slow links for TP", "clock", "they wait for the wire"),
+        Suspect("a starving pipeline", "clock", "bubble; the ledger has messages between stages"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=6,
+)

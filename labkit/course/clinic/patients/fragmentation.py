@@ -1,0 +1,104 @@
+"""The allocator's free bytes lie in holes, none of which is large enough.
+
+    filling the cache   |raw....|k|raw....|k|raw....|k|      k: what is kept of a sample; all raw samples are alive
+    raw samples go      |.......|k|.......|k|.......|k|      free: 80%, and no hole is larger than one sample
+    a longer batch                                     |....................|     must come from the device
+
+No segment can be given back, since each has something in use. Repaired, a raw sample goes before the next one comes,
+and what is kept lies side by side. Addresses are simulated (pool.py); the tensors are real.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, rows, step_down
+
+SAMPLES, RAW, KEPT = 48, 64, 16
+LONGER = 24
+
+
+def target(x: Tensor) -> Tensor:
+    """What is to be learned."""
+    return torch.sin(x.sum(1, keepdim=True))
+
+
+def train(group: Group, steps: int, kept: list[Tensor]) -> tuple[list[float], nn.Module]:
+    """Batches grow from step to step, as in a curriculum."""
+    model, losses = net(), []
+    for step in range(steps):
+        n = LONGER * (step + 1)
+        x = torch.cat(kept[: -(-n // KEPT)])[:n]
+        forget(model)
+        loss = (model(x) - target(x)).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def broken(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
+    """Keep some rows of every sample, then train on them."""
+    raw, kept = [], []
+    for k in range(SAMPLES):
+        raw.append(rows(RAW, seed=1000 * group.rank + k)[0])
+        kept.append(raw[-1][:KEPT].clone())
+    del raw
+    return train(group, steps, kept)
+
+
+def repaired(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
+    """Keep some rows of every sample, then train on them."""
+    raw, kept = torch.empty(0), []
+    for k in range(SAMPLES):
+        raw = rows(RAW, seed=1000 * group.rank + k)[0]
+        kept.append(raw[:KEPT].clone())
+    del raw
+    return train(group, steps, kept)
+
+
+def reference(n_ranks: int, steps: int = 10) -> tuple[list[float], nn.Module]:
+    """One process, the mean of the ranks' means."""
+    model, losses = net(), []
+    whole = [torch.cat([rows(RAW, 1000 * r + k)[0][:KEPT] for k in range(SAMPLES)]) for r in range(n_ranks)]
+    for step in range(steps):
+        forget(model)
+        batches = [each[: LONGER * (step + 1)] for each in whole]
+        loss = torch.stack([(model(x) - target(x)).square().mean() for x in batches]).mean()
+        loss.backward()
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def found(chart: Chart) -> bool:
+    """When the device was asked for more, most of what it had given lay idle."""
+    return any(each.reserved > 2 * each.allocated for each in chart.stored)
+
+
+CASE = Case(
+    name="Emil",
+    complaint="Out of memory after hours, when batches have grown a little. A third was allocated, says the message.",
+    symptom="out of memory",
+    cause="fragmentation",
+    test="allocator",
+    shows="much is reserved, little is allocated, the largest free piece is too small",
+    repair="release before you reserve (or expandable segments)",
+    lab="01",
+    differential=(
+        Suspect("a growing graph", "memory", "the floor of live bytes rises"),
+        Suspect("a rare long sequence", "memory", "one step's peak stands out"),
+        Suspect("everything gathered", "memory", "parameters at the peak are as many as the model's"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=10,
+    pool_bytes=9 * 64 * 1024,
+)

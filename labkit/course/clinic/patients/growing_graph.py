@@ -1,0 +1,83 @@
+"""A running loss keeps the graph of every batch that went into it.
+
+    seen = seen + loss     loss -> its graph -> activations of the batch, for as long as `seen` lives
+
+Training alone does not show it: backward lets go of what it has used. Here a batch of the validation set is looked at
+after every step, nobody calls backward on its loss, and the sum holds them all. Repaired: no graph, and a number.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
+
+
+def broken(group: Group, steps: int = 20) -> tuple[list[float], nn.Module]:
+    """Train; follow the validation loss."""
+    model, losses, seen = net(), [], torch.zeros(())
+    x, y = (own_rows(each, group) for each in rows(64 * group.size))
+    for step in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+        inputs, targets = rows(64, seed=step)
+        seen = seen + (model(inputs) - targets).square().mean()
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 20) -> tuple[list[float], nn.Module]:
+    """Train; follow the validation loss."""
+    model, losses, seen = net(), [], 0.0
+    x, y = (own_rows(each, group) for each in rows(64 * group.size))
+    for step in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+        inputs, targets = rows(64, seed=step)
+        with torch.no_grad():
+            seen += (model(inputs) - targets).square().mean().item()
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 20) -> tuple[list[float], nn.Module]:
+    """One process with all rows."""
+    return plain(steps, 64 * n_ranks)
+
+
+def found(chart: Chart) -> bool:
+    """What is held between two steps grows all the way (the first and the last eighth are begin and end)."""
+    return any(each.floors[-2] > 2 * each.floors[2] for each in chart.stored)
+
+
+CASE = Case(
+    name="Fay",
+    complaint="Out of memory after hours, at about the same step every time. A larger device only lasts longer.",
+    symptom="out of memory",
+    cause="a growing graph",
+    test="memory",
+    shows="the floor of live bytes rises from step to step, in activations",
+    repair="no_grad, .item(), .detach()",
+    lab="01",
+    differential=(
+        Suspect("fragmentation", "allocator", "reserved is far above allocated"),
+        Suspect("a rare long sequence", "memory", "the floor is level, one peak stands out"),
+        Suspect("everything gathered", "memory", "it happens in the first step"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=20,
+    cap_bytes=500_000,
+)

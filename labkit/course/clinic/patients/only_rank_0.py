@@ -1,0 +1,92 @@
+"""Rank 0 does something alone that others must do as well.
+
+    rank 0   save: barrier, for ever
+    rank 1   next step: all_reduce, for ever
+
+Saving ends with a barrier, so that nobody reads half a file. Under `if group.rank == 0` only one rank comes to it.
+Repaired, all ranks call it, and the rank is asked inside, round the writing alone.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from labkit.comm.group import Group
+from labkit.comm.mesh import Mesh
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
+from labkit.plan.layout import Layout
+
+
+def save(model: nn.Module, savers: Group) -> None:
+    """Write the weights (here: keep a copy), and wait until they are written."""
+    if savers.rank == 0:
+        savers.state["saved"] = {name: each.clone() for name, each in model.state_dict().items()}
+    savers.barrier()
+
+
+def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Some steps, and a checkpoint after every third."""
+    model, losses = net(), []
+    savers = Mesh.connect(Layout(tp=group.size), group).tp
+    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    for step in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+        if step % 3 == 2 and group.rank == 0:
+            save(model, savers)
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Some steps, and a checkpoint after every third."""
+    model, losses = net(), []
+    savers = Mesh.connect(Layout(tp=group.size), group).tp
+    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    for step in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+        if step % 3 == 2:
+            save(model, savers)
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """One process with all rows."""
+    return plain(steps, 8 * n_ranks)
+
+
+def found(chart: Chart) -> bool:
+    """Rank 0, and nobody else, is in a barrier."""
+    ranks = chart.error.autopsy.ranks if chart.error else ()
+    return [each.rank for each in ranks if each.verb == "barrier"] == [0]
+
+
+CASE = Case(
+    name="Cem",
+    complaint="It trains, and stops for ever about when the checkpoint is written. The file is there, and whole.",
+    symptom="stops for ever",
+    cause="only rank 0",
+    test="autopsy",
+    shows="rank 0 alone is in another collective, under an if about the rank",
+    repair="all call it; ask for the rank inside",
+    lab="02",
+    differential=(
+        Suspect("uneven batches", "autopsy", "the awaited ranks have finished"),
+        Suspect("a skipped collective", "autopsy", "the odd line stands under an if about its rows"),
+        Suspect("a slow rank", "autopsy", "rank 0 runs Python, in the writing: wait"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+)

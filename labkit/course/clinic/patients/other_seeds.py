@@ -1,0 +1,80 @@
+"""Every rank draws its own first weights.
+
+    rank 0: seed 0      rank 1: seed 1      the mean of their gradients is a gradient of neither
+
+A seed for each rank is right for dropout and for data. Repaired, weights are rank 0's everywhere before the first step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
+
+
+def broken(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
+    """A seed for each rank, and the mean of all gradients."""
+    model, losses = net(seed=group.rank), []
+    x, y = (own_rows(each, group) for each in rows(16 * group.size))
+    for _ in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
+    """A seed for each rank, and the mean of all gradients."""
+    model, losses = net(seed=group.rank), []
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(group.broadcast(p.detach()))
+    x, y = (own_rows(each, group) for each in rows(16 * group.size))
+    for _ in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 10) -> tuple[list[float], nn.Module]:
+    """One process with all rows and rank 0's weights."""
+    return plain(steps, 16 * n_ranks)
+
+
+def found(chart: Chart) -> bool:
+    """Weights differ before the first step."""
+    return chart.apart("weights") > 1e-3
+
+
+CASE = Case(
+    name="Ned",
+    complaint="The loss falls on every rank, more slowly than it should; and the checkpoint of rank 0 is bad.",
+    symptom="ranks disagree",
+    cause="ranks differ by seed",
+    test="fingerprints",
+    shows="weights of the ranks differ, before the first step",
+    repair="broadcast rank 0's weights at the start",
+    lab="06",
+    differential=(
+        Suspect("ranks differ by buffers", "fingerprints", "weights alike, buffers not"),
+        Suspect("found_inf not agreed", "fingerprints", "alike at first; one rank differs, from one step on"),
+        Suspect("silent underflow", "gradients", "zeros; ranks are alike"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=10,
+    look_steps=0,
+)

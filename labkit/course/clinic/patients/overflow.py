@@ -1,0 +1,112 @@
+"""fp16 with a fixed loss scale, and nobody who looks for infinities.
+
+    gradient x 2^24   beyond 65,504: inf   ->   weight - lr x inf   ->   NaN from the next forward on
+
+Repaired: gradients are looked at before they are used, a step with an infinity is skipped, and the scale halved.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
+from labkit.train.loss_scale import LossScale, Scaler
+
+SCALE = 2.0**24
+
+
+class Target:
+    """What a Scaler steps: a model under gradient descent."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def grads(self) -> list[Tensor]:
+        """Its gradients."""
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
+
+    def step(self) -> None:
+        """One step of gradient descent."""
+        step_down(self.model.parameters())
+
+
+def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Train in fp16: weights in fp32, products in fp16, loss times a scale."""
+    model, losses = net().float(), []
+    x, y = (own_rows(each.float(), group) for each in rows(16 * group.size))
+    for _ in range(steps):
+        forget(model)
+        with torch.autocast("cpu", torch.float16):
+            out = model(x)
+        loss = (out.float() - y).square().mean()
+        (loss * SCALE).backward()
+        average(model, group)
+        for p in model.parameters():
+            p.grad = p.grad / SCALE if p.grad is not None else None
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Train in fp16 until so many steps were taken: weights in fp32, products in fp16, loss times a scale."""
+    model, losses = net().float(), list[float]()
+    x, y = (own_rows(each.float(), group) for each in rows(16 * group.size))
+    scaler = Scaler(LossScale(SCALE), agree=[group])
+    while len(losses) < steps:
+        forget(model)
+        with torch.autocast("cpu", torch.float16):
+            out = model(x)
+        loss = (out.float() - y).square().mean()
+        scaler.scale(loss).backward()
+        average(model, group)
+        if scaler.step(Target(model)):
+            losses.append(loss.item())
+        scaler.update()
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """One process in fp32."""
+    model, losses = net().float(), []
+    x, y = (each.float() for each in rows(16 * n_ranks))
+    for _ in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def found(chart: Chart) -> bool:
+    """Gradients that are not finite, after a first loss that is."""
+    tables = [each.gradients for each in chart.seen if each.gradients]
+    return any(row.not_finite > 0 for table in tables for row in table) and chart.losses[0] < 10
+
+
+CASE = Case(
+    name="Kim",
+    complaint="In fp16 the loss is fine in the first step and NaN in the second. In fp32 the same program trains.",
+    symptom="loss explodes",
+    cause="fp16 overflow",
+    test="gradients",
+    shows="gradients of step 1 are inf, while its loss is finite",
+    repair="look, skip, halve: a dynamic loss scale",
+    lab="05",
+    differential=(
+        Suspect("accumulation without normalisation", "reference", "the gradient is m times too long, in fp32, too"),
+        Suspect("silent underflow", "gradients", "zeros, and nothing infinite"),
+        Suspect("found_inf not agreed", "fingerprints", "one rank's weights differ from the others'"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    tolerance=5e-3,
+    look_steps=1,
+)

@@ -1,0 +1,105 @@
+"""Running means are no parameters, and nobody sends them.
+
+    weights         averaged gradients, the same steps: alike on all ranks
+    running_mean    of this rank's rows alone: another on every rank, used in eval()
+
+Repaired, buffers are rank 0's after every step, as DDP does it. (SyncBatchNorm goes further: statistics of all rows.)
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import WIDE, average, forget, own_rows, rows, step_down
+
+
+def normed() -> nn.Sequential:
+    """A net with batch norm."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDE, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 1)).double()
+
+
+def validation(model: nn.Module) -> float:
+    """The loss on rows that all ranks share, with running means."""
+    x, y = rows(64, seed=99)
+    with torch.no_grad():
+        loss = (model.eval()(x) - y).square().mean().item()
+    model.train()
+    return loss
+
+
+def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Train; each loss is that of the validation rows."""
+    model, losses = normed(), []
+    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    for _ in range(steps):
+        forget(model)
+        (model(x) - y).square().mean().backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(validation(model))
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Train; each loss is that of the validation rows."""
+    model, losses = normed(), []
+    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    for _ in range(steps):
+        forget(model)
+        (model(x) - y).square().mean().backward()
+        average(model, group)
+        step_down(model.parameters())
+        for each in model.buffers():
+            each.copy_(group.broadcast(each))
+        losses.append(validation(model))
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """One process: copies of the model take the ranks' rows in turn; the first copy's buffers stay."""
+    model, losses = normed(), []
+    x, y = rows(8 * n_ranks)
+    for _ in range(steps):
+        forget(model)
+        copies = [copy.deepcopy(model) for _ in range(n_ranks)]
+        for each, a, b in zip(copies, x.chunk(n_ranks), y.chunk(n_ranks), strict=True):
+            (each(a) - b).square().mean().backward()
+        for p, *others in zip(*(each.parameters() for each in (model, *copies)), strict=True):
+            p.grad = torch.stack([q.grad for q in others if q.grad is not None]).mean(0)
+        step_down(model.parameters())
+        for mine_, first in zip(model.buffers(), copies[0].buffers(), strict=True):
+            mine_.copy_(first)
+        losses.append(validation(model))
+    return losses, model
+
+
+def found(chart: Chart) -> bool:
+    """Weights are alike, buffers are not."""
+    return chart.apart("weights") < 1e-9 and chart.apart("buffers") > 1e-3
+
+
+CASE = Case(
+    name="Olga",
+    complaint="Every rank reports another validation loss, for the same rows. Their training losses look healthy.",
+    symptom="ranks disagree",
+    cause="ranks differ by buffers",
+    test="fingerprints",
+    shows="weights are alike, buffers differ",
+    repair="send rank 0's buffers (or SyncBatchNorm)",
+    lab="06",
+    differential=(
+        Suspect("ranks differ by seed", "fingerprints", "weights differ, from the first step on"),
+        Suspect("found_inf not agreed", "fingerprints", "weights differ, from one step on"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+)

@@ -1,0 +1,119 @@
+"""Each rank looks for infinities in its own shard, and skips by itself.
+
+    last rank   its shard overflows: skips the step      head stays
+    the others  all finite: step                         head moves: it is not the same everywhere any more
+
+A tensor-parallel pair of linears, with a replicated head behind it. One shard has large weights. Repaired: ranks agree
+on `found_inf`, 4 bytes a step, and skip together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.patients.overflow import Target
+from labkit.course.clinic.task import WIDE, forget, rows, step_down
+from labkit.parallel.tensor import reduce_from
+from labkit.train.loss_scale import LossScale, Scaler
+
+SCALE, PART = 2.0**23, 8
+
+
+def whole(n_ranks: int) -> tuple[Tensor, Tensor, nn.Linear]:
+    """Both linears' weights, [8 n, 16] and [4, 8 n], and the head; the last 8 hidden ones weigh 100 times as much."""
+    torch.manual_seed(0)
+    up, down = torch.randn(PART * n_ranks, WIDE) / 4, torch.randn(4, PART * n_ranks) / 8
+    down[:, -PART:] *= 100
+    return up, down, nn.Linear(4, 1)
+
+
+class Cut(nn.Module):
+    """This rank's columns of the pair, and the head."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        up, down, self.head = whole(group.size)
+        self.group, part = group, slice(PART * group.rank, PART * (group.rank + 1))
+        self.up, self.down = nn.Parameter(up[part].clone()), nn.Parameter(down[:, part].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 16] -> [B, 1]"""
+        with torch.autocast("cpu", torch.float16):
+            term = torch.tanh(x @ self.up.T) @ self.down.T
+        return self.head(torch.tanh(reduce_from(term.float(), self.group) / 100))
+
+
+def train(group: Group, steps: int, scaler: Scaler) -> tuple[list[float], nn.Module]:
+    """Steps until the first rank has taken so many; what is returned is the head, which all ranks have."""
+    model, losses = Cut(group), list[float]()
+    x, y = (each.float() for each in rows(32))
+    while len(losses) < steps:
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        scaler.scale(loss).backward()
+        taken = scaler.step(Target(model))
+        scaler.update()
+        taken = bool(group.broadcast(torch.tensor([float(taken)])))  # the log of rank 0 counts
+        losses += [loss.item()] if taken else []
+    return losses, model.head
+
+
+def broken(group: Group, steps: int = 4) -> tuple[list[float], nn.Module]:
+    """Train in fp16 with a scaler."""
+    return train(group, steps, Scaler(LossScale(SCALE)))
+
+
+def repaired(group: Group, steps: int = 4) -> tuple[list[float], nn.Module]:
+    """Train in fp16 with a scaler."""
+    return train(group, steps, Scaler(LossScale(SCALE), agree=[group]))
+
+
+def reference(n_ranks: int, steps: int = 4) -> tuple[list[float], nn.Module]:
+    """The uncut pair in fp32."""
+    up, down, head = whole(n_ranks)
+    up.requires_grad_(), down.requires_grad_()
+    x, y = (each.float() for each in rows(32))
+    losses = []
+    for _ in range(steps):
+        up.grad = down.grad = None
+        forget(head)
+        loss = (head(torch.tanh(torch.tanh(x @ up.T) @ down.T / 100)) - y).square().mean()
+        loss.backward()
+        step_down([up, down, *head.parameters()])
+        losses.append(loss.item())
+    return losses, head
+
+
+def found(chart: Chart) -> bool:
+    """The last rank's head differs, all others are alike."""
+    if len({each.losses[:1] for each in chart.seen}) > 1:
+        return False  # they differed before the first step
+    heads = [each.weights for each in chart.seen if each.weights is not None]
+    return chart.apart("weights") > 1e-6 and all(torch.equal(heads[0], each) for each in heads[:-1])
+
+
+CASE = Case(
+    name="Paul",
+    complaint="fp16, sharded: now and then a step is skipped, as it should be. The loss gets worse than in fp32.",
+    symptom="ranks disagree",
+    cause="found_inf not agreed",
+    test="fingerprints",
+    shows="what is replicated differs on one rank, from one step on",
+    repair="agree on found_inf over all ranks",
+    lab="05",
+    differential=(
+        Suspect("ranks differ by seed", "fingerprints", "all differ, before the first step"),
+        Suspect("ranks differ by buffers", "fingerprints", "weights alike, buffers not"),
+        Suspect("silent underflow", "gradients", "zeros; ranks are alike"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=4,
+    tolerance=1e-2,
+)

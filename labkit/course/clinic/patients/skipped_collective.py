@@ -1,0 +1,110 @@
+"""A collective stands in a branch that not every rank takes.
+
+    rank 0   rare rows: all_gather, for ever
+    rank 1   none:      all_reduce of the gradients, for ever
+
+A few rows are marked as rare; a term of the loss grows with their share in the whole batch. Where a rank has none it
+sees no reason to ask. Repaired, everybody asks in every step. (The question has a group of its own, as routers of
+experts have. In one and the same group labkit would refuse the two collectives by name; NCCL would hang there, too.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.comm.mesh import Mesh
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
+from labkit.plan.layout import Layout
+
+
+def batch(step: int, n_ranks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets, and which rows are rare: all ranks have one in most steps, rank 0 alone in step 2."""
+    x, y = rows(8 * n_ranks, seed=step)
+    rare = torch.zeros(8 * n_ranks)
+    rare[::8] = 1
+    if step == 2:
+        rare[1:] = 0
+    return x, y, rare
+
+
+def _loss(model: nn.Module, x: Tensor, y: Tensor, share: float) -> Tensor:
+    """The error, and a price on the last layer for rare rows."""
+    return (model(x) - y).square().mean() + share * model[2].weight.square().sum()  # type: ignore[index]
+
+
+def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Some steps."""
+    model, losses = net(), []
+    experts = Mesh.connect(Layout(tp=group.size), group).tp
+    for step in range(steps):
+        x, y, rare = (own_rows(each, group) for each in batch(step, group.size))
+        share = 0.0
+        if rare.any():
+            share = float(experts.all_gather(rare).mean())
+        forget(model)
+        loss = _loss(model, x, y, share)
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """Some steps."""
+    model, losses = net(), []
+    experts = Mesh.connect(Layout(tp=group.size), group).tp
+    for step in range(steps):
+        x, y, rare = (own_rows(each, group) for each in batch(step, group.size))
+        share = float(experts.all_gather(rare).mean())
+        forget(model)
+        loss = _loss(model, x, y, share)
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
+    """The whole batch in one process."""
+    model, losses = net(), []
+    for step in range(steps):
+        x, y, rare = batch(step, n_ranks)
+        forget(model)
+        loss = _loss(model, x, y, float(rare.mean()))
+        loss.backward()
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def found(chart: Chart) -> bool:
+    """Some ranks are in a collective under an `if` that depends on their rows."""
+    ranks = chart.error.autopsy.ranks if chart.error else ()
+    return any(each.verb == "all_gather" for each in ranks) and any(each.verb == "all_reduce" for each in ranks)
+
+
+CASE = Case(
+    name="Bea",
+    complaint="It stops for ever, at another step with every seed, with some never. Ranks have as many batches.",
+    symptom="stops for ever",
+    cause="a skipped collective",
+    test="autopsy",
+    shows="ranks wait in different collectives; the odd line stands under an if about its rows",
+    repair="every rank calls it in every step",
+    lab="02",
+    differential=(
+        Suspect("uneven batches", "autopsy", "the awaited ranks have finished"),
+        Suspect("only rank 0", "autopsy", "the odd line stands under an if about the rank"),
+        Suspect("crossed send and recv", "autopsy", "a circle of sends"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+)

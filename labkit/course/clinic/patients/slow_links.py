@@ -1,0 +1,102 @@
+"""Tensor parallelism over the slow link, because two axes of the mesh have changed places.
+
+    node 0: ranks 0, 1     node 1: ranks 2, 3
+    broken     tp pairs (0, 2) and (1, 3): every layer's sum goes between the nodes
+    repaired   tp pairs (0, 1) and (2, 3): it stays inside; gradients of dp cross, once a step
+
+Links are shaped: NVLink inside a node, InfiniBand between them, both slowed down.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.comm.mesh import Mesh
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, own_rows
+from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+from labkit.plan.layout import Layout
+from labkit.plan.topology import Links
+
+WIDTH, ROWS, LAYERS = 32, 512, 3
+LINKS = Links.placed([[0, 1], [2, 3]], "nvlink", "infiniband", scale=1e-4, latency_scale=1)
+
+
+def linears() -> list[tuple[nn.Linear, nn.Linear]]:
+    """Three pairs, whole."""
+    torch.manual_seed(0)
+    return [(nn.Linear(WIDTH, 2 * WIDTH).double(), nn.Linear(2 * WIDTH, WIDTH).double()) for _ in range(LAYERS)]
+
+
+def batch() -> Tensor:
+    """Rows of all replicas."""
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def train(group: Group, steps: int, dp: Group, tp: Group) -> tuple[list[float], None]:
+    """Forward, backward, and the mean of gradients over dp."""
+    pairs = [(ColumnParallelLinear.of(up, tp), RowParallelLinear.of(down, tp)) for up, down in linears()]
+    model = nn.ModuleList(each for pair in pairs for each in pair)
+    x, losses = own_rows(batch(), dp), []
+    for _ in range(steps):
+        model.zero_grad()
+        y = x
+        for up, down in pairs:
+            y = y + down(torch.tanh(up(y)))
+        loss = y.square().mean()
+        loss.backward()
+        average(model, dp)
+        losses.append(loss.item())
+    return losses, None
+
+
+def broken(group: Group, steps: int = 2) -> tuple[list[float], None]:
+    """dp 2, tp 2."""
+    mesh = Mesh.connect(Layout(dp=2, tp=2), group)
+    return train(group, steps, dp=mesh.tp, tp=mesh.dp)
+
+
+def repaired(group: Group, steps: int = 2) -> tuple[list[float], None]:
+    """dp 2, tp 2."""
+    mesh = Mesh.connect(Layout(dp=2, tp=2), group)
+    return train(group, steps, dp=mesh.dp, tp=mesh.tp)
+
+
+def reference(n_ranks: int, steps: int = 2) -> tuple[list[float], None]:
+    """The whole layers, the whole batch."""
+    y = batch()
+    for up, down in linears():
+        y = y + down(torch.tanh(up(y)))
+    return [y.square().mean().item()] * steps, None
+
+
+def found(chart: Chart) -> bool:
+    """The ranks wait for the wire, and most bytes leave the node."""
+    return chart.recording.shares().exposed > 0.3 and chart.across > 0.5
+
+
+CASE = Case(
+    name="June",
+    complaint="Two nodes take several times as long for a step as the law says. Nobody is late, nothing is lost.",
+    symptom="too slow",
+    cause="slow links for TP",
+    test="ledger",
+    shows="most bytes leave the node, though tp has most of them",
+    repair="tp = neighbours in rank: inside the node",
+    lab="09",
+    differential=(
+        Suspect("a slow rank", "clock", "the others wait for a rank, not for the wire"),
+        Suspect("a starving pipeline", "clock", "bubble, and hardly any wire"),
+        Suspect("data starvation", "clock", "no wire, no waiting, idle processors"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=2,
+    links=LINKS,
+    n_ranks=4,
+)

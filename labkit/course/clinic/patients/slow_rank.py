@@ -1,0 +1,92 @@
+"""One rank has more to do than the others, and everybody waits for it in every step.
+
+    rank 0   compute |..... waits .....| all_reduce
+    rank 3   compute | writes its log  | all_reduce
+
+The last rank writes histograms of all weights after each step (here: real work of 40 ms). Repaired, it does so once.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
+
+
+def write_log(model: nn.Module) -> None:
+    """Histograms of all weights, as often as fit into 40 ms of a processor."""
+    until = time.thread_time() + 40e-3
+    while time.thread_time() < until:
+        for p in model.parameters():
+            torch.histc(p.detach(), 64)
+
+
+def broken(group: Group, steps: int = 5) -> tuple[list[float], nn.Module]:
+    """Train; the last rank keeps the log."""
+    model, losses = net(), []
+    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    for _ in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        if group.rank == group.size - 1:
+            write_log(model)
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 5) -> tuple[list[float], nn.Module]:
+    """Train; the last rank keeps the log."""
+    model, losses = net(), []
+    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    for _ in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 5) -> tuple[list[float], nn.Module]:
+    """One process with all rows."""
+    return plain(steps, 8 * n_ranks)
+
+
+def found(chart: Chart) -> bool:
+    """All but one wait for a rank most of the time; that one hardly ever does."""
+    shares = [chart.recording.shares(rank) for rank in chart.recording.ranks]
+    late = max(range(len(shares)), key=lambda rank: shares[rank].compute)
+    others = [1 - each.compute for rank, each in enumerate(shares) if rank != late]
+    return min(others) > 0.4 and 1 - shares[late].compute < min(others) / 2 and not chart.ledgers[0].calls("send")
+
+
+CASE = Case(
+    name="Rosa",
+    complaint="All devices are at 100% in the monitor, and a step takes many times as long as on one device alone.",
+    symptom="too slow",
+    cause="a slow rank",
+    test="clock",
+    shows="all wait for a rank but one, which computes: the same one in every step",
+    repair="take the work off it, or share it out",
+    lab="06",
+    differential=(
+        Suspect("a starving pipeline", "clock", "every rank waits for a rank, at both ends"),
+        Suspect("slow links for TP", "clock", "they wait for the wire, all alike"),
+        Suspect("data starvation", "clock", "nobody waits in a verb; idle processors"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=5,
+)

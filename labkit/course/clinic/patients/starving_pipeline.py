@@ -1,0 +1,128 @@
+"""A pipeline with one micro-batch under way at a time, and one heavy stage.
+
+    rank 0   F . . . . . B          repaired   F F F F B F B F B F B B
+    rank 1   . F . . . B .                     . F F F B F B F B F B B
+
+A layer's seconds are slept, so that ranks that share two cores keep time like devices of their own. Repaired: layers
+are dealt out by what they cost, and the batch is cut into many micro-batches.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import WIDE, rows
+from labkit.parallel.pipeline import Pipeline
+from labkit.plan.schedule import one_f_one_b
+
+ROWS, ROW_S = 32, 2e-4
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds * len(x))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        time.sleep(2 * ctx.seconds * len(grads[0]))
+        return grads[0], None
+
+
+class PacedLayer(nn.Linear):
+    """A linear that takes `cost` times 0.2 ms for a row, and twice that back."""
+
+    def __init__(self, cost: int) -> None:
+        super().__init__(WIDE, WIDE, dtype=torch.float64)
+        self.cost = cost
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 16] -> [B, 16]"""
+        return _Sleep.apply(torch.tanh(super().forward(x)), self.cost * ROW_S)
+
+
+def layers(n_ranks: int) -> list[PacedLayer]:
+    """Four a rank; the last is a head that costs as much as four."""
+    torch.manual_seed(0)
+    return [PacedLayer(1) for _ in range(4 * n_ranks - 1)] + [PacedLayer(4)]
+
+
+def _error(y: Tensor, target: Tensor) -> Tensor:
+    """Mean square."""
+    return (y.sum(1, keepdim=True) - target).square().mean()
+
+
+def train(group: Group, steps: int, cuts: list[int], n_micro: int) -> tuple[list[float], None]:
+    """Stage r has the layers from cuts[r] to cuts[r + 1]."""
+    stage = nn.Sequential(*layers(group.size)[cuts[group.rank] : cuts[group.rank + 1]])
+    pipeline = Pipeline({group.rank: stage}, one_f_one_b(group.size, n_micro), group, loss=_error)
+    x, y = rows(ROWS)
+    told = [pipeline.step(x.chunk(n_micro), y.chunk(n_micro)) for _ in range(steps)]
+    return [float(loss) for loss in told if loss is not None], None
+
+
+def warm_up() -> None:
+    """The first backward from an edge of the graph imports a part of torch, for a second."""
+    y = torch.zeros(1, requires_grad=True).sum()
+    torch.autograd.backward([get_gradient_edge(y)], [torch.ones_like(y)])
+
+
+def broken(group: Group, steps: int = 1) -> tuple[list[float], None]:
+    """As many layers for each rank."""
+    cuts = [4 * rank for rank in range(group.size + 1)]
+    return train(group, steps, cuts, n_micro=1)
+
+
+def repaired(group: Group, steps: int = 1) -> tuple[list[float], None]:
+    """As many seconds for each rank."""
+    each = (4 * group.size + 3) // group.size + 1
+    cuts = [min(each * rank, 4 * group.size - 1) for rank in range(group.size)] + [4 * group.size]
+    return train(group, steps, cuts, n_micro=8)
+
+
+def reference(n_ranks: int, steps: int = 1) -> tuple[list[float], None]:
+    """All layers, one after the other, and nobody sleeps."""
+    x, y = rows(ROWS)
+    for layer in layers(n_ranks):
+        x = torch.tanh(nn.functional.linear(x, layer.weight, layer.bias))
+    return [_error(x, y).item()] * steps, None
+
+
+def found(chart: Chart) -> bool:
+    """Ranks wait for one another most of the time, and hardly for the wire."""
+    shares = chart.recording.shares()
+    most = 1 - 1 / len(chart.seen)  # one micro-batch, equal stages
+    return shares.bubble > 0.7 * most and shares.exposed < 0.2 and chart.ledgers[0].calls("send") > 0
+
+
+CASE = Case(
+    name="Ivo",
+    complaint="The model is cut into stages, one a device. Each device is idle for more than half of the time.",
+    symptom="too slow",
+    cause="a starving pipeline",
+    test="clock",
+    shows="bubble: all ranks wait for another rank, at both ends of a step; the wire is idle",
+    repair="more micro-batches; cut by measured cost",
+    lab="10",
+    differential=(
+        Suspect("a slow rank", "clock", "one rank computes all the time, the same one in every step"),
+        Suspect("slow links for TP", "clock", "exposed: they wait for the wire"),
+        Suspect("data starvation", "clock", "nobody waits for a rank, and no processor is busy"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=1,
+    before=warm_up,
+)

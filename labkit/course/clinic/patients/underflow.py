@@ -1,0 +1,100 @@
+"""fp16 without a loss scale: gradients below 2^-25 become zero, and nobody is told.
+
+    loss = sum / tokens of the whole job   ->   gradients near 1e-8   ->   0 in fp16: layers stand still
+
+What is left are gradients of one or two units in the last place; as the error shrinks they vanish, too. Repaired: the
+loss is scaled up, gradients down again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.patients.overflow import Target
+from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
+from labkit.train.loss_scale import LossScale, Scaler
+
+TOKENS = 2.0**21
+LR = 0.1 * TOKENS
+
+
+def broken(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
+    """Train in fp16; the loss is a share of the whole job's, and the learning rate makes up for it."""
+    model, losses = net().float(), []
+    x, y = (own_rows(each.float(), group) for each in rows(16 * group.size))
+    for _ in range(steps):
+        forget(model)
+        with torch.autocast("cpu", torch.float16):
+            out = model(x)
+        loss = (out.float() - y).square().mean()
+        (loss / TOKENS).backward()
+        average(model, group)
+        step_down(model.parameters(), LR)
+        losses.append(loss.item())
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
+    """Train in fp16; the loss is a share of the whole job's, and the learning rate makes up for it."""
+    model, losses = net().float(), []
+    x, y = (own_rows(each.float(), group) for each in rows(16 * group.size))
+    scaler = Scaler(LossScale(2.0**24), agree=[group])
+    for _ in range(steps):
+        forget(model)
+        with torch.autocast("cpu", torch.float16):
+            out = model(x)
+        loss = (out.float() - y).square().mean()
+        scaler.scale(loss / TOKENS).backward()
+        average(model, group)
+        if scaler.unscale_(Target(model)):
+            step_down(model.parameters(), LR)
+        losses.append(loss.item())
+        scaler.found.clear()
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
+    """One process in fp32."""
+    model, losses = net().float(), []
+    x, y = (each.float() for each in rows(16 * n_ranks))
+    for _ in range(steps):
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def found(chart: Chart) -> bool:
+    """A layer of whose gradients nearly all are zero, and nothing infinite."""
+    tables = [each.gradients for each in chart.seen if each.gradients]
+    rows_ = [row for table in tables for row in table]
+    return any(row.zeros > 0.9 for row in rows_) and all(row.not_finite == 0 for row in rows_)
+
+
+CASE = Case(
+    name="Leo",
+    complaint="In fp16 the loss falls for a while, then hardly at all. No error, no NaN. In fp32 it goes on falling.",
+    symptom="learns too little",
+    cause="silent underflow",
+    test="gradients",
+    shows="nearly all gradients of a layer are zero, none is infinite",
+    repair="a loss scale",
+    lab="05",
+    differential=(
+        Suspect("LoRA on the wrong layers", "gradients", "the layers that pull are frozen: no gradient there"),
+        Suspect("ranks differ by seed", "fingerprints", "weights of the ranks differ"),
+        Suspect("found_inf not agreed", "fingerprints", "one rank's weights differ"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=12,
+    tolerance=5e-3,
+)

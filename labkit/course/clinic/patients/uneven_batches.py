@@ -1,0 +1,99 @@
+"""One rank has a batch more than the others.
+
+    rank 0   b0 b1 b2 b3 b4 -- all_reduce, for ever
+    rank 1   b0 b1 b2 b3     returned
+
+The rows are dealt out in turn, and their number is no multiple of the ranks. Repaired, every rank takes part in every
+step, with the weight of the rows that it has: also with none.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.chart import Chart
+from labkit.course.clinic.task import average, forget, net, rows, step_down
+
+BATCH = 8
+
+
+def loader(rank: int, n_ranks: int) -> list[tuple[Tensor, Tensor]]:
+    """The batches of one rank."""
+    x, y = rows(4 * BATCH * n_ranks + 1)
+    return list(zip(x[rank::n_ranks].split(BATCH), y[rank::n_ranks].split(BATCH), strict=True))
+
+
+def broken(group: Group, steps: int = 9) -> tuple[list[float], nn.Module]:
+    """An epoch."""
+    model, losses = net(), []
+    for x, y in loader(group.rank, group.size)[:steps]:
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def repaired(group: Group, steps: int = 9) -> tuple[list[float], nn.Module]:
+    """An epoch, until nobody has rows."""
+    model, losses = net(), []
+    batches = iter(loader(group.rank, group.size))
+    for _ in range(steps):
+        x, y = next(batches, (torch.zeros(0, 16).double(), torch.zeros(0, 1).double()))
+        n_rows = int(group.all_reduce(torch.tensor([len(x)])))
+        if n_rows == 0:
+            break
+        forget(model)
+        loss = (model(x) - y).square().sum() * group.size / n_rows
+        loss.backward()
+        average(model, group)
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def reference(n_ranks: int, steps: int = 9) -> tuple[list[float], nn.Module]:
+    """The rows of all ranks' batches, put together."""
+    model, losses = net(), []
+    every = [loader(rank, n_ranks) for rank in range(n_ranks)]
+    for step in range(min(steps, max(map(len, every)))):
+        x, y = (torch.cat([each[step][k] for each in every if step < len(each)]) for k in (0, 1))
+        forget(model)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        step_down(model.parameters())
+        losses.append(loss.item())
+    return losses, model
+
+
+def found(chart: Chart) -> bool:
+    """Somebody waits in a collective for a rank that has finished."""
+    return chart.error is not None and "finished without it" in chart.error.autopsy.headline
+
+
+CASE = Case(
+    name="Ada",
+    complaint="It trains well, and stops for ever at the end of the first epoch. No error, no exit. Other data: fine.",
+    symptom="stops for ever",
+    cause="uneven batches",
+    test="autopsy",
+    shows="a rank waits in all_reduce for ranks that have finished",
+    repair="take part with weight 0 (or Join, or drop_last)",
+    lab="06",
+    differential=(
+        Suspect("a skipped collective", "autopsy", "ranks wait in different collectives"),
+        Suspect("only rank 0", "autopsy", "rank 0 alone is in another collective"),
+        Suspect("crossed send and recv", "autopsy", "a circle of sends"),
+        Suspect("a slow rank", "autopsy", "the awaited rank runs Python: nobody hangs"),
+    ),
+    broken=broken,
+    repaired=repaired,
+    reference=reference,
+    found=found,
+    steps=9,
+)

@@ -1,0 +1,242 @@
+"""The ward as a game: order probes for minutes, name the cause, and only then read the diagnosis; then a score card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from functools import partial
+from html import escape
+from typing import Protocol
+
+import ipywidgets as widgets
+
+from labkit.course.clinic.bedside import Card, Outcome, bedside, diagnosed, score_card
+from labkit.course.clinic.diagnosis import Patient
+from labkit.course.widgets.explorer import Explorer
+from labkit.course.widgets.linked import Linked
+from labkit.course.widgets.real_run import STOPPED, Pieces, RealRun
+from labkit.view.svg import Picture
+
+NOBODY = "..."
+Examination = Callable[[Patient], Generator[tuple[float, Mapping[str, str]], None, None]]
+
+
+class Visit(Protocol):
+    """What was done about a patient."""
+
+    ordered: tuple[str, ...]
+    struck: tuple[str, ...]
+    minutes: int
+
+
+class Duty(Protocol):
+    """The rules of the game; `labkit.course.clinic.shift.Shift` is one, and says more of each name."""
+
+    @property
+    def minutes(self) -> Mapping[str, int]:
+        """What each probe costs."""
+
+    @property
+    def tells(self) -> Mapping[str, str]:
+        """What each probe tells."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All patients."""
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Those not diagnosed."""
+
+    @property
+    def patient(self) -> Patient:
+        """The present one."""
+
+    @property
+    def visit(self) -> Visit:
+        """What was done about the present one."""
+
+    @property
+    def seen(self) -> Mapping[str, str]:
+        """What the ordered probes saw."""
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Who is left."""
+
+    @property
+    def diagnosed(self) -> bool:
+        """Whether the diagnosis is open."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The diagnosis."""
+
+    def admit(self, name: str) -> Patient:
+        """Take somebody in."""
+
+    def next(self) -> Patient:
+        """Take in the next one who waits."""
+
+    def order(self, probe: str) -> str:
+        """Pay for a probe."""
+
+    def name(self, cause: str) -> bool:
+        """Commit to a cause."""
+
+    def give_up(self) -> None:
+        """Open the diagnosis for no points."""
+
+    def replace(self, name: str, signs: Mapping[str, str]) -> None:
+        """What real ranks have shown."""
+
+    def card(self) -> Card:
+        """How it went so far."""
+
+
+class Ward(Explorer):
+    """Plays a shift: `Ward(Shift(cases, recorded, seed=1), clinic.pieces)`. Signs are recordings and start nothing.
+
+    A button for each probe, with its minutes; a menu of suspects and a button that commits to one; a wrong name costs
+    minutes and is out, a right one opens the diagnosis. Until then nothing in the page depends on the cause, neither
+    the picture nor the state of a control. At the end, and whenever its button is pressed, there is the score card.
+
+    `pieces(case)` runs the program for real, piece by piece: (share done, what probes say by now); a button starts it,
+    another stops it after the piece that runs, and what was found stands in for the recording. `.shift` is the game."""
+
+    def __init__(self, shift: Duty, pieces: Examination, first: str = "") -> None:
+        """`first` is the patient to begin with. ValueError for one who is not on this shift."""
+        self.shift, self.pieces, self.found, self._at_card = shift, pieces, (shift.patient.name, 0), False
+        if first:
+            shift.admit(first)
+        self.who = widgets.Dropdown(
+            options=shift.names, value=shift.patient.name, description="patient", tooltip="whose program"
+        )
+        self.onward = _button("next patient", "go on to somebody who waits", self.next)
+        self.card = _button("score card", "how the shift went so far", self.sum_up)
+        self.probes = {
+            probe: _button(f"{probe} · {price} min", shift.tells.get(probe, ""), partial(self.order, probe))
+            for probe, price in shift.minutes.items()
+        }
+        self.cause = widgets.Dropdown(options=(NOBODY,), description="cause", tooltip="what do you think it is?")
+        self.commit = _button("name it", "a wrong name costs a repair in vain", self.name, "primary")
+        self.surrender = _button("give up", "read the diagnosis, for no points", self.give_up)
+        self.real = RealRun(
+            self._pieces, self._ended, "run it for real", "the broken program, on ranks of its own", "examined"
+        )
+        self.taught = Linked()
+        around = widgets.HBox(list(self.probes.values()), layout={"flex_flow": "row wrap"})
+        rows = [
+            widgets.HBox([self.who, self.onward, self.card]),
+            around,
+            widgets.HBox([self.cause, self.commit, self.surrender]),
+            self.real,
+            self.taught,
+        ]
+        self.cause.observe(lambda _: self._enable(), "value")
+        super().__init__(rows, [])
+        self.who.observe(lambda _: self._admit(), "value")
+
+    def drawn(self) -> Picture:
+        """The bedside, the open diagnosis, or the score card; the controls follow."""
+        shift = self.shift
+        self.who.value = shift.patient.name
+        left = (NOBODY,) if shift.diagnosed else (NOBODY, *shift.suspects)
+        if self.cause.options != left:
+            self.cause.options = left
+        self.card.description = f"back to {shift.patient.name}" if self._at_card else "score card"
+        for probe, button in self.probes.items():
+            button.icon = "check" if probe in shift.visit.ordered else ""
+        self._enable()
+        if self._at_card:
+            card = shift.card()
+            self.taught.value = _labs(card.again)
+            return score_card(card)
+        if shift.diagnosed:
+            self.taught.value = _labs([(shift.outcome.case.cause, shift.outcome.case.lab)])
+            return diagnosed(shift.outcome)
+        self.taught.value = ""
+        return bedside(shift.patient, shift.seen, shift.suspects, shift.visit.struck, shift.visit.minutes)
+
+    def order(self, probe: str) -> None:
+        """Press a probe's button: its sign appears, and its minutes are spent."""
+        self._do(lambda: self.shift.order(probe))
+
+    def name(self) -> None:
+        """Commit to the cause in the menu."""
+        named, before = self.cause.value, self.shift.visit.minutes
+        if named == NOBODY:
+            return
+        self._do(lambda: self.shift.name(named))
+        if self.shift.diagnosed:
+            self.onward.focus()
+        elif lost := self.shift.visit.minutes - before:
+            self.said.value = f"<b>It is not “{escape(named)}”.</b> The repair was tried in vain: {lost} minutes."
+            self.cause.focus()
+
+    def give_up(self) -> None:
+        """Read the diagnosis, for no points."""
+        self._do(self.shift.give_up)
+        self.onward.focus()
+
+    def next(self) -> None:
+        """Go on to the next one who waits; when nobody else does, to the score card."""
+        if {*self.shift.waiting} - {self.shift.patient.name}:
+            self._do(self.shift.next)
+        elif not self._at_card:
+            self.sum_up()
+
+    def sum_up(self) -> None:
+        """Show the score card; pressed once more, it leads back to the patient."""
+        self._at_card = not self._at_card
+        self.draw()
+
+    def _admit(self) -> None:
+        if self.who.value != self.shift.patient.name:
+            self._do(lambda: self.shift.admit(self.who.value))
+
+    def _do(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except ValueError as error:  # a press that was under way when the button was disabled
+            self.said.value = escape(str(error))
+            return
+        self._at_card = False
+        self.draw()
+
+    def _enable(self) -> None:
+        """What would be refused cannot be pressed."""
+        over = self.shift.diagnosed
+        for control in (*self.probes.values(), self.cause, self.surrender):
+            control.disabled = over
+        self.commit.disabled = over or self.cause.value == NOBODY
+
+    def _pieces(self) -> Pieces:
+        """The broken program of this patient, piece by piece; what is found stands in for the recording."""
+        case = self.shift.patient
+        self.found = case.name, 0
+        with closing(self.pieces(case)) as under_way:
+            for share, told in under_way:
+                self.shift.replace(case.name, told)
+                self.found = case.name, len(told)
+                yield share
+
+    def _ended(self, why: str) -> None:
+        self.draw()
+        name, count = self.found
+        self.said.value = escape(
+            "stopped" if why == STOPPED else why or f"ran on real ranks: {count} signs of {name} are from this run"
+        )
+
+
+def _button(words: str, tooltip: str, pressed: Callable[[], object], style: str = "") -> widgets.Button:
+    button = widgets.Button(description=words, tooltip=tooltip, button_style=style, layout={"width": "auto"})
+    button.on_click(lambda _: pressed())
+    return button
+
+
+def _labs(taught: Iterable[tuple[str, str]]) -> str:
+    """Links to the labs that teach these mechanisms, (cause, lab)."""
+    links = (f'{escape(cause)}: lab <a data-cell="{escape(lab)}">{escape(lab)}</a>' for cause, lab in taught)
+    line = " · ".join(links)
+    return f"<div style='padding:4px'>Read about it: {line}</div>" if line else ""

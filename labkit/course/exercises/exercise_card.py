@@ -1,0 +1,72 @@
+"""What an exercise looks like in a notebook and a terminal: its card, a hint, a solution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from labkit.course.exercises.problem import VERDICTS, Problem
+from labkit.course.judge.verdicts import words_of
+
+
+@dataclass(frozen=True)
+class Card:
+    """An exercise on one page: objectives, difficulty, importance, minutes, laws; `attempts` made so far."""
+
+    problem: Problem
+    attempts: int = 0
+
+    @property
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """What there is to know before one begins."""
+        it = self.problem
+        about = f"about {it.n_lines} line{'s' * (it.n_lines > 1)}, {it.minutes} minutes"
+        told = [
+            ("difficulty", dots(it.difficulty)), ("importance", dots(it.importance)), ("length", about),
+            ("you learn", "; ".join(it.objectives)),
+            *((name, words_of(it, name)) for name in VERDICTS),
+        ]  # fmt: skip
+        if it.given:
+            told.append(("from labkit", ", ".join(it.given)))
+        if it.star is not None:
+            told.append(("★", f"for less than the reference: {it.star.words}"))
+        if self.attempts:
+            told.append(("attempts", str(self.attempts)))
+        return tuple(told)
+
+    def __repr__(self) -> str:
+        rows = [f"{self.problem.key} {self.problem.title}", *(f"  {name:11s}{words}" for name, words in self.facts)]
+        return "\n".join(rows)
+
+    def _repr_html_(self) -> str:
+        cell = 'style="text-align:left;vertical-align:top;padding:.1em .8em"'
+        rows = "".join(f"<tr><td {cell}>{name}</td><td {cell}>{escape(words)}</td></tr>" for name, words in self.facts)
+        return f"<div><b>{self.problem.key} {escape(self.problem.title)}</b><table>{rows}</table></div>"
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One of three: the idea, the shapes, the skeleton."""
+
+    level: int
+    words: str
+
+    def __repr__(self) -> str:
+        more = "" if self.level == 3 else f" ({3 - self.level} more)"
+        return f"Hint {self.level} of 3{more}: {self.words}"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The reference, as text."""
+
+    key: str
+    code: str
+
+    def __repr__(self) -> str:
+        return f"# a solution of {self.key}\n{self.code}"
+
+
+def dots(count: int) -> str:
+    """Three of five: `●●●○○`."""
+    return "●" * count + "○" * (5 - count)

@@ -1,0 +1,125 @@
+"""09.7: cross entropy of logits that no rank has whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.problem import Mutant, Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import most_sent_bytes, sends
+
+SLACK_BYTES = 64
+BEST = """
+def split_vocab_loss(logits, targets, group):
+    each = logits.shape[1]
+    top = group.all_reduce(logits.amax(1), op="max")
+    total = group.all_reduce((logits - top[:, None]).exp().sum(1))
+    place = targets - group.rank * each
+    mine = (place >= 0) & (place < each)
+    picked = logits.gather(1, place.clamp(0, each - 1)[:, None])[:, 0].where(mine, 0)
+    return (total.log() + top).mean() - group.all_reduce(picked.sum()) / len(targets)
+"""
+
+
+def split_vocab_loss(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
+    """The mean cross entropy over T tokens.   logits [T, V/n], targets [T] -> one number, the same on every rank
+
+    Rank r has the logits of words r * V/n up to (r + 1) * V/n, for all tokens; targets are words of 0 to V - 1, whole
+    on every rank. Logits may be in the hundreds, so exp wants the largest taken off first. At most three numbers a
+    token are summed over the ranks (or their largest taken): the logits are never gathered."""
+    each = logits.shape[1]
+    top = group.all_reduce(logits.amax(1), op="max")
+    total = group.all_reduce((logits - top[:, None]).exp().sum(1))
+    place = targets - group.rank * each
+    mine = (place >= 0) & (place < each)
+    picked = logits.gather(1, place.clamp(0, each - 1)[:, None])[:, 0].where(mine, 0)
+    return (total.log() + top - group.all_reduce(picked)).mean()
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; `each` words a rank."""
+    return [
+        Case.of(3, each=40, tokens=60),
+        Case.of(2, torch.float64, each=33, tokens=48),
+        Case.of(4, each=25, tokens=64),
+        Case.of(1, torch.float64, each=50, tokens=20),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A rank's words of the logits; the targets, whole."""
+    n_words = case.n_ranks * case["each"]
+    logits = 200 + 80 * case.random(case["tokens"], n_words, key=1)
+    targets = case.random(case["tokens"], key=2, dtype=torch.float64).argsort() * 7 % n_words
+    return [(part.clone(), targets.clone()) for part in logits.chunk(case.n_ranks, dim=1)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """torch's cross entropy on the joined logits, in float64."""
+    logits = torch.cat([part for part, _ in given], dim=1).double()
+    return [torch.nn.functional.cross_entropy(logits, given[0][1]).to(case.dtype)] * case.n_ranks
+
+
+def sums(case: Case, count: int) -> float:
+    """Bytes that a rank sends for all_reduces of `count` numbers a token."""
+    return count * 2 * (case.n_ranks - 1) / case.n_ranks * case["tokens"] * case.item_bytes
+
+
+PROBLEM = Problem(
+    key="09.7",
+    title="A loss without the logits",
+    story="""
+The last matrix of a model makes one number for each word of the vocabulary and each token: 50,304 of them, the widest
+activation of all. Cut by words, each rank has a slice. Softmax seems to want all of it on one rank. It wants three
+numbers a token, and gathering the slices would send more than eight thousand times as much.
+""",
+    objectives=("softmax from its sufficient numbers", "whose word is the target"),
+    difficulty=3,
+    importance=4,
+    minutes=25,
+    reference=split_vocab_loss,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            lambda case, rank: (0, sums(case, 3) + SLACK_BYTES),
+            "each rank sends no more than an all_reduce of three numbers a token does: 3 * 2(n-1)/n T",
+        ),
+    ),
+    star=Star(
+        "bytes of the rank that sends most",
+        most_sent_bytes,
+        lambda case: sums(case, 2) + SLACK_BYTES,
+        BEST,
+    ),
+    hints=(
+        "A token's loss is log(sum of exp(logit - top)) + top - target's logit: three numbers, each from all ranks.",
+        "all_reduce of [T]: the largest (op='max'), the sums of exp, the target's logit (0 on ranks without it).",
+        "top; total; place = targets - rank * V/n; mine = 0 <= place < V/n; picked = gather, 0 if not mine; mean",
+    ),
+    mutants=(
+        Mutant("nothing is taken off before exp, which overflows", "values",
+               (('group.all_reduce(logits.amax(1), op="max")', "torch.zeros_like(logits[:, 0])"),)),
+        Mutant("each rank takes off its own largest logit, and sums of different scales are added", "values",
+               (('group.all_reduce(logits.amax(1), op="max")', "logits.amax(1)"),)),
+        Mutant("every rank adds a logit for the target, also those that do not have the word", "values",
+               ((".where(mine, 0)", ""),)),
+        Mutant("the sum of the losses, not their mean", "values", (("group.all_reduce(picked)).mean()",
+               "group.all_reduce(picked)).sum()"),)),
+        Mutant("the sums of exp are not added over the ranks", "values",
+               (("group.all_reduce((logits - top[:, None]).exp().sum(1))", "(logits - top[:, None]).exp().sum(1)"),)),
+        Mutant("the logits are gathered", "wire", instead="""
+            import torch
+
+            def split_vocab_loss(logits, targets, group):
+                whole = group.all_gather(logits.T.contiguous()).T
+                return torch.nn.functional.cross_entropy(whole, targets)
+        """),
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""The labs as a static site."""

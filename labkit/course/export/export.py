@@ -1,0 +1,124 @@
+"""A static site of all labs: every page stands alone, has the picture of each widget, and asks the network for nothing.
+
+nbconvert writes the pages. What it would fetch (the scripts for formulas and widgets) is not needed: formulas become
+MathML, which browsers draw themselves, and a widget's place is taken by its static twin.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import nbformat
+from latex2mathml.converter import convert
+from markupsafe import Markup
+from nbconvert.exporters import HTMLExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+from labkit.course.reading.glossary import PAGE as GLOSSARY, page as glossary
+
+TEMPLATES = Path(__file__).parent / "site"
+WORDS = "glossary.html"
+LAB = re.compile(r'href="([^"/:#]+)\.ipynb')
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the index says of a lab; `opening` is HTML."""
+
+    number: str
+    title: str
+    file: str
+    opening: str
+    n_code: int
+    n_widgets: int
+
+
+class Renderer(IPythonRenderer):
+    """Markdown to HTML with formulas as MathML."""
+
+    def block_math(self, body: str) -> str:
+        """`$$ body $$` on lines of its own."""
+        return convert(body, display="block")
+
+    def inline_math(self, body: str) -> str:
+        """`$ body $` among words."""
+        return convert(body)
+
+
+class Exporter(HTMLExporter):
+    """nbconvert's page, in the site's frame."""
+
+    def default_filters(self) -> Any:
+        """nbconvert's filters, but for markdown."""
+        yield from super().default_filters()
+        yield "markdown2html", _html
+
+
+def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
+    """Write a page for each notebook (a stored run), one of words, and `index.html` into `folder`, made if need be.
+
+    The notebook of a lab's exercises, in exercises/ beside the labs' folder, goes with it to be fetched.
+
+    Files of the same names are written anew, others are left alone. ValueError, before anything is written, if there is
+    no notebook, if one holds no outputs or does not begin with a title such as `# 03 · Collectives`, or if `folder` is
+    a file."""
+    if not notebooks:
+        raise ValueError("no notebooks to export")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; name a folder for the site")
+    found = [nbformat.read(path, as_version=4) for path in notebooks]
+    pages = [_page(path, notebook) for path, notebook in zip(notebooks, found, strict=True)]
+    exporter = Exporter(template_file="lab.html.j2", extra_template_paths=[str(TEMPLATES)])
+    written = {}
+    for i, (page, notebook) in enumerate(zip(pages, found, strict=True)):
+        links = [("all labs", "index.html")]
+        links += [(f"← {pages[i - 1].number}", pages[i - 1].file)] if i else []
+        links += [(f"{pages[i + 1].number} →", pages[i + 1].file)] if i + 1 < len(pages) else []
+        notebook.metadata["labkit_site"] = {"links": links, "number": page.number}
+        notebook.metadata["title"] = f"{page.number} · {page.title}"
+        written[page.file] = exporter.from_notebook_node(notebook)[0]
+    words = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(glossary({p.number: p.file for p in pages}))])
+    words.metadata |= {"labkit_site": {"links": [("all labs", "index.html")], "number": ""}, "title": "The words"}
+    written[WORDS] = exporter.from_notebook_node(words)[0]
+    loader = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True)
+    shown = [{**vars(page), "opening": Markup(page.opening)} for page in pages]
+    written["index.html"] = loader.get_template("index.html.j2").render(pages=shown)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in written.items():
+        for there, here in (("../exercises/", "exercises/"), (GLOSSARY, WORDS)):
+            text = text.replace(f'href="{there}', f'href="{here}')
+        text = LAB.sub(
+            lambda link: f'href="{link[1]}.html' if f"{link[1]}.html" in written else 'href="index.html', text
+        )
+        (folder / name).write_text(text, encoding="utf-8")
+    for exercises in (path.resolve().parents[1] / "exercises" / path.name for path in notebooks):
+        if exercises.is_file():
+            (folder / "exercises").mkdir(exist_ok=True)
+            shutil.copyfile(exercises, folder / "exercises" / exercises.name)
+    return pages
+
+
+def _page(path: Path, notebook: Any) -> Page:
+    """What the first cell says, and how much there is."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if not any(cell.outputs for cell in code):
+        raise ValueError(f"{path.name} holds no outputs, and a page shows a run: run it first (make notebooks)")
+    heading, _, opening = notebook.cells[0].source.partition("\n")
+    number, dot, title = heading.removeprefix("# ").partition(" · ")
+    if not (heading.startswith("# ") and dot):
+        raise ValueError(f"{path.name} begins with {heading!r}, and its title should look like '# 03 · Collectives'")
+    widgets = sum(VIEW in output.get("data", {}) for cell in code for output in cell.outputs)
+    return Page(number, title, f"{path.stem}.html", _html({}, opening), len(code), widgets)
+
+
+@jinja2.pass_context
+def _html(context: Any, source: str) -> str:
+    """Markdown as HTML."""
+    return str(MarkdownWithMath(renderer=Renderer(escape=False)).render(source))

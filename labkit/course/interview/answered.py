@@ -1,0 +1,293 @@
+"""A typed answer, held against the points of a card: what of them it contains, in which words, and what is missing.
+
+    judge(card, "2 (n-1)/n N bytes: for 440 MB on 8 GPUs that is 770 MB")
+    {"claim": Judged(False, missing=("nothing", ...)), "law": Judged(True, evidence=("2 (n-1)/n N bytes",)), ...}
+
+    law      a formula that equals one of the card's by the whiteboard's checker, symbols renamed or not
+    number   a figure of the card that is computed, in any unit that fits, and what it was computed from
+    costs    words of both sides of the trade-off
+    others   enough of the words that carry the card's sentence, in sentences that stand together; the claim comes first
+
+What the question says already counts for nothing, nor does what the text denies. This finds words and numbers, and does
+not understand sentences: who puts the right words into the wrong order is believed, and who says it all in words of
+their own may not be. So it proposes, with the evidence, and the learner has the last word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from labkit.course.cards.card import FORMULA, NAMED, PARTS, Card
+from labkit.course.cards.figures import Figure
+from labkit.course.interview.answer_words import Term, nearest, sentences, terms, weight
+from labkit.course.interview.quantities import COUNT, Quantity, held_against, kind_of, quantities
+from labkit.course.interview.spoken_formulas import Spoken, against, formulas, laws, names, nearly, question_of, size
+from labkit.course.whiteboard.derivation import Derivation
+from labkit.course.whiteboard.derivations import derivation
+from labkit.course.whiteboard.formula_verdict import KINDS
+
+ENOUGH, SIDE, LEAST, FIRST = 0.36, 0.15, 4.0, 2
+"""The share of a part's words, by weight, that has to come, and of each side of a trade-off; how much a part must weigh
+to be looked for at all; and how many sentences of an answer are its beginning, where the claim belongs."""
+SIDES = re.compile(r";|\.\s|\bbut\b|\bagainst\b|\bwhile\b|\binstead\b|,\s+(?:and|so|since)\b")
+"""Between the two sides of a trade-off."""
+NEARLY = 0.6
+"""A formula of a law that is larger than this share of the largest says as much as that."""
+FIGURE, CODE, MOST_MISSING, LONGEST = 3.0, 3.0, 4, 20_000
+"""What a figure and a piece of code weigh beside words; how much is named that is missing; characters of an answer."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One point of the rubric. `reached` is a proposal, and None where the words of a text cannot tell.
+
+    evidence   words of the answer that say it;  missing   words, figures or formulas of the card that do not come
+    told       what is nearly right, and why it is not counted
+    """
+
+    reached: bool | None
+    evidence: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What was typed, read once."""
+
+    text: str
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        return sentences(self.text)
+
+    @cached_property
+    def terms(self) -> list[list[Term]]:
+        return [terms(FORMULA.sub(lambda match: match[0].strip("`"), sentence)) for sentence in self.sentences]
+
+    @cached_property
+    def quantities(self) -> list[Quantity]:
+        return quantities(self.text.replace("`", " "))
+
+    @cached_property
+    def compact(self) -> str:
+        return _compact(self.text)
+
+
+def judge(card: Card, typed: str) -> Mapping[str, Judged]:
+    """What of the card's parts a text contains, by the names of the parts. ValueError for a text that is a book."""
+    if len(typed) > LONGEST:
+        raise ValueError(f"an answer has {LONGEST:,} characters at most, this one has {len(typed):,}")
+    answer, points = _Answer(typed), dict[str, Judged]()
+    spoken = formulas(typed, _symbols(card)) if typed.strip() else []
+    for part in card.parts():
+        if part == "law" and _laws(card):
+            points[part] = _law(card, spoken)
+        elif part != "number":
+            points[part] = _words(card, part, answer)
+    if card.number:
+        law = points.get("law")
+        points["number"] = _number(card, answer, law is not None and bool(law.reached))
+    return MappingProxyType({part: points[part] for part in PARTS if part in points})
+
+
+# The law
+
+
+def _laws(card: Card) -> list[str]:
+    """The formulas of the card's law that its question does not give away."""
+    given = {*laws(card.said(card.front)), *(spoken.formula for spoken in formulas(card.said(card.front)))}
+    return [law for law in laws(card.said(card.law)) if law not in given]
+
+
+def _symbols(card: Card) -> list[str]:
+    return [name for law in laws(card.said(card.law)) for name in names(law)]
+
+
+def _law(card: Card, spoken: Sequence[Spoken]) -> Judged:
+    """Reached if the largest of the card's formulas comes, or a first one that is hardly smaller, or half of them by
+    size; or the whiteboard's answer."""
+    wanted = _laws(card)
+    asked = derivation(card.derive) if card.derive else None
+    came = {law: passage for law in wanted if (passage := against(law, spoken))}
+    if asked and not came:
+        whole = _bare(asked.answer)
+        came = {whole: passage} if (passage := against(whole, spoken)) else {}
+    evidence = tuple(
+        _quote(passage.words) + f" ({passage.renamed})" * bool(passage.renamed) for passage in came.values()
+    )
+    largest = max(size(law) for law in wanted)
+    enough = bool(set(came) - set(wanted)) or any(size(law) == largest for law in came)
+    enough = (
+        enough
+        or (wanted[0] in came and size(wanted[0]) > NEARLY * largest)
+        or 2 * sum(map(size, came)) >= sum(map(size, wanted))
+    )
+    if enough and came:
+        return Judged(True, tuple(dict.fromkeys(evidence)))
+    told = _near(asked, wanted, [formula for formula in spoken if not any(against(law, [formula]) for law in came)])
+    missing = tuple(law for law in wanted if law not in came)[:MOST_MISSING]
+    denied = [f"{_quote(formula.words)} denies it" for formula in spoken if formula.denied and any(
+        against(law, [formula._replace(denied=False)]) for law in wanted)]  # fmt: skip
+    return Judged(False, evidence, missing, tuple(dict.fromkeys([*told, *denied])))
+
+
+def _near(asked: Derivation | None, wanted: Sequence[str], spoken: Sequence[Spoken]) -> list[str]:
+    """What is wrong with a formula that is nearly the law, in the words of the whiteboard."""
+    for question in [*([asked] if asked else []), *map(question_of, wanted)]:
+        if near := nearly(question, spoken):
+            candidate, verdict = near
+            reasons = " ".join(verdict.said[:2])
+            return [f"{_quote(candidate.words)}, read as {candidate.formula}: {KINDS[verdict.kind]}. {reasons}"]
+    return []
+
+
+def _bare(formula: str) -> str:
+    return formula.replace(" ", "")
+
+
+# The number
+
+
+def _number(card: Card, answer: _Answer, law: bool) -> Judged:
+    """Reached if a computed figure comes that the question does not tell, and one more thing that it rests on."""
+    figures = {name: card.figures[name] for name in dict.fromkeys(NAMED.findall(card.number))}
+    given = quantities(card.said(card.front))
+    told = [figure for name in NAMED.findall(card.front) for figure in [card.figures[name]]]
+    new = {name: figure for name, figure in figures.items() if not held_against(figure, given).met}
+    results = {name: figure for name, figure in new.items() if not _typed(card, name)} or new
+    if not results:
+        return Judged(None, told=("the question tells its figures",))
+    others = [*told, *card.figures.values()]
+    matches = {name: held_against(figure, answer.quantities, others) for name, figure in new.items()}
+    met = {name: match.met for name, match in matches.items() if match.met}
+    evidence = tuple(dict.fromkeys(_quote(words) for words in met.values()))
+    remarks = tuple(dict.fromkeys(match.told for match in matches.values() if match.told))
+    missing = tuple(f"{figure}" for name, figure in results.items() if name not in met)[:MOST_MISSING]
+    basis = tuple(f"{figure}" for name, figure in new.items() if name not in met)[:MOST_MISSING]
+    shared = _shared(card, "number", answer)
+    sure = sum(name in met and _tells(figure) for name, figure in results.items())
+    likely = sum(name in met for name in results) > 1 or shared >= ENOUGH
+    if not any(name in met for name in results) or not (sure or likely):
+        return Judged(False, evidence, missing, remarks)
+    based = law or shared >= ENOUGH or (shared >= ENOUGH / 4 and (len(met) > 1 or len(new) == 1))
+    if not (based or sure > 1):
+        return Judged(False, evidence, basis, (*remarks, "say what the number is of, and what it is computed from"))
+    return Judged(True, evidence, told=remarks)
+
+
+def _typed(card: Card, name: str) -> bool:
+    """Whether a figure is one that a question begins with, 8 ranks, and not one that is computed."""
+    return bool(re.fullmatch(r"\s*[-\d.e+*]+\s*(->.*)?", card.numbers[name]))
+
+
+def _tells(figure: Figure) -> bool:
+    """Whether a figure is hardly met by chance: it has three digits that count, or two and a unit."""
+    digits = len(f"{figure.value:.3g}".partition("e")[0].replace(".", "").strip("0"))
+    return digits >= 3 or (digits == 2 and kind_of(figure) != COUNT)
+
+
+# Words
+
+
+def _shared(card: Card, part: str, answer: _Answer) -> float:
+    """The share of a part's words that the whole answer has."""
+    wanted = _wanted(card, part)
+    if not wanted:
+        return 1.0
+    stems = {term.stem for line in answer.terms for term in line}
+    return sum(weight(stem) for stem in wanted if nearest(stem, stems)) / sum(map(weight, wanted))
+
+
+def _wanted(card: Card, part: str) -> dict[str, list[Term]]:
+    """The words of a part that its question does not say, by stem."""
+    asked = {term.stem for term in terms(card.said(card.front))}
+    by_stem: dict[str, list[Term]] = {}
+    for term in terms(NAMED.sub(" ", FORMULA.sub(" ", getattr(card, part)))):
+        if term.stem not in asked:
+            by_stem.setdefault(term.stem, []).append(term)
+    return by_stem
+
+
+def _code(card: Card, part: str) -> list[str]:
+    """Pieces of code and formulas of a part that the question does not have, without spaces."""
+    asked = _compact(card.said(card.front))
+    inside = [_compact(piece) for piece in re.findall(r"`([^`]*)`", card.said(getattr(card, part)))]
+    return [piece for piece in dict.fromkeys(inside) if len(piece) > 2 and piece not in asked]
+
+
+def _words(card: Card, part: str, answer: _Answer) -> Judged:
+    """Reached if sentences that stand together have enough of the words, figures and code of the part."""
+    wanted, code = _wanted(card, part), _code(card, part)
+    given = quantities(card.said(card.front))
+    figures = [card.figures[name] for name in dict.fromkeys(NAMED.findall(getattr(card, part)))]
+    figures = [figure for figure in figures if not held_against(figure, given).met]
+    whole = sum(map(weight, wanted)) + FIGURE * len(figures) + CODE * len(code)
+    if whole < LEAST:
+        return Judged(None, told=("too few words of it are not in the question: judge it yourself",))
+    room = len(sentences(getattr(card, part))) + 1
+    best, window, came = 0.0, range(0), set[str]()
+    for start in range(len(answer.sentences)):
+        for stop in range(start + 1, min(start + room, len(answer.sentences)) + 1):
+            here = _came(wanted, code, figures, answer, range(start, stop))
+            share = sum(here.values()) / whole
+            early = (
+                part == "claim" and best >= ENOUGH and window.start < FIRST <= start
+            )  # it came first: that is enough
+            if share > best + 1e-9 and not early:
+                best, window, came = share, range(start, stop), set(here)
+    missing = [terms_[0].written for stem, terms_ in sorted(wanted.items(), key=lambda item: -weight(item[0]))
+               if stem not in came]  # fmt: skip
+    missing = [*(f"{figure}" for figure in figures if f"{figure}" not in came), *(c for c in code if c not in came),
+               *missing]  # fmt: skip
+    evidence = (_quote(" ".join(answer.sentences[place] for place in window)),) if came else ()
+    if best < ENOUGH:
+        return Judged(False, evidence if best >= ENOUGH / 2 else (), tuple(missing[:MOST_MISSING]))
+    if part == "costs" and (lacking := _other_side(card, came)):
+        return Judged(False, evidence, lacking, ("that is one side of it: what is on the other?",))
+    if part == "claim" and window.start >= FIRST:
+        return Judged(False, evidence, told=("it is there, and it comes late: say the claim first",))
+    return Judged(True, evidence)
+
+
+def _other_side(card: Card, came: set[str]) -> tuple[str, ...]:
+    """Words of a side of the trade-off of which nothing came; () if there is none, or the card names but one."""
+    asked = {term.stem for term in terms(card.said(card.front))}
+    for side in SIDES.split(FORMULA.sub(" ", NAMED.sub(" ", card.costs)), maxsplit=1):
+        wanted = {term.stem: term for term in terms(side) if term.stem not in asked}
+        whole = sum(map(weight, wanted))
+        if whole >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in came) < SIDE * whole:
+            heaviest = sorted(wanted.values(), key=lambda term: -weight(term.stem))[:MOST_MISSING]
+            return tuple(term.written for term in heaviest)
+    return ()
+
+
+def _came(
+    wanted: Mapping[str, Sequence[Term]], code: Iterable[str], figures: Iterable[Figure], answer: _Answer, window: range
+) -> dict[str, float]:
+    """What of a part stands in these sentences of the answer, and what it weighs."""
+    here: dict[str, set[bool]] = {}
+    for place in window:
+        for term in answer.terms[place]:
+            here.setdefault(term.stem, set()).add(term.denied)
+    text = " ".join(answer.sentences[place] for place in window)
+    weights = {piece: CODE for piece in code if piece in _compact(text)}
+    near = quantities(text.replace("`", " "))
+    weights |= {f"{figure}": FIGURE for figure in figures if held_against(figure, near).met}
+    for stem, mine in wanted.items():
+        if (other := nearest(stem, here)) and here[other] & {term.denied for term in mine}:
+            weights[stem] = weight(stem)
+    return weights
+
+
+def _compact(text: str) -> str:
+    return re.sub(r"[\s*`]", "", text)
+
+
+def _quote(text: str) -> str:
+    words = " ".join(text.split())
+    return f"“{words if len(words) <= 180 else words[:179].rstrip() + '…'}”"

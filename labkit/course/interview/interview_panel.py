@@ -1,0 +1,265 @@
+"""A mock interview in a notebook: questions against a clock of the browser, answers, points to tick, a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+
+import ipywidgets as widgets
+
+from labkit.course.cards.card_faces import back, formulas, front
+from labkit.course.interview.interview_clock import SessionClock
+from labkit.course.interview.interview_picture import Judged, Session, clock_text, evidence, spoken
+from labkit.course.topics.planner_panel import PlannerPanel
+from labkit.course.whiteboard.derivation import Derivation
+from labkit.course.whiteboard.whiteboard import Whiteboard
+from labkit.course.widgets.linked import Linked
+from labkit.course.widgets.twin import Twin
+from labkit.view.svg import Picture, headline, text
+
+MINUTES = (5, 10, 15, 20, 30, 45, 60, 90, 120)
+LEVELS = (("1  first steps", 1), ("2  easy", 2), ("3  what one should know", 3), ("4  hard", 4), ("5  very hard", 5))
+KINDS = (("follow-up", "Follow-up"), ("derivation", "Derive this on the whiteboard"), ("design", "System design"))
+LINES = "style='line-height:1.4'"
+BESIDE = "style='line-height:1.4;margin:0 0 6px 24px;max-width:680px;opacity:.85'"
+YOURS = "your answer: type it, and it is held against the card's points; or say it aloud, and take notes for yourself"
+NOTES = "notes for yourself; the answer is said aloud"
+
+
+class InterviewPanel(Twin, widgets.VBox):
+    """Choose minutes, level and topics and start; say or type your answer, show a good one, tick what you said, go on;
+    a formula is checked, a design case brings the planner; at the end there is the report.
+
+    A typed answer to a card ticks the points that it contains, with the evidence below each; every tick can be changed.
+
+    Tab goes from control to control, space ticks, Enter presses. `.session` is what runs, None before the start,
+    `.points` are the boxes to tick by their names, `.noted` the notes as (question, words)."""
+
+    def __init__(
+        self,
+        interview: Session | Callable[[float, int, tuple[str, ...]], Session],
+        planner: Callable[[str], widgets.Widget] | None = None,
+        on_rate: Callable[[str, int], object] | None = None,
+        topics: Iterable[str] = (),
+    ) -> None:
+        """`interview` is a session, or makes one of (minutes, level, topics); `topics` are those to choose from.
+
+        `planner` gives a widget for the name of a case (None: PlannerPanel); `on_rate` is told each card's id and its
+        rating from 1 to 5."""
+        self.make = interview if callable(interview) else None
+        self.session: Session | None = None
+        self.planner, self.on_rate = planner or PlannerPanel, on_rate
+        self.noted: list[tuple[str, str]] = []
+        self.points: dict[str, widgets.Checkbox] = {}
+        self.board: widgets.Widget | None = None
+        wide = {"style": {"description_width": "70px"}, "layout": {"width": "340px"}}
+        self.minutes = widgets.Dropdown(options=MINUTES, value=30, description="minutes", **wide)
+        self.level = widgets.Dropdown(options=LEVELS, value=3, description="level", **wide)
+        self.topics = widgets.SelectMultiple(options=tuple(topics), description="topics", rows=8, **wide)
+        self.go = _button("start", "the clock runs from now", self.start, "primary")
+        self.clock, self.asking, self.room = SessionClock(), widgets.HTML(), widgets.VBox()
+        self.clock.on_msg(lambda *_: self.tell_time())
+        self.notes = widgets.Textarea(placeholder=NOTES, rows=4, layout={"width": "min(100%, 720px)"})
+        self.show_answer = _button("show the answer", "your time for this question ends", self.show, "primary")
+        self.pass_over = _button("skip", "go on without an answer", self.skip)
+        self.stop = _button("end", "stop here, and see the report", self.end)
+        self.answer, self.ticks = Linked(), widgets.VBox()
+        self.onward = _button("next", "keep these points, and go on", self.next, "primary")
+        self.said, self.told = widgets.HTML(), Linked()
+        self.again = _button("again", "another interview", self.restart)
+        topics_too = (self.topics,) if self.topics.options else ()
+        opening = widgets.HTML("<b>Mock interview.</b> Topics: none chosen means all; with Ctrl several.")
+        self.first = widgets.VBox([opening, self.minutes, self.level, *topics_too, self.go])
+        buttons = widgets.HBox([self.show_answer, self.pass_over, self.stop])
+        self.page = widgets.VBox(
+            [self.clock, self.asking, self.room, self.notes, buttons, self.answer, self.ticks, self.onward]
+        )
+        self.last = widgets.VBox([self.told, self.again])
+        super().__init__([self.said, self.first, self.page, self.last])
+        self._turn(self.first)
+        if not callable(interview):
+            self.session = interview
+            self._ask()
+
+    def start(self) -> None:
+        """Begin, as chosen. What makes no session (no card of a topic at this level) is told."""
+        assert self.make
+        try:
+            self.session = self.make(self.minutes.value, self.level.value, tuple(self.topics.value))
+        except (OSError, ValueError) as error:
+            self.said.value = escape(str(error))
+            return
+        self.noted.clear()
+        self._ask(focus=True)
+
+    def show(self) -> None:
+        """Show a good answer; from here the time of the question stands still."""
+        if self.show_answer.disabled:
+            return
+        session = self._running()
+        asked, judged = session.question, self._judged(session)
+        parts = session.reveal()
+        if asked.card is not None:
+            self.answer.value = f"<div {LINES}>{back(asked.card)}</div>"
+        else:
+            rows = "".join(f"<dt><b>{escape(name)}</b></dt><dd>{formulas(words)}</dd>" for name, words in parts.items())
+            self.answer.value = f"<dl {LINES}>{rows}</dl>"
+        late = session.used_s > asked.budget_s
+        for point, words in session.rubric.items() if not session.rated else ():
+            came = point in judged and bool(judged[point].reached)
+            box = widgets.Checkbox(came, description=words, indent=False, layout={"width": "auto"})
+            if point == "time":  # measured, and not what one believes
+                box.value, box.disabled = not late, True
+            self.points[point] = box
+        heading = "Your formula is the rating." if session.rated else "What did you say? Tick it."
+        if judged:
+            heading = "What your words contain is ticked. Words are found and not understood: correct each tick."
+        beside = {point: widgets.HTML(f"<div {BESIDE}>{evidence(hint)}</div>") for point, hint in judged.items()}
+        lines = [(box, *([beside[point]] if point in beside else [])) for point, box in self.points.items()]
+        self.ticks.children = (widgets.HTML(f"<b>{heading}</b>"), *(widget for line in lines for widget in line))
+        if isinstance(self.board, Whiteboard):
+            self.board.field.disabled = True
+        elif isinstance(self.board, widgets.Accordion):
+            self.board.selected_index = 0
+        self._reveal(True)
+        self.tell_time()
+        next((box for box in self.points.values() if not box.disabled), self.onward).focus()
+
+    def next(self) -> None:
+        """Keep the points, and go on. A second press meant no other question: that one's answer is not shown yet."""
+        if not self.show_answer.disabled:
+            return
+        session = self._running()
+        points = {name: box.value for name, box in self.points.items() if not box.disabled}
+        self._note()
+        session.rate(None if session.rated else points)
+        kept, failed = session.asked[-1], ""
+        if self.on_rate and kept.rating:  # points make a rating of a card, and of nothing else
+            try:
+                self.on_rate(kept.key, kept.rating)
+            except (OSError, ValueError) as error:  # the interview goes on whatever the box of cards does
+                failed = f"this rating was not kept: {error}"
+        self._ask(failed, focus=True)
+
+    def skip(self) -> None:
+        """Go on without an answer."""
+        self._note()
+        self._running().skip()
+        self._ask(focus=True)
+
+    def end(self) -> None:
+        """Stop, and show the report."""
+        self._note()
+        self._running().end()
+        self._ask()
+
+    def restart(self) -> None:
+        """Back to the start."""
+        self.session = None
+        self._turn(self.first)
+        self.go.focus()
+
+    def tell_time(self) -> None:
+        """Tell the browser's clock where the session stands."""
+        session = self.session
+        if session is None or session.question is None:
+            return
+        with self.clock.hold_sync():
+            self.clock.left_s, self.clock.used_s = session.left_s, session.used_s
+            self.clock.budget_s = session.question.budget_s
+            self.clock.shown = self.show_answer.disabled
+            self.clock.beat += 1
+
+    def static(self) -> Picture:
+        """The report so far, for an export; before the start, what this is."""
+        if self.session is not None and self.session.asked:
+            return spoken(self.session.report())
+        words = "A mock interview: questions against a clock, a rubric, a report"
+        return Picture(headline(words) + text(4, 42, "It starts in JupyterLab."), 54, words)
+
+    def _judged(self, session: Session) -> Mapping[str, Judged]:
+        """What the typed answer to a card contains; nothing if none was typed, or it cannot be judged."""
+        typed = self.notes.value.strip()
+        if session.question.card is None or not typed:
+            return {}
+        try:
+            return session.judge(typed)
+        except ValueError as error:  # too long: one ticks oneself
+            self.said.value = escape(str(error))
+            return {}
+
+    def _running(self) -> Session:
+        assert self.session
+        return self.session
+
+    def _note(self) -> None:
+        asked = self._running().question
+        if asked is not None and self.notes.value.strip():
+            self.noted.append((asked.words, self.notes.value.strip()))
+
+    def _turn(self, page: widgets.Widget) -> None:
+        """Show one of the three pages. All stay in place: a control that is made anew loses the focus."""
+        for each in (self.first, self.page, self.last):
+            each.layout.display = "" if each is page else "none"
+
+    def _reveal(self, shown: bool) -> None:
+        """Before the answer the upper buttons, after it the boxes to tick."""
+        self.show_answer.disabled = self.pass_over.disabled = shown
+        for each in (self.answer, self.ticks, self.onward):
+            each.layout.display = "" if shown else "none"
+
+    def _ask(self, failed: str = "", focus: bool = False) -> None:
+        """The question that is asked now, or the report. The focus moves only after somebody has pressed something."""
+        session = self._running()
+        asked, number = session.question, len(session.asked) + 1
+        self.said.value = escape("; ".join(filter(None, (failed, session.note))))
+        if asked is None:
+            self._finish(session, focus)
+            return
+        self.notes.value, self.answer.value, self.ticks.children, self.board = "", "", (), None
+        self.points = {}
+        self.notes.placeholder = YOURS if asked.card is not None else NOTES
+        words = front(asked.card) if asked.card is not None else escape(asked.words)
+        words = f"<b>{words}</b>" * (asked.derivation is None)  # the whiteboard says its own
+        kind = dict(KINDS).get(asked.kind, "Question")
+        self.asking.value = f"<p>{number} · {kind} · {clock_text(asked.budget_s)} min</p>{words}"
+        if asked.derivation is not None:
+            self.board = self._whiteboard(asked.derivation)
+        elif asked.case is not None:
+            planner = self.planner(asked.case.name)
+            self.board = widgets.Accordion([planner], titles=("the planner, with this case loaded",))
+        self.room.children = (self.board,) if self.board is not None else ()
+        self._turn(self.page)
+        self._reveal(False)
+        self.tell_time()
+        if focus:
+            (self.board.field if isinstance(self.board, Whiteboard) else self.notes).focus()
+
+    def _whiteboard(self, asked: Derivation) -> Whiteboard:
+        """A whiteboard with this question alone, which does not show its answer; each formula goes to the session."""
+        board = Whiteboard(asked.name, [asked.name])
+        board.children = (board.asking, board.field, board.reading, board.along, board.said, board.shown)
+        board.field.observe(lambda change: self._formula(board, change["new"].strip()), "value")
+        return board
+
+    def _formula(self, board: Whiteboard, said: str) -> None:
+        if board is not self.board or board.verdict is None or self.show_answer.disabled:
+            return  # no formula, which the board has told; or one of a question that is over
+        if self._running().answer(said).right:
+            self.show()
+
+    def _finish(self, session: Session, focus: bool) -> None:
+        self.room.children, self.board = (), None
+        noted = "".join(f"<dt><b>{escape(asked)}</b></dt><dd>{escape(words)}</dd>" for asked, words in self.noted)
+        notes = f"<details><summary>your answers and notes</summary><dl {LINES}>{noted}</dl></details>" if noted else ""
+        self.told.value = f"{session.report()._repr_html_()}{notes}"
+        self.again.layout.display = "" if self.make else "none"
+        self._turn(self.last)
+        if focus and self.make:
+            self.again.focus()
+
+
+def _button(words: str, tooltip: str, act: Callable[[], None], style: str = "") -> widgets.Button:
+    made = widgets.Button(description=words, tooltip=tooltip, button_style=style)
+    made.on_click(lambda _: act())
+    return made

@@ -1,0 +1,218 @@
+"""A hearing: one attempt on one case. Forks the ranks, hands out inputs, listens until all is said, leaves nobody.
+
+    fork ranks ─> draw inputs ─> each rank gets its own ─> switch ─> outputs, memory, faults ─> RunRecord
+
+An attempt ends when every rank has said its last, when none can go on (known at once), or when its time is up: then
+each rank's stack is asked for first. Ranks are ended by their process ids, whatever they are doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+import psutil
+import torch
+
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.judge_wire import ATTEMPT
+from labkit.course.judge.run_record import Fault, Memory, RunRecord, Wait
+from labkit.course.judge.sandbox import fingerprint
+from labkit.course.judge.sandboxed_rank import Program, become_rank
+from labkit.course.judge.switch import Switch
+
+RunCase = Callable[[Problem, Program, Case], RunRecord]
+PATIENCE_S = 0.3
+"""After a rank has raised, the others get this long to say what happened to them, and longer while they are at work."""
+BURNING_S = 1.0
+"""After a rank has raised, one that computes for so much processor time is not waited for."""
+
+
+def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
+    """Run an attempt on one case, and tell all that was seen."""
+    import_module("torch._dynamo")  # already there, but for who judges without the bench (court/bench.py says why)
+    began = time.perf_counter()
+    with Ranks(problem, program, case.n_ranks) as ranks:
+        inputs = list(problem.inputs(case))
+        ended = ranks.run([tuple(each) for each in inputs])
+        switch, stacks = ranks.switch, ranks.stacks() if ended == "time-out" else {}
+    return RunRecord(
+        case=case,
+        events=tuple(switch.events),
+        outputs=tuple(_output(switch.last.get(rank)) for rank in range(case.n_ranks)),
+        expected=tuple(problem.answer(case, inputs)),
+        memory=tuple(_memory(switch.last.get(rank)) for rank in range(case.n_ranks)),
+        faults=ranks.faults,
+        ended=ended,
+        waits={**stacks, **switch.waits()} if ended in ("deadlock", "time-out") else {},
+        undelivered=switch.undelivered() if ended == "finished" else {},
+        mismatch=switch.mismatch,
+        damaged={rank: each for rank in range(case.n_ranks) if (each := _told(switch.last.get(rank)).get("damaged"))},
+        printed=tuple(switch.printed),
+        input_bytes=tuple(_told(switch.last.get(rank)).get("input_bytes", 0) for rank in range(case.n_ranks)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def remembering() -> RunCase:
+    """A `run_case` that runs a program once on a case: what explains one mutant of a problem serves the others, too."""
+    known: dict[Any, RunRecord] = {}
+
+    def run(problem: Problem, program: Program, case: Case) -> RunRecord:
+        what = (problem.key, program, str(case), case.seed)
+        if what not in known:
+            known[what] = run_case(problem, program, case)
+        return known[what]
+
+    return run
+
+
+class Ranks:
+    """Fresh processes, one a rank, for as long as this is entered."""
+
+    def __init__(self, problem: Problem, program: Program, n_ranks: int):
+        self.problem, self.program, self.n_ranks = problem, program, n_ranks
+        self.pids: list[int] = []
+        self.lines: list[Connection] = []
+        self.dumps: list[int] = []
+        self.faults: dict[int, Fault] = {}
+
+    def __enter__(self) -> Ranks:
+        parent, known = os.getpid(), fingerprint()  # once for all of them
+        for rank in range(self.n_ranks):
+            ours, theirs = Pipe()
+            read, write = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                for fd in (ours.fileno(), read, *(each.fileno() for each in self.lines), *self.dumps):
+                    os.close(fd)
+                become_rank(theirs, self.problem, self.program, rank, self.n_ranks, parent, write, known)
+            theirs.close()
+            os.close(write)
+            self.pids.append(pid)
+            self.lines.append(ours)
+            self.dumps.append(read)
+        self.switch = Switch(self.lines)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self.pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        for line in self.lines:
+            line.close()
+        for fd in self.dumps:
+            os.close(fd)
+
+    def run(self, inputs: Sequence[tuple[Any, ...]]) -> str:
+        """Hand out the inputs and listen: how it ended."""
+        for line, mine in zip(self.lines, inputs, strict=True):
+            with contextlib.suppress(BrokenPipeError):
+                line.send_bytes(pickle.dumps(mine))
+        going, until = {line: rank for rank, line in enumerate(self.lines)}, time.monotonic() + self.problem.timeout_s
+        while going:
+            for line in [each for each in wait(list(going), timeout=0.2) if isinstance(each, Connection)]:
+                self._take(line, going)
+            if self.switch.stuck:
+                return "raised" if self.faults else "deadlock"
+            if self.faults and time.monotonic() < until:
+                until = min(until, time.monotonic() + PATIENCE_S)
+            if going and (self._burning(going.values()) or (time.monotonic() > until and self._idle(going.values()))):
+                return "raised" if self.faults else "time-out"
+        return "raised" if self.faults else "finished"
+
+    def _take(self, line: Connection, going: dict[Connection, int]) -> None:
+        rank = going[line]
+        try:
+            if not self.switch.take(rank):
+                return
+            head, _ = self.switch.last[rank]
+            if head[0] == "failed":
+                self.faults[rank] = Fault(*head[1:])
+        except Exception as error:  # gone, or it has said what nobody understands
+            self.switch.last[rank] = (["failed"], b"")
+            self.faults[rank] = Fault("Ended", f"the process is gone ({self._how(rank)}; {type(error).__name__})", 0)
+        del going[line]
+
+    def _how(self, rank: int) -> str:
+        pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
+        if not pid:
+            return "it said what a rank cannot say"
+        code = os.waitstatus_to_exitcode(status)
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _burning(self, ranks: Any) -> bool:
+        """Whether a rank computes and computes: an endless loop is known by its processor time, on a busy machine."""
+        most = BURNING_S if self.faults else self.problem.timeout_s / 2
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                spent = psutil.Process(self.pids[rank]).cpu_times()
+                if spent.user + spent.system > most:
+                    return True
+        return False
+
+    def _idle(self, ranks: Any) -> bool:
+        """Whether no rank is at work: one that is, on a machine with much else to do, is only slow."""
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                if psutil.Process(self.pids[rank]).status() == psutil.STATUS_RUNNING:
+                    return False
+        return True
+
+    def stacks(self) -> dict[int, Wait]:
+        """Where each rank is: the line of the attempt that is at work."""
+        found = {}
+        for rank, pid in enumerate(self.pids):
+            if rank in self.switch.last:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+                os.set_blocking(self.dumps[rank], False)
+                line = self._dumped(rank)
+                found[rank] = Wait("it was still computing" if line else "it was still at work", line)
+        return found
+
+    def _dumped(self, rank: int) -> int:
+        until, text = time.monotonic() + 0.5, ""
+        while time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError):
+                text += os.read(self.dumps[rank], 65536).decode(errors="replace")
+            if lines := re.findall(rf'File "{ATTEMPT}", line (\d+)', text):
+                return int(lines[0])
+            time.sleep(0.01)
+        return 0
+
+
+def _told(last: tuple[list[Any], bytes] | None) -> dict[str, Any]:
+    return last[0][1] if last is not None and last[0][0] == "result" else {}
+
+
+def _memory(last: tuple[list[Any], bytes] | None) -> Memory | None:
+    told = _told(last).get("memory")
+    return (
+        None
+        if told is None
+        else Memory(told["peak"], told["now"], told["timeline"], told["python_bytes"], told["scalars"])
+    )
+
+
+def _output(last: tuple[list[Any], bytes] | None) -> Any:
+    if last is None or last[0][0] != "result":
+        return None
+    try:
+        return torch.load(io.BytesIO(last[1]), weights_only=True)
+    except Exception as error:  # whatever a rank sends that is not what it should be
+        return f"cannot be read: {type(error).__name__}"

@@ -1,0 +1,146 @@
+"""Values: is what came out what one process says, and if not, what is it instead?
+
+Whole numbers and words must be equal. Sums over ranks are taken in another order than in one process, so floating-point
+numbers may differ by a bound that grows with the number of ranks and with the dtype's step (design: never bitwise).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.course.exercises.problem import Complaint
+
+STEPS, HALF_STEPS = 50, 2
+"""How many rounding steps a rank is good for: many operations in float32 and float64, one or two in half precision."""
+
+
+def tolerance(dtype: torch.dtype, n_ranks: int) -> float:
+    """What numbers of this dtype may be off, as a share of the largest."""
+    if not dtype.is_floating_point:
+        return 0.0
+    return n_ranks * (STEPS if dtype.itemsize > 2 else HALF_STEPS) * torch.finfo(dtype).eps
+
+
+def wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | None = None) -> Complaint | None:
+    """What is wrong with what one rank gave; None if nothing is. Nested lists and dicts are walked through."""
+    for where, mine, theirs in pairs(seen, expected):
+        found = _wrong(mine, theirs, n_ranks, given)
+        if found is not None:
+            place = f" at {where}" if where else ""
+            return Complaint(f"{found[0]}{place}", found[1])
+    return None
+
+
+def same(seen: Any, other: Any) -> bool:
+    """Whether two runs gave the same, to a hundred-thousandth: then they made the same mistake."""
+    return wrong(seen, other, 1, (1e-5, 1e-12)) is None
+
+
+def pairs(seen: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Leaves beside each other, with the place where they stand; what does not match in form is a leaf."""
+    if expected is Ellipsis:
+        return
+    if isinstance(expected, Mapping) and isinstance(seen, Mapping) and {*map(str, seen)} == {*map(str, expected)}:
+        theirs = {str(key): value for key, value in expected.items()}
+        for key, value in seen.items():
+            yield from pairs(value, theirs[str(key)], f"{where}[{key!r}]")
+    elif isinstance(expected, list | tuple) and isinstance(seen, list | tuple) and len(seen) == len(expected):
+        for place, (mine, wanted) in enumerate(zip(seen, expected, strict=True)):
+            yield from pairs(mine, wanted, f"{where}[{place}]")
+    else:
+        yield where, seen, expected
+
+
+def _wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | None) -> tuple[str, str] | None:
+    if isinstance(expected, Tensor):
+        return _wrong_tensor(seen, expected, n_ranks, given)
+    if isinstance(expected, float) and isinstance(seen, int | float) and not isinstance(seen, bool):
+        relative, absolute = given or (1e-6, 1e-9)
+        near = math.isfinite(expected) and abs(seen - expected) <= absolute + relative * abs(expected)
+        if near or seen == expected or (seen != seen and expected != expected):
+            return None
+        return f"{expected:.6g}", f"{seen:.6g}{_ratio(seen, expected)}"
+    if isinstance(seen, Tensor) and not isinstance(expected, list | tuple | Mapping):
+        return f"{type(expected).__name__} {expected!r}", f"a tensor of shape {tuple(seen.shape)}"
+    if type(seen) is type(expected) and seen == expected:
+        return None
+    if isinstance(expected, torch.dtype) and seen == str(expected):  # a dtype travels as its name
+        return None
+    if isinstance(expected, torch.Size) and seen == list(expected):
+        return None
+    return form(expected), form(seen)
+
+
+def form(thing: Any) -> str:
+    """What something is, in a few words."""
+    if isinstance(thing, Tensor):
+        return f"a tensor of shape {tuple(thing.shape)} {str(thing.dtype)[6:]}"
+    if isinstance(thing, list | tuple):
+        return (
+            f"a list of {len(thing)}" if len(thing) > 12 or any(isinstance(x, Tensor) for x in thing) else repr(thing)
+        )
+    if isinstance(thing, Mapping):
+        return f"a dict with {', '.join(map(repr, thing))}"
+    return repr(thing)
+
+
+def _wrong_tensor(seen: Any, expected: Tensor, n: int, given: tuple[float, float] | None) -> tuple[str, str] | None:
+    wanted = form(expected)
+    if isinstance(seen, Mapping) and set(seen) == {"device"}:
+        return f"{wanted} on cpu", f"a tensor on {seen['device']}"
+    if not isinstance(seen, Tensor):
+        return wanted, form(seen)
+    if seen.shape != expected.shape or seen.dtype != expected.dtype:
+        return wanted, form(seen)
+    if not expected.numel():
+        return None
+    a, b = seen.double(), expected.detach().double()
+    finite = b[b.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    share = tolerance(expected.dtype, n)
+    relative, absolute = given or (share, share)
+    off = (a - b).abs() > absolute * scale + relative * b.abs()
+    off = (off | (a.isnan() != b.isnan()) | ((a.isinf() | b.isinf()) & (a != b))) & (a != b) & ~(a.isnan() & b.isnan())
+    if not off.any():
+        return None
+    place = [int(each) for each in off.nonzero()[0]]
+    mine, theirs = a[tuple(place)].item(), b[tuple(place)].item()
+    count = int(off.sum())
+    many = "all" if count == off.numel() else f"{count} of {off.numel()}"
+    told = f"{mine:.6g}: {many} numbers are wrong{instead(a, b)}"
+    return f"{theirs:.6g} in [{', '.join(map(str, place))}]", told
+
+
+def instead(seen: Tensor, expected: Tensor) -> str:
+    """What wrong numbers have to do with right ones: a factor, a sign, another order, nothing."""
+    if bool(seen.isnan().any()):
+        return ", and some are nan"
+    if not bool(seen.abs().max() > 0):
+        return ", and they are all zero"
+    if bool((expected.abs() > 0).all()):
+        ratio = seen / expected
+        if float((ratio - ratio.mean()).abs().max()) <= 1e-3 * float(ratio.mean().abs()):
+            return _ratio(float(ratio.mean()), 1.0)
+    ordered = [each.flatten().sort().values for each in (seen, expected)]
+    if torch.allclose(ordered[0], ordered[1], rtol=1e-4, atol=1e-6):
+        return ": the right numbers in another order"
+    return ""
+
+
+def _ratio(seen: float, expected: float) -> str:
+    if not expected or seen != seen:
+        return ""
+    ratio = seen / expected
+    if abs(ratio + 1) < 1e-3:
+        return ": the right size with the wrong sign"
+    for number in range(2, 65):
+        if abs(ratio - number) < 1e-3 * number:
+            return f": {number} times too large"
+        if abs(ratio - 1 / number) < 1e-3 / number:
+            return f": {number} times too small"
+    return ""

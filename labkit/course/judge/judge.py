@@ -1,0 +1,230 @@
+"""The judge: an attempt, case by case, until one is broken; then why, and what to look at next.
+
+    audit ─> a case for each of the exercise's, with seeds drawn now ─> five verdicts ─> first broken: likely cause
+
+The likely cause is found by trial: the exercise's mutants, each a mistake that somebody has made, run on the same case.
+One that gives the same numbers, bytes or standstill has made the same mistake.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from labkit.course.exercises.problem import VERDICTS, Mutant, Problem
+from labkit.course.judge import compare
+from labkit.course.judge.case_run import RunCase, run_case
+from labkit.course.judge.report import UNWRITTEN, Report
+from labkit.course.judge.run_record import RunRecord
+from labkit.course.judge.sandboxed_rank import Program
+from labkit.course.judge.static_check import refusals
+from labkit.course.judge.verdict_picture import of_verdict
+from labkit.course.judge.verdicts import BROKEN, OPEN, Verdict, verdicts, words_of
+
+CAUSE_S = 5.0
+"""A mutant that is asked for its opinion gets this long."""
+PAIRS = 20
+"""Pairs of mutants that are asked when no single one has made the same mistake."""
+ABOUT_THE_SAME = 0.05
+FIT = "an attempt is a function of torch and of what it is given"
+
+
+def judge(
+    problem: Problem,
+    source: str,
+    before: str = "",
+    seed: int | None = None,
+    ours: bool = False,
+    run: RunCase = run_case,
+) -> Report:
+    """Judge an attempt, a program that defines `problem.name`; `before` is what else it uses.
+
+    The seed is drawn anew each time unless it is given. `ours`: the program is labkit's own, which may say what an
+    attempt may not. `run` runs a program; one that is `remembering` serves whoever judges many on one seed."""
+    began = time.perf_counter()
+    if not ours and (found := unfit(problem, source, before)):
+        return Report(problem.key, problem.title, problem.name, (found, *_open(problem)), time.perf_counter() - began)
+    drawn_seed = secrets.randbits(62) if seed is None else seed
+    records: list[RunRecord] = []
+    said: list[Verdict] = []
+    for number, case in enumerate(problem.cases()):
+        record = run(problem, Program(source, before, ours), dataclasses.replace(case, seed=drawn_seed + number))
+        records.append(record)
+        said = verdicts(problem, record)
+        if any(each.broken for each in said):
+            break
+    last = records[-1]
+    said = [_explained(problem, each, last) if each.broken else each for each in said]
+    first = next((place for place, each in enumerate(said) if each.broken), None)
+    if first is not None and said[first].name in VERDICTS:
+        said[first] = said[first]._replace(cause=cause(problem, said[first], last, run) or said[first].cause)
+    star = _star(problem, records) if first is None else None
+    printed = next((each for each in last.printed if each), "")
+    return Report(problem.key, problem.title, problem.name, tuple(said), time.perf_counter() - began,
+                  len(records), len(problem.cases()), star, printed)  # fmt: skip
+
+
+def unfit(problem: Problem, source: str, before: str = "") -> Verdict | None:
+    """What is wrong with a program before it runs: it is the stub, has another signature, says what it may not."""
+    if broken := [*refusals(source, problem.given, problem.may), *refusals(before, problem.given, problem.may)]:
+        seen = "; ".join(str(each) for each in broken[:3])
+        return Verdict("rules", BROKEN, FIT, "", seen, line=broken[0].line, probe="write it without that")
+    wanted = ast.parse(problem.stub).body[-1]
+    found = [node for node in ast.parse(source).body if getattr(node, "name", None) == problem.name]
+    if not found:
+        return _unfit(0, f"a definition of {problem.name}", "there is none", f"call it {problem.name}, as in the stub")
+    node = found[-1]
+    if type(node) is not type(wanted):
+        return _unfit(node.lineno, _kind(wanted), _kind(node), "begin with the line of the stub")
+    mine, theirs = (f"{problem.name}({', '.join(_signature(each))})" for each in (node, wanted))
+    if mine != theirs:
+        return _unfit(node.lineno, theirs, mine, "take the stub's first line")
+    if unwritten(node):
+        about, hint = f"about {problem.n_lines} lines", f"first hint: {problem.hints[0]}"
+        return _unfit(node.lineno, about, UNWRITTEN.format(problem.name), hint)
+    return None
+
+
+def _unfit(line: int, expected: str, seen: str, probe: str) -> Verdict:
+    return Verdict("rules", BROKEN, FIT, expected, seen, line=line, probe=probe)
+
+
+def _kind(node: ast.AST) -> str:
+    return (
+        "a class" if isinstance(node, ast.ClassDef) else "a function" if isinstance(node, ast.FunctionDef) else "no def"
+    )
+
+
+def unwritten(node: ast.AST) -> bool:
+    """Whether a body (of a class: every body) is still that of the stub."""
+    if isinstance(node, ast.FunctionDef):
+        return all(isinstance(each, ast.Pass) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+                   for each in node.body)  # fmt: skip
+    bodies = [each for each in ast.walk(node) if isinstance(each, ast.FunctionDef)]
+    return all(unwritten(each) for each in bodies)
+
+
+def _signature(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ClassDef):
+        first = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        return _signature(first[0])[1:] if first else []
+    if isinstance(node, ast.FunctionDef):
+        return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return []
+
+
+def cause(problem: Problem, verdict: Verdict, record: RunRecord, run: RunCase) -> str:
+    """The sentence of the mutant that does on this case what the attempt did, or those of two at once; "" if none does.
+
+    Two are tried only after each alone, and at most PAIRS of them."""
+    if record.ended == "time-out":
+        return "it never ends: a loop whose end does not come, or a sleep"
+    patient = dataclasses.replace(problem, timeout_s=CAUSE_S)
+
+    def alike(source: str) -> bool:
+        other = run(patient, Program(source), record.case)
+        theirs = next((each for each in verdicts(problem, other) if each.broken), None)
+        return theirs is not None and theirs.name == verdict.name and _alike(verdict, record, theirs, other)
+
+    for mutant in problem.mutants:
+        if mutant.verdict == verdict.name and alike(mutant.source(problem.solution)):
+            return mutant.cause
+    for one, other, source in itertools.islice(_pairs(problem, verdict.name), PAIRS):
+        if alike(source):
+            return f"two mistakes at once. First: {one.cause}. Then: {other.cause}"
+    return ""
+
+
+def _pairs(problem: Problem, name: str) -> Iterator[tuple[Mutant, Mutant, str]]:
+    """Two mutants and the program that makes both mistakes, where it can: the first one breaks the verdict `name`.
+
+    One that stops the ranks hides the other, and waits until it is certain: it is left out, unless they did stop."""
+    for one, other in itertools.permutations(problem.mutants, 2):
+        twice = one.verdict == other.verdict and problem.mutants.index(one) > problem.mutants.index(other)
+        if one.verdict != name or twice or one.instead or other.instead or (other.verdict == "liveness" != name):
+            continue
+        try:
+            yield one, other, other.source(one.source(problem.solution))
+        except ValueError:  # both change the same words
+            continue
+
+
+def _alike(mine: Verdict, record: RunRecord, theirs: Verdict, other: RunRecord) -> bool:
+    sent = [[each.sent_bytes(rank) for rank in range(each.case.n_ranks)] for each in (record, other)]
+    if record.ended != other.ended or (record.ended == "finished" and sent[0] != sent[1]):
+        return False
+    if mine.name == "memory":
+        held, had = (_bytes_held(each) for each in (record, other))
+        return len(held) == len(had) and all(
+            abs(a - b) <= ABOUT_THE_SAME * max(a, b) for a, b in zip(held, had, strict=True)
+        )
+    if mine.name == "values" and record.ended == "finished":
+        return bool(record.damaged) == bool(other.damaged) and compare.same(list(record.outputs), list(other.outputs))
+    if mine.name == "values":
+        return _faults(record) == _faults(other)
+    if mine.name == "liveness":
+        return (_waits(record), record.undelivered) == (_waits(other), other.undelivered)
+    if record.mismatch or other.mismatch:  # which two are told depends on who came first
+        return bool(record.mismatch) == bool(other.mismatch)
+    return (mine.expected, mine.seen, mine.rank) == (theirs.expected, theirs.seen, theirs.rank)
+
+
+def _bytes_held(record: RunRecord) -> list[int]:
+    return [count for each in record.memory if each for count in (each.peak_bytes, sum(each.now.values()))]
+
+
+def _faults(record: RunRecord) -> set[tuple[str, str]]:
+    return {(each.kind, each.message) for each in record.faults.values()}
+
+
+def _waits(record: RunRecord) -> dict[int, str]:
+    return {rank: each.words for rank, each in record.waits.items()}
+
+
+def _explained(problem: Problem, verdict: Verdict, record: RunRecord) -> Verdict:
+    picture = of_verdict(verdict.name, _plain(record, verdict), verdict.at, verdict.seen)
+    return verdict._replace(picture=picture, probe=verdict.probe or _probe(problem, verdict))
+
+
+def _plain(record: RunRecord, verdict: Verdict) -> dict[str, Any]:
+    plates = {rank: f"waits for {each.words}" for rank, each in record.waits.items()}
+    if verdict.rank is not None and verdict.name in ("values", "wire", "order"):
+        plates[verdict.rank] = f"expected {verdict.expected}" if verdict.name == "wire" else "here"
+    return {
+        "n_ranks": record.case.n_ranks,
+        "events": [tuple(each) for each in record.events],
+        "timelines": [list(each.timeline) if each else [] for each in record.memory],
+        "peaks": [dict(each.peak) if each else {} for each in record.memory],
+        "plates": plates,
+    }
+
+
+def _probe(problem: Problem, verdict: Verdict) -> str:
+    line = f"line {verdict.line}" if verdict.line else "that place"
+    return {
+        "rules": "write it without that",
+        "values": f"labkit.run it on {verdict.where.split(',')[0]} in a cell; print what a rank has after each step",
+        "wire": "replies[rank].ledger of labkit.run lists every message; hold it against the law by hand for one rank",
+        "memory": "put labkit.MemoryProbe() around it: .largest(5) says who holds the most, .timeline when",
+        "order": f"draw on paper who does what when, up to {line}",
+        "liveness": f"labkit.run it: the autopsy shows where each rank stands; look at {line} on every rank",
+    }[verdict.name]
+
+
+def _open(problem: Problem) -> tuple[Verdict, ...]:
+    return tuple(Verdict(name, OPEN, words_of(problem, name)) for name in VERDICTS)
+
+
+def _star(problem: Problem, records: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """Whether the costs of all runs are as low as can be: {words, cost, target, won} of the largest."""
+    if problem.star is None:
+        return None
+    costs = [(problem.star.cost(each), problem.star.target(each.case)) for each in records]
+    cost, target = max(costs, key=lambda each: each[1])
+    won = all(mine <= wanted for mine, wanted in costs)
+    return {"words": problem.star.words, "unit": problem.star.unit, "cost": cost, "target": target, "won": won}

@@ -1,0 +1,163 @@
+"""The bench: a process that has imported torch once, runs nothing of a learner's, and forks a judge for every attempt.
+
+    kernel ──exec──> bench ──fork──> judge of one attempt ──fork──> ranks of one case
+
+A check therefore begins in milliseconds with a library as it was installed. When the kernel ends, or the stop button is
+pressed, the judge and its ranks go with it: each watches its parent.
+
+    report = prefork_server().judge("03.2", attempt)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from labkit.course.judge.attempt import Attempt
+from labkit.course.judge.report import Report
+from labkit.launch.reply import Stopped
+
+MOST_S = 120.0
+"""No check takes so long; one that does has a mistake in it that is ours."""
+
+
+class PreforkServer:
+    """The kernel's end of it. The process is started at once, and ready when it has imported torch."""
+
+    def __init__(self) -> None:
+        self.lock, self.numbers = threading.Lock(), itertools.count()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from labkit.course.judge.prefork import main; main({os.getpid()})"
+        )
+        pinned = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "MKL", "OPENBLAS")}
+        self.process = subprocess.Popen(
+            ["env", *(f"{name}={value}" for name, value in pinned.items()), sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # the kernel's signals go to its whole process group; not to us
+        )
+
+    def judge(self, key: str, attempt: Attempt, seed: int | None = None) -> Report:
+        """The report on an attempt. KeyboardInterrupt ends the check; RuntimeError if the judge itself fails."""
+        number = next(self.numbers)
+        request = {"number": number, "key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
+        with self.lock:
+            try:
+                answer = self._ask(json.dumps(request).encode() + b"\n", number)
+            except BaseException as error:
+                self.close()  # whatever was under way; the next check begins with a new one
+                if isinstance(error, KeyboardInterrupt):
+                    raise Stopped(f"Stopped before {key} was judged. Nothing of this attempt counts.") from None
+                raise
+        if "failed" in answer:
+            raise RuntimeError(f"the judge itself failed on {key}:\n{answer['failed']}")
+        return Report.of_dict(answer)
+
+    def _ask(self, line: bytes, number: int) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line)
+        self.process.stdin.flush()
+        until = time.monotonic() + MOST_S
+        while True:
+            while not select.select([self.process.stdout], [], [], 0.5)[0]:
+                if time.monotonic() > until:
+                    raise RuntimeError(f"the judge has said nothing for {MOST_S:g} s: this is a mistake of labkit")
+            reply = self.process.stdout.readline()
+            if not reply:
+                raise RuntimeError(f"the process that judges has ended ({self.process.wait(5)}): is torch installed?")
+            answer: dict[str, Any] = json.loads(reply)
+            if answer.pop("number") == number:  # a judge that reports, and dies before it ends, is told of twice
+                return answer
+
+    def alive(self) -> bool:
+        """Whether the process of the bench still runs."""
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        """End it, and whoever is under way."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def prefork_server() -> PreforkServer:
+    """This process's bench: started at the first call, warm from then on."""
+    ours = _server_of(os.getpid())
+    if not ours.alive() or (ours.process.stdin is not None and ours.process.stdin.closed):
+        _server_of.cache_clear()
+        ours = _server_of(os.getpid())
+    return ours
+
+
+@functools.lru_cache(maxsize=1)
+def _server_of(pid: int) -> PreforkServer:  # by process id: a fork must not use its parent's
+    return PreforkServer()
+
+
+def main(kernel: int) -> None:
+    """The bench's own life: a line in is an attempt, a line out is its report."""
+    from labkit.course.judge import sandbox
+
+    for name in (
+        "labkit.course.judge.judge",
+        "torch._dynamo",
+    ):  # torch, and what the first optimizer of every rank would
+        importlib.import_module(name)  # import for seconds: before the first fork
+
+    sandbox.end_with(kernel)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.getppid() == kernel:
+        if not select.select([sys.stdin], [], [], 0.5)[0]:
+            continue
+        line = sys.stdin.readline()
+        if not line:
+            return
+        judging = os.fork()
+        if judging == 0:
+            sandbox.end_with(os.getppid())
+            _sit(json.loads(line))
+        _, status = os.waitpid(judging, 0)
+        if status:
+            _say(
+                {
+                    "number": json.loads(line)["number"],
+                    "failed": f"the judge ended with {os.waitstatus_to_exitcode(status)}",
+                }
+            )
+
+
+def _sit(request: dict[str, Any]) -> None:
+    from labkit.course.exercises.catalogue import problem
+    from labkit.course.judge.judge import judge
+
+    try:
+        report = judge(problem(request["key"]), request["source"], request["before"], request["seed"])
+        answer: dict[str, Any] = report.as_dict()
+    except BaseException:
+        answer = {"failed": traceback.format_exc()}
+    _say({"number": request["number"], **answer})
+    os._exit(0)
+
+
+def _say(what: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()

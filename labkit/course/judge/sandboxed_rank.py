@@ -1,0 +1,229 @@
+"""The stand: a fresh process in which an attempt is one rank of one run.
+
+It is forked from the judge, which has imported torch and run nothing: so every run begins with a clean library,
+whatever the notebook has done to its own. The process learns its own inputs and no others, and not the answer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import linecache
+import os
+import pickle
+import random
+import signal
+import sys
+import traceback
+import tracemalloc
+import types
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from labkit.comm.ledger import Ledger
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge import sandbox
+from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
+from labkit.course.judge.run_record import n_bytes, tensors
+from labkit.course.judge.sandbox import Fingerprint
+from labkit.probe.memory import MemoryProbe
+
+MOMENTS = 400
+MOST_ANSWER_BYTES = 64 << 20
+
+
+class Program(NamedTuple):
+    """An attempt as text, and `before` it what else of the notebook it uses; both are judged.
+
+    `ours` is labkit's own, which may say what an attempt may not."""
+
+    source: str
+    before: str = ""
+    ours: bool = False
+
+
+class Printed(io.TextIOBase):
+    """Standard output of a rank: the judge keeps the first part of it."""
+
+    def __init__(self, line: Line):
+        self.line, self.left = line, 20_000
+
+    def write(self, text: str) -> int:
+        """Pass it on, as long as there is room."""
+        if self.left > 0 and text:
+            self.line.tell("print", text[: self.left])
+            self.left -= len(text)
+        return len(text)
+
+
+class Scalars(TorchDispatchMode):
+    """Counts the numbers that are taken out of tensors one by one: a list of them is memory that no probe sees."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count, and go on."""
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+class Weight:
+    """What a rank holds, looked at when the exercise says so (`weigh`), and at the end."""
+
+    def __init__(self) -> None:
+        self.probe, self.scalars = MemoryProbe(), Scalars()
+        self.now: dict[str, int] = {}
+        self.python_bytes = 0
+        self.looked = False
+
+    def look(self) -> None:
+        """Look now. What attempts keep in lists and the like is told by the line that allocated it."""
+        self.looked = True
+        self.now = {kind: int(self.probe.now[kind]) for kind in self.probe.now}
+        mine = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.Filter(True, name) for name in (ATTEMPT, HELPERS, torch._tensor_str.__file__)]
+        )
+        self.python_bytes = max(self.python_bytes, sum(each.size for each in mine.traces))
+
+    def said(self) -> dict[str, Any]:
+        """As plain data."""
+        peak, moments = self.probe.peak, self.probe.timeline
+        chosen = moments[:: max(1, len(moments) // MOMENTS)]
+        return {
+            "peak": {kind: int(peak[kind]) for kind in peak},
+            "now": self.now,
+            "timeline": [(each.t, sum(each.bytes)) for each in chosen],
+            "python_bytes": self.python_bytes,
+            "scalars": self.scalars.count,
+        }
+
+
+def become_rank(
+    connection: Connection,
+    problem: Problem,
+    program: Program,
+    rank: int,
+    n_ranks: int,
+    parent: int,
+    dump: int,
+    known: Fingerprint,
+) -> Any:
+    """Become rank `rank` of a run, and never return. `known`: who was who in the library before."""
+    line = Line(connection)
+    try:
+        set_up(line, parent, dump)
+        args = pickle.loads(connection.recv_bytes())
+        told, data = run_attempt(line, problem, program, rank, n_ranks, args, known)
+        line.tell("result", told, data=data)
+    except BaseException as error:
+        kind, message = type(error).__name__, str(error)
+        line.tell("failed", kind, message[:2000], line_of(error), isinstance(error, sandbox.Refused))
+    finally:
+        os._exit(0)
+
+
+def set_up(line: Line, parent: int, dump: int) -> None:
+    """Limits, output, one thread, the same seeds on every rank."""
+    sandbox.confine(parent)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    sys.stdin = open(os.devnull, encoding="utf-8")
+    sys.stdout = sys.stderr = Printed(line)  # type: ignore[assignment]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
+    sandbox.lock()
+    torch.set_num_threads(1)
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+def run_attempt(
+    line: Line, problem: Problem, program: Program, rank: int, n_ranks: int, args: tuple[Any, ...], known: Fingerprint
+) -> tuple[dict[str, Any], bytes]:
+    """Run the attempt: what there is to say of it, and what it gave."""
+    kept, source = pickle.dumps(args), program.source
+    codes = compile(program.before, HELPERS, "exec"), compile(source, ATTEMPT, "exec")
+    linecache.cache[ATTEMPT] = (len(source), None, source.splitlines(True), ATTEMPT)
+    weight = Weight()
+    line.weigh = weight.look
+    group = group_over(line, "world", tuple(range(n_ranks)), rank, Ledger())
+    space = types.ModuleType("attempt") if program.ours else sandbox.namespace(problem.given)
+    sys.modules["attempt"] = space  # where dataclasses look for what an annotation names
+    if not program.ours:
+        sandbox.close()
+        sandbox.watch()
+    tracemalloc.start()
+    with weight.probe, weight.scalars:  # what a program makes before it is called is held by it, too
+        for code in codes:
+            exec(code, space.__dict__)
+        output = problem.play(getattr(space, problem.name), group, *args)
+        if not weight.looked:
+            weight.look()
+    tracemalloc.stop()
+    if changed := sandbox.replaced(known):
+        raise sandbox.Refused(f"the attempt has replaced {', '.join(changed[:3])}: it must leave the library as it is")
+    damage = damaged(args, pickle.loads(kept), problem.changes)
+    told = {"memory": weight.said(), "damaged": damage, "input_bytes": n_bytes(args)}
+    return told, packed(output)
+
+
+def damaged(args: tuple[Any, ...], before: tuple[Any, ...], allowed: tuple[Any, ...]) -> str:
+    """Which input is not what it was, in words; "" if all are."""
+    for place, (now, then) in enumerate(zip(args, before, strict=True)):
+        if place in allowed:
+            continue
+        for mine, was in zip(tensors(now), tensors(then), strict=False):
+            if mine.shape != was.shape or not torch.equal(_bits(mine), _bits(was)):
+                return f"argument {place + 1}, {tuple(was.shape)} {str(was.dtype)[6:]}"
+    return ""
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.detach().contiguous().reshape(-1).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def packed(output: Any) -> bytes:
+    """What an attempt gave, as bytes that can be read without running anything of it."""
+    file = io.BytesIO()
+    torch.save(plain(output, "what it returned"), file, _use_new_zipfile_serialization=False)
+    if file.tell() > MOST_ANSWER_BYTES:
+        raise ValueError(f"what it returned has {file.tell():,} bytes, more than there can be")
+    return file.getvalue()
+
+
+def plain(thing: Any, where: str) -> Any:
+    """Tensors, numbers, words, and lists and dicts of them. TypeError for anything else.
+
+    Nothing of the attempt's runs here, where it is no longer watched: an object of its own is not asked for its parts,
+    but taken for the list, dict or number that it is."""
+    if isinstance(thing, Tensor):
+        if thing.device.type != "cpu":
+            return {"device": str(thing.device)}
+        return thing.detach().clone() if thing.layout is torch.strided else thing.detach().to_dense()
+    if thing is None or type(thing) in (bool, int, float, str):
+        return thing
+    for number, exact in ((int, int.__int__), (float, float.__float__), (str, str.__str__)):
+        if isinstance(thing, number):
+            return exact(thing)  # type: ignore[arg-type]
+    if isinstance(thing, torch.dtype):
+        return str(thing)
+    for sort in (list, tuple, set, frozenset):
+        if isinstance(thing, sort):
+            inner = [plain(each, where) for each in sort.__iter__(thing)]  # type: ignore[arg-type]
+            return sorted(inner) if sort in (set, frozenset) else inner
+    if isinstance(thing, dict):
+        pairs = [(plain(key, where), plain(each, where)) for key, each in dict.items(thing)]
+        return {key if isinstance(key, str | int) else str(key): each for key, each in pairs}
+    raise TypeError(f"{where} holds {type(thing).__name__}: return tensors, numbers, words, or lists and dicts of them")
+
+
+def line_of(error: BaseException) -> int:
+    """The last line of the attempt that an exception went through, 0 if none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((each.lineno or 0 for each in reversed(frames) if each.filename == ATTEMPT), 0)

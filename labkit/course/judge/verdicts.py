@@ -1,0 +1,186 @@
+"""The five verdicts on a run: values, wire, memory, order, liveness. Each holds, is broken, or could not be judged.
+
+rules      the attempt did what no attempt may (audit.py, guard.py); said only when it is so
+values     what came out is what one process says, and the inputs are what they were
+wire       the bytes that the judge carried are those of the law
+memory     the bytes that a rank held are within the law
+order      what must come first came first, and all ranks called the same collectives
+liveness   it ended, and no message is left that nobody received
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from labkit.course.exercises.problem import VERDICTS, Complaint, Law, Problem
+from labkit.course.judge import compare
+from labkit.course.judge.laws import modest, silent
+from labkit.course.judge.run_record import RunRecord
+
+HOLDS, BROKEN, OPEN = "holds", "broken", "not judged"
+SAME_CALLS = "all ranks call the same collectives in the same order"
+ENDS = "it ends, and every message is received"
+MOST_SHOWN = 300
+
+
+class Verdict(NamedTuple):
+    """What the judge says of one thing.
+
+    name, state       "wire"; "holds", "broken" or "not judged"
+    law               what must hold, in words
+    expected, seen    if it is broken
+    rank, line        where; None and 0 if it is nowhere in particular
+    where             the case in which it is
+    cause             the likely mistake, if somebody has made it before
+    probe             what to look at next
+    picture           the run, as HTML, with the fault marked
+    at                the events that are marked
+    """
+
+    name: str
+    state: str
+    law: str
+    expected: str = ""
+    seen: str = ""
+    rank: int | None = None
+    line: int = 0
+    where: str = ""
+    cause: str = ""
+    probe: str = ""
+    picture: str = ""
+    at: tuple[int, ...] = ()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the attempt breaks this law."""
+        return self.state == BROKEN
+
+
+def laws_of(problem: Problem, verdict: str) -> tuple[Law, ...]:
+    """The laws that the exercise sets for a verdict, or those that hold for every exercise."""
+    own = tuple(law for law in problem.laws if law.verdict == verdict)
+    usual = {"wire": (silent(),), "memory": (modest(),)}
+    return own or usual.get(verdict, ())
+
+
+def words_of(problem: Problem, verdict: str) -> str:
+    """The law that a verdict judges by, in words: what a right answer must do."""
+    if verdict == "values":
+        return "what one process says, for random inputs"
+    if verdict == "liveness":
+        return ENDS
+    return "; ".join(law.words for law in laws_of(problem, verdict)) or SAME_CALLS
+
+
+def verdicts(problem: Problem, record: RunRecord) -> list[Verdict]:
+    """All five, in order; "rules" before them if the attempt has broken one."""
+    judged = [_said(problem, record, name, _complaint(problem, record, name)) for name in VERDICTS]
+    refused = next(((rank, fault) for rank, fault in record.faults.items() if fault.refused), None)
+    if refused is not None:
+        rank, fault = refused
+        broken = Verdict("rules", BROKEN, "an attempt leaves the machine, the library and the judge alone", "",
+                         fault.message[:MOST_SHOWN], rank, fault.line, str(record.case))  # fmt: skip
+        return [broken, *(Verdict(name, OPEN, words_of(problem, name)) for name in VERDICTS)]
+    return judged
+
+
+def _said(problem: Problem, record: RunRecord, name: str, complaint: Complaint | str | None) -> Verdict:
+    law = words_of(problem, name)
+    if complaint is None:
+        return Verdict(name, HOLDS, law)
+    if isinstance(complaint, str):
+        return Verdict(name, OPEN, law)
+    line = _line(record, complaint) if name != "values" else 0
+    if name == "values" and complaint.rank is not None and complaint.rank in record.faults:
+        line = record.faults[complaint.rank].line
+    expected, seen = complaint.expected[:MOST_SHOWN], complaint.seen[:MOST_SHOWN]
+    return Verdict(name, BROKEN, law, expected, seen, complaint.rank, line, str(record.case), at=complaint.at)
+
+
+def _line(record: RunRecord, complaint: Complaint) -> int:
+    marked = [event.line for event in record.events if event.number in complaint.at and event.line]
+    if marked:
+        return marked[0]
+    wait = record.waits.get(-1 if complaint.rank is None else complaint.rank)
+    return wait.line if wait else 0
+
+
+def _complaint(problem: Problem, record: RunRecord, name: str) -> Complaint | str | None:
+    """What is wrong; None for nothing; a word if it cannot be told since the run did not end."""
+    if name == "liveness":
+        return _stuck(record)
+    if name == "order" and record.mismatch:
+        return Complaint(SAME_CALLS, record.mismatch, min(record.faults, default=None))
+    if record.ended != "finished":
+        return (
+            _raised(record) if name == "values" and record.ended == "raised" and not record.mismatch else "did not end"
+        )
+    if name == "values":
+        return _values(problem, record)
+    return next((complaint for law in laws_of(problem, name) if (complaint := law.broken(record)) is not None), None)
+
+
+def _raised(record: RunRecord) -> Complaint:
+    rank, fault = min(record.faults.items(), key=lambda pair: (pair[1].kind == "Ended", pair[0]))
+    return Complaint("an answer", fault.words, rank)
+
+
+def _values(problem: Problem, record: RunRecord) -> Complaint | None:
+    for rank, expected in enumerate(record.expected):
+        seen = record.outputs[rank]
+        if expected is Ellipsis:
+            continue
+        if seen is None and expected is not None:
+            printed = record.printed[rank].strip()
+            told = f"it printed {printed[:80]!r} and returned None: return it" if printed else "it returned None"
+            return Complaint(compare.form(expected), told, rank)
+        difference = compare.wrong(seen, expected, record.case.n_ranks, problem.tolerance)
+        if difference is not None and problem.writes_test and isinstance(seen, Mapping):
+            return _missed(seen, expected, rank)
+        if difference is not None:
+            return Complaint(difference.expected, difference.seen + _swapped(problem, record, rank), rank)
+    for rank, what in record.damaged.items():
+        return Complaint("inputs that are left as they were", f"the attempt changed {what}, in place", rank)
+    return None
+
+
+def _swapped(problem: Problem, record: RunRecord, rank: int) -> str:
+    """A remark if this rank gave the values that another rank should give; empty otherwise."""
+    for other, right in enumerate(record.expected):
+        if other == rank or right is Ellipsis:
+            continue
+        if compare.wrong(record.outputs[rank], right, record.case.n_ranks, problem.tolerance) is None:
+            return f" (this is what rank {other} should have)"
+    return ""
+
+
+def _missed(seen: Mapping[str, object], expected: Mapping[str, object], rank: int) -> Complaint:
+    """What a check that the learner wrote lets through, or rejects though it is right."""
+    wrong = [name for name, right in expected.items() if not right]
+    killed = [name for name in wrong if seen.get(name) is False]
+    alive = next((name for name in wrong if name not in killed), None)
+    refused = next((name for name, right in expected.items() if right and seen.get(name) is not True), None)
+    told = f"{len(killed)} of {len(wrong)} mutants killed"
+    told += f"; survives: {alive}" if alive else ""
+    told += f"; rejects what is right: {refused}" if refused else ""
+    return Complaint(f"{len(wrong)} of {len(wrong)} mutants killed, and all that is right accepted", told, rank)
+
+
+def _stuck(record: RunRecord) -> Complaint | None:
+    if record.ended in ("deadlock", "time-out"):
+        told = "; ".join(
+            f"rank {rank} {'waits for ' if record.ended == 'deadlock' else ''}{wait.words}"
+            + (f" in line {wait.line}" if wait.line else "")
+            for rank, wait in sorted(record.waits.items())
+        )
+        through = [rank for rank in range(record.case.n_ranks) if rank not in record.waits]
+        done = f"; rank {', '.join(map(str, through))} had finished" if through else ""
+        kind = "a deadlock" if record.ended == "deadlock" else f"no end after {record.seconds:.0f} s"
+        return Complaint(ENDS, f"{kind}: {told}{done}", min(record.waits, default=None))
+    if record.undelivered:
+        told = "; ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in record.undelivered.items())
+        source = next(iter(record.undelivered))[0]
+        lost = tuple(message.number for message in record.sent(source) if message.kind == "message")
+        return Complaint("every message is received", f"never received: {told}", source, lost)
+    return None

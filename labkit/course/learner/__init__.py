@@ -1,0 +1,1 @@
+"""What is kept of a learner, in files of their own: progress, scores, reviews."""

@@ -1,0 +1,90 @@
+"""What a learner does at an exercise: an attempt, a hint that was opened, a solution that was opened; as data and back.
+
+said = event.model_dump_json();  event_of(said) == event
+events_of(export)                what a file of exported events holds, or a ValueError that names the field
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
+
+from labkit.course.learner.exported import taken
+
+FORMAT, VERSION = "labkit progress", 1
+LEVELS = (1, 2, 3)
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    uid: str = Field(min_length=16, max_length=64)
+    key: str = Field(pattern=r"^\d{2,}\.\w+$")
+    at: AwareDatetime
+
+
+class Attempt(_Event):
+    """A check of a program: how it went, the first broken verdict and its likely cause, and the program itself."""
+
+    kind: Literal["attempt"] = "attempt"
+    passed: bool
+    starred: bool
+    verdict: str = ""
+    cause: str = ""
+    seconds: float = Field(ge=0)
+    source: str
+    labkit: str = ""
+
+
+class Hint(_Event):
+    """A hint was opened."""
+
+    kind: Literal["hint"] = "hint"
+    level: Literal[1, 2, 3]
+
+
+class Solution(_Event):
+    """The solution was opened."""
+
+    kind: Literal["solution"] = "solution"
+
+
+Event = Attempt | Hint | Solution
+Told = Annotated[Event, Field(discriminator="kind")]
+
+
+class _Export(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    format: Literal["labkit progress"]
+    version: int
+    events: tuple[Told, ...]
+
+
+def event_of(said: str) -> Event:
+    """What an event's `model_dump_json` says. ValueError if it is none."""
+    found: Event = TypeAdapter(Told).validate_json(said)
+    return found
+
+
+def export_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Events as plain data, for json."""
+    return {"format": FORMAT, "version": VERSION, "events": [each.model_dump(mode="json") for each in events]}
+
+
+def events_of(plain: Mapping[str, Any]) -> tuple[Event, ...]:
+    """What `export_of` was given. ValueError names the field that is not as it should be."""
+    return taken(_Export, plain, VERSION).events
+
+
+def full(key: str) -> str:
+    """`3.2` -> `03.2`. ValueError for what is no key of an exercise."""
+    lab, dot, place = str(key).partition(".")
+    if not (lab.isdecimal() and dot and place.isalnum()):
+        raise ValueError(f"the key of an exercise is a lab and a place, as in '03.2', got {key!r}")
+    return f"{lab.zfill(2)}.{place}"
+
+
+def sound(words: str) -> str:
+    """Words that a file can hold: half a character, which a cell may have, becomes a question mark."""
+    return words.encode("utf-8", "replace").decode()

@@ -1,0 +1,232 @@
+"""How far a learner is: a row for each lab, a box for each exercise, and what to do next.
+
+    lab 03     ┌ 03.1   ✓ ┐ ┌ 03.2   ★ ┐ ┌╌03.3╌╌╌◐╌┐ ┌╌03.4╌╌╌╌╌┐
+    2 of 4     │ done, 2  │ │ star, 5  │ ╎ tried, 3 ╎ ╎ not yet   ╎     a number: attempts; ▴ a hint was opened
+               └──────────┘ └──────────┘ └╌╌╌╌╌╌╌╌╌╌┘ └╌╌╌╌╌╌╌╌╌╌╌┘     ◇ the solution was seen before passing
+
+Word, sign and edge say what the colour says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from html import escape
+from typing import Protocol
+
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
+from labkit.view.units import plural
+
+DONE, STARRED, TRIED, NOT_YET = "done", "starred", "tried", "not yet"
+STATES = (DONE, STARRED, TRIED, NOT_YET)
+COLOURS = (PALETTE[0], PALETTE[4], PALETTE[1], "none")
+LEFT, WIDE, TALL, PITCH = 72.0, 97.0, 42.0, 103.0
+PER_LINE = 7
+EASY = ("", "very easy", "easy", "medium", "hard", "very hard")
+
+
+class Row(Protocol):
+    """How far a learner is with one exercise; `labkit.course.learner.progress.Row` is one."""
+
+    @property
+    def key(self) -> str:
+        """Lab and place, "03.2"."""
+
+    @property
+    def title(self) -> str:
+        """What it is about."""
+
+    @property
+    def lab(self) -> str:
+        """The lab, "03"."""
+
+    @property
+    def minutes(self) -> int:
+        """What it takes."""
+
+    @property
+    def difficulty(self) -> int:
+        """1 to 5."""
+
+    @property
+    def importance(self) -> int:
+        """1 to 5."""
+
+    @property
+    def tries(self) -> int:
+        """How many attempts were made."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether one of them passed."""
+
+    @property
+    def starred(self) -> bool:
+        """Whether one has earned the star."""
+
+    @property
+    def hints(self) -> int:
+        """How many hints were opened."""
+
+    @property
+    def seen(self) -> bool:
+        """Whether the solution was opened before that."""
+
+    @property
+    def first_passed(self) -> datetime | None:
+        """When it was passed."""
+
+    @property
+    def cause(self) -> str:
+        """What was wrong the last time."""
+
+
+def standing(row: Row) -> str:
+    """`done`, `starred`, `tried` or `not yet`."""
+    if row.starred:
+        return STARRED
+    return DONE if row.passed else TRIED if row.tries else NOT_YET
+
+
+def next_up(rows: Iterable[Row], count: int = 5) -> list[Row]:
+    """What to do next: what was tried and not passed, then what matters most, and of that the easiest; in lab order."""
+    left = [row for row in rows if not row.passed]
+    return sorted(left, key=lambda row: (not row.tries, -row.importance, row.difficulty))[:count]
+
+
+def totals(rows: Sequence[Row]) -> str:
+    """`2 of 5 exercises done, 1 starred, 1 tried; 3 hints; about 45 min to go`"""
+    done, tried = sum(row.passed for row in rows), sum(standing(row) == TRIED for row in rows)
+    hints, starred = sum(row.hints for row in rows), sum(row.starred for row in rows)
+    left = sum(row.minutes for row in rows if not row.passed)
+    said = f"{done} of {plural(len(rows), 'exercise')} done, {starred} starred, {tried} tried; {plural(hints, 'hint')}"
+    return said + (f"; about {_time(left)} to go" if left else "; nothing is left" if rows else "")
+
+
+def progress(rows: Sequence[Row], title: str = "", n_next: int = 5) -> Picture:
+    """All labs of these exercises, the totals, and below them the `n_next` that come next."""
+    said = totals(rows)
+    body, y = [headline(f"{title}: {said}" if title else said)], 36.0
+    for lab in dict.fromkeys(row.lab for row in rows):
+        mine = [row for row in rows if row.lab == lab]
+        body += [text(4, y + 17, f"lab {lab}", bold=True)]
+        body += [text(4, y + 34, f"{sum(row.passed for row in mine)} of {len(mine)}", size=12)]
+        for place, row in enumerate(mine):
+            body.append(_box(row, LEFT + place % PER_LINE * PITCH, y + place // PER_LINE * (TALL + 5)))
+        y += -(-len(mine) // PER_LINE) * (TALL + 5) + 5
+    if not rows:
+        body.append(text(4, y + 12, "There is no exercise here.", size=12))
+        y += 26
+    body.append(_legend(y + 4))
+    y += 28
+    coming = next_up(rows, n_next)
+    if coming:
+        foot = y + 38
+        body += [line(4, y, WIDTH - 4, y, width=0.5), text(4, y + 20, "What next", bold=True)]
+        for place, row in enumerate(coming, 1):
+            body.append(text(4, foot, cut(f"{place}. {_why(row)}", 110), size=12))
+            if row.cause:
+                body.append(text(18, foot + 15, cut(f"last time: {row.cause}", 110), size=12))
+            foot += 36 if row.cause else 20
+        y = foot - 8
+    told = "; ".join(_words(row) for row in rows)
+    after = f" Next: {', '.join(row.key for row in coming)}." if coming else ""
+    return Picture("".join(body), y, f"{title + ': ' if title else ''}{said}. {told}.{after}".replace(". .", "."))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The same as a table of HTML, for eyes and for readers of screens."""
+    cell = "style='text-align:left;vertical-align:top;padding:.1em .7em'"
+    names = ("exercise", "", "state", "tries", "hints", "star", "solution seen", "passed", "minutes", "last cause")
+    head = "".join(f"<th scope='col' {cell}>{name}</th>" for name in names)
+    lines = []
+    for row in rows:
+        when = f"{row.first_passed:%Y-%m-%d}" if row.first_passed else ""
+        seen = ("before passing" if row.passed else "yes") if row.seen else ""
+        star = "★" if row.starred else ""
+        rest = (row.title, standing(row), row.tries, row.hints, star, seen, when, row.minutes, row.cause)
+        cells = "".join(f"<td {cell}>{escape(str(each))}</td>" for each in rest)
+        lines.append(f"<tr><th scope='row' {cell}>{escape(row.key)}</th>{cells}</tr>")
+    caption = f"<caption style='text-align:left'>{escape(totals(rows))}</caption>"
+    return f"<table style='border-collapse:collapse'>{caption}<tr>{head}</tr>{''.join(lines)}</table>"
+
+
+def _box(row: Row, x: float, y: float) -> str:
+    state = standing(row)
+    ink = INK if state != NOT_YET else "currentColor"
+    tries = str(row.tries) if row.tries < 100 else "99+"
+    count = f"{'star' if state == STARRED else state}, {tries}" if row.tries else state
+    key = text(x + 7, y + 17, row.key, bold=True)
+    words = f"<g fill='{ink}'>{key}{text(x + 7, y + 34, count, size=12)}</g>"
+    return f"<g><title>{escape(_words(row))}</title>{_edge(state, x, y, WIDE, TALL)}{words}{_marks(row, x, y, ink)}</g>"
+
+
+def _edge(state: str, x: float, y: float, w: float, h: float) -> str:
+    """The box without its words: filled if passed, half filled if tried, a broken edge until it is passed."""
+    colour = COLOURS[STATES.index(state)]
+    if state in (DONE, STARRED):
+        return box(x, y, w, h, colour, width=3 if state == STARRED else 1)
+    ground = f"<rect x='{x:g}' y='{y:g}' width='{w:g}' height='{h:g}' rx='3' fill='{colour}' stroke='currentColor'"
+    return f"{ground} stroke-dasharray='4 3'/>"
+
+
+def _marks(row: Row, x: float, y: float, ink: str) -> str:
+    """At the upper right the sign of the state and a diamond for the solution, below it triangles for hints."""
+    out = _sign(standing(row), x + WIDE - 15, y + 13, ink)
+    left = x + WIDE - 10
+    for k in range(row.hints):
+        out += f"<path d='M{left - 8 * k - 3.5:g} {y + 34:g}l3.5 -7l3.5 7z' fill='{ink}'/>"
+    if row.seen:
+        out += _diamond(x + WIDE - 31, y + 13, ink)
+    return out
+
+
+def _sign(state: str, x: float, y: float, ink: str) -> str:
+    """A tick, a star, half a disc or nothing, about (x, y)."""
+    if state == STARRED:
+        star = "M0 -8l2.4 5l5.4 .7l-4 3.8l1 5.4l-4.8 -2.6l-4.8 2.6l1 -5.4l-4 -3.8l5.4 -.7z"
+        return f"<path transform='translate({x:g} {y:g})' d='{star}' fill='{ink}'/>"
+    if state == DONE:
+        return f"<path d='M{x - 6:g} {y:g}l4 5l8 -10' fill='none' stroke='{ink}' stroke-width='2.5'/>"
+    if state == TRIED:
+        half = f"<path d='M{x:g} {y - 6:g}a6 6 0 0 0 0 12z' fill='{ink}'/>"
+        return half + f"<circle cx='{x:g}' cy='{y:g}' r='6' fill='none' stroke='{ink}' stroke-width='1.5'/>"
+    return ""
+
+
+def _diamond(x: float, y: float, ink: str) -> str:
+    return f"<path d='M{x:g} {y - 4.5:g}l4 4.5l-4 4.5l-4 -4.5z' fill='none' stroke='{ink}' stroke-width='1.5'/>"
+
+
+def _legend(y: float) -> str:
+    out, x = "", 4.0
+    named = ("done, n tries", "with a star", "tried, not passed", "not yet")
+    for state, words in zip(STATES, named, strict=True):
+        out += _edge(state, x + 2, y, 26, 16)
+        out += _sign(state, x + 15, y + 8, INK) + text(x + 34, y + 13, words, size=12)
+        x += 52 + width_of(words, 12)
+    out += f"<path d='M{x:g} {y + 12:g}l3.5 -7l3.5 7z'/>" + text(x + 12, y + 13, "a hint", size=12)
+    x += 30 + width_of("a hint", 12)
+    return out + _diamond(x, y + 8.5, "currentColor") + text(x + 9, y + 13, "solution seen", size=12)
+
+
+def _words(row: Row) -> str:
+    """`03.2 A ring: tried, 3 attempts, 2 hints, last: nothing is added`"""
+    parts = [
+        standing(row),
+        plural(row.tries, "attempt") * bool(row.tries),
+        plural(row.hints, "hint") * bool(row.hints),
+    ]
+    parts += ["solution seen before passing" if row.seen else "", f"last: {row.cause}" if row.cause else ""]
+    return f"{row.key} {row.title}: {', '.join(part for part in parts if part)}"
+
+
+def _why(row: Row) -> str:
+    """`03.2 A ring (tried 3 times; importance 5 of 5, medium, 20 min)`"""
+    tried = f"tried {'once' if row.tries == 1 else f'{row.tries} times'}; " if row.tries else ""
+    easy = EASY[min(5, max(0, row.difficulty))]
+    return f"{row.key} {row.title} ({tried}importance {row.importance} of 5, {easy}, {row.minutes} min)"
+
+
+def _time(minutes: int) -> str:
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.0f} h"

@@ -1,0 +1,63 @@
+"""The board: every attempt of this learner, kept between notebooks in one SQLite file of the learner's own.
+
+    board = Scores()                     in the user's data folder; Scores(path) elsewhere
+    board.add(entry)                     one transaction: a crash in the middle leaves what was there before
+    board.entries(task)                  best first
+
+What happens to a file that is damaged, locked or of a later labkit stands in labkit/course/learner/store.py, and is told in
+`.note`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from labkit.course.capstone.entry import Entry
+from labkit.course.capstone.forecast import Task
+from labkit.course.learner.store import Store
+
+NAME = "scores.sqlite3"
+STEPS = (("CREATE TABLE IF NOT EXISTS entries (id INTEGER PRIMARY KEY, task TEXT NOT NULL, said TEXT NOT NULL)",),)
+
+
+class Scores:
+    """The entries in one file. `path` says where, `note` what happened to it, "" if nothing did."""
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        """Open the board, make it where there is none. ValueError for a file of a later version of labkit."""
+        self.store = Store(NAME, STEPS, path, "board")
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.store.path
+
+    @property
+    def note(self) -> str:
+        """What happened to it."""
+        return self.store.note
+
+    def add(self, entry: Entry) -> Entry:
+        """Keep an entry, also one that does not count. Returns it. OSError if the file cannot be written now."""
+        with self.store.writing() as database:
+            database.execute("INSERT INTO entries (task, said) VALUES (?, ?)", (entry.task_key, entry.to_json()))
+        return entry
+
+    def entries(self, task: Task | None = None) -> list[Entry]:
+        """Those of a task (all of them without one): what counts first, the best score in front."""
+        with self.store.reading() as database:
+            rows = database.execute("SELECT task, said FROM entries ORDER BY id").fetchall()
+        found = []
+        for key, said in rows:
+            if task is None or key == task.key:
+                with suppress(ValueError):  # written by another version: it stays in the file
+                    found.append(Entry.of_json(said))
+        return sorted(found, key=lambda entry: entry.score)
+
+    def __len__(self) -> int:
+        with self.store.reading() as database:
+            return int(database.execute("SELECT count(*) FROM entries").fetchone()[0])
+
+    def __repr__(self) -> str:
+        return f"<board: {len(self)} attempts in {self.path.name}{'; ' + self.note if self.note else ''}>"

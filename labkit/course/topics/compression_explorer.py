@@ -1,0 +1,55 @@
+"""How few gradients are enough? The share that travels, with and without error feedback, on recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ipywidgets as widgets
+
+from labkit.course.topics.compression_picture import MOST_RANKS, sparse
+from labkit.course.widgets.explorer import Explorer
+from labkit.view.svg import Picture
+from labkit.view.units import parsed
+
+Losses = Sequence[float]
+
+
+class CompressionExplorer(Explorer):
+    """A slider over the shares that were recorded, a box for error feedback, and a number of ranks to be typed.
+
+    `runs` maps (share, feedback) to losses, `dense` has those of exact gradients, all of `numel` float32 gradients on
+    `n_ranks` ranks; `measured` maps shares to bytes that a rank sent a step. Arrow keys move the slider, the space bar
+    ticks the box. `.picture` is the last picture that made sense; nonsense leaves it and says why. ValueError for no
+    runs."""
+
+    def __init__(
+        self,
+        runs: Mapping[tuple[float, bool], Losses],
+        dense: Losses,
+        numel: int,
+        n_ranks: int,
+        measured: Mapping[float, float] | None = None,
+    ) -> None:
+        shares = sorted({share for share, _ in runs})
+        if not shares:
+            raise ValueError("there are no recorded runs: give at least one (share, feedback) with its losses")
+        self.runs, self.dense, self.numel, self.n_ranks = dict(runs), list(dense), numel, n_ranks
+        self.measured = dict(measured or {})
+        options = [(f"{share:.3g}", share) for share in shares]
+        self.share = widgets.SelectionSlider(options=options, value=shares[len(shares) // 2], description="share k")
+        self.feedback = widgets.Checkbox(True, description="error feedback")
+        self.ranks = widgets.Text(str(n_ranks), description="ranks", continuous_update=False)
+        controls = [self.share, self.feedback, self.ranks]
+        super().__init__(controls, controls)
+
+    def drawn(self) -> Picture:
+        """For the present controls. ValueError for a number of ranks that is none."""
+        share, feedback = self.share.value, self.feedback.value
+        curves: dict[str, Losses] = {"dense": self.dense}
+        if (share, feedback) in self.runs:
+            curves["with feedback" if feedback else "without feedback"] = self.runs[share, feedback]
+        dots = {self.n_ranks: self.measured[share]} if share in self.measured else None
+        ranks = parsed(self.ranks.value, "ranks")
+        if ranks != int(ranks) or ranks > MOST_RANKS:
+            raise ValueError(f"{self.ranks.value!r} is no whole number of ranks up to {MOST_RANKS:,}")
+        return sparse(share, curves, self.numel, int(ranks), dots)

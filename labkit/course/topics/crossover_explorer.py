@@ -1,0 +1,60 @@
+"""When does a ring beat a tree? Move the number of ranks, the latency and the bandwidth, and see."""
+
+from __future__ import annotations
+
+import math
+
+import ipywidgets as widgets
+
+from labkit.course.widgets.twin import Twin
+from labkit.plan.collectives import Line
+from labkit.view.lines import laws
+from labkit.view.svg import Picture
+
+MOST_RANKS = 64
+STEP = 0.01
+"""Decades that a slider moves at a time, 2.3%."""
+
+
+class CrossoverExplorer(Twin, widgets.VBox):
+    """Sliders over the laws of all_reduce, starting at `link` (your own, as measured) and `n_ranks` (2 to 64).
+
+    A link outside the sliders' range starts at their end; `.link` is what they show. A browser moves a slider to the
+    nearest of its steps as soon as it is drawn: a slider that is as near as that to where it began still means the
+    measured number, so that the picture says the same crossover as every other one of this link."""
+
+    def __init__(self, link: Line, n_ranks: int = 4):
+        self.ranks = widgets.IntSlider(min(max(n_ranks, 2), MOST_RANKS), 2, MOST_RANKS, description="ranks")
+        alpha, rate = _inside(link.alpha_s * 1e6, 0.1, 1e4), _inside(link.bandwidth / 1e9, 1e-2, 1e3)
+        self.alpha = widgets.FloatLogSlider(alpha, min=-1, max=4, step=STEP, description="alpha, us")
+        self.rate = widgets.FloatLogSlider(rate, min=-2, max=3, step=STEP, description="GB/s")
+        self._began = alpha, rate
+        self.picture = widgets.HTML()
+        super().__init__([self.ranks, self.alpha, self.rate, self.picture])
+        for control in (self.ranks, self.alpha, self.rate):
+            control.observe(lambda _: self.draw(), "value")
+        self.draw()
+
+    @property
+    def link(self) -> Line:
+        """The link that the sliders describe."""
+        shown = (self.alpha.value, self.rate.value)
+        alpha, rate = (_unmoved(value, began) for value, began in zip(shown, self._began, strict=True))
+        return Line(alpha * 1e-6, 1e-9 / rate)
+
+    def draw(self) -> None:
+        """Draw the laws for the present controls."""
+        self.picture.value = str(self.static())
+
+    def static(self) -> Picture:
+        """The picture as it stands, for an export."""
+        return laws(self.ranks.value, self.link)
+
+
+def _unmoved(value: float, began: float) -> float:
+    """Where a slider began, if it is no further from there than half a step, to which a browser rounds."""
+    return began if abs(math.log10(value / began)) <= STEP / 2 * (1 + 1e-6) else value
+
+
+def _inside(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)

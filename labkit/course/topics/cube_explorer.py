@@ -1,0 +1,59 @@
+"""Which ranks work together? Move dp, pp, tp and the rank, and see its three groups light up."""
+
+from __future__ import annotations
+
+import ipywidgets as widgets
+
+from labkit.course.widgets.twin import Twin
+from labkit.plan.layout import Layout
+from labkit.view.cube import cube
+from labkit.view.svg import Picture
+
+MOST = 16
+"""The longest axis of the sliders; a longer one of the first layout is taken as it is."""
+
+
+class CubeExplorer(Twin, widgets.VBox):
+    """Sliders over a Layout and a rank of it, starting at `layout` and `rank`; arrow keys move a slider that has the
+    focus. `.layout_` and `.rank` are what they show; a rank that a smaller layout lacks becomes its last one.
+
+    ValueError for a rank outside the first layout."""
+
+    def __init__(self, layout: Layout | None = None, rank: int = 0):
+        layout = layout or Layout(2, 2, 2)
+        layout.coords(rank)
+        self.sizes = {
+            axis: widgets.IntSlider(
+                getattr(layout, axis),
+                1,
+                max(MOST, getattr(layout, axis)),
+                description=axis,
+                tooltip=f"ranks along {axis}",
+            )
+            for axis in ("dp", "pp", "tp")
+        }
+        self.rank = widgets.IntSlider(rank, 0, layout.size - 1, description="rank", tooltip="whose groups are lit")
+        self.picture = widgets.HTML()
+        super().__init__([*self.sizes.values(), self.rank, self.picture])
+        for control in self.sizes.values():
+            control.observe(lambda _: self.resize(), "value")
+        self.rank.observe(lambda _: self.draw(), "value")
+        self.draw()
+
+    @property
+    def layout_(self) -> Layout:
+        """The layout that the sliders describe (`.layout` is the box's own, of ipywidgets)."""
+        return Layout(**{axis: control.value for axis, control in self.sizes.items()})
+
+    def resize(self) -> None:
+        """Take the new sizes: the rank's slider ends at the last rank."""
+        self.rank.max = self.layout_.size - 1
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the cube for the present controls."""
+        self.picture.value = str(self.static())
+
+    def static(self) -> Picture:
+        """The picture as it stands, for an export."""
+        return cube(self.layout_, self.rank.value)

@@ -1,0 +1,108 @@
+"""What does a format make of a number? Type one, or flip its bits, and see all formats side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit.course.topics.float_picture import floats, number
+from labkit.course.widgets.twin import Twin
+from labkit.train.formats import FORMATS, Format
+from labkit.view.svg import Picture
+
+STYLES = ("danger", "warning", "info")
+"""Sign, exponent, mantissa, as JupyterLab's themes colour buttons; gaps say the same."""
+
+
+class FloatExplorer(Twin, widgets.VBox):
+    """A field for the number (`0.00012`, `2^-24`, `1 + 2^-9`, `inf`), a menu of formats, the bits of the chosen one.
+
+    A click flips a bit; Tab goes from bit to bit, Space flips. `.value` is the number, `.picture` all formats with it.
+    What is no number is told, and the last one stays. ValueError for a format that is not among `formats`."""
+
+    def __init__(self, value: float = 0.00012, format: str = "bf16", formats: Mapping[str, Format] = FORMATS):
+        if format not in formats:
+            raise ValueError(f"format must be one of {', '.join(formats)}, got {format!r}")
+        self.formats, self.value = dict(formats), float(value)
+        self.field = widgets.Text(f"{value:.15g}", description="number", continuous_update=False)
+        self.chosen = widgets.Dropdown(options=[*formats], value=format, description="bits of")
+        longest = max(each.n_bits for each in formats.values())
+        self.near, self.last = (  # shared: the last bit of a field keeps a distance
+            widgets.Layout(width="21px", padding="0", margin=margin) for margin in ("2px 1px", "2px 9px 2px 1px")
+        )
+        first = widgets.ToggleButton(layout=self.near)
+        others = (widgets.ToggleButton(layout=self.near, style=first.style) for _ in range(longest - 1))
+        self.bits = [first, *others]
+        self.row = widgets.HBox(layout={"flex_flow": "row wrap"})
+        self.said, self.shown = widgets.HTML(), widgets.HTML()
+        self.picture: Picture | None = None
+        self.busy = False
+        super().__init__([widgets.HBox([self.field, self.chosen]), self.row, self.said, self.shown])
+        self.field.observe(lambda _: self.take(), "value")
+        self.chosen.observe(lambda _: self.draw(), "value")
+        for bit in self.bits:
+            bit.observe(self._flipped, "value")
+        self.draw()
+
+    @property
+    def format(self) -> Format:
+        """The format whose bits are shown."""
+        return self.formats[self.chosen.value]
+
+    def take(self) -> None:
+        """Take the number in the field."""
+        if self.busy:
+            return
+        try:
+            self.value = number(self.field.value)
+        except ValueError as error:
+            self.said.value = f"<b>not drawn</b>: {escape(str(error))}"
+            return
+        self.draw()
+
+    def _flipped(self, change: Any) -> None:
+        if self.busy:
+            return
+        code = "".join(str(int(bit.value)) for bit in self.bits[: self.format.n_bits])
+        self.value = self.format.value(code)
+        self.draw(code)
+
+    def draw(self, code: str = "") -> None:
+        """Draw for the present number: its bits in the chosen format (or `code`), and the picture of all formats."""
+        of = self.format
+        if not code and of.integer and math.isnan(self.value):
+            self.said.value = f"{of.name} has no NaN: these are the bits of 0"
+            code = "0" * of.n_bits
+        else:
+            self.said.value = ""
+        code = code or "".join(of.bits(self.value))
+        self.busy = True
+        try:
+            for place, (bit, digit) in enumerate(zip(self.bits, code, strict=False)):
+                bit.value, bit.description = digit == "1", digit
+                field = 0 if place == 0 else 1 if place <= of.exponent_bits else 2
+                bit.button_style, bit.tooltip = STYLES[field], f"{('sign', 'exponent', 'mantissa')[field]}, bit {place}"
+                bit.layout = self.last if place in (0, of.exponent_bits) else self.near
+            if len(self.row.children) != of.n_bits:
+                self.row.children = self.bits[: of.n_bits]
+            self.field.value = self.field.value if _same(self.field.value, self.value) else f"{self.value:.15g}"
+            self.picture = floats(self.value, tuple(self.formats.values()))
+            self.shown.value = str(self.picture)
+        finally:
+            self.busy = False
+
+    def static(self) -> Picture:
+        """The last picture, for an export."""
+        assert self.picture
+        return self.picture
+
+
+def _same(said: str, value: float) -> bool:
+    try:
+        return number(said) == value
+    except ValueError:
+        return False

@@ -1,0 +1,44 @@
+"""How many micro-batches does a rank hold? Move schedule, ranks and micro-batches; the law beside a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ipywidgets as widgets
+
+from labkit.course.topics.in_flight_picture import LAWS, Pick, Steps, inflight
+from labkit.course.widgets.explorer import Explorer, in_two_columns
+from labkit.view.svg import Picture, cut
+
+MOST_RANKS, MOST_MICRO, MOST_STAGES = 8, 64, 4
+
+
+class InFlightExplorer(Explorer):
+    """Controls over the law of activations in flight, starting at `first`; Tab goes to the next, arrows move it.
+
+    `measured` maps picks to the steps of each rank, drawn while that pick is shown. Micro-batches are typed or stepped;
+    what is no such number is told, and the last picture stays. `.pick` is what is shown, `.picture` the last picture.
+    """
+
+    def __init__(self, first: Pick | None = None, measured: Mapping[Pick, Sequence[Steps]] | None = None) -> None:
+        self.pick, self.measured = first or Pick("1f1b", 4, 32), dict(measured or {})
+        names = [name for name, _ in LAWS]
+        self.name = widgets.SelectionSlider(options=names, value=self.pick.name, description="schedule")
+        self.ranks = widgets.IntSlider(self.pick.p, 1, MOST_RANKS, description="ranks p", tooltip="ranks in a row")
+        self.micro = widgets.Text(
+            str(self.pick.m), description="micro m", tooltip="micro-batches of a step", continuous_update=False
+        )
+        self.stages = widgets.IntSlider(
+            max(2, self.pick.v), 2, MOST_STAGES, description="stages v", tooltip="on a rank"
+        )
+        controls = [self.name, self.ranks, self.micro, self.stages]
+        super().__init__([in_two_columns(controls)], controls)
+
+    def drawn(self) -> Picture:
+        """For the present controls. ValueError for a number of micro-batches that cannot be."""
+        typed, name = self.micro.value.strip(), self.name.value
+        self.stages.disabled = name != "interleaved"
+        if not (typed.isascii() and typed.isdigit() and 1 <= int(typed[:9]) <= MOST_MICRO):
+            raise ValueError(f"micro-batches are a whole number from 1 to {MOST_MICRO}, got {cut(typed, 24)!r}")
+        self.pick = Pick(name, self.ranks.value, int(typed), self.stages.value if name == "interleaved" else 1)
+        return inflight(self.pick, self.measured.get(self.pick, ()))

@@ -1,0 +1,128 @@
+"""Where did all the memory go? Choose a model and how it is trained, and see what a step holds, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit.course.widgets.twin import Twin
+from labkit.plan.breakdown import Breakdown
+from labkit.plan.devices import DEVICES
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.memory import predict_memory
+from labkit.plan.models import MODELS
+from labkit.plan.recipe import OPTIMIZERS, PRECISIONS, Recipe
+from labkit.plan.shape import ModelShape
+from labkit.rehearsal import rehearse
+from labkit.view.anatomy import anatomy
+from labkit.view.svg import Picture, text
+
+OWN, MOST_ROWS = "the lab's GPT", 64
+ONE = Layout()
+
+
+class MemoryAnatomy(Twin, widgets.VBox):
+    """Controls over predict_memory on one device: model, rows, sequence, optimizer, precision, checkpointing, device.
+
+    `shape`: a preset's name, or a ModelShape or GPTConfig of your own; `device`: a preset's name, or a name and bytes;
+    both then head their menus. `measured` are (shape, recipe, Breakdown) of runs: where the controls meet one, it
+    stands beside its prediction. The button adds such a measurement by rehearsing the step on fake tensors; the
+    kernel's stop button ends that. What cannot be is told, and the last picture stays. `.shape` and `.recipe` are what
+    the controls show. ValueError for an unknown preset."""
+
+    def __init__(
+        self,
+        shape: Any = "gpt2",
+        recipe: Recipe | None = None,
+        device: str | tuple[str, float] = "h100",
+        measured: Iterable[tuple[Any, Recipe, Breakdown]] = (),
+    ):
+        recipe = recipe or Recipe(batch_size=1)
+        first = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
+        name = first.name or OWN
+        self.known = {name: first} | {each: ModelShape.preset(each) for each in MODELS} | {name: first}
+        self.seen: dict[tuple[ModelShape, Recipe], tuple[Breakdown | None, Breakdown | None]] = {}
+        self.seen |= {(ModelShape.of(of), how): (None, found) for of, how, found in measured}
+        menu, row = widgets.Dropdown, recipe.batch_size
+        self.model = menu(options=[*self.known], value=name, description="model")
+        self.rows = widgets.IntSlider(row, 1, max(MOST_ROWS, row), description="rows", tooltip="sequences of a step")
+        self.seq = widgets.IntText(first.seq, step=128, description="sequence", tooltip="tokens of a row")
+        self.optimizer = menu(options=OPTIMIZERS, value=recipe.optimizer, description="optimizer")
+        self.precision = menu(options=PRECISIONS, value=recipe.precision, description="precision")
+        self.again = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
+        sizes = {each: Hardware.preset(each).memory_bytes.value for each in DEVICES}
+        own = (Hardware.preset(device).name, sizes[device.lower()]) if isinstance(device, str) else device
+        self.sizes = {own[0]: own[1]} | sizes
+        self.device = menu(options=[*self.sizes], value=own[0], description="device")
+        self.button = widgets.Button(description="rehearse", tooltip="measure this step on fake tensors, in seconds")
+        self.said, self.shown = widgets.HTML(), widgets.HTML()
+        controls = [self.model, self.rows, self.seq, self.optimizer, self.precision, self.again, self.device]
+        grid = widgets.GridBox([*controls, self.button], layout={"grid_template_columns": "repeat(2, 320px)"})
+        super().__init__([grid, self.said, self.shown])
+        self.picture: Picture | None = None
+        for control in controls:
+            control.observe(self._moved, "value")
+        self.button.on_click(lambda _: self.rehearse())
+        self.draw()
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model that the controls describe. ValueError for a length that cannot be."""
+        chosen = self.known[self.model.value]
+        return chosen if self.seq.value == chosen.seq else chosen.changed(seq=self.seq.value)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The step that the controls describe."""
+        return Recipe(
+            batch_size=self.rows.value,
+            optimizer=self.optimizer.value,
+            precision=self.precision.value,
+            checkpointing=self.again.value,
+        )
+
+    def _moved(self, change: Any) -> None:
+        if change["owner"] is self.model and self.seq.value != self.known[change["new"]].seq:
+            self.seq.value = self.known[change["new"]].seq  # which draws
+        else:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw for the present controls."""
+        try:
+            shape, recipe = self.shape, self.recipe
+            of_run, measured = self.seen.get((shape, recipe), (None, None))
+            predicted = of_run or predict_memory(shape, ONE, recipe)
+            room = (self.device.value, self.sizes[self.device.value])
+            how = f"{recipe.precision}, {recipe.optimizer}{', checkpointing' * recipe.checkpointing}"
+            title = f"{self.model.value}, {recipe.batch_size} x {shape.seq:,} tokens, {how}"
+            self.picture = anatomy(predicted, measured, shape.n_params, room, title)
+            self.shown.value, self.said.value = str(self.picture), ""
+        except ValueError as error:
+            self.said.value = f"<b>not drawn</b>: {escape(str(error))}"
+
+    def rehearse(self) -> None:
+        """Measure the step that the controls describe, on fake tensors, and draw it beside the prediction."""
+        self.button.disabled, self.said.value = True, "<i>rehearsing on fake tensors ... (the stop button ends it)</i>"
+        try:
+            shape, recipe = self.shape, self.recipe
+            found = rehearse(shape, ONE, recipe)
+            self.seen[shape, recipe] = (found.predicted, found.memory)
+            self.draw()
+            told = "; ".join((f"rehearsed in {found.seconds:.1f} s, without the memory", *found.notes))
+            self.said.value = f"<small>{escape(told)}</small>"
+        except ValueError as error:
+            self.said.value = f"<b>not rehearsed</b>: {escape(str(error))}"
+        except KeyboardInterrupt:
+            self.said.value = "stopped"
+            raise
+        finally:
+            self.button.disabled = False
+
+    def static(self) -> Picture:
+        """The picture as it stands, for an export."""
+        return self.picture or Picture(text(4, 20, "nothing was drawn"), 30, "nothing was drawn")

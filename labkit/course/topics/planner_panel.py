@@ -1,0 +1,99 @@
+"""How would you train it? Model, devices and batch, and the planner's answer: kept plans, refused ones, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit.course.topics import design_cases
+from labkit.course.widgets.explorer import Explorer, in_two_columns
+from labkit.plan.devices import DEVICES
+from labkit.plan.models import MODELS
+from labkit.plan.recipe import OPTIMIZERS, PRECISIONS
+from labkit.plan.search import HEADROOM, Plan, plans
+from labkit.plan.shape import ModelShape
+from labkit.view.plans import name_of, plan_list, shortlist
+from labkit.view.svg import Picture
+
+OWN = "own sizes"
+MOST = MappingProxyType({"devices": 65_536, "layers": 1_000})
+"""More than anybody has: a search for them would take long."""
+SIZES = (("n_layer", "layers"), ("d_model", "width"), ("n_head", "heads"), ("vocab", "vocabulary"))
+
+
+class PlannerPanel(Explorer):
+    """Menus for model, device, precision and optimizer; devices, rows and tokens are typed; the last menu opens a plan.
+
+    `case` is a Case or its name ("eight", "seventy", "audio", "512"), which the panel starts with. Sizes may be typed
+    where the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown,
+    `.picture` the last picture that made sense; nonsense leaves it and says why. ValueError for an unknown case."""
+
+    def __init__(self, case: design_cases.Case | str = "eight") -> None:
+        self.case = design_cases.case(case)
+        self.found: Sequence[Plan] = ()
+        self.listed: list[Plan] = []
+        self._asked: Any = None
+        menu, first = widgets.Dropdown, self.case
+        own = {first.shape.name: first.shape} if first.shape.name not in MODELS else {}
+        self.shapes = own | {name: ModelShape.preset(name) for name in MODELS}
+        self.model = menu(options=[*self.shapes, OWN], value=first.shape.name, description="model")
+        self.sizes = {name: _typed(getattr(first.shape, name), words) for name, words in SIZES}
+        self.hardware = menu(options=[*DEVICES], value=first.hardware, description="device")
+        self.ranks, self.rows = _typed(first.n_ranks, "devices"), _typed(first.batch, "rows a step")
+        self.seq = _typed(first.seq, "tokens a row")
+        self.precision = menu(options=PRECISIONS, value=first.precision, description="precision")
+        self.optimizer = menu(options=OPTIMIZERS, value=OPTIMIZERS[0], description="optimizer")
+        self.plan = menu(options=[("", 0)], description="open plan", layout={"width": "680px"})
+        asked = [self.model, self.hardware, self.ranks, self.rows, self.seq, self.precision, self.optimizer]
+        asked += self.sizes.values()
+        story = widgets.HTML(f"<b>{self.case.title}</b><br>{self.case.question}")
+        super().__init__([story, in_two_columns(asked), self.plan], [*asked, self.plan])
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model that the controls describe. ValueError for sizes that are none."""
+        if self.model.value == OWN:
+            sizes = {name: _whole(field.value, field.description) for name, field in self.sizes.items()}
+            return ModelShape.gpt(**sizes, seq=_whole(self.seq.value, "tokens a row"), tied=False, name=OWN)
+        return self.shapes[self.model.value]
+
+    def drawn(self) -> Picture:
+        """For the present controls. ValueError for what cannot be planned."""
+        n, rows, seq = (_whole(each.value, each.description) for each in (self.ranks, self.rows, self.seq))
+        shape = self.shape
+        for name, field in self.sizes.items():
+            field.value, field.disabled = str(getattr(shape, name)), self.model.value != OWN
+        asked = (shape, self.hardware.value, n, rows, seq, self.precision.value, self.optimizer.value)
+        if asked != self._asked:
+            self.found = self._search(*asked)
+            self.listed, self._asked = shortlist(self.found), asked
+            names = [", ".join(name_of(each)) + ("" if each.kept else ": refused") for each in self.listed]
+            self.plan.options = [(f"{k + 1}  {words}", k) for k, words in enumerate(names)]
+        kept = sum(each.kept for each in self.found)
+        title = f"{shape.name}, {n:,} x {self.hardware.value}, {rows:,} rows of {seq:,}: "
+        return plan_list(self.listed, self.plan.value, f"{title}{kept} of {len(self.found)} plans fit", HEADROOM)
+
+    def _search(self, shape: ModelShape, hardware: str, n: int, rows: int, seq: int, *more: str) -> Sequence[Plan]:
+        first = self.case
+        known = (first.shape, first.hardware, first.n_ranks, first.batch, first.seq, first.precision, OPTIMIZERS[0])
+        if (shape, hardware, n, rows, seq, *more) == known:
+            return first.found
+        self.said.value = "<i>searching ...</i>"
+        return plans(shape, hardware, n, rows, seq, precision=more[0], optimizer=more[1])
+
+
+def _typed(value: int, words: str) -> widgets.Text:
+    return widgets.Text(str(value), description=words, continuous_update=False)
+
+
+def _whole(said: str, what: str) -> int:
+    try:
+        number = int(said.replace(",", "").replace("_", "").strip())
+    except ValueError:
+        raise ValueError(f"{what}: a whole number, got {said!r}") from None
+    if not 1 <= number <= MOST.get(what, 10**9):
+        raise ValueError(f"{what}: 1 to {MOST.get(what, 10**9):,}, got {number:,}")
+    return number

@@ -1,0 +1,64 @@
+"""Cut a layer yourself: kind, ranks and sizes; see what one rank holds, where f and g stand and what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import ipywidgets as widgets
+
+from labkit.comm.ledger import Ledger
+from labkit.course.topics.split_picture import DIRECTIONS, KINDS, SplitLayer, split_layer
+from labkit.course.widgets.explorer import Explorer, in_two_columns
+from labkit.view.svg import Picture
+
+TYPED = (
+    ("n_ranks", "ranks n", "tensor-parallel ranks"),
+    ("width", "width D", "width of x and y"),
+    ("ff", "hidden F", "width of the hidden layer"),
+    ("n_head", "heads", "attention heads"),
+    ("batch", "rows B", "sequences of a batch"),
+    ("seq", "length T", "positions of a sequence"),
+)
+
+
+class SplitExplorer(Explorer):
+    """Controls over `SplitLayer`, starting at `layer`; Tab goes from one to the next, arrow keys move the rank.
+
+    `measured` maps kinds to directions to ledgers of a rank that ran `layer`, as that kind: their bytes stand beside
+    the law while its sizes are shown. `.layer` is what the controls say, `.picture` the last one that made sense;
+    nonsense leaves it, and says what is wrong and what would do."""
+
+    def __init__(
+        self, layer: SplitLayer | None = None, measured: Mapping[str, Mapping[str, Ledger]] | None = None
+    ) -> None:
+        self.first, self.measured = layer or SplitLayer(), dict(measured or {})
+        first = self.first
+        self.kind = widgets.Dropdown(options=KINDS, value=first.kind, description="layer", tooltip="how it is cut")
+        self.direction = widgets.ToggleButtons(options=DIRECTIONS, description="direction")
+        self.typed = {
+            name: widgets.Text(str(getattr(first, name)), description=words, tooltip=more, continuous_update=False)
+            for name, words, more in TYPED
+        }
+        self.rank = widgets.IntSlider(0, 0, first.n_ranks - 1, description="rank", tooltip="whose parts are lit")
+        self.sequence = widgets.Checkbox(first.sequence, description="x and y cut by position (sequence parallel)")
+        rows = [self.kind, self.direction, in_two_columns(self.typed.values()), self.rank, self.sequence]
+        super().__init__(rows, [self.kind, self.direction, *self.typed.values(), self.rank, self.sequence])
+
+    @property
+    def layer(self) -> SplitLayer:
+        """What the controls describe. ValueError for what is typed and cannot be."""
+        sizes = {}
+        for name, words, _ in TYPED:
+            try:
+                sizes[name] = int(self.typed[name].value.replace(",", "").strip())
+            except ValueError:
+                raise ValueError(f"{words} is a whole number, got {self.typed[name].value!r}") from None
+        return replace(self.first, kind=self.kind.value, sequence=self.sequence.value, **sizes)
+
+    def drawn(self) -> Picture:
+        """For the present controls; a rank beyond the last becomes the last."""
+        layer = self.layer
+        self.rank.max = layer.n_ranks - 1
+        measured = self.measured if replace(layer, kind=self.first.kind) == self.first else None
+        return split_layer(layer, self.rank.value, self.direction.value, measured)

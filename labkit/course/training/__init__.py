@@ -1,0 +1,1 @@
+"""`labkit train`: a whole training run on real ranks, and its report."""

@@ -1,0 +1,193 @@
+"""`labkit train`: real ranks train a GPT on the shipped text, and say what it took.
+
+    kernel (this file, `train`)       ranks (`_life`)
+    Cluster of dp x pp x tp ranks --> assemble, load the last checkpoint if told to
+                                      for each step: rows of this dp rank -> TrainStep; now and then save
+    Report <------------------------- losses, seconds, memory by kind, bytes by axis
+
+A run that is killed at any moment goes on with `resume=True` from the last whole checkpoint, with the same losses that
+it would have had: data are a function of (seed, step), and the optimizer's state is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.course.training.training_report import Report
+from labkit.plan.breakdown import Breakdown
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.plan.wire import sent_per_step
+
+if TYPE_CHECKING:
+    from labkit.comm.group import Group
+    from labkit.train.config import GPTConfig
+
+
+FREE = ("strategy", "schedule", "n_micro", "stages_per_rank", "offload", "checkpointing", "sequence_parallel")
+"""What of a recipe may be another one when a run goes on: it says where and when things are computed, not what."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the ranks are told."""
+
+    config: GPTConfig
+    recipe: Recipe
+    layout: Layout
+    steps: int
+    run: str = ""
+    save_every: int = 0
+    resume: bool = False
+    device: str = "auto"
+
+
+def train(order: Order) -> Report:
+    """Run `order.steps` steps on fresh ranks. With `order.run`, checkpoints, the report and the curve go there.
+
+    Raises ValueError before any rank starts for what cannot work, and if `run` holds another run's checkpoints."""
+    from labkit.launch.cluster import Cluster
+    from labkit.plan.recipe import check
+
+    check(order.config, order.recipe, order.layout)
+    if order.steps < 1:
+        raise ValueError(f"a run has at least 1 step, got {order.steps}")
+    if (order.save_every or order.resume) and not order.run:
+        raise ValueError("checkpoints need a folder: --out runs/first")
+    if order.run and not order.resume and list(Path(order.run).glob("step-*[0-9]")):
+        raise ValueError(f"{order.run} holds checkpoints of an earlier run: --resume it, or choose another folder")
+    with Cluster(order.layout.size, device=order.device, timeout_s=600) as cluster:
+        replies = [reply.value for reply in cluster.run(_life, order)]
+    report = _report(order, replies)
+    if order.run:
+        folder = Path(order.run)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
+        (folder / "loss.svg").write_text(str(report.picture()), encoding="utf-8")
+    return report
+
+
+def _report(order: Order, replies: list[dict[str, Any]]) -> Report:
+    first, layout = replies[0], order.layout
+    step_s = first["step_s"]
+    tokens_per_s = order.recipe.batch_size * order.config.seq / step_s
+    law = None
+    if order.recipe.precision in ("fp32", "fp64"):
+        law = [
+            dict(
+                sent_per_step(
+                    layout, order.recipe, rank, parameter_bytes=each["parameter_bytes"], n_layer=each["n_layer"],
+                    d_model=order.config.d_model, seq=order.config.seq,
+                )
+            )
+            for rank, each in enumerate(replies)
+        ]  # fmt: skip
+    return Report(
+        config=asdict(order.config),
+        recipe=asdict(order.recipe),
+        layout=asdict(layout),
+        losses=first["losses"],
+        step_s=step_s,
+        tokens_per_s=tokens_per_s,
+        mfu=tokens_per_s * order.config.flops_per_token() / (first["peak_flops"] * layout.size),
+        peak_flops=first["peak_flops"],
+        memory=[each["memory"] for each in replies],
+        sent=[each["sent"] for each in replies],
+        law=law,
+        skipped=first["skipped"],
+        saved=first["saved"],
+        resumed_at=first["resumed_at"],
+    )
+
+
+# -- on the ranks ------------------------------------------------------------------------------------------------------
+
+
+def _life(group: Group, order: Order) -> dict[str, Any]:
+    """One rank's run."""
+    from labkit.assemble import DTYPES, assemble
+    from labkit.comm.mesh import Mesh
+    from labkit.launch.progress import track
+    from labkit.parallel import saved
+    from labkit.probe.peak import matmul_flops
+    from labkit.train.data import batch
+
+    mesh = Mesh.connect(order.layout, group)
+    step = assemble(order.config, order.recipe, mesh)
+    losses, begin, where = _resume(order, step, mesh)
+    peak = matmul_flops(group, DTYPES[order.recipe.precision])
+    seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
+    seen: dict[str, Any] = {"memory": {}, "sent": {}}
+    for number in track(range(begin, order.steps), group):
+        rows = batch(
+            order.recipe.seed, number, mesh.dp.rank, mesh.dp.size, order.recipe.batch_size, order.config.seq,
+            device=group.device,
+        )  # fmt: skip
+        if number == probed:  # the second step: by now the optimizer has its state
+            loss, seen = _probed(step, rows, number, group)
+        else:
+            started = time.perf_counter()
+            loss = step(*rows, number)
+            seconds.append(time.perf_counter() - started)
+        losses.append((number, loss))
+        skipped += step.skipped
+        last = number == order.steps - 1
+        if group.rank == 0 and (last or number % max(1, order.steps // 10) == 0):
+            print(f"step {number:5d}   loss {loss:.4f}", flush=True)
+        if order.run and (last or (order.save_every and (number + 1) % order.save_every == 0)):
+            note: dict[str, Any] = {"losses": losses, "config": asdict(order.config), "recipe": asdict(order.recipe)}
+            note["scaler"] = step.scaler.state_dict() if step.scaler else None
+            where = str(saved.save(order.run, number + 1, step.parts, mesh, note))
+    return {
+        **seen,
+        "losses": losses,
+        "step_s": statistics.median(seconds or [1e-9]),
+        "peak_flops": peak,
+        "skipped": skipped,
+        "saved": where,
+        "resumed_at": begin,
+        "parameter_bytes": step.parameter_bytes,
+        "n_layer": sum(path.startswith("blocks.") for stage in step.stages.values() for path in stage.paths),
+    }
+
+
+def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]], int, str]:
+    from labkit.parallel import saved
+
+    if not order.resume:
+        return [], 0, ""
+    folder = saved.latest(order.run)
+    if folder is None:
+        raise ValueError(f"there is no whole checkpoint in {order.run} to resume: leave --resume out")
+    note = saved.check(folder)["extra"]
+    for name, now in (("config", asdict(order.config)), ("recipe", asdict(order.recipe))):
+        free = () if name == "config" else FREE
+        differs = {key: (note[name][key], now[key]) for key in now if key not in free and note[name][key] != now[key]}
+        if differs:
+            told = ", ".join(f"{key} was {was}, is {is_now}" for key, (was, is_now) in differs.items())
+            raise ValueError(f"{folder} was made by another {name}: {told}")
+    extra = saved.load(folder, step.parts, mesh)
+    if step.scaler and extra["scaler"]:
+        step.scaler.load_state_dict(extra["scaler"])
+    if extra["step"] >= order.steps:
+        raise ValueError(f"{folder} is at step {extra['step']}, the run ends at {order.steps}: ask for more --steps")
+    return [(number, loss) for number, loss in extra["losses"]], extra["step"], str(folder)
+
+
+def _probed(step: Any, rows: Any, number: int, group: Group) -> tuple[float, dict[str, Any]]:
+    from labkit.probe.memory import MemoryProbe
+
+    probe = MemoryProbe()
+    for stage, module in step.stages.items():
+        probe.watch(module, step.syncs[stage].optimizer, f"stage{stage}")
+    before = {axis: group.ledger.sent_bytes(axis=axis) for axis in ("dp", "tp", "pp")}
+    with probe:
+        loss = step(*rows, number)
+    sent = {axis: group.ledger.sent_bytes(axis=axis) - was for axis, was in before.items()}
+    peak: Breakdown = probe.peak
+    return loss, {"memory": dict(peak), "sent": sent}

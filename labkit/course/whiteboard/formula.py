@@ -1,0 +1,214 @@
+"""A formula that somebody typed: read by a grammar of its own, never run as a program.
+
+    "2*(n-1)/n*N"   characters -> tokens -> Python's own parser (ast) -> a checked tree -> numbers, units, algebra
+
+What may stand there: numbers, the symbols that are given, + - * / ^ and parentheses, and a call of `FUNCTIONS`. `^` is
+a power, as is `**`. All else is told with its column: an unknown symbol, `2n` where `2*n` is meant, a bracket that is
+never closed. sympify and parse_expr of sympy end in `eval`, so they never see the text.
+
+Size is limited, so that no formula keeps a machine busy: characters, depth, digits, exponents, towers of powers. Values
+are exact fractions as long as they can be, floats after that; where there is no value (a division by 0) it is nan.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+from labkit.course.whiteboard.tokens import FUNCTIONS, SPELLED, NoFormula, Token, tokens
+
+Number = Fraction | float
+LONGEST, DEEPEST, MOST_POWER = 200, 12, 8
+"""Characters, brackets in one another, and the largest exponent that stands there as a number."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """`text` as it was typed, and its tree, which holds nothing but what the head of this file allows."""
+
+    text: str
+    tree: ast.expr
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The symbols that stand in it."""
+        return frozenset(_names(self.tree))
+
+    def value(self, values: Mapping[str, float | Fraction]) -> Number:
+        """Its value where the symbols have these; nan where there is none. KeyError for a symbol without a value."""
+        try:
+            return _value(self.tree, values)
+        except (ZeroDivisionError, OverflowError, ValueError):
+            return math.nan
+
+    def number(self, values: Mapping[str, float | Fraction]) -> float:
+        """Its value as a float; nan where there is none, or none that a float can be."""
+        try:
+            return float(self.value(values))
+        except OverflowError:
+            return math.nan
+
+
+def parse(said: str, symbols: Iterable[str]) -> Formula:
+    """Read a formula over these symbols. NoFormula, with the column, for everything else."""
+    known = tuple(symbols)
+    if len(said) > LONGEST:
+        raise NoFormula(f"a formula has {LONGEST} characters at most, this one has {len(said):,}", LONGEST + 1)
+    found = [*tokens(said)]
+    _check_order(found, known)
+    source, columns = "", []
+    for token in found:
+        word = SPELLED.get(token.text, token.text)
+        columns += [token.column] * (len(word) + 1)
+        source += word + " "
+    try:
+        tree = ast.parse(source.strip(), mode="eval").body
+    except (SyntaxError, MemoryError, RecursionError) as error:  # the order was checked: only sizes are left
+        raise NoFormula(f"this cannot be read: {error}", 1) from error
+    _check_tree(tree, columns)
+    return Formula(said.strip(), tree)
+
+
+def _check_order(found: list[Token], known: tuple[str, ...]) -> None:
+    """Values and operators take turns, and brackets are closed. NoFormula, where they do not."""
+    end = Token("end", "", found[-1].column + len(found[-1].text) if found else 1)
+    wants_value, opened = True, list[tuple[Token, bool]]()  # bracket, and whether it is that of a call
+    before = Token("op", "", 1)
+    for token, after in zip([*found, end], [*found[1:], end, end], strict=False):
+        if wants_value:
+            if token.text == "(":
+                opened.append((token, before.text in FUNCTIONS))
+            elif token.kind == "name":
+                _check_name(token, after, known)
+                wants_value = token.text in FUNCTIONS  # whose bracket comes next
+            elif token.kind == "number":
+                wants_value = False
+            elif token.text not in ("+", "-", "−"):
+                what = f"before {token.text!r}" if token.text else "at the end"
+                raise NoFormula(f"a number or a symbol is missing {what}", token.column)
+        elif token.kind in ("number", "name") or token.text == "(":
+            raise NoFormula(
+                f"between {before.text!r} and {token.text!r} an operator is missing: "
+                f"write {before.text}*{token.text}{'...)' if token.text == '(' else ''}",
+                token.column,
+            )
+        elif token.text == ")":
+            if not opened:
+                raise NoFormula("this ) closes nothing", token.column)
+            opened.pop()
+        elif token.text == ",":
+            if not opened or not opened[-1][1]:
+                raise NoFormula("a comma stands in min(a, b) and max(a, b) only: write 1024, not 1,024", token.column)
+            wants_value = True
+        else:
+            wants_value = token.kind == "op"
+        if len(opened) > DEEPEST:
+            raise NoFormula(f"brackets lie {DEEPEST} deep at most", token.column)
+        before = token
+    if opened:
+        raise NoFormula("this ( is never closed", opened[-1][0].column)
+
+
+def _check_name(token: Token, after: Token, known: tuple[str, ...]) -> None:
+    if token.text in FUNCTIONS:
+        if after.text != "(":
+            raise NoFormula(f"{token.text} wants brackets: {token.text}(...)", token.column)
+    elif token.text not in known:
+        near = [each for each in known if each.lower() == token.text.lower()]
+        near = near or difflib.get_close_matches(token.text, [*known, *FUNCTIONS], 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise NoFormula(f"no symbol is called {token.text!r}; {hint}", token.column)
+
+
+def _check_tree(tree: ast.expr, columns: list[int]) -> None:
+    """Only what is allowed, and small powers. NoFormula for the rest."""
+    for node in ast.walk(tree):
+        column = columns[min(getattr(node, "col_offset", 0), len(columns) - 1)]
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            least, most = FUNCTIONS.get(name, (1, 0))
+            if node.keywords or not least <= len(node.args) <= most:
+                many = f"{least}" if least == most else f"{least} to {most}"
+                raise NoFormula(f"{name or 'a call'} takes {many} arguments, got {len(node.args)}", column)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            if _powers(node.right) or _powers(node.left) > 1:
+                raise NoFormula("powers of powers stand one in another: multiply them out", column)
+            power = constant_of(node.right)
+            if power is not None and abs(power) > MOST_POWER:
+                raise NoFormula(f"powers go up to {MOST_POWER}, got {float(power):g}", column)
+        elif isinstance(node, ast.Constant):
+            if not isinstance(node.value, int | float) or isinstance(node.value, bool):
+                raise NoFormula(f"{node.value!r} is no number", column)
+        elif not isinstance(node, ast.BinOp | ast.UnaryOp | ast.Name | ast.operator | ast.unaryop | ast.Load):
+            raise NoFormula(f"{type(node).__name__} is no part of a formula", column)
+
+
+def constant_of(node: ast.expr) -> Fraction | None:
+    """The value of a part without symbols or calls; None for one that has some, or has no exact value."""
+    if any(isinstance(each, ast.Name | ast.Call) for each in ast.walk(node)):
+        return None
+    try:
+        found = _value(node, {})
+    except (ZeroDivisionError, OverflowError, ValueError):
+        return None
+    return found if isinstance(found, Fraction) else None
+
+
+def _powers(node: ast.expr) -> int:
+    """How many powers lie in one another here."""
+    inner = max((_powers(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)), default=0)
+    return inner + (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow))
+
+
+def _names(node: ast.expr) -> Iterator[str]:
+    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id not in FUNCTIONS)
+
+
+def _value(node: ast.expr, values: Mapping[str, float | Fraction]) -> Number:
+    if isinstance(node, ast.Constant):
+        return Fraction(repr(node.value))
+    if isinstance(node, ast.Name):
+        given = values[node.id]
+        return Fraction(given) if isinstance(given, int | Fraction) else float(given)
+    if isinstance(node, ast.UnaryOp):
+        inner = _value(node.operand, values)
+        return -inner if isinstance(node.op, ast.USub) else inner
+    if isinstance(node, ast.Call):
+        assert isinstance(node.func, ast.Name)
+        return _CALLS[node.func.id](*(_value(each, values) for each in node.args))
+    assert isinstance(node, ast.BinOp)
+    a, b = _value(node.left, values), _value(node.right, values)
+    return _OPS[type(node.op)](a, b)
+
+
+def _power(a: Number, b: Number) -> Number:
+    whole = isinstance(a, Fraction) and isinstance(b, Fraction) and b.denominator == 1 and abs(b) <= 64
+    found = a ** int(b) if whole else float(a) ** float(b)
+    return math.nan if isinstance(found, complex) else found
+
+
+_OPS: Mapping[type, Callable[[Number, Number], Number]] = MappingProxyType(
+    {
+        ast.Add: lambda a, b: a + b,
+        ast.Sub: lambda a, b: a - b,
+        ast.Mult: lambda a, b: a * b,
+        ast.Div: lambda a, b: a / b,
+        ast.Pow: _power,
+    }
+)
+_CALLS: Mapping[str, Callable[..., Number]] = MappingProxyType(
+    {
+        "sqrt": lambda a: math.sqrt(a),
+        "log": lambda a: math.log(a),
+        "log2": lambda a: math.log2(a),
+        "ceil": lambda a: Fraction(math.ceil(a)),
+        "floor": lambda a: Fraction(math.floor(a)),
+        "min": min,
+        "max": max,
+    }
+)

@@ -1,0 +1,122 @@
+"""A whiteboard: the question with its symbols, then the learner's formula and the truth over one symbol.
+
+before an answer    name, meaning, unit and a range of every symbol
+after it            truth (solid), mine (dashed), shaded where they part; the other symbols have the values told
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from labkit.course.whiteboard.derivation import Derivation, Symbol
+from labkit.course.whiteboard.formula import Formula
+from labkit.view.axes import Axes
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
+from labkit.view.units import metric_text, number_text, seconds_text
+
+TRUTH, MINE, APART = PALETTE[2], "#2B8CD6", PALETTE[7]
+LEFT, TOP, RIGHT, BOTTOM = 92.0, 92.0, 776.0, 330.0
+POINTS = 40
+
+
+def question(asked: Derivation) -> Picture:
+    """The symbols of a question, before anybody has answered."""
+    rows = [("symbol", "what it is", "unit", "drawn from"), *map(_row, asked.symbols)]
+    places, body = (4.0, 76.0, 470.0, 590.0), [headline(asked.name)]
+    for k, row in enumerate(rows):
+        y = 48 + 24 * k
+        body += [text(x, y, word, bold=k == 0 or x == 4, size=13) for x, word in zip(places, row, strict=True)]
+        body.append(line(4, y + 7, WIDTH - 4, y + 7, width=0.5 if k else 1))
+    low = 48 + 24 * len(rows)
+    body.append(text(4, low + 4, f"wanted: {asked.unit or 'a plain number'}", bold=True))
+    told = "; ".join(f"{name}: {means}" + f" in {unit}" * bool(unit) for name, means, unit, _ in rows[1:])
+    return Picture("".join(body), low + 18, f"{asked.name}: {asked.question} {told}")
+
+
+def _row(symbol: Symbol) -> tuple[str, str, str, str]:
+    ends = f"{_short(symbol.low)} to " + (f"{symbol.below} - 1" if symbol.below else _short(symbol.high))
+    return symbol.name, symbol.means, symbol.unit or "–", ends
+
+
+def whiteboard(asked: Derivation, formula: Formula, along: str, at: Mapping[str, float], title: str = "") -> Picture:
+    """`formula` and the truth over the symbol `along`; the other symbols have their values of `at`.
+
+    KeyError for a symbol that the question does not have; ValueError where the truth has no value at all."""
+    symbol, fixed = asked.symbol(along), {name: value for name, value in at.items() if name != along}
+    low, high = float(symbol.low), float(at[symbol.below] - 1 if symbol.below else symbol.high)
+    high = max(high, low + 1)
+    log_x = low > 0 and high > 30 * low
+    xs = _places(low, high, log_x, symbol.whole)
+    truth = [(x, asked.formula.number({**at, along: x})) for x in xs]
+    mine = [(x, formula.number({**at, along: x})) for x in xs]
+    values = [y for _, y in (*truth, *mine) if math.isfinite(y)]
+    if not any(math.isfinite(y) for _, y in truth):
+        raise ValueError(f"{asked.name} has no value for {along} from {_short(low)} to {_short(high)}")
+    log_y = min(values) > 0 and max(values) > 300 * min(values)
+    ends = (min(values) / 1.3, max(values) * 1.3) if log_y else _room(min(0.0, *values), max(values))
+    axes = Axes(LEFT, TOP, RIGHT, BOTTOM, (low, high), ends, log_x, log_y)
+    pairs = [(a, b) for (_, a), (_, b) in zip(truth, mine, strict=True)]
+    apart = [not math.isclose(a, b, rel_tol=max(asked.tolerance, 1e-9)) for a, b in pairs]
+    body = [headline(title or asked.name)]
+    if any(apart):
+        body += [_shade(axes, truth[k], mine[k]) for k, differ in enumerate(apart) if differ]
+    twos = [2.0**k for k in range(40) if low <= 2**k <= high] if log_x and high <= 200 * low else None
+    body += axes.frame(f"{along}: {symbol.means}", _short, lambda y: _value(y, asked.unit), twos)
+    body += [axes.path(truth, TRUTH, "", 4), axes.path(mine, MINE, "8 5")]
+    x = 4.0
+    for word, colour, dash in (("truth", TRUTH, ""), ("yours", MINE, "8 5")):
+        body += [line(x, 41, x + 26, 41, dash, 4 if word == "truth" else 2.5, colour), text(x + 32, 45, word)]
+        x += 50 + width_of(word)
+    said = _parting(along, [x for x, differ in zip(xs, apart, strict=True) if differ], xs)
+    body += [box(x, 34, 12, 12, APART), text(x + 18, 45, said)]
+    others = ", ".join(f"{name} = {_short(value)}" for name, value in fixed.items())
+    body.append(text(4, 70, f"with {others}" if others else "there is no other symbol", size=12))
+    last, yours = (_value(points[-1][1], asked.unit) for points in (truth, mine))
+    label = f"{asked.name} over {along}: {said}; at {along} = {_short(xs[-1])} the truth is {last}, yours {yours}"
+    return Picture("".join(body), BOTTOM + 48, label)
+
+
+def _parting(along: str, where: list[float], xs: list[float]) -> str:
+    """Where the two part, in words."""
+    if not where:
+        return "nowhere apart"
+    if len(where) == len(xs):
+        return "apart everywhere"
+    if where == xs[xs.index(where[0]) :]:
+        return f"apart from {along} = {_short(where[0])} on"
+    if where == xs[: len(where)]:
+        return f"apart up to {along} = {_short(where[-1])}"
+    return f"apart at {len(where)} of {len(xs)} values of {along}"
+
+
+def _shade(axes: Axes, a: tuple[float, float], b: tuple[float, float]) -> str:
+    """A thin stroke between the two where they differ."""
+    if not math.isfinite(a[1]) or not math.isfinite(b[1]):
+        x, top, low = axes.at(*a)[0], axes.top, axes.bottom
+    else:
+        (x, top), (_, low) = axes.at(*a), axes.at(*b)
+    return line(x, top, x, low, "", 3, APART)
+
+
+def _places(low: float, high: float, log: bool, whole: bool) -> list[float]:
+    """Where the curves are worked out: whole numbers for a whole symbol."""
+    steps = [k / (POINTS - 1) for k in range(POINTS)]
+    found = [low * (high / low) ** t if log else low + (high - low) * t for t in steps]
+    return sorted({float(round(each)) for each in found}) if whole else found
+
+
+def _room(low: float, high: float) -> tuple[float, float]:
+    return (low * 1.05, high * 1.08) if high > low else (low, low + 1.0)
+
+
+def _value(value: float, unit: str) -> str:
+    if not math.isfinite(value):
+        return "no value"
+    if unit == "s":
+        return seconds_text(value) if value else "0 s"
+    return metric_text(value, "B") if unit == "B" else _short(value)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e5 else number_text(value)

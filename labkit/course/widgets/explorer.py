@@ -1,0 +1,54 @@
+"""What every explorer does: controls above, a picture below, and the last one that made sense if something does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+import ipywidgets as widgets
+
+from labkit.course.widgets.twin import Twin
+from labkit.view.svg import Picture
+
+
+class Explorer(Twin, widgets.VBox):
+    """A subclass makes its controls, and says in `drawn()` what they show.
+
+    It is drawn now and whenever one of `controls` moves. A ValueError of `drawn` is told, and `.picture` stays the last
+    one that made sense. `note` is a line (HTML) over the picture, which `drawn` may set; it is empty otherwise."""
+
+    def __init__(self, rows: Iterable[widgets.Widget], controls: Iterable[widgets.Widget]) -> None:
+        """`rows` stand above the picture; `controls` are those of their parts that draw it again."""
+        self.said, self.shown, self.note, self._at_work = widgets.HTML(), widgets.HTML(), "", False
+        self.picture: Picture | None = None
+        super().__init__([*rows, self.said, self.shown])
+        for control in controls:
+            control.observe(lambda _: self.draw(), "value")
+        self.draw()
+
+    def drawn(self) -> Picture:
+        """The picture for the present controls. ValueError for what makes no sense."""
+        raise AssertionError(f"{type(self).__name__} does not say what it draws")
+
+    def draw(self) -> None:
+        """Draw for the present controls. What `drawn` itself sets of them does not draw again."""
+        if self._at_work:
+            return
+        self.note, self._at_work = "", True
+        try:
+            self.picture = self.drawn()
+            self.shown.value, self.said.value = str(self.picture), self.note
+        except ValueError as error:
+            self.said.value = escape(f"{error}: the picture is the last one that made sense")
+        finally:
+            self._at_work = False
+
+    def static(self) -> Picture:
+        """The last picture, for an export."""
+        assert self.picture
+        return self.picture
+
+
+def in_two_columns(controls: Iterable[widgets.Widget]) -> widgets.GridBox:
+    """Controls side by side, as wide as their words."""
+    return widgets.GridBox(list(controls), layout={"grid_template_columns": "repeat(2, 340px)"})

@@ -1,0 +1,38 @@
+"""HTML in which the name of a cell is a link: it opens the lab there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anywidget
+import traitlets
+
+from labkit.course.server.labs import addresses
+
+LINKS = Path(__file__).with_name("cells.js").read_text()
+"""What makes links of `<a data-cell="03-12">`, to be put before a widget's own module."""
+
+
+class Linked(anywidget.AnyWidget):
+    """Shows `value`, HTML of labkit's own."""
+
+    _esm = (
+        LINKS
+        + """
+    function render({ model, el }) {
+      const draw = () => {
+        el.innerHTML = model.get("value");
+        lead(el, model.get("addresses"));
+      };
+      model.on("change:value", draw);
+      draw();
+      return () => model.off("change:value", draw);
+    }
+    export default { render };
+    """
+    )
+    value = traitlets.Unicode().tag(sync=True)
+    addresses = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
+
+    def __init__(self) -> None:
+        super().__init__(addresses=addresses())

@@ -1,0 +1,71 @@
+"""A picture that controls redraw: by arithmetic, or by running the real thing again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit.course.widgets.twin import Twin
+from labkit.view.svg import Picture, text
+from labkit.view.units import seconds_text
+
+
+class Play(Twin, widgets.VBox):
+    """`draw(**values) -> Picture` with a control for each of its arguments: `Play(draw, log2_bytes=(6, 24, 16))`.
+
+    A control is an ipywidgets widget with a value, or (lowest, highest, first) for a slider of whole numbers. `draw`
+    runs now and whenever a control has been let go of; meanwhile a line says so, and the kernel's stop button ends it.
+    `.values` is what the controls show, `.picture` the last picture.
+
+    The picture is a value and not printed output: a notebook that is run without a browser needs no Output widget,
+    through which clients that run notebooks can lose a reply (jupyter/nbclient issue 312)."""
+
+    def __init__(self, draw: Callable[..., Picture], **controls: Any):
+        self.draw = draw
+        self.controls = {name: _control(name, each) for name, each in controls.items()}
+        self.said, self.shown = widgets.HTML(), widgets.HTML()
+        self.picture: Picture | None = None
+        super().__init__([*self.controls.values(), self.said, self.shown])
+        for control in self.controls.values():
+            control.observe(lambda _: self.redraw(), "value")
+        self.redraw()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Name -> what the control shows."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    def redraw(self) -> None:
+        """Draw for the present controls. An error is told, and the picture before it stays."""
+        self.said.value = "<i>running ...</i>"
+        started = time.perf_counter()
+        try:
+            self.picture = self.draw(**self.values)
+            self.shown.value = str(self.picture)
+            self.said.value = f"<small>in {seconds_text(time.perf_counter() - started)}</small>"
+        except KeyboardInterrupt:
+            self.said.value = "stopped"
+            raise
+        except Exception as error:
+            first = str(error).partition("\n")[0]
+            self.said.value = f"<b>{type(error).__name__}</b>: {escape(first)}"
+
+    def static(self) -> Picture:
+        """The last picture, for an export; a line if there is none."""
+        return self.picture or Picture(text(4, 20, "nothing was drawn"), 30, "nothing was drawn")
+
+
+def _control(name: str, given: Any) -> Any:
+    """A widget with a value. ValueError for what is neither that nor (lowest, highest, first)."""
+    if hasattr(given, "value") and hasattr(given, "observe"):
+        return given
+    if isinstance(given, tuple) and len(given) == 3 and all(isinstance(each, int) for each in given):
+        low, high, first = given
+        if low <= first <= high:
+            words = name.replace("_", " ")
+            return widgets.IntSlider(first, low, high, description=words, continuous_update=False)
+    raise ValueError(f"{name}: a control is a widget with a value or (lowest, highest, first) in order, got {given!r}")

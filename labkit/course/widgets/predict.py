@@ -1,0 +1,122 @@
+"""A question that takes your number before anything runs, and shows it beside the law and the measurement after."""
+
+from __future__ import annotations
+
+from html import escape
+from uuid import uuid4
+
+import ipywidgets as widgets
+import traitlets
+from IPython.display import publish_display_data
+
+from labkit.course.widgets.twin import Twin
+from labkit.view.bars import compare
+from labkit.view.svg import Picture, cut, headline, text
+from labkit.view.units import parsed, value_text
+
+NOT_YET = "You have not predicted yet"
+
+
+class Predict(Twin, widgets.VBox):
+    """`question` in words; `value` is the number to begin with; `unit` such as "B", "s" or "messages".
+
+    Type a number (`9600`, `1,024`, `2 KiB`, `0.3 ms`), press the button (or Enter). `.value` is the last number that
+    made sense, `.committed` whether it is yours; nonsense leaves both alone and says why. `.overlay(measured=, law=)`
+    shows what came of it; a `law` given here is used where overlay gets none."""
+
+    value = traitlets.Float(0.0)
+    committed = traitlets.Bool(False)
+
+    def __init__(self, question: str, value: float = 0.0, unit: str = "B", law: float | None = None):
+        self.question, self.unit, self.law = question, unit, law
+        self.field = widgets.Text(value=f"{value:.15g}", description="my guess", continuous_update=False)
+        self.button = widgets.Button(description="commit", button_style="primary", tooltip="keep this as my prediction")
+        self.said = widgets.HTML(f"so far: {escape(value_text(value, unit))}")
+        self.picture = widgets.HTML()
+        self.field.observe(lambda _: self.commit(), "value")
+        self.button.on_click(lambda _: self.commit())
+        row = widgets.HBox([self.field, widgets.Label(unit), self.button])
+        super().__init__([widgets.HTML(f"<b>{escape(question)}</b>"), row, self.said, self.picture])
+        self.value = float(value)
+        self.answer: Answer | None = None
+
+    def commit(self) -> None:
+        """Take the number in the field, and draw the answer with it if there is one already."""
+        try:
+            number = parsed(self.field.value, self.unit)
+        except ValueError as error:
+            self.said.value = escape(f"{error}; still {value_text(self.value, self.unit)}")
+            return
+        self.value, self.committed = number, True
+        self.said.value = escape(f"you predict {value_text(number, self.unit)}")
+        if self.answer is not None:
+            self.answer.update()
+
+    def overlay(
+        self,
+        measured: float | None = None,
+        law: float | None = None,
+        title: str = "",
+        rehearsed: float | None = None,
+    ) -> Answer:
+        """Prediction, law and measurement in one picture, with how far each is off; also shown under the question.
+
+        `rehearsed` takes the place of `measured` for what simulated devices did (labkit.rehearse). Before you commit a
+        number it is folded, and has no prediction in it; each commit draws it anew."""
+        law = self.law if law is None else law
+        if measured is None and rehearsed is None and law is None:
+            raise ValueError("overlay shows a measurement, a law or both beside a prediction, and got neither")
+        self.answer = Answer(self, measured, law, title, rehearsed)
+        self.answer.update()
+        return self.answer
+
+    def static(self) -> Picture:
+        """The question, and the prediction if there is one; the answer stands where it is overlaid."""
+        told = (
+            f"you predict {value_text(self.value, self.unit)}" if self.committed else f"{NOT_YET}: run this cell first"
+        )
+        return Picture(headline(self.question) + text(4, 46, cut(told, 100)), 58, f"{self.question} {told}")
+
+
+class Answer:
+    """What came of a prediction, at one place of the page; `picture` is what it shows."""
+
+    def __init__(
+        self, question: Predict, measured: float | None, law: float | None, title: str, rehearsed: float | None = None
+    ):
+        self.question, self.measured, self.law, self.title = question, measured, law, title
+        self.rehearsed = rehearsed
+        self.place = ""
+
+    @property
+    def picture(self) -> Picture:
+        """Law, prediction and measurement; the number that a question begins with is nobody's prediction."""
+        guess = self.question.value if self.question.committed else None
+        return compare(self.law, guess, self.measured, self.question.unit, self.title, self.rehearsed)
+
+    def __str__(self) -> str:
+        return str(self.picture)
+
+    def __repr__(self) -> str:
+        return repr(self.picture)
+
+    def _repr_html_(self) -> str:
+        if self.question.committed:
+            return self.picture.html()
+        asked = f"{NOT_YET}. Commit a number above, and then look here; or open this to see the answer at once."
+        return f"<details><summary>{asked}</summary>{self.picture.html()}</details>"
+
+    def _ipython_display_(self) -> None:
+        self.place = self.place or uuid4().hex
+        self._publish(anew=False)
+
+    def update(self) -> None:
+        """Draw it with the prediction as it is now, under the question and wherever a cell has shown it."""
+        if self.question.committed:
+            self.question.picture.value = str(self.picture)
+        if self.place:
+            self._publish(anew=True)
+
+    def _publish(self, anew: bool) -> None:
+        data = {"text/html": self._repr_html_(), "text/plain": repr(self)}
+        publish_display_data(data, transient={"display_id": self.place}, update=anew)

@@ -1,1 +1,0 @@
-"""The deck: questions of interviews and their answers, whose numbers are computed and never typed."""

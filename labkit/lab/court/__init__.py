@@ -1,1 +1,0 @@
-"""The court: attempts are run in fresh processes on a wire that the judge carries, and judged by five verdicts."""

@@ -1,0 +1,318 @@
+"""A folder of notebooks, judged without nbgrader: who gets points, what is said, and what is left alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from labkit.course.classroom import grade as module
+from labkit.course.classroom.grade import PreforkServers, grade, submissions
+from labkit.course.classroom.submission import points_of, read
+from labkit.course.classroom.table import Row, Table
+from labkit.course.exercises.catalogue import problem
+from labkit.course.judge.prefork import prefork_server
+from tests.course.classroom.submissions import allowed, answers, hand_in, notebook
+
+KEYS = ("03.2", "07.2")
+SEED = 90210
+
+
+def children() -> set[int]:
+    """Ids of all processes below this one."""
+    return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
+def left(running: set[int]) -> set[int]:
+    """Processes that were not there, and do not end; but for the bench, which ends with this process and is check's."""
+    until = time.monotonic() + 5
+    while (more := children() - running - {prefork_server().process.pid}) and time.monotonic() < until:
+        time.sleep(0.05)  # a judge that has just answered is still on its way out
+    return more
+
+
+def state(folder: Path) -> dict[str, tuple[int, float]]:
+    """Size and time of every file."""
+    found = {str(path): path.stat() for path in folder.rglob("*") if path.exists()}
+    return {name: (each.st_size, each.st_mtime) for name, each in found.items()}
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Five students with two exercises each, in the three layouts, and files that are none."""
+    folder = tmp_path_factory.mktemp("handed_in")
+    places = {"ana": ("ana", "a.ipynb"), "ben": ("ben/lab_03", "b.ipynb"), "cleo": ("cleo", "c.ipynb"),
+              "dan": ("", "dan.ipynb"), "eve": ("eve/x/y", "e.ipynb")}  # fmt: skip
+    second = answers("07.2") | {"cleo": problem("07.2").stub, "dan": problem("07.2").solution}
+    for student, text in answers("03.2").items():
+        if student == "dan":  # his loop is endless, and takes seconds: see test_an_endless_loop_costs_its_own_time
+            text = problem("03.2").mutants[3].source(problem("03.2").solution)
+        place, name = places[student]
+        hand_in(folder / place, notebook("from labkit import check", text, "check(1)", second[student]), name)
+    torn = folder / "fay"
+    hand_in(torn, '{"cells": [', "torn.ipynb")
+    hand_in(torn, "", "empty.ipynb")
+    hand_in(torn, '{"cells": 3, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}', "three.ipynb")
+    hand_in(torn, json.dumps([1]), "list.ipynb")
+    (torn / "bytes.ipynb").write_bytes(bytes(range(256)))
+    (torn / "link.ipynb").symlink_to(folder / "ana" / "a.ipynb")
+    os.mkfifo(torn / "pipe.ipynb")
+    (folder / "gus").mkdir()
+    spaced = problem("03.2").solution.replace("\n\n", "\n\n\n").replace("=", " = ")
+    hand_in(folder / "hal", notebook(answers()["ben"], spaced), "h.ipynb")
+    before, running = state(folder), children()
+    to = tmp_path_factory.mktemp("out") / "grades.csv"
+    table = grade(folder, to, keys=KEYS, seed=SEED, progress=False)
+    return SimpleNamespace(folder=folder, table=table, to=to, before=before, left=left(running))
+
+
+def row(graded: SimpleNamespace, student: str, key: str = "03.2") -> Row:
+    """What came of an exercise."""
+    return next(each for each in graded.table.rows if (each.student, each.exercise) == (student, key))
+
+
+@pytest.mark.slow
+def test_only_who_is_right_gets_points(graded: SimpleNamespace) -> None:
+    """Points for a patched check, labkit's own function, a stub; none for the right answer in an odd place."""
+    worth = {key: points_of(problem(key)) for key in KEYS}
+    passed = {(each.student, each.exercise) for each in graded.table.rows if each.passed}
+    assert passed == {("ana", "03.2"), ("ana", "07.2"), ("dan", "07.2"), ("hal", "03.2")}
+    points = {each.student: each.points for each in graded.table.sums}
+    assert points == {"ana": sum(worth.values()), "ben": 0, "cleo": 0, "dan": worth["07.2"], "eve": 0, "fay": 0,
+                      "gus": 0, "hal": worth["03.2"]}  # fmt: skip
+    assert {each.of for each in graded.table.sums} == {sum(worth.values())}
+
+
+def test_a_row_says_what_is_wrong_and_why(graded: SimpleNamespace) -> None:
+    """A zero without a reason, or with that of somebody else."""
+    told = {student: row(graded, student) for student in answers()}
+    assert {name: each.verdict for name, each in told.items()} == {
+        "ana": "", "ben": "values", "cleo": "rules", "dan": "wire", "eve": "rules"}  # fmt: skip
+    assert told["ben"].cause == problem("03.2").mutants[0].cause
+    assert row(graded, "ben", "07.2").cause == problem("07.2").mutants[3].cause
+    assert "labkit.comm.ring is not to be had" in told["cleo"].cause
+    assert told["dan"].cause == problem("03.2").mutants[3].cause
+    assert "not written yet" in told["eve"].cause
+    assert row(graded, "hal", "07.2").cause == "there is no definition of ShardedOptimizer"
+    assert any("2 ranks, float32" in line for line in told["ben"].said)
+
+
+def test_a_file_that_is_no_notebook_gets_a_row(graded: SimpleNamespace) -> None:
+    """A crash for the whole class, a read that never ends, somebody else's notebook by a link, a student left out."""
+    torn = {Path(each.file).name: each for each in graded.table.rows if each.student == "fay" and each.file}
+    assert set(torn) == {f"{name}.ipynb" for name in ("torn", "empty", "three", "list", "bytes", "link", "pipe")}
+    assert {each.verdict for each in torn.values()} == {"file"}
+    assert "no plain file" in torn["link.ipynb"].cause
+    assert "cannot be read as a notebook" in torn["torn.ipynb"].cause
+    assert str(graded.folder) not in torn["torn.ipynb"].cause
+    assert [each.cause for each in graded.table.rows if each.student == "gus"][
+        0
+    ] == "there is no notebook in the folder"
+
+
+def test_notes_tell_what_a_teacher_may_want_to_know(graded: SimpleNamespace) -> None:
+    """Two identical submissions that nobody sees, or that cost points; stubs that count as copies of each other."""
+    assert "the same text as hal, white space apart" in row(graded, "ana").note
+    assert "the same text as ana, white space apart" in row(graded, "hal").note
+    assert "the same text as labkit's reference" in row(graded, "ana").note
+    assert "defined 2 times: the last one counts" in row(graded, "hal").note
+    assert row(graded, "eve").note == row(graded, "ben").note == row(graded, "eve", "07.2").note == ""
+    assert row(graded, "ana").passed
+    assert row(graded, "hal").passed
+
+
+@pytest.mark.rest
+@pytest.mark.slow
+def test_an_endless_loop_costs_its_own_time(tmp_path: Path) -> None:
+    """A time-out for each case, or one that the next student pays, too."""
+    for student in ("ana", "dan", "eve"):
+        hand_in(tmp_path / student, notebook(answers()[student]))
+    began = time.perf_counter()
+    rows = {each.student: each for each in grade(tmp_path, keys=["03.2"], progress=False).rows}
+    assert time.perf_counter() - began < allowed(len(rows))
+    assert {name: each.verdict for name, each in rows.items()} == {"ana": "", "dan": "liveness", "eve": "rules"}
+    assert rows["dan"].cause.startswith("it never ends")
+    assert "1 of 4 cases" in rows["dan"].said[0]
+
+
+def test_nothing_is_left_running_and_nothing_is_written_beside_the_notebooks(graded: SimpleNamespace) -> None:
+    """A bench for each command that stays; a file of a notebook's that was run after all."""
+    assert graded.left == set()
+    assert state(graded.folder) == graded.before
+    assert not Path("ran_in_the_notebook.txt").exists()
+
+
+def test_the_files_say_the_same_as_the_table(graded: SimpleNamespace) -> None:
+    """A column that another program looks for in vain; a JSON that is another story."""
+    with graded.to.open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:8] == ["student", "exercise", "passed", "verdict", "cause", "seconds", "star", "points"]
+    assert [(each["student"], each["exercise"], each["passed"] == "yes") for each in rows] == [
+        (each.student, each.exercise, each.passed) for each in graded.table.rows
+    ]
+    with graded.to.with_name("grades_students.csv").open() as file:
+        assert {each["student"]: int(each["points"]) for each in csv.DictReader(file)} == {
+            each.student: each.points for each in graded.table.sums
+        }
+    plain = json.loads(graded.to.with_suffix(".json").read_text())
+    assert plain["seed"] == SEED
+    assert plain["rows"] == json.loads(json.dumps(graded.table.as_dict()["rows"]))
+    assert str(SEED) not in json.dumps(plain["rows"])
+
+
+def test_a_table_can_be_read_in_a_terminal_and_in_a_notebook(graded: SimpleNamespace) -> None:
+    """Words of a student's that are taken for markup."""
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))
+    console.print(Table((Row("[red]x", "03.2", False, "values", "[/b]<b>", 1.0, False, 0, 3),), 1, 1.0))
+    shown = console.export_text()
+    assert "[red]x" in shown
+    assert "[/b]<b>" in shown
+    assert "0 of 1 passed, 0 of 3 points" in shown
+    assert "&lt;b&gt;" in Table((Row("x", "03.2", False, "values", "<b>", 1.0, False, 0, 3),), 1, 1.0)._repr_html_()
+
+
+def test_a_spreadsheet_runs_nothing_that_a_student_wrote(tmp_path: Path) -> None:
+    """A cause that begins with = and is a formula to whoever opens the grades."""
+    Table((Row("=cmd()", "03.2", False, "values", "@SUM(1)", 1.0, False, 0, 3),), 1, 1.0).write(tmp_path / "g.csv")
+    with (tmp_path / "g.csv").open() as file:
+        assert [each["student"] + each["cause"] for each in csv.DictReader(file)] == ["'=cmd()'@SUM(1)"]
+
+
+@pytest.mark.slow
+def test_all_students_get_the_same_cases(tmp_path: Path) -> None:
+    """A class in which one has drawn easier numbers than the other; a second run that says something else."""
+    text = "def ring_reduce_scatter(x, group):\n    return x.chunk(group.size)[group.rank] * 2\n"
+    for student in ("ana", "ben"):
+        hand_in(tmp_path / student, notebook(f"# {student}\n{text}"))
+    first, second = (
+        [each.said[2:4] for each in grade(tmp_path, keys=["03.2"], seed=seed, progress=False).rows] for seed in (1, 2)
+    )
+    assert first[0] == first[1]
+    assert "expected" in first[0][0]
+    assert first[0] != second[0]
+
+
+def test_what_counts_of_several_files_is_told(tmp_path: Path) -> None:
+    """A stub in a second notebook that takes the points of the answer in the first."""
+    hand_in(tmp_path / "ana", notebook(problem("03.2").solution), "a.ipynb")
+    hand_in(tmp_path / "ana", notebook(answers()["ben"]), "b.ipynb")
+    hand_in(tmp_path / "ana", notebook(problem("03.2").stub), "c.ipynb")
+    hand_in(tmp_path / "ben", notebook(problem("03.2").solution, "def ring_reduce_scatter(x, group:"), "a.ipynb")
+    table = grade(tmp_path, keys=["03.2"], progress=False)
+    assert [(each.student, each.passed, Path(each.file).name) for each in table.rows] == [
+        ("ana", False, "b.ipynb"), ("ben", True, "a.ipynb")]  # fmt: skip
+    assert "a.ipynb, ana" in table.rows[0].note
+    assert "the last one counts" in table.rows[0].note
+
+
+def test_only_what_is_there_is_judged_if_nobody_says_what_was_asked(tmp_path: Path, monkeypatch: Any) -> None:
+    """A row for each of a hundred exercises that were not asked for."""
+    monkeypatch.setattr(module, "problems", lambda: tuple(problem(key) for key in KEYS))
+    hand_in(tmp_path / "ana", notebook(problem("03.2").stub))
+    assert [each.exercise for each in grade(tmp_path, progress=False).rows] == ["03.2"]
+
+
+@pytest.mark.slow
+def test_what_is_handed_in_may_be_hostile_to_a_reader(tmp_path: Path) -> None:
+    """Code that is nested so deeply, or so long, that reading it ends the reader."""
+    deep = "x = " + "-" * 50_000 + "1"
+    hand_in(tmp_path / "ana", notebook(deep, problem("03.2").solution))
+    hand_in(tmp_path / "ben", notebook("ring_reduce_scatter = " + "f(" * 150 + ")" * 150))
+    hand_in(tmp_path / "cleo", notebook("#" * 400_000, problem("03.2").solution))
+    hand_in(tmp_path / "dan", notebook("def ring_reduce_scatter(x, group):\n    return x" + ".a" * 20_000))
+    hand_in(tmp_path / "fay", notebook("def ring_reduce_scatter(x, group):\n" + "    x = x + 1\n" * 3000))
+    hand_in(tmp_path / "eve", notebook(*(f"def f{i}(): return f{i + 1}()" for i in range(3000)),
+                                       "def ring_reduce_scatter(x, group):\n    return f0()"))  # fmt: skip
+    rows = {each.student: each for each in grade(tmp_path, keys=["03.2"], progress=False).rows if each.exercise}
+    assert rows["ana"].passed
+    assert not any(rows[name].passed for name in ("ben", "cleo", "dan", "eve", "fay"))
+    assert "20000 at most" in rows["fay"].cause
+    with pytest.raises(ValueError, match="400.* characters of code"):
+        read(tmp_path / "cleo" / "03_exercises.ipynb")
+
+
+@pytest.mark.rest
+@pytest.mark.slow
+def test_a_judge_that_is_ended_meanwhile_is_replaced() -> None:
+    """One bench that dies and takes the grades of all who come after."""
+    servers = PreforkServers(1)
+    try:
+        servers.all[0].process.kill()
+        servers.all[0].process.wait()
+        from labkit.course.judge.attempt import attempt_in
+
+        report = servers.judge("03.2", attempt_in([problem("03.2").solution], "ring_reduce_scatter"), 1)
+        assert report.passed
+    finally:
+        servers.close()
+    assert not any(each.alive() for each in servers.all)
+
+
+@pytest.mark.rest
+@pytest.mark.slow
+def test_two_at_once_say_the_same_as_one_after_the_other(tmp_path: Path) -> None:
+    """Rows that change places, or attempts that are judged for somebody else."""
+    for student, text in answers().items():
+        if student not in ("dan", "cleo"):
+            hand_in(tmp_path / student, notebook(text))
+    one, two = (grade(tmp_path, keys=["03.2"], seed=5, jobs=jobs, progress=False).rows for jobs in (1, 2))
+    assert [(each.student, each.verdict, each.cause) for each in one] == [
+        (each.student, each.verdict, each.cause) for each in two
+    ]
+
+
+def test_an_interruption_keeps_what_was_judged(tmp_path: Path, monkeypatch: Any) -> None:
+    """An hour of grading that is lost with ctrl-C; a verdict on who was being judged."""
+    for student in ("ana", "ben", "cleo"):
+        hand_in(tmp_path / "in" / student, notebook(problem("03.2").solution))
+    real = module.judged
+
+    def pressed(it: Any, blocks: Any, seed: Any) -> Any:
+        outcome = real(it, blocks, seed)
+        if pressed.count:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        pressed.count += 1  # type: ignore[attr-defined]
+        return outcome
+
+    pressed.count = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "judged", pressed)
+    running = children()
+    with pytest.raises(KeyboardInterrupt):
+        grade(tmp_path / "in", tmp_path / "grades.csv", keys=["03.2"], progress=False)
+    assert [each["student"] for each in csv.DictReader((tmp_path / "grades.csv").open())] == ["ana"]
+    assert left(running) == set()
+
+
+def test_bad_input_is_answered_in_words(tmp_path: Path) -> None:
+    """A traceback, a class of zeros where nothing was found, an hour of judging before the CSV cannot be kept."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "zipped").mkdir()
+    (tmp_path / "zipped" / "all.zip").write_text("")
+    hand_in(tmp_path / "in" / "ana", notebook("x = 1"))
+    hand_in(tmp_path / "course", "", "nbgrader_config.py")
+    (tmp_path / "file").write_text("")
+    here = tmp_path / "in"
+    for words, where, options in (
+        ("is no folder", tmp_path / "file", {}),
+        ("is no folder", tmp_path / "nowhere", {}),
+        ("no notebooks in", tmp_path / "empty", {}),
+        ("unpack all.zip first", tmp_path / "zipped", {}),
+        ("is a course for nbgrader: grade .*submitted", tmp_path / "course", {}),
+        ("is no .csv", here, {"to": tmp_path / "grades.xls"}),
+        ("cannot be written", here, {"to": tmp_path / "nowhere" / "grades.csv"}),
+        ("is in a student's folder", here, {"to": here / "ana" / "grades.csv"}),
+        ("there is no exercise '99.9'", here, {"keys": ["99.9"]}),
+        ("a seed is .* got -3", here, {"seed": -3}),
+        ("jobs is .* got 0", here, {"jobs": 0}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            grade(where, progress=False, **options)  # type: ignore[arg-type]
+    assert list(submissions(here)) == ["ana"]

@@ -1,0 +1,139 @@
+"""The notebooks of the exercises: made, up to date, nobody's work lost, and run: solutions are green, stubs are red."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+
+from labkit.course.exercises import build as making
+from labkit.course.exercises.catalogue import problems
+
+ROOT = Path(__file__).resolve().parents[3]
+TITLES = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
+WITH_EXERCISES = [title for title in TITLES if problems(title[:2])]
+OTHERS = [title for title in WITH_EXERCISES if title != "03_collectives"]
+
+
+@cache
+def built(title: str, solved: bool) -> Any:
+    """A notebook as it is made now; every test reads it, and none changes it."""
+    return making.notebook(title, problems(title[:2]), solved)
+
+
+def test_there_are_sixty_and_more_over_labs_00_to_16() -> None:
+    """A lab without exercises."""
+    assert len(problems()) >= 60
+    assert [title[:2] for title in WITH_EXERCISES] == [f"{lab:02d}" for lab in range(17)]
+    assert len([each for each in problems() if each.writes_test]) >= 3
+    assert len([each for each in problems() if each.star is not None]) >= 3
+
+
+@pytest.mark.parametrize("folder", ["exercises", "solutions"])
+@pytest.mark.parametrize("title", WITH_EXERCISES)
+def test_a_notebook_is_what_is_built(folder: str, title: str) -> None:
+    """A notebook that was edited by hand, or a problem that has changed since: run `labkit build`."""
+    made = built(title, folder == "solutions")
+    path = ROOT / folder / f"{title}.ipynb"
+    assert path.read_text(encoding="utf-8") == making.text_of(made), f"{path} is not up to date: run labkit build"
+    assert (ROOT / folder / "README.md").read_text(encoding="utf-8") == making.contents(TITLES, folder == "solutions")
+    nbformat.validate(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.parametrize("title", WITH_EXERCISES)
+def test_no_solution_stands_in_an_exercise(title: str) -> None:
+    """The answer, one cell below the question."""
+    text = "\n".join(cell.source for cell in built(title, False).cells)
+    for it in problems(title[:2]):
+        body = [line.strip() for line in it.solution.splitlines() if line not in it.stub.splitlines()]
+        telling = [line for line in body if len(line) > 25]
+        assert not [line for line in telling if line in text], it.key
+
+
+@pytest.mark.parametrize("title", WITH_EXERCISES)
+def test_the_lab_leads_to_its_exercises(title: str) -> None:
+    """A lab that ends with a promise."""
+    source = (ROOT / "notebooks" / f"{title}.ipynb").read_text(encoding="utf-8")
+    assert f"../exercises/{title}.ipynb" in source
+    assert "come with a later version" not in source
+
+
+def test_a_notebook_with_somebodys_work_in_it_is_kept(tmp_path: Path) -> None:
+    """An evening's work, overwritten by `labkit build`."""
+    made = making.build(tmp_path, ["03_collectives"])
+    path = made[0].path
+    assert not any(each.kept for each in made)
+    notebook = nbformat.read(path, as_version=4)
+    attempt = next(cell for cell in notebook.cells if cell.metadata.get("labkit"))
+    attempt.source = attempt.source.replace("...", "return x")
+    nbformat.write(notebook, path)
+    again = making.build(tmp_path, ["03_collectives"])
+    assert [each.path for each in again if each.kept] == [path]
+    assert "return x" in path.read_text(encoding="utf-8")
+    making.build(tmp_path, ["03_collectives"], force=True)
+    assert "return x" not in path.read_text(encoding="utf-8")
+
+
+def test_one_that_was_only_run_is_made_anew_and_a_torn_one_is_kept(tmp_path: Path) -> None:
+    """Outputs that keep a notebook from being brought up to date; a file that is no notebook, lost."""
+    path = making.build(tmp_path, ["03_collectives"])[0].path
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="ran")]
+    nbformat.write(notebook, path)
+    assert not making.build(tmp_path, ["03_collectives"])[0].kept
+    path.write_text("not a notebook")
+    assert making.build(tmp_path, ["03_collectives"])[0].kept
+
+
+def run(path: Path, to: Path) -> list[Any]:
+    """The cells of a notebook after papermill has run it, as CI does."""
+    papermill.execute_notebook(path, to, progress_bar=False, cwd=str(path.parent))
+    return list(nbformat.read(to, as_version=4).cells)
+
+
+def said(cell: Any) -> str:
+    """The text that a check leaves."""
+    return "\n".join(output.data["text/plain"] for output in cell.outputs if output.output_type == "execute_result")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("title", ["03_collectives", *(pytest.param(t, marks=pytest.mark.rest) for t in OTHERS)])
+def test_solutions_run_green(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook that stops in the middle, a check that does not know its exercise."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    some = problems(title[:2])
+    green = [
+        cell for cell in run(ROOT / "solutions" / f"{title}.ipynb", tmp_path / "s.ipynb") if cell.id.endswith("check")
+    ]
+    assert len(green) == len(some)
+    for it, cell in zip(some, green, strict=True):
+        assert "all five verdicts hold" in said(cell), f"{it.key}: {said(cell)}"
+
+
+@pytest.mark.rest
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_stubs_run_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stub that passes in a notebook. (That each stub fails as it should, test_problems.py asks without one.)"""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    cells = run(ROOT / "exercises" / "03_collectives.ipynb", tmp_path / "e.ipynb")
+    red = [cell for cell in cells if cell.id.endswith("check")]
+    for it, cell in zip(problems("03"), red, strict=True):
+        assert f"{it.name} is not written yet" in said(cell), f"{it.key}: {said(cell)}"
+        assert it.hints[0][:40] in re.sub(r"\s+", " ", said(cell))
+
+
+def test_every_cell_is_python_as_a_kernel_reads_it() -> None:
+    """A stub with a broken line in it."""
+    for title in WITH_EXERCISES:
+        for solved in (False, True):
+            for cell in built(title, solved).cells:
+                if cell.cell_type == "code":
+                    compile(TransformerManager().transform_cell(cell.source), cell.id, "exec")

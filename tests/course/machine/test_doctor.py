@@ -1,0 +1,135 @@
+"""`doctor`: real measurements on this machine, and a clear word where there is nothing to measure."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from contextlib import redirect_stdout
+
+import psutil
+import pytest
+
+from labkit.comm.group import Group
+from labkit.course.machine import doctor as module
+from labkit.course.machine.doctor import Finding, Report, doctor
+from labkit.launch.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def look() -> tuple[Report, float, str]:
+    """One look at this machine, how many milliseconds it took, and what was printed meanwhile."""
+    started, printed = time.perf_counter(), io.StringIO()
+    with redirect_stdout(printed):
+        report = doctor(quick=True)
+    return report, 1e3 * (time.perf_counter() - started), printed.getvalue()
+
+
+@pytest.fixture
+def report(look) -> Report:
+    """What was seen."""
+    return look[0]
+
+
+@pytest.mark.slow
+def test_everything_that_a_learner_asks_has_an_answer(report):
+    """Would catch a finding that was renamed or lost."""
+    names = {finding.name for finding in report.findings}
+    assert names >= {"Python", "system", "cores", "memory", "loopback", "torch", "GPUs", "start of a rank"}
+    assert names >= {"fresh cluster", "warm call", "memory of a rank", "latency alpha", "bandwidth 1/beta"}
+    assert names >= {"2 ranks use", "4 ranks use", "8 ranks use"}
+    assert report.well
+    assert all(finding.why for finding in report.findings)
+
+
+@pytest.mark.slow
+def test_numbers_are_of_this_machine_and_in_their_units(look):
+    """Would catch bytes for GiB, seconds or microseconds for milliseconds, and a constant in place of a measurement."""
+    report, whole_ms, _ = look
+    assert report["memory"] == pytest.approx(psutil.virtual_memory().total / 2**30, abs=0.06)
+    assert report["loopback"] in psutil.net_if_addrs()
+    assert 0.05 < report["warm call"] < report["fresh cluster"], "a call cannot be faster than a message or two"
+    assert report["fresh cluster"] > 3, "nobody forks four processes in less"
+    assert 2 * report["fresh cluster"] + 60 * report["warm call"] / 2 < whole_ms, (
+        "two of three clusters, half of 60 calls"
+    )
+    assert 1 < report["memory of a rank"] < 500  # MiB
+    assert report.link.seconds(1 << 22) > report.link.seconds(64) > 0
+    assert report["latency alpha"] == pytest.approx(report.link.alpha_s * 1e6, abs=0.06)
+    assert report["bandwidth 1/beta"] == pytest.approx(report.link.bandwidth / 1e9, abs=0.006)
+
+
+@pytest.mark.slow
+def test_the_choice_is_the_one_that_a_cluster_makes(report):
+    """Would catch a doctor that says one thing and a cluster that does another."""
+    with Cluster(2, quiet=True) as cluster:
+        devices = [reply.value for reply in cluster.run(_device)]
+        assert report["2 ranks use"] == f"{cluster.choice.devices[0]}, {cluster.choice.backend}"
+        assert devices[0] == cluster.choice.devices[0]
+
+
+@pytest.mark.slow
+def test_a_look_prints_nothing(look):
+    """Would catch a line of a cluster's own between the doctor's data, which no JSON reader forgives."""
+    assert look[2] == ""
+
+
+def _device(group: Group) -> str:
+    return str(group.device)
+
+
+@pytest.mark.slow
+def test_the_report_shows_itself_everywhere(report):
+    """Would catch a value that is missing from one of the four forms, and markup that is not escaped."""
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report)
+    rich_text, html = console.export_text(), report._repr_html_()
+    plain = json.loads(json.dumps(report.as_dict()))
+    for finding in report.findings:
+        assert finding.said in repr(report)
+        assert finding.said in rich_text
+        assert finding.said in html
+        assert plain[finding.name] == {"value": finding.value, "unit": finding.unit, "why": finding.why}
+    assert "<script>" not in Report((Finding("<script>", "<script>"),), None)._repr_html_()
+
+
+@pytest.mark.slow
+def test_an_unknown_name_is_answered_with_the_known_ones(report):
+    """Would catch a bare KeyError."""
+    with pytest.raises(KeyError, match="latency alpha"):
+        report["latency"]
+
+
+@pytest.mark.slow
+def test_this_process_never_touches_cuda(report):
+    """Would catch a doctor that asks for GPUs here: a CUDA context in the kernel costs memory and forbids forks."""
+    import torch
+
+    assert not torch.cuda.is_initialized()
+
+
+def test_a_machine_without_ranks_gets_a_report_and_not_an_exception(monkeypatch):
+    """Would catch a doctor who faints: it is on a broken machine that it is asked for."""
+
+    class Broken:
+        def ready(self) -> None:
+            raise RuntimeError("the process that imports torch for all ranks ended (1): is torch installed?\nmore")
+
+    monkeypatch.setattr(module, "zygote", Broken)
+    report = doctor()
+    assert not report.well
+    assert report["cores"] > 0
+    assert "ranks" in repr(report).splitlines()[-1]
+    assert "is torch installed?" in report.findings[-1].why
+    assert "more" not in report.findings[-1].why
+    assert "failed" in report._repr_html_()
+
+
+@pytest.mark.gpu
+def test_gpus_are_named_with_their_memory_and_nccl(report):
+    """Would catch a GPU that is counted and not described."""
+    assert report["GPUs"] >= 1
+    assert report["GPU 0"] > 1
+    assert report["NCCL"].count(".") == 2

@@ -1,0 +1,76 @@
+"""The stale-gradient explorer: what its picture says, and what its controls do."""
+
+from __future__ import annotations
+
+from labkit.course.topics.stale_explorer import StaleExplorer
+from labkit.course.topics.stale_picture import Seen, stale
+from labkit.plan.stale import limit
+from tests.cases import cases
+from tests.counting import lines
+from tests.view import page
+
+RUNS = [Seen(2, 0.5, True), Seen(2, 0.93, False)]
+
+
+@cases("staleness", [0, 1, 16])
+@cases("rate", [1e-4, 0.1, 1.0, 2.0, 400.0])
+@cases("runs", [(), RUNS])
+def test_the_picture_is_whole_for_any_staleness_and_rate(staleness, rate, runs):
+    """Would catch a run that leaves the page as it diverges."""
+    picture = stale(staleness, rate, runs)
+    page.check(picture)
+    assert "nan" not in str(picture)
+    assert "inf" not in str(picture)
+
+
+def test_it_says_what_happens_and_where_the_laws_are():
+    """Would catch the verdict of another point."""
+    words = page.words(stale(4, 0.3, RUNS))
+    assert "gradients 4 steps old, lr × curvature 0.3: swings" in words
+    assert f"limit {limit(4):.3g}, best 0.0819, like momentum 0.8" in words
+    assert "recorded: staleness 2, lr × curvature 0.93: diverged" in words
+    assert "recorded: staleness 2, lr × curvature 0.5: converged" in words
+    assert "1 step old, lr × curvature 1: diverges" in page.words(stale(1, 1.0))
+    assert "creeps" in stale(0, 0.9).label
+    assert "recorded" not in page.words(stale(0, 0.9))
+
+
+def test_dots_converged_and_crosses_diverged():
+    """Would catch meaning that rests on colour alone."""
+    said = str(stale(0, 0.1, RUNS))
+    assert said.count("<circle") == 1
+    assert said.count('stroke-width="3"') == 1
+
+
+def test_the_controls_move_the_picture():
+    """Would catch a slider without a picture, and a curvature that is forgotten."""
+    explorer = StaleExplorer(RUNS, staleness=2, lr=0.5)
+    assert "2 steps old, lr × curvature 0.501: swings" in explorer.static().label
+    explorer.staleness.value = 8
+    assert "8 steps old, lr × curvature 0.501: diverges" in explorer.shown.value
+    explorer.curvature.value = "0.1"
+    assert "8 steps old, lr × curvature 0.0501: swings" in explorer.shown.value
+    explorer.lr.value = 0.1
+    assert "lr × curvature 0.01: creeps" in explorer.shown.value
+
+
+def test_nonsense_is_told_and_the_picture_stays():
+    """Would catch a typing error that empties the page."""
+    explorer = StaleExplorer()
+    before = explorer.shown.value
+    for odd in ("steep", "-1", "0", "1e9", ""):
+        explorer.curvature.value = odd
+        assert "the picture is the last one that made sense" in explorer.said.value
+        assert explorer.shown.value == before == str(explorer.static())
+    explorer.curvature.value = "2"
+    assert explorer.said.value == ""
+
+
+def test_a_redraw_is_little_work():
+    """Would catch a simulation that runs on."""
+    explorer = StaleExplorer(RUNS)
+
+    def move():
+        explorer.staleness.value = 16
+
+    assert lines(move) < 30_000
