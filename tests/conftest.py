@@ -24,13 +24,8 @@ settings.load_profile("same")
 
 gc.disable()  # until all tests are imported: nothing of that is garbage, and looking for some takes half a second
 
-FIRST = (
-    "tests/test_lint.py",
-    "tests/browser",
-    "tests/test_notebooks.py",
-    "tests/faults",
-    "tests/course/exercises/test_problems.py",
-)
+PROBLEMS, BUILD = (f"tests/course/exercises/test_{name}.py" for name in ("problems", "build"))
+FIRST = ("tests/test_lint.py", "tests/browser", "tests/test_notebooks.py", "tests/faults", PROBLEMS)
 """What takes longest is begun first, so that at the end no worker is left alone with it."""
 PROCESSOR, BEFORE = "processor_s", pytest.StashKey[float]()
 
@@ -50,11 +45,7 @@ def unit_of(test: str) -> str:
     if file.startswith("tests/browser/"):
         return "tests/browser"
     shared = re.search(r"\[(\d\d[_.]\w+)", name)
-    if shared and file in (
-        "tests/test_notebooks.py",
-        "tests/course/exercises/test_problems.py",
-        "tests/course/exercises/test_build.py",
-    ):
+    if shared and file in ("tests/test_notebooks.py", PROBLEMS, BUILD):
         return f"{file} {shared[1]}"
     return file
 

@@ -4,7 +4,7 @@
     entry.score                    byte-seconds: median step of the slowest rank x highest bytes of the fullest rank
 
 One plain cluster serves all tasks: an attempt brings links, cap and speed with it, so its ranks stay warm. An attempt
-counts if it finished under the cap and the referee (labkit/course/capstone/referee.py) finds that
+counts if it finished under the cap and the referee (referee.py) finds that
 
     loss       the weights handed in have, on text that was not trained on, the loss of one plain process
     replicas   copies of a weight are alike on all ranks

@@ -24,7 +24,7 @@ SHOWN = 6
 
 
 class Board(Protocol):
-    """Where entries are kept: labkit.course.learner.scores.Scores."""
+    """Where entries are kept: Scores in labkit/course/learner/scores.py."""
 
     def add(self, entry: Entry) -> Entry:
         """Keep an entry."""
@@ -36,9 +36,9 @@ class Board(Protocol):
 class CapstoneExplorer(Explorer):
     """Controls over the laws for `tasks`, starting at `way`; Tab goes from one to the next, arrow keys move them.
 
-    The button does `run(task, way)`, an iterable of labkit.course.capstone.attempts's Progress, and adds the entry to `board`; it
-    can be stopped between two steps. `attempt()` does it at once. `reference` are entries that are drawn as such.
-    Nonsense leaves the last picture that made sense, and says why."""
+    The button does `run(task, way)`, an iterable of the Progress in attempts.py, and adds the entry to `board`; it can be
+    stopped between two steps. `attempt()` does it at once. `reference` are entries that are drawn as such. Nonsense
+    leaves the last picture that made sense, and says why."""
 
     def __init__(
         self, tasks: Mapping[str, Task], way: Way, run: Callable[[Task, Way], Any], board: Board,

@@ -2,7 +2,7 @@
 
     score = seconds of a step x bytes of the fullest rank          in byte-seconds, shown as MB s; lower is better
 
-Nothing in here is said by the program that was judged: the referee has measured it (labkit/course/capstone/attempts.py).
+Nothing in here is said by the program that was judged: the referee has measured it (attempts.py).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ WEEKS, BINS = 15, (0.0, 0.7, 0.8, 0.9, 1.0)
 
 
 class Face(Protocol):
-    """What a card shows (labkit/course/cards/card.py)."""
+    """What a card shows (card.py)."""
 
     front: str
     axes: tuple[str, ...]

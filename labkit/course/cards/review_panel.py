@@ -19,7 +19,7 @@ from labkit.view.svg import Picture, headline, text
 
 
 class Reviews(Protocol):
-    """A box of cards (labkit/course/cards/box.py)."""
+    """A box of cards (box.py)."""
 
     deck: Any
     clock: Callable[[], datetime]

@@ -5,7 +5,7 @@
     audit(["c12", "c13"])            Results, one by one as they are found; all claims if none is named
     store(results), kept()           what an audit found, as results.json beside this file: cards quote its numbers
 
-A proof is the function `c12` in one of the files of labkit/course/claims/proofs. A row says what is known; if a proof says
+A proof is the function `c12` in one of the files of proofs/. A row says what is known; if a proof says
 otherwise the row is wrong, and `Result.agrees` is False.
 """
 

@@ -49,7 +49,7 @@ class Shown(Protocol):
 
     @property
     def finding(self) -> Any:
-        """What its proof found: verdict, settings, premise, said (labkit/course/claims/finding.py)."""
+        """What its proof found: verdict, settings, premise, said (finding.py)."""
 
     @property
     def seconds(self) -> float:

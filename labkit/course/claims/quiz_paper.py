@@ -13,7 +13,7 @@ from labkit.course.claims.claims_picture import Shown, amount, asked, plain
 
 
 class Question(Protocol):
-    """A claim to judge (labkit/course/claims/claim_quiz.py)."""
+    """A claim to judge (claim_quiz.py)."""
 
     @property
     def number(self) -> int:

@@ -1,1 +1,1 @@
-"""Exercises in a classroom: a course for nbgrader (course.py), grades without it (grade.py). No notebook is run."""
+"""Exercises in a classroom: a course for nbgrader, and grades without it. No notebook is run."""

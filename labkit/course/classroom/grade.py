@@ -67,7 +67,7 @@ class PreforkServers:
             self.free.put(each)
 
     def judge(self, key: str, attempt: Attempt, seed: int | None) -> Report:
-        """The report on an attempt, from the next bench that is free."""
+        """The report on an attempt, from the next server that is free."""
         one = self.free.get()
         try:
             if not one.alive() or one.process.stdin is None or one.process.stdin.closed:
@@ -183,7 +183,7 @@ def _judge(tasks: list[Task], seed: int, jobs: int, progress: bool, outcomes: di
             _together(tasks, seed, jobs, outcomes, lambda: bar.advance(line))
             return
         for place, task in enumerate(tasks):
-            outcomes[place] = judged(task.it, task.blocks, seed)  # on the bench that check uses, too
+            outcomes[place] = judged(task.it, task.blocks, seed)  # on the server that check uses, too
             bar.advance(line)
 
 
@@ -196,7 +196,7 @@ def _together(
     def one(place: int) -> None:
         task = tasks[place]
         outcome = judged(task.it, task.blocks, seed, servers.judge)
-        if not stopped.is_set():  # else its bench has just been ended: that is no verdict
+        if not stopped.is_set():  # else its server has just been ended: that is no verdict
             outcomes[place] = outcome
             advance()
 

@@ -126,7 +126,7 @@ class _Known:
 
 
 class JudgeCells(NbGraderPreprocessor):
-    """Check cells get their verdicts. The students' code runs in the court's processes only."""
+    """Check cells get their verdicts. The students' code runs in the judge's processes only."""
 
     seed = Integer(None, allow_none=True, min=0, help="of the hidden cases; drawn once if it is not set").tag(
         config=True

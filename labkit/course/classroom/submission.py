@@ -4,8 +4,8 @@
     defined(blocks)["ring_reduce_scatter"]   how often a name is defined there
     outcome = judged(problem, blocks, seed)  the attempt is taken out as text, and judged in fresh processes
 
-Students' programs run in the court and nowhere else (labkit/course/judge/prefork.py): so it does not matter what a notebook
-patches, imports, prints or never ends.
+Students' programs run in the judge's processes and nowhere else (labkit/course/judge/prefork.py): so it does not matter
+what a notebook patches, imports, prints or never ends.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ BAR, FULL = 304.0, 190.0
 
 
 class Outcome(Protocol):
-    """How one patient went (labkit/course/clinic/outcome.py)."""
+    """How one patient went (outcome.py)."""
 
     @property
     def case(self) -> Patient:
@@ -66,7 +66,7 @@ class Outcome(Protocol):
 
 
 class Card(Protocol):
-    """How a shift went (labkit/course/clinic/outcome.py)."""
+    """How a shift went (outcome.py)."""
 
     @property
     def outcomes(self) -> Sequence[Outcome]:

@@ -1,6 +1,6 @@
 """A Problem: one exercise, with everything that is needed to teach it, to judge it, and to judge the judge.
 
-A file in labkit/course/exercises/problems/ holds the reference as a plain function (or class) of the exercise's name, and `PROBLEM`:
+A file in problems/ holds the reference as a plain function (or class) of the exercise's name, and `PROBLEM`:
 
     story, objectives, difficulty, importance, minutes     what the learner reads
     reference                                              the stub is its signature and docstring

@@ -2,8 +2,8 @@
 
     terms("Activations aren't redundant")      [Term("activation", ...), Term("copy", ..., denied=True)]
 
-Inflections are cut off, words that mean the same on distributed training become one (answer_words.yaml), and a denial reaches
-to the end of its clause. A word that is spelled nearly right is found by `nearest`.
+Inflections are cut off, words that mean the same on distributed training become one (answer_words.yaml), and a denial
+reaches to the end of its clause. A word that is spelled nearly right is found by `nearest`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ WITHIN, OVER, CAME = PALETTE[2], PALETTE[6], PALETTE[0]
 
 
 class Spoken(Protocol):
-    """How one question went (labkit/course/interview/interview_report.py)."""
+    """How one question went (interview_report.py)."""
 
     @property
     def kind(self) -> str:
@@ -63,7 +63,7 @@ class Spoken(Protocol):
 
 
 class Judged(Protocol):
-    """What a typed answer has of a point (labkit/course/interview/answered.py)."""
+    """What a typed answer has of a point (answered.py)."""
 
     @property
     def reached(self) -> bool | None:
@@ -103,7 +103,7 @@ class Told(Protocol):
 
 
 class Question(Protocol):
-    """What is asked (labkit/course/interview/interview_questions.py)."""
+    """What is asked (interview_questions.py)."""
 
     kind: str
     key: str
@@ -115,7 +115,7 @@ class Question(Protocol):
 
 
 class Session(Protocol):
-    """A mock interview (labkit/course/interview/interview.py)."""
+    """A mock interview (interview.py)."""
 
     minutes: float
     question: Any

@@ -1,4 +1,4 @@
-"""A hearing: one attempt on one case. Forks the ranks, hands out inputs, listens until all is said, leaves nobody.
+"""A case run: one attempt on one case. Forks the ranks, hands out inputs, listens until all is said, leaves nobody.
 
     fork ranks ─> draw inputs ─> each rank gets its own ─> switch ─> outputs, memory, faults ─> RunRecord
 
@@ -40,7 +40,7 @@ BURNING_S = 1.0
 
 def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
     """Run an attempt on one case, and tell all that was seen."""
-    import_module("torch._dynamo")  # already there, but for who judges without the bench (court/bench.py says why)
+    import_module("torch._dynamo")  # already there, but for who judges without the prefork server (prefork.py)
     began = time.perf_counter()
     with Ranks(problem, program, case.n_ranks) as ranks:
         inputs = list(problem.inputs(case))

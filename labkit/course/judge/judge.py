@@ -1,6 +1,6 @@
 """The judge: an attempt, case by case, until one is broken; then why, and what to look at next.
 
-    audit ─> a case for each of the exercise's, with seeds drawn now ─> five verdicts ─> first broken: likely cause
+    static check ─> a case for each of the exercise's, seeds drawn now ─> five verdicts ─> first broken: likely cause
 
 The likely cause is found by trial: the exercise's mutants, each a mistake that somebody has made, run on the same case.
 One that gives the same numbers, bytes or standstill has made the same mistake.

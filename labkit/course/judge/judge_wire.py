@@ -1,4 +1,4 @@
-"""The wire of a court: every message and every collective goes through the judge's hands, and nowhere else.
+"""The judge's wire: every message and every collective goes through the judge's hands, and nowhere else.
 
     rank 0 ──┐            one pipe for each rank; the judge passes messages on, works out collectives, and writes
     rank 1 ──┤ judge      down what went by. A rank cannot send what is not seen, or see what was not sent to it.

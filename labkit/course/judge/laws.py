@@ -35,7 +35,7 @@ def sends(
     """Each rank sends as many bytes as `per_rank(case, rank)` says, exactly or between two limits.
 
     `only`: the verbs that may be used ("send", "all_reduce"); `to`: the ranks it may send to; `messages`: at most.
-    All counts that goes over a group that the attempt was given; what `play` sends itself goes `aside` (record.py)."""
+    All counts that goes over a group that the attempt was given; what `play` sends itself goes `aside` (run_record)."""
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank in range(record.case.n_ranks):

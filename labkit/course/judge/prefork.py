@@ -1,6 +1,7 @@
-"""The bench: a process that has imported torch once, runs nothing of a learner's, and forks a judge for every attempt.
+"""The prefork server: a process that has imported torch once, runs nothing of a learner's, and forks a judge for each
+attempt.
 
-    kernel ──exec──> bench ──fork──> judge of one attempt ──fork──> ranks of one case
+    kernel ──exec──> prefork server ──fork──> judge of one attempt ──fork──> ranks of one case
 
 A check therefore begins in milliseconds with a library as it was installed. When the kernel ends, or the stop button is
 pressed, the judge and its ranks go with it: each watches its parent.
@@ -38,9 +39,8 @@ class PreforkServer:
 
     def __init__(self) -> None:
         self.lock, self.numbers = threading.Lock(), itertools.count()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from labkit.course.judge.prefork import main; main({os.getpid()})"
-        )
+        begin = f"from labkit.course.judge.prefork import main; main({os.getpid()})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; {begin}"
         pinned = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "MKL", "OPENBLAS")}
         self.process = subprocess.Popen(
             ["env", *(f"{name}={value}" for name, value in pinned.items()), sys.executable, "-c", code],
@@ -83,7 +83,7 @@ class PreforkServer:
                 return answer
 
     def alive(self) -> bool:
-        """Whether the process of the bench still runs."""
+        """Whether the server's process still runs."""
         return self.process.poll() is None
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class PreforkServer:
 
 
 def prefork_server() -> PreforkServer:
-    """This process's bench: started at the first call, warm from then on."""
+    """This process's prefork server: started at the first call, warm from then on."""
     ours = _server_of(os.getpid())
     if not ours.alive() or (ours.process.stdin is not None and ours.process.stdin.closed):
         _server_of.cache_clear()
@@ -112,14 +112,12 @@ def _server_of(pid: int) -> PreforkServer:  # by process id: a fork must not use
 
 
 def main(kernel: int) -> None:
-    """The bench's own life: a line in is an attempt, a line out is its report."""
+    """The server's own life: a line in is an attempt, a line out is its report."""
     from labkit.course.judge import sandbox
 
-    for name in (
-        "labkit.course.judge.judge",
-        "torch._dynamo",
-    ):  # torch, and what the first optimizer of every rank would
-        importlib.import_module(name)  # import for seconds: before the first fork
+    # torch, and what the first optimizer of every rank would import for seconds: before the first fork
+    for name in ("labkit.course.judge.judge", "torch._dynamo"):
+        importlib.import_module(name)
 
     sandbox.end_with(kernel)
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -1,4 +1,4 @@
-"""A RunRecord: what the judge saw of one run of an attempt. Nothing in it but `memory` and `outputs` comes from a rank."""
+"""A run record: what the judge saw of one run of an attempt. Only `memory` and `outputs` in it come from a rank."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def mark(group: Any, words: str) -> None:
 def aside(group: Group) -> Group:
     """The same ranks over a wire of the exercise's own: what `play` sends there is none of the attempt's doing.
     Take it once a run: collectives are matched by their count."""
-    wire: Any = group.wire  # the court's, which can make groups over the same pipe
+    wire: Any = group.wire  # the judge's, which can make groups over the same pipe
     ours: Group = wire.along(group, ASIDE, group.ranks, group.rank)
     return ours
 

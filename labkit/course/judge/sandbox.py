@@ -1,9 +1,9 @@
-"""The guard: what an attempt could still do to the machine is refused while it runs, and a patched library is found.
+"""The sandbox: what an attempt could still do to the machine is refused while it runs, and a patched library is found.
 
 limits        no file grows, no core is dumped, memory has an end: the kernel's own word, whoever asks
 landlock      no file is made, changed or removed, nobody else is signalled or called (Linux 5.13 to 6.12 and later)
 events        Python's audit hook, which cannot be taken off: no files, processes, connections, foreign libraries
-builtins      those of the list in audit.py
+builtins      those of the list in static_check.py
 the library   what counts bytes cannot be replaced, and what torch and labkit are made of is compared before and after
 """
 
@@ -152,7 +152,7 @@ def namespace(given: Collection[str]) -> types.ModuleType:
             labkit = sys.modules["labkit"]
             had = {each: getattr(labkit, each) for each in names if each in given}
             return types.SimpleNamespace(**{"Group": Any, **had})  # the name is for annotations
-        # what an attempt may import is settled by the audit; here torch's own C++ imports, too, in the attempt's name
+        # what an attempt may import is settled by the static check; here torch's C++ imports, too, in its name
         if name.split(".")[0] not in ("torch", *MODULES) and name not in sys.modules:
             raise Refused(f"an attempt cannot import {name}")
         return builtins.__import__(name, space, local, names, level)

@@ -1,4 +1,4 @@
-"""The stand: a fresh process in which an attempt is one rank of one run.
+"""A sandboxed rank: a fresh process in which an attempt is one rank of one run.
 
 It is forked from the judge, which has imported torch and run nothing: so every run begins with a clean library,
 whatever the notebook has done to its own. The process learns its own inputs and no others, and not the answer.

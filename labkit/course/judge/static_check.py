@@ -2,7 +2,7 @@
 
 An exercise is about a mechanism, and a few lines of torch are enough for each. What reaches round it (files, processes,
 the interpreter, labkit's own parts, names in underscores) is refused here with its line, whether meant or not. The
-guard (guard.py) refuses at run time what slips through, and the judge believes no rank about bytes in any case.
+sandbox (sandbox.py) refuses at run time what slips through, and the judge believes no rank about bytes in any case.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The clerk: takes what ranks say, matches messages, works out collectives, and knows who waits for whom.
+"""The switch: routes messages between ranks, works out collectives, and knows who waits for whom.
 
-Ranks block in nothing but a question to the clerk. So when each rank that is not through has asked, and no question can
-be answered, that is a deadlock: certain, at once, with no clock.
+Ranks block in nothing but a question to the switch. So when each rank that is not through has asked, and no question
+can be answered, that is a deadlock: certain, at once, with no clock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The five verdicts on a run: values, wire, memory, order, liveness. Each holds, is broken, or could not be judged.
 
-rules      the attempt did what no attempt may (audit.py, guard.py); said only when it is so
+rules      the attempt did what no attempt may (static_check.py, sandbox.py); said only when it is so
 values     what came out is what one process says, and the inputs are what they were
 wire       the bytes that the judge carried are those of the law
 memory     the bytes that a rank held are within the law

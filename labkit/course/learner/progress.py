@@ -9,7 +9,7 @@
 
 Order is that of the file, not of the clock, which may jump back; what is loaded comes after what was there. A file that
 cannot be written for a while ends no check: what is to be kept waits for the next write, and `.note` tells it. What
-happens to a file that is damaged or of a later labkit stands in labkit/course/learner/store.py.
+happens to a file that is damaged or of a later labkit stands in store.py.
 """
 
 from __future__ import annotations

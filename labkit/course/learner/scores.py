@@ -4,8 +4,7 @@
     board.add(entry)                     one transaction: a crash in the middle leaves what was there before
     board.entries(task)                  best first
 
-What happens to a file that is damaged, locked or of a later labkit stands in labkit/course/learner/store.py, and is told in
-`.note`.
+What happens to a file that is damaged, locked or of a later labkit stands in store.py, and is told in `.note`.
 """
 
 from __future__ import annotations

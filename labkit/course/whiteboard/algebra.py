@@ -1,7 +1,7 @@
 """What sympy says of a formula: how it reads, what is missing in it, where it tends to.
 
 The expression is built from the checked tree of formula.py, node by node; no text reaches sympy. Sums are multiplied
-out only where that is a small thing, and what has a ceil, a log or a min in it is left to numbers (verdict.py).
+out only where that is a small thing, and what has a ceil, a log or a min in it is left to numbers (formula_verdict.py).
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def test_a_verdict_is_an_output_that_nbgrader_scores(graded: SimpleNamespace) ->
 @pytest.mark.rest
 @pytest.mark.timeout(1800)
 def test_no_notebook_is_executed(graded: SimpleNamespace) -> None:
-    """Code of a student's that runs outside the court: cleo's writes a file as soon as it runs."""
+    """Code of a student's that runs outside the judge: cleo's writes a file as soon as it runs."""
     assert "ran_in_the_notebook" in (graded.folder / "submitted" / "cleo" / "lab_03" / FILE).read_text()
     assert list(graded.folder.rglob("ran_in_the_notebook*")) == []
     assert not Path("ran_in_the_notebook.txt").exists()
@@ -248,7 +248,7 @@ def test_an_endless_loop_costs_its_own_time(graded: SimpleNamespace) -> None:
 @pytest.mark.rest
 @pytest.mark.timeout(1800)
 def test_nothing_is_left_running(graded: SimpleNamespace) -> None:
-    """A rank, a judge or a bench that outlives the command."""
+    """A rank, a judge or a prefork server that outlives the command."""
     assert len(graded.autograde.seen) >= 2
     _, left = psutil.wait_procs(graded.autograde.seen, timeout=120)
     assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []

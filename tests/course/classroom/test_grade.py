@@ -32,7 +32,7 @@ def children() -> set[int]:
 
 
 def left(running: set[int]) -> set[int]:
-    """Processes that were not there, and do not end; but for the bench, which ends with this process and is check's."""
+    """Processes that were not there, and do not end; but for the server, which ends with this process: it is check's."""
     until = time.monotonic() + 5
     while (more := children() - running - {prefork_server().process.pid}) and time.monotonic() < until:
         time.sleep(0.05)  # a judge that has just answered is still on its way out
@@ -144,7 +144,7 @@ def test_an_endless_loop_costs_its_own_time(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_running_and_nothing_is_written_beside_the_notebooks(graded: SimpleNamespace) -> None:
-    """A bench for each command that stays; a file of a notebook's that was run after all."""
+    """A server for each command that stays; a file of a notebook's that was run after all."""
     assert graded.left == set()
     assert state(graded.folder) == graded.before
     assert not Path("ran_in_the_notebook.txt").exists()
@@ -242,7 +242,7 @@ def test_what_is_handed_in_may_be_hostile_to_a_reader(tmp_path: Path) -> None:
 @pytest.mark.rest
 @pytest.mark.slow
 def test_a_judge_that_is_ended_meanwhile_is_replaced() -> None:
-    """One bench that dies and takes the grades of all who come after."""
+    """One server that dies and takes the grades of all who come after."""
     servers = PreforkServers(1)
     try:
         servers.all[0].process.kill()

@@ -36,7 +36,7 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_bench_is_left() -> object:
-    """The module's bench ends with it."""
+    """The module's server ends with it."""
     yield
     prefork_server().close()
 
@@ -130,7 +130,8 @@ def test_nothing_outlives_a_kernel_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "kernel.py"
     script.write_text(
         "from labkit.course.judge.attempt import Attempt\nfrom labkit.course.judge.prefork import prefork_server\n"
-        f"b = prefork_server()\nprint(b.process.pid, flush=True)\nb.judge('03.2', Attempt('ring_reduce_scatter', {ENDLESS!r}))\n"
+        "b = prefork_server()\nprint(b.process.pid, flush=True)\n"
+        f"b.judge('03.2', Attempt('ring_reduce_scatter', {ENDLESS!r}))\n"
     )
     kernel = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert kernel.stdout is not None

@@ -187,7 +187,7 @@ def ring_reduce_scatter(x, group):
 def test_is_stopped_by_the_guard_if_it_slips_through_the_audit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One wall alone: here the audit is left out, and the guard must do."""
+    """One wall alone: here the static check is left out, and the sandbox must do."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "precious").write_text("kept")
     record = run_case(problem("03.2"), Program(SLIPS_THROUGH[name]), problem("03.2").cases()[0])
@@ -484,7 +484,7 @@ FORGED = """
     ],
 )
 def test_a_rank_that_forges_its_pipe_is_not_believed(words: str, data: str, verdict: str) -> None:
-    """The judge's own protocol as a way round it; here, too, the audit is left out."""
+    """The judge's own protocol as a way round it; here, too, the static check is left out."""
     it = problem("03.2")
     source = it.solution.replace("    return parts[me]", FORGED.format(words=words, data=data).strip("\n"))
     found = {each.name: each for each in verdicts(it, run_case(it, Program(source), it.cases()[0]))}
@@ -587,7 +587,7 @@ def ring_reduce_scatter(x, group):
 
 
 def test_whoever_finds_the_exercises_own_wire_sends_nothing_unseen() -> None:
-    """The right bytes for show, and the sum on the wire that is not counted; here the audit is left out."""
+    """The right bytes for show, and the sum on the wire that is not counted; here the static check is left out."""
     it = problem("03.2")
     record = run_case(it, Program(ASIDE), it.cases()[0])
     assert record.ended == "finished", record.faults

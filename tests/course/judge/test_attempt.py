@@ -34,7 +34,7 @@ def ran(attempt: Attempt) -> dict[str, Any]:
 
 
 def test_an_attempt_brings_what_it_uses_and_nothing_else() -> None:
-    """A NameError in the court for what stands in the notebook, or the whole notebook on the way."""
+    """A NameError in the judge for what stands in the notebook, or the whole notebook on the way."""
     space = cell("""
 import math as m
 import torch
@@ -176,7 +176,7 @@ def test_what_else_stands_on_a_line_is_not_brought() -> None:
 
 
 def test_a_helper_keeps_its_decorators() -> None:
-    """A helper that is another function in the court than in the notebook."""
+    """A helper that is another function in the judge than in the notebook."""
     text = """
 import contextlib, functools
 @functools.cache

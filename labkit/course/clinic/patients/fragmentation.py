@@ -5,7 +5,7 @@
     a longer batch                                     |....................|     must come from the device
 
 No segment can be given back, since each has something in use. Repaired, a raw sample goes before the next one comes,
-and what is kept lies side by side. Addresses are simulated (pool.py); the tensors are real.
+and what is kept lies side by side. Addresses are simulated (clinic/pool.py); the tensors are real.
 """
 
 from __future__ import annotations
