@@ -36,8 +36,8 @@ class Board(Protocol):
 class CapstoneExplorer(Explorer):
     """Controls over the laws for `tasks`, starting at `way`; Tab goes from one to the next, arrow keys move them.
 
-    The button does `run(task, way)`, an iterable of the Progress in attempts.py, and adds the entry to `board`; it can be
-    stopped between two steps. `attempt()` does it at once. `reference` are entries that are drawn as such. Nonsense
+    The button does `run(task, way)`, an iterable of the Progress in attempts.py, and adds the entry to `board`; it can
+    be stopped between two steps. `attempt()` does it at once. `reference` are entries that are drawn as such. Nonsense
     leaves the last picture that made sense, and says why."""
 
     def __init__(

@@ -187,21 +187,7 @@ def _waits(record: RunRecord) -> dict[int, str]:
 
 
 def _explained(problem: Problem, verdict: Verdict, record: RunRecord) -> Verdict:
-    picture = of_verdict(verdict.name, _plain(record, verdict), verdict.at, verdict.seen)
-    return verdict._replace(picture=picture, probe=verdict.probe or _probe(problem, verdict))
-
-
-def _plain(record: RunRecord, verdict: Verdict) -> dict[str, Any]:
-    plates = {rank: f"waits for {each.words}" for rank, each in record.waits.items()}
-    if verdict.rank is not None and verdict.name in ("values", "wire", "order"):
-        plates[verdict.rank] = f"expected {verdict.expected}" if verdict.name == "wire" else "here"
-    return {
-        "n_ranks": record.case.n_ranks,
-        "events": [tuple(each) for each in record.events],
-        "timelines": [list(each.timeline) if each else [] for each in record.memory],
-        "peaks": [dict(each.peak) if each else {} for each in record.memory],
-        "plates": plates,
-    }
+    return verdict._replace(picture=of_verdict(verdict, record), probe=verdict.probe or _probe(problem, verdict))
 
 
 def _probe(problem: Problem, verdict: Verdict) -> str:

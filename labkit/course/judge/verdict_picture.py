@@ -7,8 +7,9 @@ rank 1  ────↘●─────▭──        | a mark of the exerci
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from labkit.course.judge.run_record import Event, Memory, RunRecord
+from labkit.course.judge.verdicts import Verdict
 from labkit.plan.breakdown import KINDS
 from labkit.view.svg import PALETTE, WIDTH, Picture, arrow, box, cut, headline, line, text
 from labkit.view.units import bytes_text
@@ -18,25 +19,34 @@ LEFT, TOP, ROW = 64.0, 52.0, 46.0
 MOST_STEPS = 40
 
 
-def of_verdict(verdict: str, run: Mapping[str, Any], at: Sequence[int] = (), words: str = "") -> str:
-    """The picture for a broken verdict, as HTML; "" where there is nothing to draw.
+def of_verdict(verdict: Verdict, record: RunRecord) -> str:
+    """The picture for a broken verdict on a run, as HTML; "" where there is nothing to draw.
 
-    `run` is plain data: n_ranks, events (number, seconds, rank, kind, what, to, bytes, axis, tag, line), timelines and
-    peaks by rank, plates (words beside a rank's line); `at` numbers the events at fault."""
-    if verdict == "memory":
-        return holdings(run["timelines"], run["peaks"], words).html()
-    if not run["events"] and not run["plates"]:
+    The events that the verdict is about are marked, and words stand beside the lines of the ranks that it is about."""
+    if verdict.name == "memory":
+        return holdings(record.memory, verdict.seen).html()
+    plates = _plates(verdict, record)
+    if not record.events and not plates:
         return ""
-    return conversation(run["n_ranks"], run["events"], run["plates"], at, f"{verdict}: {words}").html()
+    title = f"{verdict.name}: {verdict.seen}"
+    return conversation(record.case.n_ranks, record.events, plates, verdict.at, title).html()
+
+
+def _plates(verdict: Verdict, record: RunRecord) -> dict[int, str]:
+    """Words beside a rank's line: what it waits for, what was expected of it."""
+    plates = {rank: f"waits for {wait.words}" for rank, wait in record.waits.items()}
+    if verdict.rank is not None and verdict.name in ("values", "wire", "order"):
+        plates[verdict.rank] = f"expected {verdict.expected}" if verdict.name == "wire" else "here"
+    return plates
 
 
 def conversation(
-    n_ranks: int, events: Sequence[Any], plates: Mapping[int, str], at: Sequence[int] = (), title: str = ""
+    n_ranks: int, events: Sequence[Event], plates: Mapping[int, str], at: Sequence[int] = (), title: str = ""
 ) -> Picture:
     """A line for each rank, a place for each event, in the order in which they reached the judge."""
     chosen = _around(events, at)
     step = (WIDTH - LEFT - 150) / max(1, len(chosen))
-    place = {each[0]: LEFT + (i + 0.5) * step for i, each in enumerate(chosen)}
+    place = {event.number: LEFT + (i + 0.5) * step for i, event in enumerate(chosen)}
     row = [TOP + ROW * (rank + 0.5) for rank in range(n_ranks)]
     body = [headline(cut(title, 110))]
     if len(chosen) < len(events):
@@ -46,26 +56,30 @@ def conversation(
         if rank in plates:
             body.append(_plate(WIDTH - 146, row[rank] - 12, cut(plates[rank], 60)))
     taken: set[int] = set()
-    for each in chosen:
-        x, fault = place[each[0]], each[0] in at
-        y = row[each[2]]
-        body += _one(each, x, y, step, fault)
-        if each[3] == "message" and each[5] is not None and each[5] < n_ranks:
-            end = next((later for later in chosen if later[0] not in taken and _received(each, later)), None)
+    for event in chosen:
+        x, fault = place[event.number], event.number in at
+        y = row[event.rank]
+        body += _one(event, x, y, step, fault)
+        if event.kind == "message" and event.to is not None and event.to < n_ranks:
+            end = next((later for later in chosen if later.number not in taken and _received(event, later)), None)
             if end is not None:
-                taken.add(end[0])
+                taken.add(end.number)
             to = (
-                place[end[0]] if end else x + 0.4 * step,
-                row[each[5]] + (0 if end else 12 * (-1) ** (each[5] > each[2])),
+                place[end.number] if end else x + 0.4 * step,
+                row[event.to] + (0 if end else 12 * (-1) ** (event.to > event.rank)),
             )
-            hover = f"{each[6]:,} bytes to rank {each[5]}, line {each[9]}" + ("" if end else ", never received")
+            hover = f"{event.n_bytes:,} bytes to rank {event.to}, line {event.line}"
+            hover += "" if end else ", never received"
             body.append(_thick(arrow([(x, y), to], hover), fault or end is None))
-    label = f"{title}; " + "; ".join(f"rank {each[2]} {each[4]} {each[6]} bytes" for each in chosen[:MOST_STEPS])
+    shown = (f"rank {event.rank} {event.what} {event.n_bytes} bytes" for event in chosen[:MOST_STEPS])
+    label = f"{title}; " + "; ".join(shown)
     return Picture("".join(body), TOP + ROW * n_ranks + 8, label)
 
 
-def holdings(timelines: Sequence[Sequence[Sequence[float]]], peaks: Sequence[Mapping[str, int]], title: str) -> Picture:
+def holdings(memory: Sequence[Memory | None], title: str) -> Picture:
     """For each rank the bytes over time, and beside it those of its peak by kind."""
+    timelines = [rank.timeline if rank else () for rank in memory]
+    peaks = [rank.peak if rank else {} for rank in memory]
     most = max((point[1] for line_ in timelines for point in line_), default=0) or 1
     tall, wide = 64.0, 400.0
     body = [headline(cut(f"memory: {title}", 110))]
@@ -90,41 +104,32 @@ def holdings(timelines: Sequence[Sequence[Sequence[float]]], peaks: Sequence[Map
     return Picture("".join(body), TOP + len(timelines) * (tall + 18) + 10, f"{title}; {label}")
 
 
-def _around(events: Sequence[Any], at: Sequence[int]) -> list[Any]:
+def _around(events: Sequence[Event], at: Sequence[int]) -> list[Event]:
     if len(events) <= MOST_STEPS:
         return list(events)
     first = max(0, min(at, default=0) - MOST_STEPS // 4)
     return list(events[first : first + MOST_STEPS])
 
 
-def _one(each: Any, x: float, y: float, step: float, fault: bool) -> list[str]:
-    kind, what, n_bytes, code = each[3], each[4], each[6], each[9]
-    if kind == "collective":
+def _one(event: Event, x: float, y: float, step: float, fault: bool) -> list[str]:
+    if event.kind == "collective":
         wide = min(step - 2, 96.0)
         fill = FAULT if fault else PALETTE[0]
-        return [
-            box(
-                x - wide / 2,
-                y - 11,
-                wide,
-                22,
-                fill,
-                cut(what, max(2, int(wide / 8))),
-                f"{what}, {n_bytes:,} bytes, line {code}",
-            )
-        ]
-    if kind == "mark":
-        words = text(x, y - 14, cut(what, max(3, int(step / 6))), "middle", 11)
+        words = cut(event.what, max(2, int(wide / 8)))
+        hover = f"{event.what}, {event.n_bytes:,} bytes, line {event.line}"
+        return [box(x - wide / 2, y - 11, wide, 22, fill, words, hover)]
+    if event.kind == "mark":
+        words = text(x, y - 14, cut(event.what, max(3, int(step / 6))), "middle", 11)
         return [line(x, y - 10, x, y + 10, width=4 if fault else 2, colour=FAULT if fault else "currentColor"), words]
-    if kind == "message":
-        return [text(x, y - 7, bytes_text(n_bytes), "middle", 11)] if step > 44 else []
+    if event.kind == "message":
+        return [text(x, y - 7, bytes_text(event.n_bytes), "middle", 11)] if step > 44 else []
     return []
 
 
-def _received(sent: Any, later: Any) -> bool:
-    """Whether an event is the arrival of a message: later, at its receiver, from its sender, with its tag."""
-    ends = (later[2], later[5], later[8]) == (sent[5], sent[2], sent[8])
-    return later[0] > sent[0] and later[3] == "arrival" and ends
+def _received(sent: Event, later: Event) -> bool:
+    """True if an event is the arrival of a message: later, at its receiver, from its sender, with its tag."""
+    arrival = later.kind == "arrival" and later.number > sent.number
+    return arrival and (later.rank, later.to, later.tag) == (sent.to, sent.rank, sent.tag)
 
 
 def _thick(shapes: str, fault: bool) -> str:

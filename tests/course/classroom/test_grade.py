@@ -32,7 +32,7 @@ def children() -> set[int]:
 
 
 def left(running: set[int]) -> set[int]:
-    """Processes that were not there, and do not end; but for the server, which ends with this process: it is check's."""
+    """Processes that were not there, and do not end; but for check's server, which ends with this process."""
     until = time.monotonic() + 5
     while (more := children() - running - {prefork_server().process.pid}) and time.monotonic() < until:
         time.sleep(0.05)  # a judge that has just answered is still on its way out
