@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from labkit.comm.message import MOST_DIMS, code_of
 
-if TYPE_CHECKING:
-    from labkit.comm.group import Group
-
 OPS = ("sum", "mean", "max", "min")
 TAGS = 1 << 20
 """Tags are below this: the wire has 31 bits and keeps eleven for itself."""
 
 
-def checked(group: Group, x: Tensor) -> Tensor:
+class Member(Protocol):
+    """What of a group is looked at here: who this rank is in it, and where its tensors must lie."""
+
+    axis: str
+    rank: int
+    device: str
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+
+
+def checked(group: Member, x: Tensor) -> Tensor:
     """x without its graph. ValueError if x is no tensor, is sparse, or lies on another kind of device."""
     if not isinstance(x, Tensor):
         raise ValueError(f"verbs of a group take a tensor, got {type(x).__name__}: wrap it, torch.tensor({x!r})")
@@ -28,7 +37,7 @@ def checked(group: Group, x: Tensor) -> Tensor:
     return x.detach()
 
 
-def check_op(group: Group, x: Tensor, op: str) -> None:
+def check_op(group: Member, x: Tensor, op: str) -> None:
     """ValueError if x cannot be reduced by `op`."""
     checked(group, x)
     if op not in OPS:
@@ -40,7 +49,7 @@ def check_op(group: Group, x: Tensor, op: str) -> None:
         )
 
 
-def check_peer(group: Group, peer: int, what: str, itself: bool = False) -> None:
+def check_peer(group: Member, peer: int, what: str, itself: bool = False) -> None:
     """ValueError if `peer` is no other member of the group (`itself`: or this one)."""
     if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < group.size:
         raise ValueError(f"cannot {what} {peer!r}: ranks of the {group.axis} group are 0 to {group.size - 1}")
@@ -48,7 +57,7 @@ def check_peer(group: Group, peer: int, what: str, itself: bool = False) -> None
         raise ValueError(f"rank {peer} cannot {what} itself")
 
 
-def check_message(group: Group, x: Tensor, to: int) -> Tensor:
+def check_message(group: Member, x: Tensor, to: int) -> Tensor:
     """x as it goes to member `to`: contiguous. ValueError for what cannot be announced in a header."""
     check_peer(group, to, "send to")
     x = checked(group, x).contiguous()

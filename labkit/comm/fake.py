@@ -70,7 +70,7 @@ class FakeGroup(Group):
         said = self.ledger.keep(Said(x))
         self.wire.sent[self.axis].append((tuple(x.shape), x.dtype))
         number = self.ledger.open("send", self.axis, self.ranks[to], x.numel() * x.element_size(), tag)
-        return Work(self, call, said, number)
+        return Work(self.ledger, call, said, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
         """What would come from member `source`: memory for it is taken when you wait, as on a real wire."""
@@ -78,7 +78,7 @@ class FakeGroup(Group):
         if into is not None:
             check_in_place(into, "into=")
         call = self._call("recv", into, source, check_tag(tag))
-        return Work(self, call, self.ledger.keep(Heard(self, source, tag, into)))
+        return Work(self.ledger, call, self.ledger.keep(Heard(self, source, tag, into)), tap=self.tap)
 
     def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
         before, self.wire.given = self.wire.given, x

@@ -16,11 +16,10 @@ from torch import Tensor
 from labkit.comm.checks import check_in_place, check_message, check_op, check_peer, check_tag, checked
 from labkit.comm.ledger import Call, Ledger
 from labkit.comm.message import Receiving, Sending, Wire
-from labkit.comm.work import Watched, Work
+from labkit.comm.work import Tap, Watched, Work
 
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 Algorithm = Callable[..., Tensor]
-Tap = Callable[[str, int, int, Tensor], None]
 
 
 class Group:
@@ -63,7 +62,7 @@ class Group:
             self.tap("send", self.ranks[to], tag, x)
         sending = self.ledger.keep(Sending(self.wire, x, to, self._stream(tag)))
         number = self.ledger.open("send", self.axis, self.ranks[to], _n_bytes(x), tag)
-        return Work(self, call, sending, number)
+        return Work(self.ledger, call, sending, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
         """Start receiving from member `source`; `wait()` gives the tensor. With `into` it lands there (same shape).
@@ -74,7 +73,7 @@ class Group:
             check_in_place(into, "into=")
         call = self._call("recv", into, source, check_tag(tag))
         expected = Receiving(self.wire, source, self._stream(tag), into, self.device)
-        return Work(self, call, self.ledger.keep(expected))
+        return Work(self.ledger, call, self.ledger.keep(expected), tap=self.tap)
 
     def recv(self, source: int, tag: int = 0, into: Tensor | None = None) -> Tensor:
         """Wait for the tensor that member `source` sends under `tag`; the message itself tells shape and dtype.
@@ -112,7 +111,7 @@ class Group:
             return self._begin("all_reduce", x, 2 * _n_bytes(x), op=op)
         if self.size > 1:
             x.detach().copy_(self.all_reduce(x, op))
-        return Work.finished_with(self, self._call("all_reduce", x), x)
+        return Work.finished_with(self.ledger, self._call("all_reduce", x), x)
 
     def reduce_scatter(self, x: Tensor, op: str = "sum") -> Tensor:
         """The sum over the group, cut along dim 0; this rank keeps its part.   [n*k, ...] -> [k, ...]
@@ -138,7 +137,7 @@ class Group:
         check_op(self, x, op)
         if x.dim() and x.shape[0] % self.size == 0 and self._asynchronous("reduce_scatter"):
             return self._begin("reduce_scatter", x.detach().contiguous(), _n_bytes(x), op=op)
-        return Work.finished_with(self, self._call("reduce_scatter", x), self.reduce_scatter(x, op))
+        return Work.finished_with(self.ledger, self._call("reduce_scatter", x), self.reduce_scatter(x, op))
 
     def all_gather_start(self, x: Tensor, into: Tensor | None = None) -> Work:
         """Start an all_gather of a tensor that you leave alone; `wait()` gives the whole.   [k, ...] -> [n*k, ...]
@@ -153,7 +152,7 @@ class Group:
         if into is not None:
             with torch.no_grad():
                 whole = into.copy_(whole)
-        return Work.finished_with(self, self._call("all_gather", x), whole)
+        return Work.finished_with(self.ledger, self._call("all_gather", x), whole)
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Member `source`'s x, on every rank (the others pass a tensor of that shape and dtype).   same shape"""
@@ -213,7 +212,7 @@ class Group:
         call = self._call(verb, x, shape=tuple(x.shape), op=options.get("op", "sum"))
         with Watched(self.ledger, call):  # a mismatch is seen here, before anything is sent
             number = self.ledger.open(verb, self.axis, None, (self.size - 1) * n_bytes // self.size)
-        return Work(self, call, getattr(self.wire, f"{verb}_start")(x, **options), number)
+        return Work(self.ledger, call, getattr(self.wire, f"{verb}_start")(x, **options), number)
 
     def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
         x = checked(self, x)

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor
 
 from labkit.comm.ledger import Call, Ledger
 
-if TYPE_CHECKING:
-    from labkit.comm.group import Group
+Tap = Callable[[str, int, int, Tensor], None]
+"""Is called for every message: event "send" or "recv", peer (a global rank), tag, tensor."""
 
 
 class Work:
     """Something that was started. `wait()` returns its tensor (None for a send) when it is done; `done` only looks."""
 
-    def __init__(self, group: Group, call: Call, under_way: Any, number: int | None = None):
-        self.group, self.call, self.under_way, self.number = group, call, under_way, number
+    def __init__(self, ledger: Ledger, call: Call, under_way: Any, number: int | None = None, tap: Tap | None = None):
+        self.ledger, self.call, self.under_way, self.number, self.tap = ledger, call, under_way, number, tap
         self.result: Tensor | None = None
         self.finished = False
 
     @classmethod
-    def finished_with(cls, group: Group, call: Call, x: Tensor) -> Work:
+    def finished_with(cls, ledger: Ledger, call: Call, x: Tensor) -> Work:
         """What was done before anybody could wait for it."""
-        work = cls(group, call, None)
+        work = cls(ledger, call, None)
         work.result, work.finished = x, True
         return work
 
     def wait(self) -> Tensor | None:
         """Block until done. For a send this means that the receiver has taken it; the tensor may be changed again."""
         if not self.finished:
-            with Watched(self.group.ledger, self.call):
+            with Watched(self.ledger, self.call):
                 self.result = self.under_way.wait()
             self._finish()
         return self.result
@@ -40,12 +40,12 @@ class Work:
         """For a message: wait for its announcement and ask for the payload. A wire without tags, such as NCCL's, gives
         payloads in the order of these calls, which must be that of the sends."""
         if not self.finished:
-            with Watched(self.group.ledger, self.call):
+            with Watched(self.ledger, self.call):
                 self.under_way.open()
 
     def pieces(self) -> Iterator[Tensor]:
         """What is being received, bit by bit: flat pieces in order, each as soon as it is there."""
-        with Watched(self.group.ledger, self.call):
+        with Watched(self.ledger, self.call):
             yield from self.under_way.arrive()
         self.result = self.under_way.result
         self._finish()
@@ -59,15 +59,15 @@ class Work:
         return self.finished
 
     def _finish(self) -> None:
-        self.group.ledger.let_go(self.under_way)
+        self.ledger.let_go(self.under_way)
         self.finished, self.under_way = True, None
         if self.number is not None:
-            self.group.ledger.close(self.number)
+            self.ledger.close(self.number)
         if self.call.verb == "recv" and self.call.peer is not None:
-            self.group.ledger.received[self.call.ranks[self.call.peer]] += 1
-        if self.call.verb == "recv" and self.group.tap is not None and self.call.peer is not None:
+            self.ledger.received[self.call.ranks[self.call.peer]] += 1
+        if self.call.verb == "recv" and self.tap is not None and self.call.peer is not None:
             assert self.result is not None
-            self.group.tap("recv", self.call.ranks[self.call.peer], self.call.tag, self.result)
+            self.tap("recv", self.call.ranks[self.call.peer], self.call.tag, self.result)
 
 
 class Watched:

@@ -208,7 +208,7 @@ class Cluster:
     @property
     def state(self) -> State:
         """What the ranks remember: `cluster.state["lr"] = 0.1` on all of them, `cluster.state["lr"]` a list by rank."""
-        return State(self)
+        return State(self.run)
 
     @property
     def closed(self) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from labkit.launch.reply import Reply
 
 if TYPE_CHECKING:
     from labkit.comm.group import Group
-    from labkit.launch.cluster import Cluster
 
 
 class State:
@@ -15,23 +17,23 @@ class State:
     On a rank the same names are `group.state`, and the variables of its `%%ranks` cells.
     """
 
-    def __init__(self, cluster: Cluster):
-        self.cluster = cluster
+    def __init__(self, run: Callable[..., list[Reply]]):
+        self._run = run  # on all ranks: `run(take, name)`
 
     def __getitem__(self, name: str) -> list[Any]:
-        return [reply.value for reply in self.cluster.run(take, name)]
+        return [reply.value for reply in self._run(take, name)]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.cluster.run(put, name, value)
+        self._run(put, name, value)
 
     def __delitem__(self, name: str) -> None:
-        self.cluster.run(drop, name)
+        self._run(drop, name)
 
     def __contains__(self, name: str) -> bool:
-        return all(name in each.value for each in self.cluster.run(names))
+        return all(name in each.value for each in self._run(names))
 
     def __iter__(self) -> Any:
-        return iter(self.cluster.run(names)[0].value)
+        return iter(self._run(names)[0].value)
 
     def __repr__(self) -> str:
         return f"State({', '.join(self)})"

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from labkit.plan.breakdown import Item
-from labkit.plan.hardware import Hardware
 from labkit.plan.link import Link, link_of
 
 MAMF = "github.com/stas00/ml-engineering, compute/accelerator, MAMF table, bf16"
@@ -36,25 +34,14 @@ class Row(NamedTuple):
     launch_s: float = 4e-6
     memory_share: float = 0.85
 
-    def hardware(self, name: str) -> Hardware:
-        """The row as Hardware."""
-        return Hardware(
-            name,
-            tuple(Item(precision, rate, "flop/s", "dense", self.sheet) for precision, rate in self.flops),
-            Item("efficiency", self.efficiency, "", "large product / peak", self.efficiency_source),
-            Item("memory", self.memory_bytes, "B", "", self.sheet),
-            Item("memory bandwidth", self.bytes_per_s, "B/s", "", self.sheet),
-            Item("share of the bandwidth", self.memory_share, "", "", STREAM),
-            self.node_size, _link(self.intra), _link(self.inter), self.launch_s, self.device,
-        )  # fmt: skip
-
 
 def _rates(fp64: float, fp32: float, bf16: float, fp16: float) -> tuple[tuple[str, float], ...]:
     given = (("fp64", fp64), ("fp32", fp32), ("bf16", bf16), ("fp16", fp16))
     return tuple((name, rate * 1e12) for name, rate in given if rate)
 
 
-def _link(name: str) -> Link:
+def link_named(name: str) -> Link:
+    """A link that a row names: one of OLDER, or of labkit.plan.link."""
     return next((link for link in OLDER if link.name == name), None) or link_of(name)
 
 

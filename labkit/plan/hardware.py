@@ -21,6 +21,7 @@ from typing import Any
 
 from labkit.plan.breakdown import Item
 from labkit.plan.collectives import Line
+from labkit.plan.devices import DEVICES, STREAM, Row, link_named
 from labkit.plan.link import Link, link_of
 
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
@@ -62,16 +63,27 @@ class Hardware:
         """A known device: "h100", "h200", "a100-80gb", "v100", "laptop", "tpu-v4", ...
 
         ValueError that names the nearest for one that is not there."""
-        from labkit.plan.devices import DEVICES
-
-        row: Any = DEVICES.get(name.lower())
+        row = DEVICES.get(name.lower())
         if row is None:
             near = difflib.get_close_matches(name.lower(), DEVICES, 3, 0.4)
             raise ValueError(
                 f"no hardware {name!r}; "
                 + (f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(DEVICES)}")
             )
-        return row.hardware(name.lower())
+        return cls.of(row, name.lower())
+
+    @classmethod
+    def of(cls, row: Row, name: str) -> Hardware:
+        """A row of the table of devices, each figure with its source."""
+        return cls(
+            name,
+            tuple(Item(precision, rate, "flop/s", "dense", row.sheet) for precision, rate in row.flops),
+            Item("efficiency", row.efficiency, "", "large product / peak", row.efficiency_source),
+            Item("memory", row.memory_bytes, "B", "", row.sheet),
+            Item("memory bandwidth", row.bytes_per_s, "B/s", "", row.sheet),
+            Item("share of the bandwidth", row.memory_share, "", "", STREAM),
+            row.node_size, link_named(row.intra), link_named(row.inter), row.launch_s, row.device,
+        )  # fmt: skip
 
     @classmethod
     def measured(

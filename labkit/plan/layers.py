@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.ops import Ops, Setting
-from labkit.plan.shape import ModelShape
+from labkit.plan.sizes import Sizes
 from labkit.plan.tape import OTHER, Bytes, Segment, Shadow
 
 LAYERS = ("embedding", "block", "head", "loss")
@@ -53,12 +53,12 @@ class Profile(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def profile(shape: ModelShape, layer: str, setting: Setting) -> Profile:
+def profile(shape: Sizes, layer: str, setting: Setting) -> Profile:
     """Run one layer of the model on a tape, forward and backward. The same question is answered once."""
     return Program(shape, setting).measured(layer)
 
 
-def held(shape: ModelShape, setting: Setting) -> Breakdown:
+def held(shape: Sizes, setting: Setting) -> Breakdown:
     """What autograd holds of one block, item by item; equal names are added up."""
     found: dict[str, int] = {}
     for name, n_bytes in profile(shape, "block", setting).tensors:

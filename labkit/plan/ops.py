@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.plan.shape import ModelShape
+from labkit.plan.sizes import Sizes
 from labkit.plan.tape import GRADIENTS, OTHER, Node, Run, Shadow, Storage, Tape, Weight
 
 WAYS = ("fp32", "fp64", "autocast", "half")
@@ -47,7 +47,7 @@ class Setting:
 class Ops:
     """The ops, in one setting, on one tape."""
 
-    def __init__(self, shape: ModelShape, setting: Setting) -> None:
+    def __init__(self, shape: Sizes, setting: Setting) -> None:
         self.shape, self.setting, self.tape = shape, setting, Tape()
         self.wide = {"fp64": 8, "half": 2}.get(setting.way, 4)  # bytes of a weight, and of the residual path
         self.narrow = 2 if setting.way == "autocast" else self.wide  # of what products are computed in

@@ -18,56 +18,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.layers import held
 from labkit.plan.models import MODELS
+from labkit.plan.ops import Setting
+from labkit.plan.sizes import Sizes
 
-POSITIONS = ("learned", "rotary", "none")
-NORMS = ("layer", "rms")
 PALM_B = "arXiv:2204.02311, appendix B"
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a GPT, frozen. What is None is the usual: d_ff 4 d_model, as many key heads as heads, width D / heads.
-
-    `fused_attention=False`: the T x T scores are written to memory, as before FlashAttention (arXiv:2205.14135).
-
-    Raises ValueError, with the numbers, for sizes that are not positive or do not fit together."""
-
-    n_layer: int
-    d_model: int
-    n_head: int
-    vocab: int
-    seq: int
-    d_ff: int | None = None
-    n_kv_head: int | None = None
-    head_width: int | None = None
-    gated: bool = False
-    tied: bool = True
-    position: str = "learned"
-    bias: bool = True
-    norm: str = "layer"
-    fused_attention: bool = True
-    name: str = ""
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff", "n_kv_head", "head_width"):
-            value = getattr(self, name)
-            optional = name in ("d_ff", "n_kv_head", "head_width") and value is None
-            if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.head_width is None and self.d_model % self.n_head:
-            good = ", ".join(str(n) for n in range(1, min(self.d_model, 256) + 1) if self.d_model % n == 0)
-            raise ValueError(
-                f"d_model={self.d_model} cannot be cut into n_head={self.n_head} heads; n_head could be {good}"
-            )
-        if self.n_head % self.kv_heads:
-            raise ValueError(
-                f"n_head={self.n_head} heads cannot share n_kv_head={self.kv_heads} keys evenly: make one a multiple"
-            )
-        for name, known in (("position", POSITIONS), ("norm", NORMS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+class ModelShape(Sizes):
+    """The sizes of a GPT, frozen, and what they come to. Its fields, and what of them is refused: see Sizes."""
 
     @classmethod
     def gpt(cls, n_layer: int, d_model: int, n_head: int, vocab: int, seq: int, **more: Any) -> ModelShape:
@@ -104,28 +65,6 @@ class ModelShape:
     def changed(self, **changes: Any) -> ModelShape:
         """The same with other sizes; it is no published model any more."""
         return replace(self, **{"name": "", "source": "", **changes})
-
-    # -- sizes that follow -------------------------------------------------------------------------------------------
-
-    @property
-    def width(self) -> int:
-        """Width of a head: head_width, or d_model / n_head."""
-        return self.d_model // self.n_head if self.head_width is None else self.head_width
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values: n_kv_head, or n_head."""
-        return self.n_head if self.n_kv_head is None else self.n_kv_head
-
-    @property
-    def hidden(self) -> int:
-        """Width inside the MLP: d_ff, or 4 d_model."""
-        return 4 * self.d_model if self.d_ff is None else self.d_ff
-
-    @property
-    def norm_size(self) -> int:
-        """Parameters of one norm: a scale for each dim, and a shift where a LayerNorm has biases."""
-        return self.d_model * (2 if self.norm == "layer" and self.bias else 1)
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
@@ -186,19 +125,4 @@ class ModelShape:
 
     def activations(self, rows: int = 1, tp: int = 1, **setting: Any) -> Breakdown:
         """Bytes that autograd holds of one block for `rows` sequences, item by item (see labkit.plan.ops.Setting)."""
-        from labkit.plan.layers import Setting, held
-
         return held(self, Setting(rows, setting.pop("seq", self.seq), tp, **setting))
-
-    def check_cut(self, tp: int = 1, n_stages: int = 1, in_sequence: bool = False) -> None:
-        """ValueError, with the numbers, if `tp` ranks or `n_stages` stages cannot share the model evenly."""
-        for what, number in (("n_head", self.n_head), ("the hidden width", self.hidden), ("vocab", self.vocab)):
-            if number % tp:
-                mend = f": pad it to {number + -number % tp}" if what == "vocab" else ""
-                raise ValueError(f"{what}={number:,} has no tp={tp} equal parts{mend}")
-        if self.kv_heads % tp and tp % self.kv_heads:
-            raise ValueError(f"n_kv_head={self.kv_heads} cannot be cut or copied evenly for tp={tp}")
-        if in_sequence and self.seq % tp:
-            raise ValueError(f"seq={self.seq} has no tp={tp} equal parts, which sequence parallelism needs")
-        if n_stages > self.n_layer:
-            raise ValueError(f"{self.n_layer} blocks cannot fill {n_stages} stages: n_stages={self.n_layer} at most")
