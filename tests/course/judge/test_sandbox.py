@@ -1,0 +1,58 @@
+"""What the sandbox lists by name: a folder that has moved, and that it still calls by its old name, is not guarded."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import inspect
+import pkgutil
+import re
+
+import pytest
+
+from labkit.comm.group import Group
+from labkit.comm.ledger import Ledger
+from labkit.comm.work import Work
+from labkit.course.judge import judge, prefork, sandbox, sandboxed_rank, static_check
+from labkit.probe.memory import MemoryProbe
+from tests.cases import cases
+
+PREFIXES = (*sandbox.AT_WORK, *sandbox.COUNTING)
+
+
+@cases("prefix", sorted({*PREFIXES}))
+def test_every_prefix_in_the_lists_is_a_folder_with_modules(prefix: str) -> None:
+    """Would catch a move of a folder after which classes that count bytes could be changed, and nobody would see it."""
+    assert prefix.endswith("."), f"{prefix} would also fit a module whose name only begins like it"
+    found = importlib.util.find_spec(prefix.removesuffix("."))
+    assert found is not None, f"{prefix} is no folder of labkit"
+    assert found.submodule_search_locations is not None, f"{prefix} is a file"
+    assert list(pkgutil.iter_modules(found.submodule_search_locations)), f"nothing is in {prefix}"
+
+
+@pytest.mark.parametrize("prefixes", [sandbox.AT_WORK, sandbox.COUNTING], ids=["at work", "counting"])
+@pytest.mark.parametrize("thing", [Group, Ledger, Work, MemoryProbe, sandbox, sandboxed_rank, judge])
+def test_what_counts_and_who_judges_lies_under_a_prefix_of_both_lists(thing: object, prefixes: tuple[str, ...]) -> None:
+    """Would catch a class that moves out of the folders that are looked at, while each of those still exists."""
+    name = thing.__name__ if inspect.ismodule(thing) else type.__getattribute__(thing, "__module__")  # type: ignore[arg-type]
+    assert name.startswith(prefixes)
+
+
+@pytest.mark.parametrize("module", sorted(static_check.MODULES))
+def test_every_module_that_an_attempt_may_import_is_there(module: str) -> None:
+    """Would catch a name in the list that is no module: it allows nothing, and hides what was meant."""
+    assert importlib.util.find_spec(module) is not None
+
+
+def test_every_builtin_of_the_list_is_there() -> None:
+    """Would catch a builtin that is spelled wrongly, and so taken from every attempt."""
+    assert {name for name in static_check.BUILTINS if not hasattr(builtins, name)} == set()
+
+
+def test_the_prefork_server_names_modules_that_are_there() -> None:
+    """Would catch a server that cannot start: its first lines are a string, which no move of a file looks into."""
+    named = set(
+        re.findall(r"labkit(?:\.\w+)+", inspect.getsource(prefork.PreforkServer) + inspect.getsource(prefork.main))
+    )
+    assert len(named) > 1
+    assert {name for name in named if importlib.util.find_spec(name) is None} == set()
