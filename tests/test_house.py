@@ -7,13 +7,14 @@ a small bad text that it must complain about and a small good one that it must l
 from __future__ import annotations
 
 import ast
-import importlib
+import graphlib
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,7 @@ FLOORS = {
     "capped": 3,
     "rehearsal": 4,
     "view": 4,
-    "view/widgets": 5,
-    "lab": 5,
+    "course": 5,
     "": 5,  # the front door, `import labkit`: it loads everything lazily, so only the command line may stand on it
     "cli": 6,
 }
@@ -59,11 +59,9 @@ _parsed = cache(ast.parse)
 
 
 def folder_of(path: str) -> str:
-    """`labkit/view/widgets/predict.py` -> `view/widgets`; `labkit/cli/exercises.py` -> `cli`."""
+    """`labkit/course/judge/switch.py` -> `course`; `labkit/cli/exercises.py` -> `cli`."""
     parts = path.removesuffix(".py").split("/")[1:] or [""]
-    if parts[0] in ("__init__", "__main__"):
-        return ""
-    return "view/widgets" if parts[:2] == ["view", "widgets"] else parts[0]
+    return "" if parts[0] in ("__init__", "__main__") else parts[0]
 
 
 def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
@@ -98,6 +96,31 @@ def top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 # Rules for the Python files of labkit/
+
+
+def circle(texts: Mapping[str, str]) -> list[str]:
+    """The modules of an import circle, the first one again at the end; [] if there is none among these files.
+
+    Every import counts, in a function and under `if TYPE_CHECKING` too; but of the front door, which loads by name.
+    """
+    names = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in texts}
+    graph = {
+        name: {known for _, module in imports(path, texts[path]) for known in _modules_in(module, names)} - {name}
+        for name, path in names.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def _modules_in(dotted_name: str, names: Mapping[str, str]) -> list[str]:
+    """`labkit.comm.group.Group` -> [`labkit.comm.group`], where that is a module."""
+    name = dotted_name
+    while name not in names and "." in name:
+        name = name.rpartition(".")[0]
+    return [name] if name in names and name != "labkit" else []
 
 
 def floors(path: str, text: str) -> list[str]:
@@ -376,9 +399,9 @@ def read(path: str) -> str:
 
 @cache
 def library_names() -> frozenset[str]:
-    """Every public class and function at the top of a module; what only teaches (labkit/lab) is not what is taught."""
+    """Every public class and function at the top of a module; what teaches (labkit/course) is not what is taught."""
     ours = [path for path in committed() if path.startswith("labkit/") and path.endswith(".py")]
-    files = [path for path in ours if not path.startswith("labkit/lab/")]
+    files = [path for path in ours if not path.startswith("labkit/course/")]
     nodes = (node for path in files for node in tree_of(read(path)).body)
     return frozenset(node.name for node in nodes if _public(node))  # type: ignore[attr-defined]
 
@@ -423,9 +446,10 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
     (floors, "labkit/plan/x.py", "def f():\n    from labkit import comm"),
     (floors, "labkit/launch/x.py", "from labkit.probe import links"),
     (floors, "labkit/probe/x.py", "from ..launch.cluster import Cluster"),
-    (floors, "labkit/view/x.py", "from labkit.view.widgets.predict import Predict"),
-    (floors, "labkit/view/widgets/x.py", "from labkit.lab import doctor"),
-    (floors, "labkit/lab/x.py", "from labkit import Cluster"),
+    (floors, "labkit/view/x.py", "from labkit.course.widgets.predict import Predict"),
+    (floors, "labkit/assemble.py", "def f():\n    from labkit.course.judge import judge"),
+    (floors, "labkit/launch/x.py", "import importlib\nimportlib.import_module('labkit.course.check')"),
+    (floors, "labkit/course/topics/x.py", "from labkit import Cluster"),
     (floors, "labkit/comm/x.py", "import importlib\nimportlib.import_module('labkit.cli')"),
     (short, "labkit/x.py", "x = 1\n" * (LONGEST + 1)),
     (no_global, "labkit/x.py", "def f():\n    global n\n    n = 1"),
@@ -468,7 +492,8 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
 )
 PASSES: tuple[tuple[Rule, str, str], ...] = (
     (floors, "labkit/launch/x.py", "import os\nfrom labkit.comm import ring\nfrom labkit.launch.call import Call"),
-    (floors, "labkit/cli.py", "import labkit\nfrom labkit.lab.doctor import doctor"),
+    (floors, "labkit/cli.py", "import labkit\nfrom labkit.course.machine.doctor import doctor"),
+    (floors, "labkit/course/topics/x.py", "from labkit.course.widgets.twin import Twin\nfrom labkit.view import svg"),
     (floors, "labkit/__init__.py", "from labkit.cli import main"),
     (short, "labkit/x.py", "x = 1\n" * LONGEST),
     (no_mutable_value, "labkit/x.py", "a = (1, 'b')\nb = frozenset({1})\nc = MappingProxyType({'x': 1})"),
@@ -499,6 +524,33 @@ def test_every_file_of_labkit_keeps_the_rule(rule):
     assert len(files) > 30, "the files of labkit were not found"
     broken = [complaint for path in files for complaint in rule(path, read(path))]
     assert not broken, "\n".join(["", *broken])
+
+
+def test_no_import_goes_round_in_a_circle():
+    """Would catch two files that only make sense together, also where one of them needs but a type of the other."""
+    files = [path for path in committed() if path.startswith("labkit/") and path.endswith(".py")]
+    found = circle({path: read(path) for path in files})
+    assert not found, f"{' -> '.join(found)}: put what they both need into a file below them"
+
+
+@cases(
+    "other",
+    [
+        "from labkit.a import A",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from labkit.a import A",
+        "def f():\n    from labkit import a",
+        "from .a import A",
+        "from labkit.c import C",
+    ],
+)
+def test_a_circle_is_seen_however_it_is_closed(other):
+    """Would catch a rule that sees only the imports at the top of a file, or only circles of two."""
+    texts = {
+        "labkit/a.py": "import labkit\nfrom labkit.b import B",
+        "labkit/c.py": "import labkit.a",
+    }
+    assert len(circle({**texts, "labkit/b.py": other})) > 2
+    assert circle({**texts, "labkit/b.py": "from labkit import Cluster"}) == []
 
 
 @pytest.mark.parametrize("rule", EVERYWHERE, ids=_name)
@@ -549,26 +601,50 @@ def test_importing_labkit_starts_nothing_and_imports_no_torch():
     assert done.stdout.strip() == "[] 1 []", done.stdout
 
 
-@cases("name", labkit.__all__)
+@cases("name", labkit._WHERE)
 def test_each_public_name_is_what_it_says(name):
     """Would catch a name that is looked up in the wrong file: the module itself would be handed out in its place."""
     thing = getattr(labkit, name)
     assert thing.__name__.rsplit(".", 1)[-1] == name
     assert isinstance(thing, types.ModuleType) == (name in ("ring", "tree", "star", "hierarchy"))
-    assert name in dir(labkit)
+    assert (name in dir(labkit)) == (name in labkit.__all__)
+
+
+def test_the_front_door_is_no_wall_and_each_name_stands_there_once():
+    """Would catch the hundredth public name, and one that is told to be in two places."""
+    assert not {*labkit.__all__} & {name for names in labkit._ALSO.values() for name in names.split()}
+    course = [name for name in labkit.__all__ if labkit._WHERE[name].startswith("labkit.course.")]
+    assert len(labkit.__all__) - len(course) <= 45
+    assert len(course) <= 12
 
 
 def test_type_checkers_see_the_same_names_from_the_same_places():
     """Would catch a name that is loaded but unknown to editors, or told to be somewhere else."""
-    tree = ast.parse((ROOT / "labkit/__init__.py").read_text(encoding="utf-8"))
     told = {}
-    for node in ast.walk(tree):
+    for node in ast.parse(read("labkit/__init__.pyi")).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("labkit."):
             for alias in node.names:
-                if alias.asname:
-                    thing = getattr(labkit, alias.asname)
-                    told[alias.asname] = thing is getattr(importlib.import_module(node.module), alias.name)
+                thing = getattr(labkit, alias.name)
+                told[alias.asname] = thing is getattr(importlib.import_module(node.module), alias.name)
     assert told == dict.fromkeys(labkit.__all__, True)
+
+
+def test_every_name_that_a_reader_meets_can_be_had():
+    """Would catch a name that a lab, an exercise or the README takes from labkit, and that has moved."""
+    asked = set()
+    for path in committed():
+        if not path.endswith((".md", ".ipynb")):
+            continue
+        text = read(path)
+        if path.endswith(".ipynb"):
+            text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+        taken = re.findall(r"from labkit import ([\w, ]+)", text)
+        asked |= {name.strip() for names in taken for name in names.split(",")}
+        asked |= set(re.findall(r"\blabkit\.([A-Za-z]\w*)", text))
+    there = {*labkit._WHERE, *vars(labkit)}
+    gone = sorted(name for name in asked - there if not importlib.util.find_spec(f"labkit.{name}"))
+    assert len(asked) > 50
+    assert gone == []
 
 
 def test_a_mistyped_name_is_answered_with_the_nearest():
