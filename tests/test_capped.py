@@ -15,7 +15,7 @@ from torch import nn
 from labkit import DDP, GPT, Cluster, GPTConfig, WorkerError, ZeRO3, run
 from labkit.capped import bytes_of
 from labkit.launch import cluster as launch
-from labkit.probe.storages import VirtualOutOfMemory
+from labkit.probe.memory import VirtualOutOfMemory
 from tests.cases import cases
 
 CAP = 1 << 20

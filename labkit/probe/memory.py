@@ -30,24 +30,19 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.probe.allocator import Allocator
-from labkit.probe.history import Moment, breakdown
-from labkit.probe.kinds import ACTIVATIONS, OTHER, Owners, would_have_been
-from labkit.probe.listen import Operators, resizes
-from labkit.probe.parts import given_back, plain, tensors_in
-from labkit.probe.places import Places
-from labkit.probe.refusal import Holder, VirtualOutOfMemory
-from labkit.probe.saved import Saved, held_bytes, walk
-from labkit.probe.storages import Storages
+from labkit.probe.owners import ACTIVATIONS, OTHER, Owners, Saved, held_bytes, walk, would_have_been
+from labkit.probe.storages import Held, Moment, Storages, breakdown
+from labkit.probe.tracker import ModuleTracker, Operators, given_back, plain, resizes, tensors_in
 
 __all__ = ("Allocator", "Holder", "MemoryProbe", "Moment", "Saved", "VirtualOutOfMemory")
 
@@ -70,8 +65,8 @@ class MemoryProbe:
         self._entered: ExitStack | None = None
         self.cap_bytes = cap_bytes
         self._mode = Operators(self._made)
-        self._places = Places(self._mode.heard_here, self._called)
-        self._owners = Owners(self._storages, self._places, self._mode)
+        self._modules = ModuleTracker(self._mode.heard_here, self._called)
+        self._owners = Owners(self._storages, self._modules, self._mode)
         self._ends: deque[weakref.ref[Tensor]] = deque(maxlen=64)
         self._saved: tuple[Saved, ...] = ()
         self._fields: dict[type, tuple[str, ...]] = {}
@@ -84,7 +79,7 @@ class MemoryProbe:
 
         `name` goes before the names of the module's parts. ValueError if the cap is already exceeded."""
         if module is not None:
-            self._places.add(module, name)
+            self._modules.add(module, name)
         if optimizer is not None:
             self._owners.add(optimizer)
         if self._entered:
@@ -105,7 +100,7 @@ class MemoryProbe:
             raise ValueError("this probe is at work already: leave it first, or make a second one")
         self._storages.fake_mode = active_fake_mode() or self._storages.fake_mode or self._owners.fake_mode()
         with ExitStack() as stack:
-            stack.enter_context(self._places.watching())
+            stack.enter_context(self._modules.watching())
             stack.enter_context(self._owners.watching())
             stack.enter_context(resizes(self._resizing, self._resized))
             stack.enter_context(self._mode)
@@ -136,7 +131,7 @@ class MemoryProbe:
     @property
     def live_bytes(self) -> int:
         """Bytes that are alive, of all kinds: the quick answer, for any thread. Nothing is looked at for it."""
-        self._storages.settle()
+        self._storages.record_deaths()
         return self._storages.history.total
 
     @property
@@ -168,7 +163,7 @@ class MemoryProbe:
 
         Phases are "forward", "recompute" (of a checkpoint), "backward" and "step"; module "" is the whole phase."""
         self._look()
-        return {place: breakdown(each) for place, each in self._storages.history.read().modules.items()}
+        return {place: breakdown(by_kind) for place, by_kind in self._storages.history.read().modules.items()}
 
     @property
     def saved(self) -> tuple[Saved, ...]:
@@ -185,7 +180,7 @@ class MemoryProbe:
     def largest(self, n: int = 5) -> tuple[Holder, ...]:
         """The n storages that hold the most now, largest first."""
         self._look()
-        return self._storages.largest(n)
+        return tuple(map(holder, self._storages.largest(n)))
 
     def reset_peak(self) -> None:
         """From now on peaks, also those of modules, and `saved` are those of what follows."""
@@ -198,37 +193,41 @@ class MemoryProbe:
         self._owners.look()
 
     def _made(self, op: str, args: tuple[Any, ...], output: Any) -> Exception | None:
-        here = self._places.here()
+        here = self._modules.here()
         kind = ACTIVATIONS if here[0] in ("forward", "recompute") else OTHER
         if here[0] == "backward":
             task = torch._C._current_graph_task_id()
             if task != self._backward:
                 self._backward = task
-                found = self._walk([torch._C._current_autograd_node()])
-                self._saved = max(found, self._saved, key=held_bytes)
+                saved = self._walk([torch._C._current_autograd_node()])
+                self._saved = max(saved, self._saved, key=held_bytes)
         elif not here[0] and any(tensor.requires_grad for tensor in given_back(args)):
             kind = ACTIVATIONS if torch.is_grad_enabled() else OTHER
-            self._ends.extend(weakref.ref(each) for each in given_back(output))
+            self._ends.extend(weakref.ref(tensor) for tensor in given_back(output))
         for tensor in given_back(output):
             wanted = self._storages.born(tensor, kind, op, here)
             if wanted is not None:
                 self._look()  # the holders are named by what they have become
                 wanted.kind = would_have_been(wanted)
-                return self._storages.refusal(wanted)
+                return self._refusal(wanted)
         return None
 
     def _called(self, module: nn.Module, name: str, output: Any) -> None:
         self._owners.called(module, name)
-        if not self._places.stack:
-            self._ends.extend(weakref.ref(each) for each in tensors_in(output))
+        if not self._modules.stack:
+            self._ends.extend(weakref.ref(tensor) for tensor in tensors_in(output))
 
     def _resizing(self, storage: torch.UntypedStorage, n_bytes: int) -> None:
-        wanted = self._storages.growth(storage, n_bytes, self._places.here())
+        wanted = self._storages.growth(storage, n_bytes, self._modules.here())
         if wanted is not None:
-            raise self._storages.refusal(wanted)
+            raise self._refusal(wanted)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        self._storages.resized(storage, self._places.here())
+        self._storages.resized(storage, self._modules.here())
+
+    def _refusal(self, wanted: Held) -> VirtualOutOfMemory:
+        assert self.cap_bytes is not None
+        return refusal(wanted, self._storages.by_kind(), list(map(holder, self._storages.largest(5))), self.cap_bytes)
 
     def _check_cap(self) -> None:
         held = self._storages.by_kind()
@@ -240,15 +239,97 @@ class MemoryProbe:
             )
 
     def _walk(self, roots: list[Any]) -> tuple[Saved, ...]:
-        self._storages.settle()
-        return walk(roots, self._places.owner, self._autograd_holds, self._fields)
+        self._storages.record_deaths()
+        return walk(roots, self._modules.owner, self._autograd_holds, self._fields)
 
     def _autograd_holds(self, tensor: Tensor) -> list[tuple[int, int, str]]:
-        found = []
+        storages = []
         for part in plain(tensor):
             storage = part.untyped_storage()
             held = self._storages.live.get(storage._cdata)
-            if held is not None and held.kind == OTHER and not held.rank and not held.name:
+            if held is not None and held.kind == OTHER and not held.certainty and not held.name:
                 self._storages.history.rename(held, ACTIVATIONS)
-            found.append((storage._cdata, storage.nbytes(), KINDS[held.kind] if held else ""))
-        return found
+            storages.append((storage._cdata, storage.nbytes(), KINDS[held.kind] if held else ""))
+        return storages
+
+
+class Holder(NamedTuple):
+    """Somebody who holds memory: what it is, who made it where, how many bytes it keeps."""
+
+    kind: str
+    n_bytes: int
+    name: str
+    op: str
+    phase: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        made = "made from data" if self.op == "lift_fresh" else f"made by {self.op}" if self.op else ""
+        place = f"in {self.phase} of {self.module}" if self.module else f"in {self.phase}" if self.phase else ""
+        looks = f"{self.dtype} {list(self.shape)}"
+        return " ".join(f"{self.n_bytes:,} B of {self.kind}: {self.name} {looks} {made} {place}".split())
+
+
+class VirtualOutOfMemory(torch.OutOfMemoryError):
+    """What would not have fitted under `cap_bytes`; the program's memory is untouched and it can go on. Code that
+    catches torch's error of a GPU catches this one too.
+
+    wanted  the Holder that was refused    held  Breakdown of what was alive    largest  who held the most of it"""
+
+    wanted: Holder
+    held: Breakdown
+    largest: tuple[Holder, ...]
+    cap_bytes: int
+
+
+def holder(held: Held) -> Holder:
+    """A storage for people."""
+    looks = (tuple(held.shape), str(held.dtype).removeprefix("torch."))
+    return Holder(KINDS[held.kind], held.n_bytes, held.name, held.op, *held.where, *looks)
+
+
+def refusal(wanted: Held, held: Breakdown, largest: Sequence[Holder], cap_bytes: int) -> VirtualOutOfMemory:
+    """The error for `wanted`, which does not fit under `cap_bytes` beside what is held."""
+    room = cap_bytes - int(held.total)
+    free = f"{room:,} are free" if room >= 0 else f"{-room:,} more are held already"
+    lines = [
+        f"out of memory under a cap of {cap_bytes:,} bytes: {free}",
+        f"wanted   {holder(wanted)}",
+        "held     " + ", ".join(f"{name} {held[name]:,}" for name in held) + f": {held.total:,} B",
+        *(f"largest  {holding}" for holding in largest),
+    ]
+    error = VirtualOutOfMemory("\n".join(lines))
+    error.wanted, error.held, error.largest, error.cap_bytes = holder(wanted), held, tuple(largest), cap_bytes
+    return error
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """What CUDA's caching allocator says about itself, beside what a probe counts.
+
+        |###|#######|....|##|......................|      # allocated: handed out to tensors, rounded up to 512 bytes
+        |<------------ reserved ------------------>|      . free: kept for later, the device sees it as taken
+                    |....| fragmented: a free piece of a block whose other pieces are in use; only smaller tensors fit
+
+    Out of memory with much reserved and little allocated is fragmentation. Peaks are since torch's last
+    `reset_peak_memory_stats`. Source: torch's notes on CUDA semantics, memory management; `torch.cuda.memory_stats`."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    fragmented_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+    @classmethod
+    def read(cls) -> Allocator | None:
+        """The numbers of the current CUDA device; None without one."""
+        if not torch.cuda.is_available():
+            return None
+        stats = torch.cuda.memory_stats()
+        now, top = (
+            [int(stats.get(f"{name}_bytes.all.{which}", 0)) for name in ("allocated", "reserved", "inactive_split")]
+            for which in ("current", "peak")
+        )
+        return cls(*now, *top[:2])

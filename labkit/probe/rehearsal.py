@@ -33,11 +33,8 @@ from labkit.comm import fake
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.plan.breakdown import REHEARSED, Breakdown, Comparison
-from labkit.probe.history import Moment
-from labkit.probe.memory import MemoryProbe
+from labkit.probe.memory import Holder, MemoryProbe, Moment, Saved
 from labkit.probe.reads import Fake
-from labkit.probe.refusal import Holder
-from labkit.probe.saved import Saved
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,19 @@
 A storage is known by its address, which is safe because its death is heard before the address can be given away again.
 Fake tensors have storages with sizes and without memory, so all of this holds for them too; tensors on the meta device
 hold nothing and count nothing.
+
+What the live bytes were at every moment stands in a log, in the light of what became of each storage:
+
+    log      t    storage   change   where                a storage's kind is looked up when the log is read,
+             0.1  #1        +4096    forward of mlp.up    not when it is written
+             0.2  #2        +4096    backward of mlp.up
+             0.3  #1        -4096
+
+That is the whole trick: when backward makes a tensor nobody can know that it will be a weight's gradient; a moment
+later it is one, and then it has been one from its birth. Sums over the log are exact and kinds are final.
+
+A log of many steps would itself fill the memory. Its older part is therefore folded from time to time: the sums, the
+peak and each module's peak are kept as they are, of the moments in between every other one is dropped.
 """
 
 from __future__ import annotations
@@ -16,9 +29,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,16 +39,149 @@ from torch._C import _has_storage
 from torch._subclasses.fake_tensor import FakeTensor
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.probe.history import Held, History, Where, breakdown
-from labkit.probe.parts import PLAIN, STRIDED, plain
-from labkit.probe.refusal import Holder, VirtualOutOfMemory, holder, refusal
+from labkit.probe.tracker import PLAIN, STRIDED, Where, plain
+
+FOLD_AFTER = 1 << 15
+KEPT_MOMENTS = 1 << 12
+
+
+class Held:
+    """One storage that is alive: its true size, its kind (an index into KINDS), and who made it where.
+
+    `certainty` orders what is known of its kind: 0 guessed at birth, higher for what it was found to be (owners.py)."""
+
+    __slots__ = ("certainty", "device", "dtype", "folded", "kind", "n_bytes", "name", "op", "ref", "shape", "where")
+
+    def __init__(self, tensor: torch.Tensor, n_bytes: int, kind: int, certainty: int, op: str, where: Where, name: str):
+        """Remember the tensor's shape, dtype and device, never the tensor: a reference would keep it alive."""
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+        self.n_bytes, self.kind, self.certainty = n_bytes, kind, certainty
+        self.op, self.where, self.name = op, where, name
+        self.folded = 0
+        self.ref: Any = None
+
+    def is_known_as(self, storage: torch.UntypedStorage, kind: int, certainty: int) -> bool:
+        """True if this belongs to the storage and has a name and this kind, or a kind that is more certain."""
+        alive = self.ref is not None and self.ref() is storage
+        if not alive or not self.name:
+            return False
+        return self.certainty > certainty or (self.certainty == certainty and self.kind == kind)
+
+
+class Moment(NamedTuple):
+    """The live bytes at one moment: `t` seconds since the probe was made, `bytes` in the order of KINDS.
+
+    `phase` and `module` say where the storage was made that made the difference, "" when one died."""
+
+    t: float
+    phase: str
+    module: str
+    bytes: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all kinds."""
+        return sum(self.bytes)
+
+
+Event = tuple[float, Held, int, Where | None]
+
+
+class History:
+    """The log, its running total, and what can be read from it."""
+
+    def __init__(self) -> None:
+        """An empty one."""
+        self.log: list[Event] = []
+        self.total = 0
+        self._past = _Replay()
+
+    def add(self, t: float, held: Held, change: int, where: Where | None) -> None:
+        """Write down that a storage was born, died or changed its size."""
+        self.total += change
+        self.log.append((t, held, change, where))
+        if len(self.log) >= FOLD_AFTER:
+            self.fold()
+
+    def fold(self) -> None:
+        """Add the log so far into the sums and forget it; kinds that change later change only what follows."""
+        self._past.play(self.log)
+        for _, held, change, _ in self.log:
+            held.folded += change
+        self._past.thin()
+        self.log = []
+
+    def rename(self, held: Held, kind: int) -> None:
+        """A storage turns out to be of this kind, from the beginning."""
+        self._past.bytes[held.kind] -= held.folded
+        self._past.bytes[kind] += held.folded
+        held.kind = kind
+
+    def reset_peak(self) -> None:
+        """From now on peaks are those of what follows."""
+        self.fold()
+        self._past.peak = tuple(self._past.bytes)
+        self._past.modules = {}
+
+    def read(self) -> _Replay:
+        """All that has happened, with the kinds as they are known now."""
+        replay = copy(self._past)
+        replay.bytes, replay.modules, replay.moments = [*replay.bytes], {**replay.modules}, [*replay.moments]
+        replay.play(self.log)
+        return replay
+
+
+class _Replay:
+    """The log, played back: bytes by kind, their highest total, the same for each module, and all moments."""
+
+    def __init__(self) -> None:
+        self.bytes = [0] * len(KINDS)
+        self.peak: tuple[int, ...] = tuple(self.bytes)
+        self.modules: dict[Where, tuple[int, ...]] = {}
+        self.moments: list[Moment] = []
+
+    def play(self, log: Iterable[Event]) -> None:
+        total, highest = sum(self.bytes), sum(self.peak)
+        tops = {place: sum(by_kind) for place, by_kind in self.modules.items()}
+        for t, held, change, where in log:
+            self.bytes[held.kind] += change
+            total += change
+            now = tuple(self.bytes)
+            phase, module = where or ("", "")
+            self.moments.append(Moment(t, phase, module, now))
+            if total > highest:
+                highest, self.peak = total, now
+            for place in _places_of(phase, module):
+                if total > tops.get(place, 0):
+                    tops[place] = total
+                    self.modules[place] = now
+
+    def thin(self) -> None:
+        while len(self.moments) > KEPT_MOMENTS:  # of two neighbours the higher stays: hills keep their tops
+            pairs = zip(self.moments[::2], self.moments[1::2], strict=False)
+            self.moments = [max(pair, key=lambda moment: moment.total) for pair in pairs]
+
+
+def _places_of(phase: str, module: str) -> Iterator[Where]:
+    """The place itself, the modules around it, and the whole phase; nothing outside of all phases."""
+    while phase and module:
+        yield phase, module
+        module = module.rpartition(".")[0]
+    if phase:
+        yield phase, ""
+
+
+def breakdown(by_kind: Iterable[int]) -> Breakdown:
+    """Bytes in the order of KINDS as a Breakdown."""
+    return Breakdown.of(dict(zip(KINDS, by_kind, strict=True)), "B")
+
 
 WAITS_S = (0, 0.0001, 0.001, 0.01, 0.03)
-"""How long a thread of somebody else's may take to let go of a tensor, before there is said to be no room."""
+"""Pauses in which a thread of gloo's may still let go of a tensor, before `fits` says that there is no room."""
 
 
 class _Death(weakref.ref):
-    """A weak reference that knows whose it is."""
+    """A weak reference to a storage that also remembers its address and its `Held`: both are needed after its death."""
 
     __slots__ = ("held", "key")
     held: Held
@@ -56,12 +202,12 @@ class Storages:
         self._lock = threading.RLock()
 
     def born(self, tensor: Tensor, kind: int, op: str, where: Where) -> Held | None:
-        """A tensor that an operator gave back. Returns what there is no room for under the cap, otherwise None."""
+        """Count a tensor that an operator gave back. Returns what does not fit under the cap, None if it fits."""
         for part, storage in self._parts(tensor):
             key, n_bytes = storage._cdata, storage.nbytes()
             with self._lock:
                 if self._deaths:
-                    self.settle()
+                    self.record_deaths()
                 old = self.live.get(key)
                 if old and old.ref() is None:  # another's, at an address that was given away again
                     self.sweep()
@@ -79,7 +225,7 @@ class Storages:
         return None
 
     def fits(self, more_bytes: int) -> bool:
-        """Is there room under the cap for so many bytes more?
+        """True if there is room under the cap for so many bytes more.
 
         Where there is none, two things are awaited that would otherwise let go whenever they happen to: Python's
         garbage, and a thread of gloo's, which holds the tensors of a collective a moment longer than whoever called
@@ -98,38 +244,38 @@ class Storages:
     def _room(self, more_bytes: int) -> bool:
         return self.cap_bytes is None or more_bytes <= 0 or self.history.total + more_bytes <= self.cap_bytes
 
-    def sure(self, tensor: Tensor, kind: int, rank: int) -> bool:
-        """Is nothing new to be learned if `keep` is told this? (The quick answer to what is asked most.)"""
+    def sure(self, tensor: Tensor, kind: int, certainty: int) -> bool:
+        """True if `keep` would change nothing. Asked for every parameter at every look, so it must be quick."""
         if not torch._C._has_storage(tensor):
             return False
         storage = tensor.untyped_storage()
         held = self.live.get(storage._cdata)
-        return held is not None and held.settled(storage, kind, rank)
+        return held is not None and held.is_known_as(storage, kind, certainty)
 
-    def keep(self, tensor: Tensor, kind: int, rank: int, name: str) -> None:
-        """A tensor that is known to be of this kind. `rank` orders what can be known: a higher one is not undone."""
+    def keep(self, tensor: Tensor, kind: int, certainty: int, name: str) -> None:
+        """Record that a tensor is of this kind, and count it if it is new. A kind that is more certain stays."""
         for part, storage in self._parts(tensor):
             with self._lock:
-                self.settle()
+                self.record_deaths()
                 held = self.live.get(storage._cdata)
                 if held is None:
-                    held = Held(part, storage.nbytes(), kind, rank, "", ("", ""), name)
+                    held = Held(part, storage.nbytes(), kind, certainty, "", ("", ""), name)
                     self._admit(storage._cdata, storage, held, held.where)
-                elif rank >= held.rank:
-                    held.name = name if rank > held.rank or not held.name else held.name
-                    held.rank = rank
+                elif certainty >= held.certainty:
+                    held.name = name if certainty > held.certainty or not held.name else held.name
+                    held.certainty = certainty
                     if kind != held.kind:
                         self.history.rename(held, kind)
 
     def known(self, tensor: Tensor) -> Held | None:
         """What is known of a tensor's (first) storage."""
-        self.settle()
+        self.record_deaths()
         return next((self.live.get(storage._cdata) for _, storage in self._parts(tensor)), None)
 
     def resized(self, storage: torch.UntypedStorage, where: Where) -> None:
         """A storage has changed its size."""
         with self._lock:
-            self.settle()
+            self.record_deaths()
             held = self.live.get(storage._cdata)
             change = storage.nbytes() - held.n_bytes if held else 0
             if held and change:
@@ -138,7 +284,7 @@ class Storages:
 
     def growth(self, storage: torch.UntypedStorage, n_bytes: int, where: Where) -> Held | None:
         """What there is no room for if a known storage is resized to `n_bytes`; None if there is."""
-        self.settle()
+        self.record_deaths()
         held = self.live.get(storage._cdata)
         if held is None or self.fits(n_bytes - held.n_bytes):
             return None
@@ -146,8 +292,8 @@ class Storages:
         wanted.n_bytes, wanted.op, wanted.where = n_bytes - held.n_bytes, "untyped_storage().resize_", where
         return wanted
 
-    def settle(self) -> None:
-        """Write down the deaths that have been heard of."""
+    def record_deaths(self) -> None:
+        """Write into the log the deaths that weak references have told of."""
         while self._deaths:
             with self._lock:
                 if self._deaths:  # another thread may have been quicker
@@ -157,7 +303,7 @@ class Storages:
     def sweep(self) -> None:
         """Find the dead that were not heard of: a stop button's KeyboardInterrupt can end the hearing of a death."""
         with self._lock:
-            self.settle()
+            self.record_deaths()
             for key, held in [*self.live.items()]:
                 if held.ref() is None:
                     self._bury(key, held, self.now())
@@ -168,21 +314,16 @@ class Storages:
 
     def by_kind(self) -> Breakdown:
         """Bytes that are alive."""
-        self.settle()
+        self.record_deaths()
         counts = [0] * len(KINDS)
         for held in list(self.live.values()):
             counts[held.kind] += held.n_bytes
         return breakdown(counts)
 
-    def largest(self, n: int) -> tuple[Holder, ...]:
+    def largest(self, n: int) -> list[Held]:
         """The n storages that hold the most, largest first."""
-        self.settle()
-        return tuple(map(holder, sorted(self.live.values(), key=lambda held: -held.n_bytes)[:n]))
-
-    def refusal(self, wanted: Held) -> VirtualOutOfMemory:
-        """The error that says what there is no room for, and who has taken it."""
-        assert self.cap_bytes is not None
-        return refusal(wanted, self.by_kind(), self.largest(5), self.cap_bytes)
+        self.record_deaths()
+        return sorted(self.live.values(), key=lambda held: -held.n_bytes)[:n]
 
     def _admit(self, key: int, storage: torch.UntypedStorage, held: Held, where: Where) -> None:
         ref = _Death(storage, self._died)
@@ -207,7 +348,7 @@ class Storages:
                 return ()
             counts = tensor.device.type == self.device if self.device else not tensor.is_meta
             return ((tensor, tensor.untyped_storage()),) if counts else ()
-        return [(each, each.untyped_storage()) for each in plain(tensor) if self._counts(each)]
+        return [(part, part.untyped_storage()) for part in plain(tensor) if self._counts(part)]
 
     def _counts(self, part: Tensor) -> bool:
         if isinstance(part, FakeTensor):

@@ -19,7 +19,7 @@ from labkit.course.capstone.plane import Mark, plane
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.hardware import Hardware
 from labkit.probe.gather import COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm
-from labkit.probe.history import Moment
+from labkit.probe.storages import Moment
 from labkit.view.bars import compare
 from labkit.view.curve import curve
 from labkit.view.gather import gather_film

@@ -16,7 +16,7 @@ from labkit.plan.memory import predict_memory
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.probe.memory import MemoryProbe
-from labkit.probe.saved import held_bytes
+from labkit.probe.owners import held_bytes
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from tests.cases import selection

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from labkit import run_threads
 from labkit.plan.breakdown import KINDS
-from labkit.probe import history
-from labkit.probe.listen import resizes
+from labkit.probe import storages
 from labkit.probe.memory import MemoryProbe, VirtualOutOfMemory
-from labkit.probe.saved import held_bytes
+from labkit.probe.owners import held_bytes
+from labkit.probe.tracker import resizes
 from labkit.train import checkpoint as ours
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
@@ -584,8 +584,8 @@ def test_a_long_run_is_folded_without_a_change_to_any_peak(monkeypatch):
     """Would catch sums that are lost when the log is settled, and a kind that goes below zero afterwards."""
     told = []
     for every in (1 << 15, 37):
-        monkeypatch.setattr(history, "FOLD_AFTER", every)
-        monkeypatch.setattr(history, "KEPT_MOMENTS", 50 if every == 37 else 1 << 12)
+        monkeypatch.setattr(storages, "FOLD_AFTER", every)
+        monkeypatch.setattr(storages, "KEPT_MOMENTS", 50 if every == 37 else 1 << 12)
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
         optimizer = torch.optim.AdamW(model.parameters())
         with MemoryProbe(model, optimizer) as probe:

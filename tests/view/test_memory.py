@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
-from labkit.probe.history import Moment
+from labkit.probe.storages import Moment
 from labkit.view.memory import BOTTOM, COLOURS, COLUMNS, LEFT, RIGHT, TOP, beside, over_time
 from labkit.view.svg import WIDTH
 from labkit.view.units import bytes_text

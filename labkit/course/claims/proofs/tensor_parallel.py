@@ -14,8 +14,8 @@ from labkit.course.claims.finding import Finding, Setting
 from labkit.parallel.split import split
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear, cut_to
 from labkit.probe.memory import MemoryProbe
+from labkit.probe.owners import held_bytes
 from labkit.probe.rehearsal import rehearsed
-from labkit.probe.saved import held_bytes
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import Block
