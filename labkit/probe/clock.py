@@ -42,9 +42,9 @@ from torch import nn
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.comm.message import wire_is_device
-from labkit.probe.ears import Ears
 from labkit.probe.recording import Recording, Shares, bubble_share, overlap_share
 from labkit.probe.rows import Row, Span
+from labkit.probe.verb_listener import VerbListener
 from labkit.probe.watched import WatchedModule
 
 __all__ = ("Clock", "Recording", "Shares", "bubble_share", "clock_offset", "overlap_share")
@@ -68,10 +68,10 @@ class Clock:
         self._cuda = group is not None and group.device.startswith("cuda")
         self._watched: list[WatchedModule] = []
         self._row: Row | None = None
-        self._ears: Ears | None = None
+        self._listener: VerbListener | None = None
 
     def __enter__(self) -> Clock:
-        if self._ears is not None:
+        if self._listener is not None:
             raise ValueError("this clock is running already: leave it first, or make a second one")
         self._offset = (0.0, 0.0) if self.group is None else clock_offset(self.group, self.rounds)
         self._spans: list[Span] = []
@@ -84,21 +84,21 @@ class Clock:
             self._zero.record()
             self._zero.synchronize()
         self._begin = time.perf_counter()
-        self._ears = self._ledger.witness = Ears(self._ledger)
+        self._listener = self._ledger.witness = VerbListener(self._ledger)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        ears = self._ears
-        assert ears is not None
+        listener = self._listener
+        assert listener is not None
         try:
             if self._cuda:
                 torch.cuda.synchronize()  # what the device still does belongs to the step
             with suppress(ValueError) if error[0] is not None else nullcontext():
-                self._row = self._read(ears)
+                self._row = self._read(listener)
         finally:
-            ears.deaf, self._ears = True, None
-            if self._ledger.witness is ears:  # else somebody listens through ours, which only passes on from now on
-                self._ledger.witness = ears.inner
+            listener.deaf, self._listener = True, None
+            if self._ledger.witness is listener:  # else somebody listens through ours, which only passes on from now on
+                self._ledger.witness = listener.inner
             for each in self._watched:
                 each.let_go()
             self._watched.clear()
@@ -108,7 +108,7 @@ class Clock:
         """Name a piece of the program: `with clock.span("forward")`. Spans may lie in one another.
 
         ValueError if the clock does not run."""
-        if self._ears is None:
+        if self._listener is None:
             raise ValueError(f"span {name!r}: the clock does not run; use it in `with Clock(group) as clock:`")
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self._cuda else []
         spans, t0 = self._spans, time.perf_counter()
@@ -136,7 +136,7 @@ class Clock:
         """What was recorded: a `Recording` of this rank alone; while the clock runs, up to now.
 
         ValueError if the clock was never entered, or the ledger was cleared under it."""
-        row = self._row if self._ears is None else self._read(self._ears)
+        row = self._row if self._listener is None else self._read(self._listener)
         if row is None:
             raise ValueError("this clock has recorded nothing: use it in `with Clock(group) as clock:`")
         return Recording((row,))
@@ -152,7 +152,7 @@ class Clock:
 
     def _passed(self, span: Span) -> bool:
         """A watched module went by: keep its span, if it was ours."""
-        ours = self._ears is not None and threading.get_ident() == self._thread
+        ours = self._listener is not None and threading.get_ident() == self._thread
         if ours and span.t1 > span.t0:
             self._spans.append(span)
         return ours
@@ -161,11 +161,11 @@ class Clock:
         """When the device came to an event, on this rank's clock: events know their distance from one another."""
         return self._begin + self._zero.elapsed_time(event) / 1e3
 
-    def _read(self, ears: Ears) -> Row:
+    def _read(self, listener: VerbListener) -> Row:
         end, ledger, group = time.perf_counter(), self._ledger, self.group
-        if ledger.transfers is not ears.transfers:
+        if ledger.transfers is not listener.transfers:
             raise ValueError("the ledger was cleared while the clock ran, and its transfers are lost: clear it before")
-        heard = ears.taken()
+        heard = listener.taken()
         came = {rank: n - self._received[rank] for rank, n in ledger.received.items()}
         backward = [span for each in self._watched for span in each.backward_spans()]
         device = [
@@ -173,14 +173,14 @@ class Clock:
             for name, start, stop in self._events
             if stop.query()
         ]
-        sent = Counter(each.to for each in ledger.transfers[: ears.first] if each.to is not None)
+        sent = Counter(each.to for each in ledger.transfers[: listener.first] if each.to is not None)
         return Row(
             rank=0 if group is None else group.ranks[group.rank],
             begin=self._begin,
             end=end,
             spans=tuple(sorted((*self._spans, *backward, *device), key=lambda span: (span.t0, -span.t1))),
-            entries=ears.read(end),
-            transfers=tuple(ledger.transfers[ears.first :]),
+            entries=listener.read(end),
+            transfers=tuple(ledger.transfers[listener.first :]),
             offset_s=self._offset[0],
             error_s=self._offset[1],
             reference=0 if group is None else group.ranks[0],

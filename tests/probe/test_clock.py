@@ -23,10 +23,10 @@ from labkit.plan.schedule import bubble, one_f_one_b, simulate as simulate_sched
 from labkit.plan.topology import Links
 from labkit.probe import clock as clock_module
 from labkit.probe.clock import Clock, Recording, bubble_share, clock_offset, overlap_share
-from labkit.probe.ears import Ears
 from labkit.probe.intervals import common, seconds, union, without
 from labkit.probe.rows import Entry, Row, Span
 from labkit.probe.trace import LANES
+from labkit.probe.verb_listener import VerbListener
 from labkit.train.checkpoint import checkpoint
 from tests.counting import lines
 from tests.simulated import simulate
@@ -1028,13 +1028,13 @@ def test_a_span_on_a_gpu_lasts_as_long_as_the_device_works_on_it():
 def test_listening_costs_a_few_lines():
     """Would catch a clock that reads a stack, or copies the ledger, at every verb."""
     ledger = Ledger()
-    ears = ledger.witness = Ears(ledger)
+    listener = ledger.witness = VerbListener(ledger)
     calls = [Call("barrier", "world", (0, 1), 0, None, 0, None, "", k) for k in range(2000)]
 
     def listen():
         for call in calls:
-            ears.enter(call)
-            ears.leave(call)
+            listener.enter(call)
+            listener.leave(call)
 
     assert lines(listen) < 100 * len(calls)
-    assert len(ears.read(time.perf_counter())) == 2000
+    assert len(listener.read(time.perf_counter())) == 2000

@@ -1,7 +1,7 @@
-"""Ears of a clock: they stand between a ledger and its witness, and note when each verb is entered and left.
+"""A clock's verb listener stands between a ledger and its witness, and notes when each verb is entered and left.
 
-    verb --enter--> Ears --enter--> the witness that was there (the page that a hang is read from)
-         --leave-->      --leave-->
+    verb --enter--> VerbListener --enter--> the witness that was there (the page that a hang is read from)
+         --leave-->              --leave-->
 
 A call is noted under a number: the start of an asynchronous verb and the wait for it are the same call, twice.
 """
@@ -27,8 +27,8 @@ class Open(NamedTuple):
     guess: int
 
 
-class Ears:
-    """A `Witness` that passes everything on to the one before it, until it is `deaf` only that."""
+class VerbListener:
+    """A `Witness` that notes every call and passes it on to the one before it. Once it is `deaf` it only passes on."""
 
     def __init__(self, ledger: Ledger) -> None:
         """Listen on behalf of the thread that makes it; the caller puts it into `ledger.witness`, and takes it out."""
@@ -77,21 +77,21 @@ class Ears:
 
     def read(self, end: float) -> tuple[Entry, ...]:
         """The entries so far by their begin; those that are still open end at `end`."""
-        still = [self._entry(each, end) for around in self._open.values() for each in around]
+        still = [self._entry(verb, end) for around in self._open.values() for verb in around]
         return tuple(sorted((*self._entries, *still), key=lambda entry: (entry.t0, -entry.t1)))
 
     def taken(self) -> Counter[int]:
         """Global rank -> messages from there that were waited for."""
-        calls = {each.call: each.peer for each in self._entries if each.verb == "recv"}
+        calls = {entry.call: entry.peer for entry in self._entries if entry.verb == "recv"}
         return Counter(peer for peer in calls.values() if peer is not None)
 
-    def _entry(self, each: Open, t1: float) -> Entry:
-        call, number = each.call, each.guess
+    def _entry(self, verb: Open, t1: float) -> Entry:
+        call, number = verb.call, verb.guess
         written = self.transfers[number] if 0 <= number < len(self.transfers) else None
         if written is None or written.verb != call.verb:  # a wait writes nothing down
             written, number = None, self.first - 1
-        starts = written is not None and written.t0 >= each.t0  # a blocking verb is written down before it is entered
+        starts = written is not None and written.t0 >= verb.t0  # a blocking verb is written down before it is entered
         peer = None if call.peer is None else call.ranks[call.peer]
         place = (call.verb, call.axis, call.ranks, peer, call.tag, call.seq)
-        blocks, number = each.blocks and not starts, max(-1, number - self.first)
-        return Entry(self._numbers[id(call)], *place, each.t0, t1, blocks, each.inside, number)
+        blocks, number = verb.blocks and not starts, max(-1, number - self.first)
+        return Entry(self._numbers[id(call)], *place, verb.t0, t1, blocks, verb.inside, number)
