@@ -32,7 +32,7 @@ _ALSO = MappingProxyType(
         "comm": "hierarchy star",
         "comm.ledger": "Transfer",
         "comm.local": "run_threads",
-        "comm.work": "Work",
+        "comm.group": "Work",
         "course.capstone.capstone_explorer": "CapstoneExplorer",
         "course.cards.review_panel": "ReviewPanel",
         "course.clinic.ward": "Ward",

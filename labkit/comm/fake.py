@@ -29,12 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.comm.checks import check_in_place, check_message, check_peer, check_tag
-from labkit.comm.group import Group
+from labkit.comm.group import Group, Work, check_in_place, check_message, check_peer, check_tag
 from labkit.comm.ledger import Ledger
 from labkit.comm.message import EAGER_BYTES, PIECE_BYTES, as_bytes
-from labkit.comm.underway import UnderWay
-from labkit.comm.work import Work
+from labkit.comm.native import UnderWay
 
 Hear = Callable[[str, int, int], Tensor | None]
 """(axis, global rank of the sender, tag) -> what it sends, None: go by the echo."""

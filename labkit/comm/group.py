@@ -2,24 +2,32 @@
 
 Every byte that a strategy moves goes through a verb of a Group, and every verb writes to the group's ledger. How a
 collective is done is data: `group.using(all_reduce=my_ring)` gives a group on which every strategy runs on `my_ring`.
+
+    Group       the verbs
+    Work        what a verb has started, to be waited for
+    check_...   what a verb refuses before anything is sent, with the numbers and the remedy
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.comm.checks import check_in_place, check_message, check_op, check_peer, check_tag, checked
 from labkit.comm.ledger import Call, Ledger
-from labkit.comm.message import Receiving, Sending, Wire
-from labkit.comm.work import Tap, Watched, Work
+from labkit.comm.message import MOST_DIMS, Receiving, Sending, Wire, code_of
 
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+OPS = ("sum", "mean", "max", "min")
+TAGS = 1 << 20
+"""Tags are below this. A wire's tag has 31 bits: 20 for the caller's tag, one for its parity (see `_stream`), ten for a
+remainder of the message's size (message.py)."""
 Algorithm = Callable[..., Tensor]
+Tap = Callable[[str, int, int, Tensor], None]
+"""Is called for every message: event "send" or "recv", peer (a global rank), tag, tensor."""
 
 
 class Group:
@@ -43,7 +51,9 @@ class Group:
         self.device = device
         self.state = {} if state is None else state
         self.tap = tap
-        self.counted = [0]  # collectives so far; a list, since all views of one group share the count
+        # Collectives so far, by which a hang report tells who is ahead of whom. A list, so that the views that `using`
+        # and `tapped` make of this group share the count.
+        self.counted = [0]
 
     @property
     def size(self) -> int:
@@ -58,7 +68,7 @@ class Group:
         `wait()` returns when the receiver has taken the message. Raises ValueError for a rank outside the group."""
         x, tag = check_message(self, x, to), check_tag(tag)
         call = self._call("send", x, to, tag)
-        if self.tap is not None:  # before it is on its way, or the receiver's tap may come first
+        if self.tap is not None:  # before the message leaves, or the receiver's tap may be called first
             self.tap("send", self.ranks[to], tag, x)
         sending = self.ledger.keep(Sending(self.wire, x, to, self._stream(tag)))
         number = self.ledger.open("send", self.axis, self.ranks[to], _n_bytes(x), tag)
@@ -85,7 +95,9 @@ class Group:
 
     def exchange(self, x: Tensor, to: int, source: int, tag: int = 0, into: Tensor | None = None) -> Tensor:
         """Send x to member `to` and receive from member `source` at the same time: cannot deadlock on a ring."""
-        x = check_message(self, x, to)  # before anything is expected, or a refused exchange would swallow a message
+        # Checked before the receive is posted: a posted receive cannot be taken back, so an exchange that is refused
+        # after it would swallow the message that belongs to the next receive.
+        x = check_message(self, x, to)
         expected = self.recv_start(source, tag, into)
         sending = self.send(x, to, tag)
         arrived = expected.wait()
@@ -204,13 +216,14 @@ class Group:
     # -- behind the verbs --------------------------------------------------------------------------------------------
 
     def _asynchronous(self, verb: str) -> bool:
+        # Only the wire's own algorithm has a `..._start`. One that was swapped in runs at once, to its end.
         native = getattr(self.wire, verb, None)
         return self.size > 1 and hasattr(self.wire, f"{verb}_start") and self.algorithms[verb] is native
 
     def _begin(self, verb: str, x: Tensor, n_bytes: int, **options: Any) -> Work:
         self.counted[0] += 1
         call = self._call(verb, x, shape=tuple(x.shape), op=options.get("op", "sum"))
-        with Watched(self.ledger, call):  # a mismatch is seen here, before anything is sent
+        with Watched(self.ledger, call):  # the witness compares shapes here, before anything is sent
             number = self.ledger.open(verb, self.axis, None, (self.size - 1) * n_bytes // self.size)
         return Work(self.ledger, call, getattr(self.wire, f"{verb}_start")(x, **options), number)
 
@@ -222,6 +235,8 @@ class Group:
         given = {key: value for key, value in options.items() if value not in ("sum", 0)}
         call = self._call(verb, x, shape=None if shape is None else tuple(shape), op=options.get("op", "sum"))
         number = self.ledger.open(verb, self.axis, None, 0)
+        # While this stands in `within`, messages that the algorithm sends are booked under this verb, and a backend
+        # that sends by itself charges its bytes to `number`.
         self.ledger.within.append((verb, number))
         try:
             with Watched(self.ledger, call):
@@ -232,7 +247,9 @@ class Group:
             self.ledger.close(number)
 
     def _stream(self, tag: int) -> int:
-        # messages of a swapped-in collective must not meet those that the caller has under way with the same tag
+        # The parity of tags: even for the caller's own messages, odd for those inside a swapped-in collective. Without
+        # it a ring all_reduce that uses tag 0 could receive the message that the caller has sent under tag 0 and that
+        # nobody has received yet: both go between the same two ranks, and the wire keeps order only within a tag.
         return 2 * tag + bool(self.ledger.within)
 
     def _call(
@@ -242,6 +259,139 @@ class Group:
             shape = tuple(x.shape)
         dtype = "" if x is None or shape is None else str(x.dtype)[6:]
         return Call(verb, self.axis, self.ranks, self.rank, peer, tag, shape, dtype, self.counted[0], op)
+
+
+class Work:
+    """Something that was started. `wait()` returns its tensor (None for a send) when it is done; `done` only looks."""
+
+    def __init__(self, ledger: Ledger, call: Call, under_way: Any, number: int | None = None, tap: Tap | None = None):
+        self.ledger, self.call, self.under_way, self.number, self.tap = ledger, call, under_way, number, tap
+        self.result: Tensor | None = None
+        self.finished = False
+
+    @classmethod
+    def finished_with(cls, ledger: Ledger, call: Call, x: Tensor) -> Work:
+        """Work that is done already: `wait()` returns x at once."""
+        work = cls(ledger, call, None)
+        work.result, work.finished = x, True
+        return work
+
+    def wait(self) -> Tensor | None:
+        """Block until done. For a send this means that the receiver has taken it; the tensor may be changed again."""
+        if not self.finished:
+            with Watched(self.ledger, self.call):
+                self.result = self.under_way.wait()
+            self._finish()
+        return self.result
+
+    def open(self) -> None:
+        """For a message: wait for its announcement and ask for the payload. A wire without tags, such as NCCL's, gives
+        payloads in the order of these calls, which must be that of the sends."""
+        if not self.finished:
+            with Watched(self.ledger, self.call):
+                self.under_way.open()
+
+    def pieces(self) -> Iterator[Tensor]:
+        """The message as flat pieces in order, each as soon as it has arrived, so that it can be used at once."""
+        with Watched(self.ledger, self.call):
+            yield from self.under_way.arrive()
+        self.result = self.under_way.result
+        self._finish()
+
+    @property
+    def done(self) -> bool:
+        """True if `wait()` would return at once."""
+        if not self.finished and self.under_way.done():
+            self.result = self.under_way.wait()
+            self._finish()
+        return self.finished
+
+    def _finish(self) -> None:
+        self.ledger.let_go(self.under_way)  # until now it kept the tensors alive that the wire reads from or writes to
+        self.finished, self.under_way = True, None
+        if self.number is not None:
+            self.ledger.close(self.number)
+        if self.call.verb == "recv" and self.call.peer is not None:
+            self.ledger.received[self.call.ranks[self.call.peer]] += 1
+        if self.call.verb == "recv" and self.tap is not None and self.call.peer is not None:
+            assert self.result is not None
+            self.tap("recv", self.call.ranks[self.call.peer], self.call.tag, self.result)
+
+
+class Watched:
+    """Tells the ledger's witness before and after something that may block, so that a hang can be named."""
+
+    def __init__(self, ledger: Ledger, call: Call):
+        self.witness, self.call = ledger.witness, call
+
+    def __enter__(self) -> None:
+        if self.witness is not None:
+            self.witness.enter(self.call)
+
+    def __exit__(self, *_: object) -> None:
+        if self.witness is not None:
+            self.witness.leave(self.call)
+
+
+# What a verb refuses
+
+
+def checked(group: Group, x: Tensor) -> Tensor:
+    """x without its graph. ValueError if x is no tensor, is sparse, or lies on another kind of device."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"verbs of a group take a tensor, got {type(x).__name__}: wrap it, torch.tensor({x!r})")
+    if x.layout is not torch.strided:
+        raise ValueError(f"cannot send a sparse tensor ({x.layout}, shape {tuple(x.shape)}): send x.to_dense()")
+    if x.numel() and x.device.type != torch.device(group.device).type:
+        raise ValueError(f"this group talks on {group.device}, the tensor is on {x.device}: use x.to({group.device!r})")
+    return x.detach()
+
+
+def check_op(group: Group, x: Tensor, op: str) -> None:
+    """ValueError if x cannot be reduced by `op`."""
+    checked(group, x)
+    if op not in OPS:
+        raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+    if op == "mean" and not (x.is_floating_point() or x.is_complex()):
+        raise ValueError(
+            f"the mean of {str(x.dtype)[6:]} tensors is not a whole number: "
+            'use x.float(), or op="sum" and divide yourself'
+        )
+
+
+def check_peer(group: Group, peer: int, what: str, itself: bool = False) -> None:
+    """ValueError if `peer` is no other member of the group (`itself`: or this one)."""
+    if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < group.size:
+        raise ValueError(f"cannot {what} {peer!r}: ranks of the {group.axis} group are 0 to {group.size - 1}")
+    if peer == group.rank and not itself:
+        raise ValueError(f"rank {peer} cannot {what} itself")
+
+
+def check_message(group: Group, x: Tensor, to: int) -> Tensor:
+    """x as it goes to member `to`: contiguous. ValueError for what cannot be announced in a header."""
+    check_peer(group, to, "send to")
+    x = checked(group, x).contiguous()
+    code_of(x.dtype)
+    if x.dim() > MOST_DIMS:
+        raise ValueError(f"cannot send {x.dim()} dims, at most {MOST_DIMS}: send x.flatten() and reshape it there")
+    return x
+
+
+def check_tag(tag: int) -> int:
+    """ValueError if `tag` is no whole number from 0 to 2^20 - 1."""
+    if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag < TAGS:
+        raise ValueError(f"a tag is a whole number from 0 to {TAGS - 1:,}, got {tag!r}")
+    return tag
+
+
+def check_in_place(x: Tensor, what: str, shape: tuple[int, ...] | None = None, like: Tensor | None = None) -> None:
+    """ValueError if x is no buffer that a verb may write to: contiguous, and of the given shape and dtype."""
+    if not x.is_contiguous():
+        raise ValueError(f"{what} needs a contiguous tensor, got strides {x.stride()}: use x.contiguous()")
+    if like is not None and (tuple(x.shape) != shape or x.dtype != like.dtype):
+        raise ValueError(
+            f"{what} must have shape {shape} {str(like.dtype)[6:]}, got {tuple(x.shape)} {str(x.dtype)[6:]}"
+        )
 
 
 def _n_bytes(x: Tensor) -> int:

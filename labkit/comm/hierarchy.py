@@ -30,8 +30,7 @@ from typing import Any
 from torch import Tensor
 
 from labkit.comm import ring
-from labkit.comm.checks import check_op
-from labkit.comm.group import Group
+from labkit.comm.group import Group, check_op
 from labkit.comm.message import Handle, Lane, wire_is_device
 
 

@@ -15,6 +15,7 @@ With gloo a CUDA tensor is staged through host memory: right numbers on any mach
 from __future__ import annotations
 
 import contextlib
+import threading
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -25,7 +26,6 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
-from labkit.comm.underway import Message, UnderWay
 
 _REDUCE = (
     ("sum", dist.ReduceOp.SUM),
@@ -102,6 +102,68 @@ def companion(process_group: Any, backend: str, use: str) -> Any:
     return dist.new_group(ranks, backend=backend, use_local_synchronization=True, group_desc=use)
 
 
+class UnderWay:
+    """torch's handle, the tensors it works on, and what remains to be done when it is through."""
+
+    def __init__(
+        self,
+        work: Any,
+        x: Tensor | None = None,
+        back_to: Tensor | None = None,
+        divide: int = 1,
+        source: Tensor | None = None,
+    ):
+        self.work, self.x, self.back_to, self.divide, self.source = work, x, back_to, divide, source
+
+    def wait(self) -> Tensor | None:
+        """Block until torch is through, then finish the rest."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = self.source = None
+            if self.divide > 1 and self.x is not None:
+                self.x.div_(self.divide)
+            if self.back_to is not None and self.x is not None:
+                self.back_to.copy_(self.x)
+        return self.x if self.back_to is None else self.back_to
+
+    def done(self) -> bool:
+        """True if `wait` would return at once."""
+        return self.work is None or bool(self.work.is_completed())
+
+
+class Message(UnderWay):
+    """A message under gloo, whose handle never says that it is done unless somebody waits: so `done` starts a thread
+    that waits."""
+
+    asking: threading.Thread | None = None
+    error: BaseException | None = None
+
+    def wait(self) -> Tensor | None:
+        """Block until the message is through."""
+        if self.asking is not None:
+            self.asking.join()
+            self.asking = None
+        if self.error is not None:
+            raise self.error
+        return super().wait()
+
+    def done(self) -> bool:
+        """True if the message is through."""
+        if self.work is None or self.work.is_completed():
+            return True
+        if self.asking is None:
+            self.asking = threading.Thread(target=self._ask, daemon=True)
+            self.asking.start()
+        self.asking.join(1e-3)  # so that what has arrived already is seen by the first question
+        return not self.asking.is_alive()
+
+    def _ask(self) -> None:
+        try:
+            super().wait()
+        except BaseException as error:
+            self.error = error
+
+
 class Native:
     """Wire and collectives over one process group. Peers are indexes in the group."""
 
@@ -111,8 +173,9 @@ class Native:
         self.on_device = self.backend == "nccl"
         self.rank, self.headers, self.up, self.down = dist.get_rank(process_group), *[process_group] * 3
         if self.on_device:
-            # between two GPUs NCCL queues sends and receives on one stream: two ranks that both send first would wait
-            # for each other, so what goes to a higher member and what goes to a lower one have a group each
+            # NCCL queues all sends and receives between two GPUs on one stream, so two ranks that both send first would
+            # wait for each other. So what goes to a higher member and what goes to a lower one have a group each.
+            # NCCL also ignores tags: headers, which must find their receive by tag, go over gloo.
             self.headers = companion(process_group, "gloo", "headers")
             self.up, self.down = companion(process_group, "nccl", "up"), companion(process_group, "nccl", "down")
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")

@@ -26,9 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.comm.checks import check_op
-from labkit.comm.group import Group
-from labkit.comm.work import Work
+from labkit.comm.group import Group, Work, check_op
 
 SEGMENT_BYTES = 4 << 20
 """A broadcast is passed on in pieces of this size, so that the last rank does not wait for the first to finish."""

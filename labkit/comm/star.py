@@ -19,8 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from labkit.comm.checks import check_op
-from labkit.comm.group import Group
+from labkit.comm.group import Group, check_op
 from labkit.comm.ring import combine
 
 

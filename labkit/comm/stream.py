@@ -17,8 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from labkit.comm.checks import TAGS
-from labkit.comm.group import Group
+from labkit.comm.group import TAGS, Group
 
 IDLE_S = 0.5
 WAKE_S = 0.05

@@ -25,8 +25,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from labkit.comm.checks import check_op
-from labkit.comm.group import Group
+from labkit.comm.group import Group, check_op
 from labkit.comm.ring import combine
 
 

@@ -36,8 +36,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labkit.comm.group import Group
-from labkit.comm.work import Work
+from labkit.comm.group import Group, Work
 from labkit.parallel.bucket import as_on_rank_0
 from labkit.parallel.flat import Flat
 from labkit.parallel.sync import MakeOptimizer, check_module

@@ -25,9 +25,8 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from labkit.comm.group import Group
+from labkit.comm.group import Group, Work
 from labkit.comm.message import wire_is_device
-from labkit.comm.work import Work
 from labkit.plan.program import KINDS
 from labkit.plan.schedule import Action, Schedule, needs, simulate
 

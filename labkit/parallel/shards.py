@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from labkit.comm.group import Group
-from labkit.comm.work import Work
+from labkit.comm.group import Group, Work
 from labkit.parallel.bucket import Named
 from labkit.parallel.flat import Flat
 

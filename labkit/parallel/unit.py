@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.comm.work import Work
+from labkit.comm.group import Work
 from labkit.parallel.bucket import Named
 from labkit.parallel.shards import Shard
 

@@ -24,8 +24,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from labkit.comm.group import Group
-from labkit.comm.work import Work
+from labkit.comm.group import Group, Work
 from labkit.parallel.bucket import in_buckets
 from labkit.parallel.sharded import Sharded
 from labkit.parallel.shards import Shard

@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from labkit.comm.group import Group
+from labkit.comm.group import Group, Work
 from labkit.comm.ledger import Ledger
-from labkit.comm.work import Work
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS
 from labkit.course.judge.static_check import BUILTINS, MODULES
 

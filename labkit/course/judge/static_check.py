@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.comm.group import Group
+from labkit.comm.group import Group, Work
 from labkit.comm.ledger import Ledger
-from labkit.comm.work import Work
 
 
 def _words(text: str) -> frozenset[str]:

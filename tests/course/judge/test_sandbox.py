@@ -10,9 +10,8 @@ import re
 
 import pytest
 
-from labkit.comm.group import Group
+from labkit.comm.group import Group, Work
 from labkit.comm.ledger import Ledger
-from labkit.comm.work import Work
 from labkit.course.judge import judge, prefork, sandbox, sandboxed_rank, static_check
 from labkit.probe.memory import MemoryProbe
 from tests.cases import cases
