@@ -74,7 +74,7 @@ def waiting(cluster: Cluster, *ranks: int) -> Callable[[], bool]:
 
 
 def _page(cluster: Cluster, rank: int) -> Any:
-    return cluster._crew.box.read(rank)
+    return cluster._processes.box.read(rank)
 
 
 def replaced(before: Sequence[int], cluster: Cluster) -> list[int]:

@@ -1,4 +1,4 @@
-"""One call on its way: collect the answers, show the output, notice when it can never end, and free whoever is stuck.
+"""One call: collect the answers, show the output, notice when it can never end, free whoever is stuck, name the cause.
 
     answers of all ranks                         -> replies
     one rank fails, others are still under way   -> a moment's grace, then free the others; root cause first
@@ -9,25 +9,30 @@
 
 To free a rank: SIGINT for Python code, cut connections for collectives; after 2 s its stack is dumped and a fresh
 process replaces it. Afterwards all ranks meet in a new generation, with their models and names.
+
+A finished call is either no error or one error that begins with the root cause:
+
+    a mistake in the learner's code    before    a rank that died    before    connections that broke because of either
 """
 
 from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from labkit.launch import output, watch
+from labkit.launch.advice import advice
 from labkit.launch.blackbox import Position
-from labkit.launch.crew import Crew
-from labkit.launch.lines import Event
 from labkit.launch.progress import CallBar
-from labkit.launch.reply import Answer
+from labkit.launch.rank_processes import Event, RankProcesses
+from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
 
 GRACE_S = 0.25
-"""After the first failure the others may be failing for reasons of their own: hear them before freeing them."""
+"""After the first failure others may be failing for reasons of their own: so long their answers are awaited."""
 LOOK_S = 0.5
 SURE_S = 1.0
 """A rank that waits for one that is gone is given up after this long; ranks that wait in a circle after twice that."""
@@ -38,8 +43,8 @@ RELEASE_S = 2.0
 class Call:
     """One function under way on `ranks`."""
 
-    def __init__(self, crew: Crew, ranks: Sequence[int], call_id: int, timeout_s: float | None):
-        self.crew, self.ranks, self.call_id, self.timeout_s = crew, tuple(ranks), call_id, timeout_s
+    def __init__(self, processes: RankProcesses, ranks: Sequence[int], call_id: int, timeout_s: float | None):
+        self.processes, self.ranks, self.call_id, self.timeout_s = processes, tuple(ranks), call_id, timeout_s
         self.answers: dict[int, tuple[Answer, list[Any]]] = {}
         self.deaths: dict[int, Ended] = {}
         self.positions: dict[int, Position | None] = {}
@@ -64,7 +69,7 @@ class Call:
         """Run the loop until every rank has answered or nothing more can come."""
         look_at = self.started + LOOK_S
         while self.pending:
-            self._take(self.crew.poll(0.05))
+            self._take(self.processes.poll(0.05))
             now = time.monotonic()
             if now - self.started > 0.02:
                 self.show()
@@ -95,29 +100,31 @@ class Call:
 
     def show(self, end: bool = False) -> None:
         """Print what the ranks have printed since the last time, and draw the progress bar."""
-        output.show([(rank, line) for rank in self.ranks for line in self.crew.tails[rank].lines(end)])
-        self.bar.update(self.crew.box, self.ranks, len(self.answers), time.monotonic() - self.started, end)
+        output.show([(rank, line) for rank in self.ranks for line in self.processes.tails[rank].lines(end)])
+        self.bar.update(self.processes.box, self.ranks, len(self.answers), time.monotonic() - self.started, end)
 
     # -- is it still going anywhere? ---------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
         seen = self.seen()
-        self.crew.ask(self.pending, "where")  # the answers serve the next look
-        box, tails = self.crew.box, self.crew.tails
+        self.processes.ask(self.pending, "where")  # the answers serve the next look
+        box, tails = self.processes.box, self.processes.tails
         life = (
             [(box.read(r).done, box.read(r).progress, tails[r].at, tails[r].hidden_bytes) for r in self.ranks],
             len(self.answers),
         )
         if life != self.life:
             self.life, self.life_at = life, now
-        found = watch.diagnose(seen)
-        stuck = found and [
-            (w.rank, w.call, w.line, w.waits_for, box.read(w.rank).done) for w in found.ranks if w.rank in found.stuck
+        autopsy = watch.diagnose(seen)
+        stuck = autopsy and [
+            (w.rank, w.call, w.line, w.waits_for, box.read(w.rank).done)
+            for w in autopsy.ranks
+            if w.rank in autopsy.stuck
         ]
         if stuck != self.stuck:
             self.stuck, self.stuck_since = stuck, now
-        if found is not None and now - self.stuck_since >= SURE_S * (1 if self._gone(found) else 2):
-            self.autopsy, self.reason = found, found.headline
+        if autopsy is not None and now - self.stuck_since >= SURE_S * (1 if self._gone(autopsy) else 2):
+            self.autopsy, self.reason = autopsy, autopsy.headline
         elif self.timeout_s is not None and now - self.life_at > self.timeout_s:
             headline = f"Time-out: for {self.timeout_s:g} s no rank finished a verb, printed or returned."
             self.autopsy, self.reason = watch.Autopsy(headline, tuple(seen), tuple(self.pending)), headline
@@ -125,17 +132,17 @@ class Call:
         elif not self.told_straggler:
             self._straggler(seen)
 
-    def _gone(self, found: watch.Autopsy) -> bool:
-        return any(
-            found.ranks[b].state in ("finished", "raised", "dead", "idle") for a, b in found.waits if a in found.stuck
-        )
+    def _gone(self, autopsy: watch.Autopsy) -> bool:
+        """True if a rank that is stuck waits for one that will never come."""
+        awaited = {b for a, b in autopsy.waits if a in autopsy.stuck}
+        return any(autopsy.ranks[rank].state in ("finished", "raised", "dead", "idle") for rank in awaited)
 
     def _straggler(self, seen: Sequence[watch.Whereabouts]) -> None:
-        long = [each for each in seen if each.state == "waiting" and each.seconds > STRAGGLER_S and each.waits_for]
+        long = [rank for rank in seen if rank.state == "waiting" and rank.seconds > STRAGGLER_S and rank.waits_for]
         if long:
             self.told_straggler = True
             late = [str(seen[rank]) for rank in long[0].waits_for if seen[rank].state == "running"]
-            who = watch.name_ranks([each.rank for each in long])
+            who = watch.name_ranks([waiting.rank for waiting in long])
             print(
                 f"{who} waiting in {long[0].call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.",
                 flush=True,
@@ -144,8 +151,8 @@ class Call:
     def seen(self) -> list[watch.Whereabouts]:
         """The whereabouts of every rank of the cluster at this moment."""
         now = time.monotonic()
-        found = []
-        for rank in range(self.crew.n_ranks):
+        whereabouts = []
+        for rank in range(self.processes.n_ranks):
             state, detail = "running", ""
             if rank in self.deaths:
                 state, detail = "dead", str(self.deaths[rank])
@@ -155,18 +162,18 @@ class Call:
                 detail = "" if failure is None else str(failure)
             elif rank not in self.ranks:
                 state = "idle"
-            found.append(watch.observe(self.crew.box, rank, state, self.positions.get(rank), now, detail))
-        return watch.join_torch(found)
+            whereabouts.append(watch.observe(self.processes.box, rank, state, self.positions.get(rank), now, detail))
+        return watch.join_torch(whereabouts)
 
     def snapshot(self) -> None:
         """Ask once more where everybody is, before anything is disturbed."""
         if self.autopsy is None:
             self.positions.clear()
             asked = self.pending
-            self.crew.ask(asked, "where")
+            self.processes.ask(asked, "where")
             deadline = time.monotonic() + 0.1
             while any(rank not in self.positions for rank in asked) and time.monotonic() < deadline:
-                self._take(self.crew.poll(0.02))
+                self._take(self.processes.poll(0.02))
             self.autopsy = watch.Autopsy("", tuple(self.seen()), ())
 
     # -- freeing the ranks -------------------------------------------------------------------------------------------
@@ -176,17 +183,93 @@ class Call:
         self.freed = True
         deadline = time.monotonic() + RELEASE_S
         while self.pending and time.monotonic() < deadline:
-            self.crew.signal(self.pending, signal.SIGINT)
-            self.crew.ask(self.pending, "cut", self.crew.endpoints())
+            self.processes.signal(self.pending, signal.SIGINT)
+            self.processes.ask(self.pending, "cut", self.processes.endpoints())
             again = min(deadline, time.monotonic() + 0.4)
             while self.pending and time.monotonic() < again:
-                self._take(self.crew.poll(0.05))
+                self._take(self.processes.poll(0.05))
         if self.pending:
-            self.crew.signal(self.pending, signal.SIGUSR2)  # the rank writes its stack, even from inside C
+            self.processes.signal(self.pending, signal.SIGUSR2)  # the rank writes its stack, even from inside C
             time.sleep(0.05)
             for rank in self.pending:
                 self.deaths[rank] = Ended(
-                    rank, self.crew.pids.get(rank, 0), None, "SIGKILL by labkit, since nothing else freed it", None
+                    rank, self.processes.pids.get(rank, 0), None, "SIGKILL by labkit, since nothing else freed it", None
                 )
-            self.crew.kill(list(self.deaths))
-        self.replaced = self.crew.heal() or self.replaced
+            self.processes.kill(list(self.deaths))
+        self.replaced = self.processes.heal() or self.replaced
+
+
+# What a finished call comes to
+
+
+def stopped(call: Call) -> str:
+    """What is printed after the stop button: where each rank was, and what is left of it."""
+    stood = call.autopsy.ranks if call.autopsy else ()
+    lines = [
+        "Stopped.",
+        *(f"  {line}" for line in watch.lines(stance for stance in stood if stance.rank in call.ranks)),
+    ]
+    if call.replaced:
+        left = (
+            "; the others kept their names" if len(call.replaced) < call.processes.n_ranks else ": their names are gone"
+        )
+        return "\n".join([*lines, f"{watch.name_ranks(call.replaced)} had to be replaced{left}."])
+    return "\n".join([*lines, "All ranks are still there, with their names."])
+
+
+def undelivered(call: Call) -> dict[tuple[int, int], int]:
+    """How many messages each rank sent to each other that were not received, by (source, to)."""
+    lost: Counter[tuple[int, int]] = Counter()
+    for rank, (answer, _) in call.answers.items():
+        lost.update((rank, transfer.to) for transfer in answer.ledger if transfer.to is not None)
+        lost.subtract({(source, rank): count for source, count in answer.ledger.received.items()})
+    return {pair: count for pair, count in lost.items() if count > 0}
+
+
+def error_of(call: Call) -> WorkerError | None:
+    """None if every rank answered well; else the error, root cause first."""
+    failures = {rank: answer.failure for rank, (answer, _) in call.answers.items() if answer.failure is not None}
+    if not failures and not call.deaths and call.reason is None:
+        return None
+    autopsy = call.autopsy or watch.Autopsy("", tuple(call.seen()), ())
+    rank, reason = _root(call, failures, autopsy)
+    if not autopsy.headline:
+        autopsy = watch.Autopsy(reason, autopsy.ranks, autopsy.stuck)
+    notes = []
+    if call.replaced:
+        who = watch.name_ranks(call.replaced)
+        notes.append(f"A fresh process took the place of {who} (its names are gone); the other ranks kept theirs.")
+    if rank in failures:
+        notes += advice(failures[rank].message)
+    cause = {rank: failures[rank]} if rank in failures and _is_cause(rank, failures[rank], autopsy) else {}
+    return WorkerError(rank, reason, {**{r: f for r, f in failures.items() if r != rank}, **cause}, autopsy, notes)
+
+
+def _is_cause(rank: int, failure: Failure, autopsy: watch.Autopsy) -> bool:
+    return not failure.collateral and autopsy.ranks[rank].state == "raised"
+
+
+def _root(call: Call, failures: dict[int, Failure], autopsy: watch.Autopsy) -> tuple[int, str]:
+    if call.reason is not None:
+        gone = [b for a, b in autopsy.waits if a in autopsy.stuck and b not in autopsy.stuck]
+        return (gone or list(autopsy.stuck) or call.ranks)[0], call.reason
+    own = [r for r in failures if _is_cause(r, failures[r], autopsy)]
+    if own:
+        first = failures[own[0]]
+        same = [r for r in own if (failures[r].kind, failures[r].message) == (first.kind, first.message)]
+        return own[0], f"{watch.name_ranks(same)} raised {first.kind}: {first.message}"
+    if call.deaths:
+        rank, ended = next(iter(call.deaths.items()))
+        return rank, f"rank {rank} {ended}{_suspicion(ended, autopsy)}"
+    rank = next(iter(failures))
+    return rank, f"rank {rank} raised {failures[rank].kind}: {failures[rank].message}"
+
+
+def _suspicion(ended: Ended, autopsy: watch.Autopsy) -> str:
+    if ended.signal != "SIGABRT":
+        return ""
+    last = "; ".join(f"rank {stance.rank} in {stance.call} {stance.shape}" for stance in autopsy.ranks if stance.call)
+    return (
+        ". On gloo this is nearly always a collective of torch itself whose tensors differ in shape or dtype"
+        f"{f' ({last})' if last else ''}: verbs of the group, or Cluster(strict=True), name both shapes"
+    )

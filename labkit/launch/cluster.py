@@ -9,12 +9,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from labkit.launch import ship, verdict
+from labkit.launch import serialize
 from labkit.launch.advice import NO_WORLD
 from labkit.launch.around import MakesAround
-from labkit.launch.call import Call
+from labkit.launch.call import Call, error_of, stopped, undelivered
 from labkit.launch.choice import choose
-from labkit.launch.crew import Crew
+from labkit.launch.rank_processes import RankProcesses
 from labkit.launch.reply import Reply, Stopped
 from labkit.launch.state import State
 from labkit.launch.status import Status, status_of
@@ -60,10 +60,10 @@ class Cluster:
         self._lock = threading.RLock()
         self._calls, self._doubt = 0, False
         self.born = time.monotonic()
-        self._crew = Crew(n_ranks, self.choice, strict, fresh, links, around)
-        self._close = weakref.finalize(self, self._crew.close)
+        self._processes = RankProcesses(n_ranks, self.choice, strict, fresh, links, around)
+        self._close = weakref.finalize(self, self._processes.close)
         try:
-            self._crew.heal(everybody=True)
+            self._processes.heal(everybody=True)
         except BaseException:
             self.close()
             raise
@@ -94,16 +94,16 @@ class Cluster:
         _check_call(fn, args, kwargs)
         with self._lock:
             self._ensure_open()
-            parcel = ship.pack(fn, args, kwargs)
+            parcel = serialize.pack(fn, args, kwargs)
             self._mend()
             self._calls += 1
-            call = Call(self._crew, ranks, self._calls, self.timeout_s)
+            call = Call(self._processes, ranks, self._calls, self.timeout_s)
             try:
                 for rank in ranks:
-                    self._crew.tails[rank].start_call()
-                sources = ship.new_sources(self._crew.shipped)
+                    self._processes.tails[rank].start_call()
+                sources = serialize.new_sources(self._processes.sent_sources)
                 for rank in ranks:
-                    self._crew.tell(rank, "call", self._calls, sources, frames=parcel.frames)
+                    self._processes.tell(rank, "call", self._calls, sources, frames=parcel.frames)
                 call.collect()
             except KeyboardInterrupt:
                 raise Stopped(self._rescue(call)) from None
@@ -116,11 +116,13 @@ class Cluster:
 
     def _mend(self) -> None:
         """Before a call: replace ranks that died while idle, and set right what an impatient interrupt left."""
-        self._crew.waiting = self._crew.poll(0) and []
-        dead = [rank for rank in range(self.n_ranks) if not self._crew.alive(rank)]
+        self._processes.waiting = self._processes.poll(0) and []
+        dead = [rank for rank in range(self.n_ranks) if not self._processes.alive(rank)]
         if dead or self._doubt:
-            why = "; ".join(f"rank {rank} {self._crew.ended[rank]}" for rank in dead if rank in self._crew.ended)
-            self._crew.heal(everybody=self._doubt)
+            why = "; ".join(
+                f"rank {rank} {self._processes.ended[rank]}" for rank in dead if rank in self._processes.ended
+            )
+            self._processes.heal(everybody=self._doubt)
             self._doubt = False
             if dead:
                 print(f"While idle, {why}. A fresh process took its place (its names are gone).", flush=True)
@@ -134,19 +136,19 @@ class Cluster:
                 call.snapshot()
                 call.release()
                 call.show(end=True)
-                return verdict.stopped(call)
+                return stopped(call)
             except KeyboardInterrupt:
                 self._doubt = not patience
         return "Stopped twice. The next call will first set the ranks right."
 
     def _replies(self, call: Call) -> list[Reply]:
-        error = verdict.error_of(call)
+        error = error_of(call)
         if error is not None:
             if not call.freed:
                 call.release()
-                error = verdict.error_of(call) or error
+                error = error_of(call) or error
             if NO_WORLD in error.reason:
-                self._crew.heal()
+                self._processes.heal()
             cause = error.errors[error.rank].exception() if error.rank in error.errors else None
             raise error from cause
         self._sweep(call)
@@ -154,30 +156,30 @@ class Cluster:
         for rank in call.ranks:
             answer, frames = call.answers[rank]
             try:
-                value = ship.open_parcel(frames)
+                value = serialize.open_parcel(frames)
             except Exception as error:
                 raise ValueError(
                     f"what rank {rank} returned cannot be rebuilt here ({type(error).__name__}: {error}): "
                     "return plain numbers, tensors or containers of them"
                 ) from error
-            replies.append(Reply(rank, value, self._crew.tails[rank].text, answer.ledger, answer.seconds))
+            replies.append(Reply(rank, value, self._processes.tails[rank].text, answer.ledger, answer.seconds))
         return replies
 
     def _sweep(self, call: Call) -> None:
         """Messages that nobody received must not be found by the next call: a new generation throws them away."""
-        lost = verdict.undelivered(call)
+        lost = undelivered(call)
         if lost:
             who = ", ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in lost.items())
             print(f"Messages were sent and never received: {who}. They are thrown away.", flush=True)
-            self._crew.heal()
+            self._processes.heal()
 
     def restart(self, *ranks: int) -> None:
         """Fresh processes for `ranks` (for all when none is named); what the others remember stays."""
         some = self.on(*ranks).ranks if ranks else tuple(range(self.n_ranks))
         with self._lock:
             self._ensure_open()
-            self._crew.kill(some)
-            self._crew.heal()
+            self._processes.kill(some)
+            self._processes.heal()
 
     def interrupt(self) -> None:
         """Stop the running call, as the stop button does: KeyboardInterrupt where `run` was called; ranks are kept."""
@@ -185,7 +187,7 @@ class Cluster:
         if self._lock.acquire(blocking=False):  # nothing is running in another thread
             self._lock.release()
             return
-        self._crew.interrupt()
+        self._processes.interrupt()
 
     def status(self) -> Status:
         """A row for each rank: process id, alive or how it ended, what it is doing, private memory; live bytes and cap.
@@ -195,15 +197,15 @@ class Cluster:
         self._ensure_open()
         if self._lock.acquire(blocking=False):
             try:
-                self._crew.waiting = self._crew.poll(0)
+                self._processes.waiting = self._processes.poll(0)
             finally:
                 self._lock.release()
-        return status_of(self._crew, self.choice.sentence)
+        return status_of(self._processes, self.choice.sentence)
 
     @property
     def pids(self) -> list[int]:
         """Process ids, by rank (0 for a rank that has died)."""
-        return [self._crew.pids.get(rank, 0) for rank in range(self.n_ranks)]
+        return [self._processes.pids.get(rank, 0) for rank in range(self.n_ranks)]
 
     @property
     def state(self) -> State:

@@ -55,8 +55,8 @@ def position(main_thread: int) -> Position | None:
         if frame.f_code.co_filename.endswith("distributed_c10d.py"):
             call = frame.f_code.co_name
             if call in _POINT_TO_POINT:
-                found = frame.f_locals.get("dst", frame.f_locals.get("src"))
-                peer = found if isinstance(found, int) else None
+                member = frame.f_locals.get("dst", frame.f_locals.get("src"))
+                peer = member if isinstance(member, int) else None
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
@@ -77,14 +77,19 @@ def cut(endpoints: frozenset[tuple[str, int]]) -> int:
     """Shut down this process's TCP connections to other ranks, whose sockets have `endpoints`. Returns how many.
 
     A connection of the learner's, to somewhere else or within this process, is left alone."""
-    mine = frozenset(one for fd in sockets() for one in _ends(fd)[:1])
-    native.abort()
+    # gloo owns these sockets and tells nobody their file descriptors. So all sockets of the process are looked at, and
+    # a connection is gloo's if its far end is a socket of another rank: `endpoints` are those of all ranks, seen from
+    # outside, and `mine` are taken out, since a connection with both ends in this process is the learner's.
+    mine = frozenset(address for fd in sockets() for address in _ends(fd)[:1])
+    native.abort()  # NCCL's collectives wait on no socket; its own abort works from another thread
     count = 0
     for fd in sockets():
         ends = _ends(fd)
         if len(ends) == 2 and ends[1] in endpoints - mine:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
-                one.shutdown(socket.SHUT_RDWR)
+            # shutdown() ends the connection for every copy of the descriptor; closing our copy would end nothing.
+            # gloo then sees the connection closed, and the collective that waits for it raises.
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
 
@@ -92,25 +97,25 @@ def cut(endpoints: frozenset[tuple[str, int]]) -> int:
 def sockets() -> list[int]:
     """File descriptors of this process that are internet sockets."""
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-    found = []
+    descriptors = []
     for name in os.listdir(folder):
         try:
             fd = int(name)
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                with socket.socket(fileno=os.dup(fd)) as one:
-                    if one.family in (socket.AF_INET, socket.AF_INET6):
-                        found.append(fd)
+                with socket.socket(fileno=os.dup(fd)) as candidate:
+                    if candidate.family in (socket.AF_INET, socket.AF_INET6):
+                        descriptors.append(fd)
         except OSError:  # gone in the meantime
             continue
-    return found
+    return descriptors
 
 
 def _ends(fd: int) -> tuple[tuple[str, int], ...]:
     """Own and peer address of a connected TCP socket; () for any other."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as one:
-            if one.type != socket.SOCK_STREAM:
+        with socket.socket(fileno=os.dup(fd)) as connection:
+            if connection.type != socket.SOCK_STREAM:
                 return ()
-            return one.getsockname()[:2], one.getpeername()[:2]
+            return connection.getsockname()[:2], connection.getpeername()[:2]
     except OSError:  # listening, or closed in the meantime
         return ()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labkit.launch.watch import Autopsy
 
 _LABKIT = Path(__file__).resolve().parents[1]
-_OURS = (str(_LABKIT / "launch"), *(str(_LABKIT / "comm" / name) for name in ("group.py", "message.py", "work.py")))
+_OURS = (str(_LABKIT / "launch"), *(str(_LABKIT / "comm" / name) for name in ("group.py", "message.py")))
 _CONNECTION = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket|gloo/transport|timed? ?out|nccl", re.IGNORECASE
 )
@@ -45,10 +45,10 @@ class Failure(NamedTuple):
     def exception(self) -> BaseException | None:
         """The exception itself, if it survives the journey."""
         try:
-            found = pickle.loads(self.pickled) if self.pickled else None
+            error = pickle.loads(self.pickled) if self.pickled else None
         except Exception:  # its class cannot be rebuilt from what pickle kept (required constructor arguments)
             return None
-        return found if isinstance(found, BaseException) else None
+        return error if isinstance(error, BaseException) else None
 
 
 class Answer(NamedTuple):

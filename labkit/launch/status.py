@@ -8,7 +8,7 @@ from html import escape
 
 import psutil
 
-from labkit.launch.crew import Crew
+from labkit.launch.rank_processes import RankProcesses
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Status:
 
     @property
     def alive(self) -> bool:
-        """Whether every rank is."""
-        return all(each.alive for each in self.ranks)
+        """True if every rank is alive."""
+        return all(rank.alive for rank in self.ranks)
 
     def _table(self) -> list[tuple[str, ...]]:
         """The head, then a row for each rank; what is held only if there is a cap that it can be compared with."""
@@ -73,19 +73,19 @@ class Status:
         return f"<p>{escape(self.sentence)}; generation {self.generation}</p><table><tr>{head}</tr>{body}</table>"
 
 
-def status_of(crew: Crew, sentence: str) -> Status:
+def status_of(processes: RankProcesses, sentence: str) -> Status:
     """Read every rank's black box and memory; asks no rank anything."""
     rows = []
-    for rank in range(crew.n_ranks):
-        pid = crew.pids.get(rank, 0)
-        ended = crew.ended.get(rank)
-        entry = crew.box.read(rank).entry
+    for rank in range(processes.n_ranks):
+        pid = processes.pids.get(rank, 0)
+        ended = processes.ended.get(rank)
+        entry = processes.box.read(rank).entry
         doing = str(ended) if ended and not pid else f"waiting in {entry}" if entry else "ready"
         signal = ended.signal if ended and not pid else None
-        held_bytes, cap_bytes = crew.box.held(rank)
+        held_bytes, cap_bytes = processes.box.held(rank)
         memory = (held_bytes, cap_bytes) if cap_bytes else ()
-        rows.append(RankStatus(rank, pid, bool(pid), doing, crew.devices[rank], _private(pid), signal, *memory))
-    return Status(sentence, crew.generation, tuple(rows))
+        rows.append(RankStatus(rank, pid, bool(pid), doing, processes.devices[rank], _private(pid), signal, *memory))
+    return Status(sentence, processes.generation, tuple(rows))
 
 
 def _private(pid: int) -> int:

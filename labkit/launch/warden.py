@@ -96,7 +96,7 @@ class Warden:
             if spec["fresh"]:
                 pid = _execute(spec)
             else:
-                gc.freeze()
+                gc.freeze()  # as in the zygote: the collector must not write into pages that the ranks share
                 pid = os.fork()
                 if pid == 0:
                     self._become(spec)

@@ -24,10 +24,10 @@ from labkit.comm import native, shaped
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.comm.traffic import Traffic
-from labkit.launch import free, ship
+from labkit.launch import free, serialize
 from labkit.launch.blackbox import BlackBox, Page
+from labkit.launch.rank_setup import Screen, set_up_rank
 from labkit.launch.reply import Answer, Failure, failure_of
-from labkit.launch.settle import Screen, settle
 
 IDLE_MS = 1000
 """A rank that has waited so long gives back what malloc keeps of freed memory: many learners share a machine."""
@@ -37,7 +37,7 @@ SPARED = 3
 
 def main(spec: dict[str, Any]) -> None:
     """Become rank `spec["rank"]` and serve until the kernel says goodbye; never returns."""
-    settle(spec)
+    set_up_rank(spec)
     rank = Rank(spec)
     control = (rank.context, spec["address"], rank.rank, rank.main_thread)
     threading.Thread(target=free.control, args=control, daemon=True, name="labkit-control").start()
@@ -51,7 +51,7 @@ class Rank:
         self.spec, self.rank = spec, spec["rank"]
         self.main_thread = threading.main_thread().ident or 0
         self.busy, self.spared = False, 0
-        self.sent: ship.Parcel | None = None
+        self.sent: serialize.Parcel | None = None
         self.traffic: Traffic | None = None
         self.page = Page(BlackBox(spec["blackbox"], spec["n_ranks"]), self.rank)
         self.around = None if spec["around"] is None else pickle.loads(spec["around"])(spec["device"])
@@ -141,7 +141,7 @@ class Rank:
 
     def call(self, call_id: int, sources: dict[str, list[str]], frames: list[Any]) -> None:
         """Run one call and answer it, whatever happens in it."""
-        ship.add_sources(sources)
+        serialize.add_sources(sources)
         signal.signal(signal.SIGINT, self._interrupted)  # the last call may have changed it
         self.ledger.clear()
         self.page.begin(call_id)
@@ -163,7 +163,7 @@ class Rank:
         try:
             self.spared, self.busy = 0, True
             try:
-                fn, args, kwargs = ship.open_parcel(frames)
+                fn, args, kwargs = serialize.open_parcel(frames)
             except Exception as error:
                 error.add_note("This happened when the function and the arguments of the call arrived in the rank.")
                 raise
@@ -177,10 +177,10 @@ class Rank:
         frames: list[Any] = []
         if failure is None:
             try:
-                self.sent = ship.Parcel(value)
+                self.sent = serialize.Parcel(value)
                 frames = self.sent.frames
             except Exception as error:
-                where = ship.why_unpicklable(value, "the value that it returned") or "the value that it returned"
+                where = serialize.why_unpicklable(value, "the value that it returned") or "the value that it returned"
                 failure = Failure("TypeError", f"rank {self.rank} cannot send back {where}: {error}", "", False, None)
         self.send("answer", call_id, Answer(self.rank, seconds, self.ledger, failure), frames=frames)
 

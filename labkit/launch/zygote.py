@@ -90,7 +90,7 @@ class Zygote:
         return ours
 
     def alive(self) -> bool:
-        """Whether its process still runs."""
+        """True while its process runs."""
         return self.process.poll() is None
 
     def close(self) -> None:
@@ -105,11 +105,11 @@ class Zygote:
 
 def zygote() -> Zygote:
     """This kernel's zygote: started at the first call, warm from then on."""
-    found = _zygote_of(os.getpid())
-    if not found.alive():
+    ours = _zygote_of(os.getpid())
+    if not ours.alive():
         _zygote_of.cache_clear()
-        found = _zygote_of(os.getpid())
-    return found
+        ours = _zygote_of(os.getpid())
+    return ours
 
 
 @functools.lru_cache(maxsize=1)
@@ -138,15 +138,19 @@ def main(fd: int, kernel_pid: int) -> None:
         data, fds, _, _ = socket.recv_fds(connection, 16, 4)
         if not data:
             return
+        # The trick of the whole launcher: a fork copies no memory, so the warden has torch imported at once. It is safe
+        # because this process has one thread and holds no lock, no ZeroMQ context and no CUDA context that would be
+        # copied in the middle of something. The collector writes into every object that it looks at, which would copy
+        # the page; freeze() takes the objects of imported code out of its sight, so that their pages stay shared.
         gc.collect()
-        gc.freeze()  # pages of imported code stay shared: the collector will not write into them
+        gc.freeze()
         if os.fork() == 0:
             connection.close()
             from labkit.launch import warden
 
             warden.main(fds[0], kernel_pid)
-        for each in fds:
-            os.close(each)
+        for fd in fds:  # a copy left open here would keep the end of file from the other end
+            os.close(fd)
 
 
 def _warm(name: str) -> None:

@@ -431,7 +431,7 @@ def test_the_stop_button_frees_ranks_that_sleep_and_the_wire_is_clear_afterwards
                 two.run(slow, started)
             assert values(two, lambda g: g.all_reduce(torch.ones(1)).item()) == [2.0, 2.0]
             assert two.pids == pids
-        folder = two._crew.folder
+        folder = two._processes.folder
         assert len(glob.glob(os.path.join(folder, "traffic*"))) == 1  # pages of old generations are gone
     assert not os.path.exists(folder)
 

@@ -34,7 +34,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A fresh cluster that remembers k = 5 on every rank, and must leave nothing behind."""
     with Cluster(request.param, quiet=True) as made:
         made.state["k"] = 5
-        folder, pids = Path(made._crew.folder), list(made.pids)
+        folder, pids = Path(made._processes.folder), list(made.pids)
         yield made
         pids += made.pids
     assert gone(pids), "ranks outlived their cluster"

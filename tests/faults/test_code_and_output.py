@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from labkit import Cluster, WorkerError
-from labkit.launch import crew
+from labkit.launch import rank_processes
 from tests.faults.conftest import all_well, gone
 from tests.waiting import LONG_S, until
 
@@ -141,7 +141,7 @@ def test_f34_a_flood_of_prints_is_bounded_and_marked(warm, capsys):
 
     replies = warm.run(flood)
     assert [reply.value for reply in replies] == ["done"] * 4
-    printed, budget = capsys.readouterr().out, warm._crew.tails[0].budget_bytes
+    printed, budget = capsys.readouterr().out, warm._processes.tails[0].budget_bytes
     assert 4 * budget < len(printed) < 5 * budget, "a megabyte from each; the lines have their rank's name, too"
     assert "more bytes not shown" in replies[0].output
     shown = [line for line in replies[0].output.splitlines() if line.startswith("line ")]
@@ -236,7 +236,7 @@ def test_f40_nothing_listens_beyond_loopback_and_the_folder_is_private(warm):
     ]
     assert listening, "gloo listens somewhere, else this test looks in the wrong place"
     assert {address.ip for address in listening} <= {"127.0.0.1", "::1"}
-    assert stat.S_IMODE(os.stat(warm._crew.folder).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(warm._processes.folder).st_mode) == 0o700
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root for a network namespace")
@@ -284,7 +284,7 @@ def test_sockets_of_the_learner_survive_the_freeing_of_ranks(warm):
 @pytest.mark.parametrize("n", [12, pytest.param(64, marks=pytest.mark.rest)])
 def test_many_ranks_start_and_sum_on_two_cores(n, monkeypatch):
     """Would catch a design whose cost grows with the square of the ranks."""
-    monkeypatch.setattr(crew, "JOIN_S", LONG_S)
+    monkeypatch.setattr(rank_processes, "JOIN_S", LONG_S)
     with Cluster(n, quiet=True) as cluster:
         totals = {reply.value for reply in cluster.run(lambda group: group.all_reduce(torch.ones(1)).item())}
         assert totals == {float(n)}

@@ -341,19 +341,19 @@ def test_f10_recoveries_in_a_row_leave_no_sockets_behind(four, monkeypatch):
         counts.append([reply.value for reply in four.run(fds)])
     assert counts[-1] == counts[2]
     assert four.status().generation == 9
-    assert sum(name.startswith("store") for name in os.listdir(four._crew.folder)) == 1
+    assert sum(name.startswith("store") for name in os.listdir(four._processes.folder)) == 1
     all_well(four)
 
 
 def test_f11_ranks_that_cannot_meet_are_reported_stage_by_stage(monkeypatch):
     """Would catch a start that waits for ever when the network interface does not exist."""
-    from labkit.launch import crew
+    from labkit.launch.rank_processes import RankProcesses
 
-    def wrong_interface(self, ranks, start=crew.Crew.start):
+    def wrong_interface(self, ranks, start=RankProcesses.start):
         self.spec["interface"] = "no-such-interface"
         start(self, ranks)
 
-    monkeypatch.setattr(crew.Crew, "start", wrong_interface)
+    monkeypatch.setattr(RankProcesses, "start", wrong_interface)
     with pytest.raises(RuntimeError, match="did not all meet") as caught:
         Cluster(2, quiet=True)
     assert "rank 0:" in str(caught.value)
@@ -382,8 +382,8 @@ def test_silence_is_counted_from_the_last_sign_of_life(tmp_path):
     """Would catch a time-out on the whole call in place of on silence. The looks are at times that are made up."""
     box = BlackBox(str(tmp_path / "box"), 2, create=True)
     tails = [SimpleNamespace(at=0, hidden_bytes=0) for _ in range(2)]
-    crew = SimpleNamespace(n_ranks=2, box=box, tails=tails, ask=lambda *_: None)
-    page, under_way = Page(box, 1), Call(crew, range(2), 1, timeout_s=1.5)
+    processes = SimpleNamespace(n_ranks=2, box=box, tails=tails, ask=lambda *_: None)
+    page, under_way = Page(box, 1), Call(processes, range(2), 1, timeout_s=1.5)
     page.begin(1)
     now = under_way.started
     for _ in range(20):

@@ -195,7 +195,7 @@ def test_f26_a_kernel_with_threads_can_start_a_cluster():
 
 def test_f27_a_stopped_rank_is_waited_for_and_goes_on(four):
     """Would catch ranks that take a busy kernel, or a suspended laptop, for a dead one."""
-    pids, box = four.pids, four._crew.box
+    pids, box = four.pids, four._processes.box
 
     def long_enough():  # five times what the watch needs to be sure
         return (

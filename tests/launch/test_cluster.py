@@ -258,7 +258,7 @@ def test_the_bar_follows_the_slowest_rank(tmp_path):
 
 def test_progress_is_told_to_the_notebook_while_the_ranks_are_in_their_loops(cluster, tmp_path):
     """Would catch a bar that is never told, or told when all is over."""
-    box, flag = cluster._crew.box, tmp_path / "seen"
+    box, flag = cluster._processes.box, tmp_path / "seen"
 
     def loop(group, flag):
         for step in track(range(20), group):

@@ -17,8 +17,7 @@ import pytest
 
 from labkit import Cluster
 from labkit.launch import limits
-from labkit.launch.crew import Crew
-from labkit.launch.lines import Lines
+from labkit.launch.rank_processes import Channels, RankProcesses
 from labkit.launch.warden import Warden
 from tests.waiting import until
 
@@ -68,17 +67,18 @@ def test_kernel_and_warden_do_not_both_wait_until_the_other_reads(tmp_path):
             _, spec = warden.recv()
             warden.send(("started", spec["rank"], 10_000 + spec["rank"]))
 
-    crew = Crew.__new__(Crew)
-    Lines.__init__(crew, f"ipc://{tmp_path}/wire", Connection(ours.detach()))
-    crew.folder, crew.spec, crew.devices, crew.shipped = str(tmp_path), {"environment": "x" * 9000}, ["cpu"] * 64, set()
-    crew.box = SimpleNamespace(wipe=lambda rank: None)
-    threads = [threading.Thread(target=work, daemon=True) for work in (answer, lambda: crew.start(range(n_ranks)))]
+    processes = RankProcesses.__new__(RankProcesses)
+    Channels.__init__(processes, f"ipc://{tmp_path}/wire", Connection(ours.detach()))
+    processes.folder, processes.spec = str(tmp_path), {"environment": "x" * 9000}
+    processes.devices, processes.sent_sources = ["cpu"] * 64, set()
+    processes.box = SimpleNamespace(wipe=lambda rank: None)
+    threads = [threading.Thread(target=work, daemon=True) for work in (answer, lambda: processes.start(range(n_ranks)))]
     for thread in threads:
         thread.start()
     assert until(lambda: not any(thread.is_alive() for thread in threads), 30)
-    crew.wait(lambda: len(crew.pids) == n_ranks, 30)
-    assert sorted(crew.pids) == list(range(n_ranks))
-    crew.hang_up()
+    processes.wait(lambda: len(processes.pids) == n_ranks, 30)
+    assert sorted(processes.pids) == list(range(n_ranks))
+    processes.hang_up()
     warden.close()
 
 

@@ -1,4 +1,12 @@
-"""The kernel's end of a cluster: its ranks as processes. Started, healed, signalled, ended by way of the warden."""
+"""The kernel's end of a cluster: its ranks as processes, and the channels to them.
+
+    kernel --- socket ---> warden          starts and ends processes, and tells how each ended
+           --- ZeroMQ ---> ranks           the main and the control thread of every rank connect to one router,
+                                           a unix socket in the cluster's private folder
+
+One message loop reads both, without threads. Channels is that loop; RankProcesses starts, heals, signals and ends the
+ranks by way of the warden.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +16,20 @@ import pickle
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import psutil
+import zmq
 
 from labkit.launch.around import MakesAround
 from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
-from labkit.launch.lines import Lines
 from labkit.launch.output import Tail
+from labkit.launch.warden import Ended
 from labkit.launch.zygote import zygote
 from labkit.plan.topology import Links
 
@@ -29,7 +39,119 @@ TORCH_TIMEOUT_S = 1800.0
 """torch's own time-out of a collective. labkit's watch is far sooner and says why; this one is the last resort."""
 
 
-class Crew(Lines):
+class Event(NamedTuple):
+    """A message from a rank or the warden: its kind, the rank, its contents `what`, and the frames that came along."""
+
+    kind: str
+    rank: int
+    what: tuple[Any, ...]
+    frames: list[Any]
+
+
+class Channels:
+    """Who is alive (`pids`, `ended`), who has joined the present generation, and how to talk to them."""
+
+    def __init__(self, address: str, warden: Connection):
+        self.warden = warden
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.linger = 0
+        self.router.setsockopt(zmq.RCVHWM, 0)
+        self.router.setsockopt(zmq.SNDHWM, 0)
+        self.router.bind(address)
+        self.generation = 0
+        self.pids: dict[int, int] = {}
+        self.ended: dict[int, Ended] = {}
+        self.joined: dict[int, str | None] = {}
+        self.waiting: list[Event] = []
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        self.poller = zmq.Poller()
+        for channel in (self.router, self.warden.fileno(), self.wake_read):
+            self.poller.register(channel, zmq.POLLIN)
+
+    def tell(self, rank: int, kind: str, *rest: Any, frames: Sequence[Any] = ()) -> None:
+        """Send a message to the main thread of `rank`."""
+        if rank in self.pids:
+            identity = f"m{rank}.{self.pids[rank]}".encode()
+            self.router.send_multipart([identity, pickle.dumps((kind, *rest)), *frames], copy=False)
+
+    def ask(self, ranks: Iterable[int], question: str, detail: Any = None) -> None:
+        """Ask the control threads of `ranks`; the answers come as events."""
+        for rank in ranks:
+            if rank in self.pids:
+                identity = f"c{rank}.{self.pids[rank]}".encode()
+                self.router.send_multipart([identity, pickle.dumps((question, detail))])
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """The messages that have come; waits `timeout_s` at most for the first. KeyboardInterrupt on `interrupt()`."""
+        events, self.waiting = self.waiting, []
+        ready = dict(self.poller.poll(0 if events else int(timeout_s * 1e3)))
+        if self.wake_read in ready:
+            os.read(self.wake_read, 4096)
+            raise KeyboardInterrupt
+        while self.warden.poll():
+            self._from_warden(events)
+        if self.router in ready:
+            self._from_ranks(events)
+        return events
+
+    def _from_warden(self, events: list[Event]) -> None:
+        try:
+            kind, *what = self.warden.recv()
+        except (EOFError, OSError):
+            raise RuntimeError(
+                "the warden of this cluster is gone, and its ranks with it: make a new Cluster"
+            ) from None
+        if kind == "started":
+            self.pids[what[0]] = what[1]
+        elif kind == "refused":
+            raise RuntimeError(f"the system refused a process for rank {what[0]} ({what[1]}): use fewer ranks")
+        elif kind == "ended":
+            ended: Ended = what[0]
+            if self.pids.get(ended.rank) == ended.pid:
+                del self.pids[ended.rank]
+                self.ended[ended.rank] = ended
+                events.append(Event("ended", ended.rank, (ended,), []))
+
+    def _from_ranks(self, events: list[Event]) -> None:
+        while True:
+            try:
+                identity, head, *frames = self.router.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            name = identity.bytes.decode()
+            rank, _, pid = name[1:].partition(".")
+            kind, *what = pickle.loads(head.buffer)
+            if kind == "joined":
+                if what[1] == self.generation:
+                    self.joined[int(rank)] = what[2]
+            elif kind != "hello" and self.pids.get(int(rank)) == int(pid):  # else it is from a rank that was replaced
+                events.append(Event(kind, int(rank), tuple(what), [frame.buffer for frame in frames]))
+
+    def wait(self, until: Callable[[], Any], timeout_s: float) -> bool:
+        """Handle messages until `until()` holds; keeps the events for the next `poll`."""
+        deadline = time.monotonic() + timeout_s
+        kept: list[Event] = []
+        while not until() and time.monotonic() < deadline:
+            kept += self.poll(min(0.1, max(0.0, deadline - time.monotonic())))
+        self.waiting += kept
+        return bool(until())
+
+    def interrupt(self) -> None:
+        """Make the thread that polls raise KeyboardInterrupt."""
+        os.write(self.wake_write, b"!")
+
+    def hang_up(self) -> None:
+        """Close every channel."""
+        self.warden.close()
+        self.router.close()
+        self.context.term()
+        os.close(self.wake_read)
+        os.close(self.wake_write)
+
+
+class RankProcesses(Channels):
     """The ranks of one cluster, and the private folder in which they meet."""
 
     def __init__(
@@ -45,7 +167,7 @@ class Crew(Lines):
         self.folder = _private_folder()
         self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
         self.tails = [Tail(os.path.join(self.folder, f"output{rank}"), rank) for rank in range(n_ranks)]
-        self.shipped: set[str] = set()
+        self.sent_sources: set[str] = set()
         address = "ipc://" + os.path.join(self.folder, "wire")
         super().__init__(address, Connection(zygote().warden().detach()))
         self.warden.send(("keep", self.folder))
@@ -78,11 +200,11 @@ class Crew(Lines):
             self.box.wipe(rank)
             output = os.path.join(self.folder, f"output{rank}")
             own = {"rank": rank, "output": output, "device": self.devices[rank], "generation": self.generation}
-            # The warden answers each message. Two that only send fill both directions of the socket and wait for ever:
-            # so what it has said is taken out before more is asked of it.
+            # The warden answers each message. If both sides only sent, each would fill its direction of the socket and
+            # wait for ever. So what the warden has answered is taken out before more is asked of it.
             self.waiting = self.poll(0)
             self.warden.send(("start", {**self.spec, **own}))
-            self.shipped.clear()
+            self.sent_sources.clear()
 
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """Send a signal to ranks, by way of the warden, who knows which processes are still ours."""
@@ -95,7 +217,7 @@ class Crew(Lines):
         self.wait(lambda: not any(rank in self.pids for rank in ranks), 5.0)
 
     def alive(self, rank: int) -> bool:
-        """Whether `rank` has a process, as far as the warden has told."""
+        """True if `rank` has a process, as far as the warden has told."""
         return rank in self.pids
 
     def heal(self, everybody: bool = False) -> list[int]:
@@ -122,10 +244,10 @@ class Crew(Lines):
         return f"{self.spec['store']}{self.generation}"
 
     def _all_joined(self, timeout_s: float) -> bool:
-        def settled() -> bool:
+        def nothing_to_wait_for() -> bool:
             return len(self.joined) == self.n_ranks or bool(self.ended) or any(self.joined.values())
 
-        self.wait(settled, timeout_s)
+        self.wait(nothing_to_wait_for, timeout_s)
         return len(self.joined) == self.n_ranks and not any(self.joined.values())
 
     def _start_report(self) -> str:
@@ -145,11 +267,12 @@ class Crew(Lines):
 
     def endpoints(self) -> frozenset[tuple[str, int]]:
         """Addresses of all TCP sockets of the ranks, seen from outside: a connection between two of them is gloo's."""
-        found = set()
+        addresses = set()
         for pid in list(self.pids.values()):
             with contextlib.suppress(psutil.Error):
-                found |= {tuple(each.laddr) for each in psutil.Process(pid).net_connections("tcp") if each.laddr}
-        return frozenset(found)
+                connections = psutil.Process(pid).net_connections("tcp")
+                addresses |= {tuple(connection.laddr) for connection in connections if connection.laddr}
+        return frozenset(addresses)
 
     def close(self) -> None:
         """End every rank and the warden; nothing is left. May be called twice; does nothing in a fork of the kernel."""

@@ -1,4 +1,4 @@
-"""Code and data on their way between the notebook and the ranks.
+"""How code and data are serialized on their way between the notebook and the ranks.
 
 Functions travel by value (cloudpickle), so a function defined in a cell arrives with its helpers and classes.
 Tensors and arrays travel outside the pickle: small ones as frames of the same message, large ones through
@@ -125,8 +125,8 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return Parcel((fn, args, kwargs))
     except Exception as error:
         named = [("the function", fn), *((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()]
-        found = (why_unpicklable(value, name) for name, value in named)
-        where = next((each for each in found if each), getattr(fn, "__name__", repr(fn)))
+        reasons = (why_unpicklable(value, name) for name, value in named)
+        where = next((reason for reason in reasons if reason), getattr(fn, "__name__", repr(fn)))
         raise ValueError(
             f"cannot send this to the ranks: {where}: {error}. "
             "Make it inside the function, or pass what it is made from"
@@ -151,17 +151,17 @@ def open_parcel(frames: list[Any]) -> Any:
     return pickle.loads(frames[1], buffers=buffers)
 
 
-def new_sources(shipped: set[str]) -> dict[str, list[str]]:
-    """Source lines of notebook cells that `shipped` does not name yet (and names them).
+def new_sources(sent: set[str]) -> dict[str, list[str]]:
+    """Source lines of notebook cells that `sent` does not name yet (and adds their names).
 
     With them in a rank's `linecache`, tracebacks show the cell's lines and `inspect.getsource` works.
     """
     fresh = {
         name: entry[2]
         for name, entry in list(linecache.cache.items())
-        if name not in shipped and len(entry) == 4 and entry[1] is None and entry[2] and not Path(name).exists()
+        if name not in sent and len(entry) == 4 and entry[1] is None and entry[2] and not Path(name).exists()
     }
-    shipped.update(fresh)
+    sent.update(fresh)
     return fresh
 
 

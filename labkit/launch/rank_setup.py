@@ -1,4 +1,4 @@
-"""A rank's surroundings, before it meets the others: output, folder, import path, environment, threads, seeds.
+"""The set-up of a rank, before it meets the others: output, folder, import path, environment, threads, seeds.
 
 file descriptors 1, 2   a file of the rank's own, which the kernel reads; what C and children write lands there too
 standard input          empty: nobody types into a rank
@@ -36,8 +36,8 @@ class Screen(io.TextIOWrapper):
         return super().write(text)
 
 
-def settle(spec: dict[str, Any]) -> None:
-    """Output file, working directory, import path, environment, threads, seeds: the same on every rank."""
+def set_up_rank(spec: dict[str, Any]) -> None:
+    """Give this process a rank's output file, folder, import path, environment, threads and seeds."""
     out = os.open(spec["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
