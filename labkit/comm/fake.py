@@ -65,10 +65,10 @@ class FakeGroup(Group):
         call = self._call("send", x, to, tag)
         if self.tap is not None:
             self.tap("send", self.ranks[to], tag, x)
-        said = self.ledger.keep(Said(x))
+        sending = self.ledger.keep(Unreceived(x))
         self.wire.sent[self.axis].append((tuple(x.shape), x.dtype))
         number = self.ledger.open("send", self.axis, self.ranks[to], x.numel() * x.element_size(), tag)
-        return Work(self.ledger, call, said, number)
+        return Work(self.ledger, call, sending, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
         """What would come from member `source`: memory for it is taken when you wait, as on a real wire."""
@@ -76,7 +76,7 @@ class FakeGroup(Group):
         if into is not None:
             check_in_place(into, "into=")
         call = self._call("recv", into, source, check_tag(tag))
-        return Work(self.ledger, call, self.ledger.keep(Heard(self, source, tag, into)), tap=self.tap)
+        return Work(self.ledger, call, self.ledger.keep(Unsent(self, source, tag, into)), tap=self.tap)
 
     def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
         before, self.wire.given = self.wire.given, x
@@ -118,17 +118,17 @@ class FakeGroup(Group):
 
 
 class Prompt:
-    """What never waits for a peer."""
+    """Something that never waits for a peer."""
 
     def done(self) -> bool:
-        """Nobody is slow."""
+        """True: there is no peer to wait for."""
         return True
 
     is_completed = done
 
 
-class Said(Prompt):
-    """A message that nobody takes; what it keeps alive until somebody waits for it."""
+class Unreceived(Prompt):
+    """A message that nobody receives. It keeps its tensor alive until `wait`, as a message on a real wire does."""
 
     def __init__(self, x: Tensor) -> None:
         """x is contiguous; a small message has been copied into its header."""
@@ -136,12 +136,12 @@ class Said(Prompt):
         self.kept = [raw] if raw.numel() > EAGER_BYTES else []
 
     def wait(self) -> None:
-        """It is taken."""
+        """Let go of the tensor."""
         self.kept.clear()
 
 
-class Heard(Prompt):
-    """A message that nobody sends."""
+class Unsent(Prompt):
+    """A message that nobody sends. Its memory is taken as on a real wire; its values are never computed."""
 
     def __init__(self, group: FakeGroup, source: int, tag: int, into: Tensor | None) -> None:
         """Memory is taken in `open`, unless there is `into`."""
@@ -154,7 +154,7 @@ class Heard(Prompt):
             self.result = self.group.expects(self.source, self.tag, self.into)
 
     def arrive(self) -> Iterator[Tensor]:
-        """The message bit by bit, in the pieces in which it would arrive."""
+        """The message in the pieces in which it would arrive."""
         flat = self.wait().view(-1)
         large = flat.numel() * flat.element_size() > EAGER_BYTES
         yield from flat.split(PIECE_BYTES // flat.element_size()) if large else (flat,)
@@ -167,10 +167,10 @@ class Heard(Prompt):
 
 
 class Over(Prompt):
-    """The handle of something that is through, for whoever waits all the same."""
+    """The handle of something that is done already."""
 
     def wait(self) -> None:
-        """At once."""
+        """Return at once."""
         return None
 
 
@@ -230,7 +230,7 @@ class Nobody:
         return torch.empty_like(x.contiguous())
 
     def barrier(self, x: Tensor, group: Group) -> Tensor:
-        """Nobody is late."""
+        """Return at once: there is no peer to wait for."""
         return x
 
 

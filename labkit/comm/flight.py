@@ -19,12 +19,12 @@ def in_flight() -> list[dict[str, Any]]:
         dump = pickle.loads(getattr(private, "_dump_fr_trace")(includeStackTraces=False))  # noqa: B009
     except Exception:
         return []
-    found = []
+    collectives = []
     for entry in dump.get("entries", []):
         if entry.get("retired", True):
             continue
         group = entry.get("process_group") or ("", "")
-        found.append(
+        collectives.append(
             {
                 "group": group[1] or group[0] or "world",
                 "seq": entry.get("collective_seq_id", 0),
@@ -34,7 +34,7 @@ def in_flight() -> list[dict[str, Any]]:
                 "ranks": _members(group[0]),
             }
         )
-    return found
+    return collectives
 
 
 def _members(name: str) -> tuple[int, ...]:

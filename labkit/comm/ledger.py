@@ -54,10 +54,10 @@ class Call:
 
 
 class Witness(Protocol):
-    """Somebody who is told before and after everything that can block. `enter` may raise ValueError: a mismatch."""
+    """Is told before and after every wait. `enter` may raise ValueError if the ranks' calls do not match."""
 
     def enter(self, call: Call) -> None:
-        """Somebody is about to wait for `call`."""
+        """The rank is about to wait for `call`."""
 
     def leave(self, call: Call) -> None:
         """The wait for `call` is over."""
@@ -79,35 +79,35 @@ class Ledger:
         return sum(t.n_bytes for t in self.transfers if _is(t, verb) and axis in (None, t.axis))
 
     def calls(self, verb: str | None = None) -> int:
-        """How many there were of this verb: collectives by name (whatever carries them out), and "send"."""
+        """How often this verb was called: a collective by its name, whatever algorithm carries it out, or "send"."""
         return sum(verb in (None, t.verb) for t in self.transfers)
 
     def open(self, verb: str, axis: str, to: int | None, n_bytes: int, tag: int = 0) -> int:
-        """Write down a transfer that begins now; returns its number for `close`."""
+        """Record a transfer that begins now; returns its number for `close`."""
         now = time.perf_counter()
         within = "/".join(verb for verb, _ in self.within)
         self.transfers.append(Transfer(verb, axis, to, n_bytes, now, now, within, tag))
         return len(self.transfers) - 1
 
     def charge(self, n_bytes: int) -> None:
-        """A backend that carries out the innermost open collective says how much it sends."""
+        """Record how many bytes a backend sends for the innermost collective that is open."""
         _, number = self.within[-1]
         self.transfers[number] = self.transfers[number]._replace(n_bytes=n_bytes)
 
     def close(self, number: int) -> None:
-        """The transfer is done."""
+        """Record that a transfer is done."""
         if number < len(self.transfers):  # the ledger may have been cleared under a message on its way
             self.transfers[number] = self.transfers[number]._replace(t1=time.perf_counter())
 
     def keep(self, message: Any) -> Any:
-        """Hold on to a message until it is through, also when nobody waits: the wire uses its memory."""
+        """Keep a message alive until it is done, also when nobody waits for it: the wire uses its memory."""
         if len(self.under_way) > 256:  # somebody never waits
-            self.under_way = {key: each for key, each in self.under_way.items() if not each.done()}
+            self.under_way = {key: message for key, message in self.under_way.items() if not message.done()}
         self.under_way[id(message)] = message
         return message
 
     def let_go(self, message: Any) -> None:
-        """The message is through, and whoever waited for it has what came."""
+        """Forget a message that is done."""
         self.under_way.pop(id(message), None)
 
     def clear(self) -> None:

@@ -156,7 +156,7 @@ def run_threads(fn: Callable[..., Any], n_ranks: int, *args: Any, timeout_s: flo
     for thread in threads:
         thread.join()
     if errors:
-        _, rank, error = min(errors, key=lambda each: each[0])
+        _, rank, error = min(errors, key=lambda failure: failure[0])
         error.add_note(f"(on rank {rank} of {n_ranks})")
         raise error
     if exchange.undelivered():

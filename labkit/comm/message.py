@@ -34,13 +34,13 @@ UNSTAMPED: Stamp = (0.0, 0.0, 0.0)
 
 
 class Handle(Protocol):
-    """A wire message under way."""
+    """A wire message that has been started."""
 
     def wait(self) -> Tensor | None:
-        """Block until the wire has done with it."""
+        """Block until the wire has finished with it."""
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
 
 
 class Wire(Protocol):
@@ -54,31 +54,31 @@ class Wire(Protocol):
 
 
 class Lane(Protocol):
-    """What one directed edge makes of time: on a shaped wire a message is there when its stamp says so (traffic.py)."""
+    """The timing of one directed edge: on a shaped wire a message arrives at the time in its stamp (traffic.py)."""
 
     def book(self, n_bytes: int) -> Stamp:
-        """A message of `n_bytes` is handed over now; its stamp, which travels in the header."""
+        """The stamp of a message of `n_bytes` that is handed over now; it travels in the header."""
 
     def rest(self, stamp: Stamp, behind: int = 0) -> None:
-        """Sleep until all but the last `behind` bytes of the message are there."""
+        """Sleep until all but the last `behind` bytes of the message have arrived."""
 
     def here(self, stamp: Stamp) -> bool:
-        """Whether `rest` would return at once."""
+        """True if `rest` would return at once."""
 
 
 class Free:
-    """The lane of a wire that is as fast as it is."""
+    """The lane of a wire whose timing is not shaped: every message is there when the wire says so."""
 
     def book(self, n_bytes: int) -> Stamp:
-        """No stamp."""
+        """The stamp that says nothing."""
         return UNSTAMPED
 
     def rest(self, stamp: Stamp, behind: int = 0) -> None:
-        """Everything is there."""
+        """Return at once."""
         return None
 
     def here(self, stamp: Stamp) -> bool:
-        """Always."""
+        """True."""
         return True
 
 
@@ -110,7 +110,7 @@ class Sending:
         self.kept.clear()
 
     def done(self) -> bool:
-        """Whether the receiver has taken it."""
+        """True if the receiver has taken it."""
         return all(handle.done() for handle in self.handles) and self.lane.here(self.stamp)
 
 
@@ -155,7 +155,7 @@ class Receiving:
         self.pieces = [self.wire.irecv(piece, self.source, _carrying(self.tag, raw)) for piece in _cut(raw)]
 
     def arrive(self) -> Iterator[Tensor]:
-        """The message bit by bit, as flat views of the result, each as soon as it is there."""
+        """The message piece by piece, as flat views of the result, each as soon as it has arrived."""
         self.open()
         assert self.result is not None
         flat = self.result.view(-1)
@@ -177,7 +177,7 @@ class Receiving:
         return self.result
 
     def done(self) -> bool:
-        """Whether the whole message is here."""
+        """True if the whole message has arrived."""
         if self.result is None and not self.header.done():
             return False
         self.open()
@@ -204,7 +204,7 @@ def _cut(raw: Tensor) -> tuple[Tensor, ...]:
 
 
 def wire_is_device(wire: Any) -> bool:
-    """Whether payloads travel between GPUs and so cannot ride in the header."""
+    """True if payloads travel between GPUs, and so cannot be part of the header, which lies in host memory."""
     return bool(getattr(wire, "on_device", False))
 
 

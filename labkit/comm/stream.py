@@ -43,7 +43,7 @@ class Started:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Carry it out. (In the stream's thread.)"""
+        """Carry the verb out. Runs in the stream's thread."""
         assert self.fn is not None
         try:
             with torch.no_grad():
@@ -54,7 +54,7 @@ class Started:
         self.over.set()
 
     def wait(self) -> Tensor | None:
-        """Its result, when it is through; or what it raised."""
+        """The verb's result, when it is done; or raise what it raised."""
         while not self.over.wait(WAKE_S):  # a signal is heard between two looks
             continue
         if self.error is not None:
@@ -62,7 +62,7 @@ class Started:
         return self.result
 
     def done(self) -> bool:
-        """Whether it is through."""
+        """True if the verb is done."""
         return self.over.is_set()
 
 

@@ -128,9 +128,9 @@ class Traffic:
                 core = array("d", self.memory[: 8 * self.core])
                 now = max(time.monotonic(), core[0])
                 self._advance(core, now)
-                found = fn(core, now)
+                result = fn(core, now)
                 self.page[: self.core] = core  # one write: a signal cannot tear it
-                return found
+                return result
             finally:
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
 
@@ -190,8 +190,8 @@ class Traffic:
         if busy not in self.shares:
             if len(self.shares) > 4096:
                 self.shares.clear()
-            found = rates(self.links, [divmod(e, self.n) for e in busy])
-            self.shares[busy] = {a * self.n + b: rate for (a, b), rate in found.items()}
+            shares = rates(self.links, [divmod(e, self.n) for e in busy])
+            self.shares[busy] = {a * self.n + b: rate for (a, b), rate in shares.items()}
         return self.shares[busy]
 
 
@@ -217,5 +217,5 @@ class Road:
         self.traffic.rest(self.edge, stamp, behind)
 
     def here(self, stamp: Stamp) -> bool:
-        """Whether the whole message is there."""
+        """True if the whole message has arrived."""
         return self.traffic.due(self.edge, stamp) <= time.monotonic()

@@ -117,9 +117,9 @@ class BlackBox:
     def posted(self, rank: int, call_id: int, axis: str, ranks: Sequence[int], seq: int) -> str | None:
         """What `rank` brought to collective `seq` of this group in this call, or None if it has not come."""
         key = _key(axis, ranks)
-        found = _POST.unpack_from(self.memory, rank * PAGE + _POSTS_AT + (key + seq) % _N_POSTS * _POST.size)
-        if found[:3] == (key, seq, call_id):
-            return found[4][: found[3]].decode(errors="replace")
+        post = _POST.unpack_from(self.memory, rank * PAGE + _POSTS_AT + (key + seq) % _N_POSTS * _POST.size)
+        if post[:3] == (key, seq, call_id):
+            return post[4][: post[3]].decode(errors="replace")
         return None
 
     def wipe(self, rank: int) -> None:
@@ -220,7 +220,7 @@ def _key(axis: str, ranks: Sequence[int]) -> int:
 
 
 def _mismatch(call: Call, me: int, mine: str, other: int, theirs: str) -> str:
-    def said(text: str) -> str:
+    def words_of(text: str) -> str:
         verb, _, rest = text.partition("|")
         op, _, rest = rest.partition("|")
         shape, _, dtype = rest.partition("|")
@@ -229,8 +229,8 @@ def _mismatch(call: Call, me: int, mine: str, other: int, theirs: str) -> str:
         )
 
     return (
-        f"collective #{call.seq} on {call.axis} does not match: rank {me} brings {said(mine)}, "
-        f"rank {other} brings {said(theirs)}. Every rank of a group must call the same verb in the same order, "
+        f"collective #{call.seq} on {call.axis} does not match: rank {me} brings {words_of(mine)}, "
+        f"rank {other} brings {words_of(theirs)}. Every rank of a group must call the same verb in the same order, "
         "with the same shape and dtype. Nothing was sent."
     )
 

@@ -214,7 +214,7 @@ class Cluster:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called."""
+        """True once `close` has been called."""
         return not self._close.alive
 
     def close(self) -> None:

@@ -71,8 +71,8 @@ class RanksMagic(Magics):
         return None
 
     def _newest(self) -> Cluster | None:
-        found = [value for value in self.shell.user_ns.values() if isinstance(value, Cluster) and not value.closed]
-        return max(found, key=lambda cluster: cluster.born, default=None)
+        clusters = [value for value in self.shell.user_ns.values() if isinstance(value, Cluster) and not value.closed]
+        return max(clusters, key=lambda cluster: cluster.born, default=None)
 
     def _make(self, n_ranks: int) -> Cluster:
         cluster = Cluster(n_ranks)

@@ -85,7 +85,7 @@ class CallBar:
 
 
 def _before_a_person() -> bool:
-    """Whether a notebook runs this, and in front of a person.
+    """True if a notebook runs this, in front of a person.
 
     papermill, nbconvert and nbval keep what a cell shows, and compare it: the remains of a bar, which a slow machine
     shows and a fast one does not, would be a difference. They are known by this: no cell may ask them anything."""

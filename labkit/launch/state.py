@@ -30,7 +30,7 @@ class State:
         self._run(drop, name)
 
     def __contains__(self, name: str) -> bool:
-        return all(name in each.value for each in self._run(names))
+        return all(name in reply.value for reply in self._run(names))
 
     def __iter__(self) -> Any:
         return iter(self._run(names)[0].value)

@@ -115,7 +115,7 @@ def lines(ranks: Iterable[Whereabouts]) -> list[str]:
 
 
 def is_cell(file: str) -> bool:
-    """Whether a file name stands for a notebook cell."""
+    """True if a file name stands for a notebook cell."""
     return file.startswith("<") or "ipykernel_" in file or file.startswith("cell ")
 
 
@@ -221,7 +221,7 @@ def diagnose(seen: Sequence[Whereabouts]) -> Autopsy | None:
 
 
 def _meet(stance: Whereabouts, by_rank: Mapping[int, Whereabouts]) -> bool:
-    """Whether a send and the matching receive face each other: the message is on its way."""
+    """True if a send and its receive have both been called: then the message is on its way."""
     if len(stance.waits_for) != 1 or stance.verb not in ("send", "recv"):
         return False
     other = by_rank.get(stance.waits_for[0])

@@ -75,7 +75,7 @@ class MemoryProbe:
             self.watch(model, optimizer)
 
     def watch(self, module: nn.Module | None = None, optimizer: Any = None, name: str = "") -> None:
-        """Know a module's parameters and an optimizer's state, also those that they get later.
+        """Watch a module's parameters and an optimizer's state, also those that they get later.
 
         `name` goes before the names of the module's parts. ValueError if the cap is already exceeded."""
         if module is not None:
@@ -118,7 +118,7 @@ class MemoryProbe:
 
     @property
     def cap_bytes(self) -> int | None:
-        """How many bytes may be alive, None for no cap. Set, it holds for what is made next. ValueError if below 1."""
+        """How many bytes may be alive, None for no cap. A new cap holds from now on. ValueError if below 1."""
         return self._cap_bytes
 
     @cap_bytes.setter
@@ -130,7 +130,7 @@ class MemoryProbe:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that are alive, of all kinds: the quick answer, for any thread. Nothing is looked at for it."""
+        """Bytes of all kinds that are alive. Quick, and safe to read from any thread: no owner is looked at."""
         self._storages.record_deaths()
         return self._storages.history.total
 
@@ -254,7 +254,7 @@ class MemoryProbe:
 
 
 class Holder(NamedTuple):
-    """Somebody who holds memory: what it is, who made it where, how many bytes it keeps."""
+    """One storage that holds memory, for people to read: what it is, what made it where, how many bytes it keeps."""
 
     kind: str
     n_bytes: int
@@ -285,7 +285,7 @@ class VirtualOutOfMemory(torch.OutOfMemoryError):
 
 
 def holder(held: Held) -> Holder:
-    """A storage for people."""
+    """A storage as a Holder, for people to read."""
     looks = (tuple(held.shape), str(held.dtype).removeprefix("torch."))
     return Holder(KINDS[held.kind], held.n_bytes, held.name, held.op, *held.where, *looks)
 

@@ -48,7 +48,7 @@ JUST_MADE = 2
 
 
 class Owners:
-    """The modules and optimizers whose tensors have a kind, and the hooks that hear of new ones."""
+    """The modules and optimizers that own tensors, and the hooks through which new ones become known."""
 
     def __init__(self, storages: Storages, modules: ModuleTracker, mode: Operators) -> None:
         """Modules are those that the tracker knows; optimizers are added here."""
@@ -60,7 +60,7 @@ class Owners:
         self._widest = 0
 
     def add(self, optimizer: Any) -> None:
-        """Know an optimizer's parameters and, whenever it comes, its state."""
+        """Watch an optimizer: its parameters now, and its state, which most optimizers make in their first step."""
         self._optimizers.add(optimizer)
 
     def label(self, tensor: Tensor, kind: int, name: str) -> None:
@@ -88,7 +88,7 @@ class Owners:
                 self._parameter(tensor, PARAMETERS, name)
 
     def called(self, module: nn.Module, name: str) -> None:
-        """The forward of a module of this name is over; the weights that it used are still in place."""
+        """Note a module's weights right after its forward: ZeRO-3 and FSDP free them a moment later."""
         for path, parameter in module._parameters.items():
             if parameter is not None:
                 self._parameter(parameter, PARAMETERS, f"{name}.{path}")
@@ -182,7 +182,7 @@ class Owners:
 
 
 def would_have_been(wanted: Held) -> int:
-    """The kind of a storage that was refused: what it would have turned out to be had it lived."""
+    """The kind that a refused storage would have got later: optimizer, gradients, or the kind that it was born with."""
     phase = wanted.where[0]
     if phase == "step" and wanted.op.startswith(("zeros", "empty", "full")):
         return OPTIMIZER
@@ -224,7 +224,7 @@ class Saved(NamedTuple):
 
 
 def held_bytes(saved: Iterable[Saved]) -> int:
-    """What a list of saved tensors holds, each storage once."""
+    """Bytes of a list of saved tensors, each storage counted once."""
     return sum(tensor.n_bytes for tensor in saved if not tensor.again)
 
 
@@ -234,7 +234,7 @@ def walk(
     storages_of: Callable[[Tensor], list[tuple[int, int, str]]],
     fields_of: dict[type, tuple[str, ...]],
 ) -> tuple[Saved, ...]:
-    """Everything that the graph below these nodes holds, nearest to the loss first.
+    """List every tensor that the graph below these nodes holds, nearest to the loss first.
 
     `storages_of` gives (address, bytes, kind) of a tensor's storages; `fields_of` remembers from walk to walk where
     each type of node keeps what it saves. Parameters are listed too, as they are saved."""
@@ -267,7 +267,7 @@ def below(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """Of a nested tensor, which has none: the number of its rows, and of all the numbers in them."""
+    """A tensor's shape. A nested one has none: (number of rows, number of all their elements)."""
     rows = tensor.is_nested and tensor.layout is torch.strided
     return (tensor.size(0), tensor.numel()) if rows else tuple(tensor.shape)
 

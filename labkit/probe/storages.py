@@ -91,13 +91,13 @@ class History:
     """The log, its running total, and what can be read from it."""
 
     def __init__(self) -> None:
-        """An empty one."""
+        """An empty history."""
         self.log: list[Event] = []
         self.total = 0
         self._past = _Replay()
 
     def add(self, t: float, held: Held, change: int, where: Where | None) -> None:
-        """Write down that a storage was born, died or changed its size."""
+        """Record that a storage was born, died or changed its size."""
         self.total += change
         self.log.append((t, held, change, where))
         if len(self.log) >= FOLD_AFTER:
@@ -112,7 +112,7 @@ class History:
         self.log = []
 
     def rename(self, held: Held, kind: int) -> None:
-        """A storage turns out to be of this kind, from the beginning."""
+        """Change a storage's kind, also for all the time that it has been alive."""
         self._past.bytes[held.kind] -= held.folded
         self._past.bytes[kind] += held.folded
         held.kind = kind
@@ -124,7 +124,7 @@ class History:
         self._past.modules = {}
 
     def read(self) -> _Replay:
-        """All that has happened, with the kinds as they are known now."""
+        """The whole history, with the kinds as they are known now."""
         replay = copy(self._past)
         replay.bytes, replay.modules, replay.moments = [*replay.bytes], {**replay.modules}, [*replay.moments]
         replay.play(self.log)
@@ -163,7 +163,7 @@ class _Replay:
 
 
 def _places_of(phase: str, module: str) -> Iterator[Where]:
-    """The place itself, the modules around it, and the whole phase; nothing outside of all phases."""
+    """The place itself, the modules around it, and the whole phase. Nothing for what is outside of all phases."""
     while phase and module:
         yield phase, module
         module = module.rpartition(".")[0]
@@ -273,7 +273,7 @@ class Storages:
         return next((self.live.get(storage._cdata) for _, storage in self._parts(tensor)), None)
 
     def resized(self, storage: torch.UntypedStorage, where: Where) -> None:
-        """A storage has changed its size."""
+        """Record that a storage has changed its size."""
         with self._lock:
             self.record_deaths()
             held = self.live.get(storage._cdata)
@@ -283,7 +283,7 @@ class Storages:
                 self.history.add(self.now(), held, change, where if change > 0 else None)
 
     def growth(self, storage: torch.UntypedStorage, n_bytes: int, where: Where) -> Held | None:
-        """What there is no room for if a known storage is resized to `n_bytes`; None if there is."""
+        """What does not fit under the cap if a known storage is resized to `n_bytes`; None if it fits."""
         self.record_deaths()
         held = self.live.get(storage._cdata)
         if held is None or self.fits(n_bytes - held.n_bytes):
@@ -301,7 +301,7 @@ class Storages:
                     self._bury(ref.key, ref.held, t)
 
     def sweep(self) -> None:
-        """Find the dead that were not heard of: a stop button's KeyboardInterrupt can end the hearing of a death."""
+        """Find deaths that were not reported: KeyboardInterrupt can break off the callback of a weak reference."""
         with self._lock:
             self.record_deaths()
             for key, held in [*self.live.items()]:

@@ -70,7 +70,7 @@ class Operators(TorchDispatchMode):
     """Calls `made(name, arguments, output)` after each operator that may make a storage; raises what that returns."""
 
     def __init__(self, made: Made) -> None:
-        """Nothing is heard before the mode is entered."""
+        """Nothing is observed before the mode is entered."""
         super().__init__()
         self._made = made
         self._names: dict[int, str] = {}  # by id: operators live as long as torch, and hash slowly
@@ -216,7 +216,7 @@ OUTSIDE: Where = ("", "")
 
 
 class ModuleTracker:
-    """The stack of modules that are at work and the map from autograd's numbers to modules."""
+    """The stack of modules whose forward is running, and the map from autograd's numbers to modules."""
 
     def __init__(self, is_ours: Callable[[], bool], called: Callable[[nn.Module, str, Any], None]) -> None:
         """`is_ours` says whether a hook runs on behalf of this probe; `called` is told of a module whose forward is
@@ -231,7 +231,7 @@ class ModuleTracker:
         self._thread = 0
 
     def add(self, module: nn.Module, name: str) -> None:
-        """Know a module and all in it by name; those that are known keep theirs. "" stands for the class's name."""
+        """Name a module and its parts; those that have a name keep it. "" stands for the class's name."""
         self._names.setdefault(module, name or type(module).__name__)
         if module not in (ref() for ref, _ in self.roots):
             self.roots.append((weakref.ref(module), name))

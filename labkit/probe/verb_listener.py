@@ -18,7 +18,7 @@ from labkit.probe.rows import Entry
 
 
 class Open(NamedTuple):
-    """A verb that has been entered and not left. `guess` is where its transfer stands, or will, or -1."""
+    """A verb that has been entered and not left. `guess` is the number of its transfer in the ledger, or -1."""
 
     call: Call
     t0: float
@@ -31,7 +31,7 @@ class VerbListener:
     """A `Witness` that notes every call and passes it on to the one before it. Once it is `deaf` it only passes on."""
 
     def __init__(self, ledger: Ledger) -> None:
-        """Listen on behalf of the thread that makes it; the caller puts it into `ledger.witness`, and takes it out."""
+        """Listen to the thread that makes it. The caller puts it into `ledger.witness`, and takes it out."""
         self.ledger, self.inner = ledger, ledger.witness
         self.transfers, self.first = ledger.transfers, len(ledger.transfers)
         self.deaf = False
@@ -76,7 +76,7 @@ class VerbListener:
             track(done, total)
 
     def read(self, end: float) -> tuple[Entry, ...]:
-        """The entries so far by their begin; those that are still open end at `end`."""
+        """The entries so far, ordered by begin; those that are still open end at `end`."""
         still = [self._entry(verb, end) for around in self._open.values() for verb in around]
         return tuple(sorted((*self._entries, *still), key=lambda entry: (entry.t0, -entry.t1)))
 
