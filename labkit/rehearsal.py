@@ -29,7 +29,7 @@ from torch import Tensor
 from labkit.assemble import DTYPES, TrainStep, assemble
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.parallel.mail import said_by
+from labkit.parallel.pipeline import action_of_tag
 from labkit.plan.layout import Layout
 from labkit.plan.memory import predict_memory
 from labkit.plan.recipe import Recipe, check
@@ -85,7 +85,7 @@ class Boundary:
         """The message of this tag on the pipeline's axis; others nobody sends."""
         if axis != "pp":
             return None
-        return torch.empty(self.rows[said_by(tag, self.n_micro).micro], self.length, self.width, dtype=self.dtype)
+        return torch.empty(self.rows[action_of_tag(tag, self.n_micro).micro], self.length, self.width, dtype=self.dtype)
 
 
 def range_of(rows: int, parts: int) -> list[range]:

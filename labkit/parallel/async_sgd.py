@@ -37,8 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
-from labkit.parallel.bucket import as_on_rank_0
-from labkit.parallel.flat import Flat
+from labkit.parallel.bucket import Flat, as_on_rank_0, by_kind
 from labkit.parallel.sync import MakeOptimizer, check_module
 
 PULL, PUSH, BYE = range(3)
@@ -94,7 +93,7 @@ class ParameterServer:
         """Answer the workers until each of them has closed; what was applied, in order."""
         workers = range(1, self.group.size)
         expected = {worker: self._expect(worker) for worker in workers}
-        clock = dict.fromkeys(workers, 0)  # steps of each worker that is still there
+        clock = dict.fromkeys(workers, 0)  # steps of each worker that has not closed
         waiting: list[int] = []
         while expected:
             came = [worker for worker, work in expected.items() if work.done]
@@ -109,17 +108,19 @@ class ParameterServer:
                 else:
                     waiting.append(worker)
                 expected[worker] = self._expect(worker)
-            for worker in [each for each in waiting if self._may_go_on(each, clock)]:
+            # asked again after every push: it may have moved the slowest worker on
+            for worker in [worker for worker in waiting if self._may_go_on(worker, clock)]:
                 waiting.remove(worker)
                 self._answer(worker)
             if not came:
-                time.sleep(NAP_S)
+                time.sleep(NAP_S)  # polled: there is no wait for the first of several messages
         return self.history
 
     def _expect(self, worker: int) -> Work:
         return self.group.recv_start(worker, CONTROL)
 
     def _may_go_on(self, worker: int, clock: dict[int, int]) -> bool:
+        # the slowest is always let on, so this never blocks all of them
         return self.bound is None or clock[worker] - min(clock.values()) <= self.bound
 
     def _apply(self, worker: int, computed_from: int) -> None:
@@ -129,20 +130,22 @@ class ParameterServer:
                 p.grad = window
         applied = Applied(worker, computed_from, self.version)
         factor = 1 / (1 + applied.staleness) if self.staleness_aware else 1.0
-        rates = [each["lr"] for each in self.optimizer.param_groups]
-        for each, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            each["lr"] = rate * factor
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * factor
         self.optimizer.step()
-        for each, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            each["lr"] = rate
+        for group, rate in zip(groups, rates, strict=True):  # the factor is this gradient's alone
+            group["lr"] = rate
         self.history.append(applied)
 
     def _answer(self, worker: int) -> None:
+        # a copy: sends go on while the next gradient is applied, and workers of one version share it
         if self._snapshot[0] != self.version:
             self._snapshot = (self.version, [flat.pack() for flat in self.flats])
         version, weights = self._snapshot
         sent = [self.group.send(torch.tensor([version], device=self.group.device), worker, VERSION)]
-        sent += [self.group.send(each, worker, PAYLOAD) for each in weights]
+        sent += [self.group.send(buffer, worker, PAYLOAD) for buffer in weights]
         for work in sent:
             work.wait()
 
@@ -212,11 +215,7 @@ def _control(work: Work) -> tuple[int, int]:
 
 def _flats(module: nn.Module) -> list[Flat]:
     """One flat map for each dtype and device of the trainable parameters, in order of first appearance."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, nn.Parameter]]] = {}
-    for name, p in module.named_parameters():
-        if p.requires_grad:
-            kinds.setdefault((p.dtype, p.device), []).append((name, p))
-    return [Flat.of(named) for named in kinds.values()]
+    return [Flat.of(named) for named in by_kind((name, p) for name, p in module.named_parameters() if p.requires_grad)]
 
 
 def _check_place(group: Group, serves: bool) -> None:

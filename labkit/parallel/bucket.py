@@ -1,28 +1,103 @@
-"""Buckets: gradients that travel together.
+"""Flat buffers and buckets: tensors laid end to end, so that they travel together.
+
+    a [2, 3]      b [5]        c [2]      pad
+    |a a a a a a|b b b b b|c c|0|          14 elements on 2 ranks
+    |-- rank 0: 7 elements --|-- rank 1: 7 elements --|
+
+A collective on one large tensor costs one latency, on a hundred small ones a hundred. The padding makes all shards
+equal, which is what reduce_scatter and all_gather want.
 
     parameters     embedding | block 0        | block 1        | head
-    expected         last                                        first
+    expected         last                                        first          in backward
     buckets        |     bucket 2     |     bucket 1     | bucket 0 |
 
-A collective on one large tensor costs one latency, on a hundred small ones a hundred; but what waits to be sent with
-all the others cannot overlap. Buckets are the compromise: some 25 MB each (Li 2020, arXiv:2006.15704, section 3.2.2).
-Memory: the bytes of the gradients, since each p.grad is a window into its bucket and has no memory of its own.
+But what waits to be sent with all the others cannot overlap with backward. Buckets are the compromise: some 25 MB each
+(Li 2020, arXiv:2006.15704, section 3.2.2). Memory: the bytes of the gradients, since each p.grad of a `Bucket` is a
+window into its buffer and has no memory of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
-from labkit.parallel.compress import Pending
-from labkit.parallel.flat import Flat
 from labkit.plan.buckets import fill
 
 Named = tuple[str, nn.Parameter]
+
+
+class Pending(Protocol):
+    """A reduction under way."""
+
+    def wait(self) -> Any:
+        """Block until the sum over the group is in the buffer."""
+
+
+Reduce = Callable[[Tensor, Group], Pending]
+"""Starts the sum of a flat buffer over a group, in place."""
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The map between named parameters and one flat buffer of `numel` elements (padded: n_shards divides it)."""
+
+    names: tuple[str, ...]
+    params: tuple[nn.Parameter, ...]
+    starts: tuple[int, ...]
+    numel: int
+    n_shards: int
+
+    @classmethod
+    def of(cls, named: Sequence[Named], n_shards: int = 1) -> Flat:
+        """The map for these parameters, in this order. ValueError if they differ in dtype or device."""
+        names, params = tuple(name for name, _ in named), tuple(p for _, p in named)
+        kinds = {(p.dtype, p.device) for p in params}
+        if len(kinds) != 1:
+            listed = ", ".join(sorted(f"{str(dtype)[6:]} on {device}" for dtype, device in kinds))
+            raise ValueError(f"one flat buffer holds one dtype on one device, got {listed or 'no parameters'}")
+        ends = tuple(accumulate(p.numel() for p in params))
+        # -x % n is the padding: what is missing to the next multiple of n
+        return cls(names, params, (0, *ends[:-1]), ends[-1] + -ends[-1] % n_shards, n_shards)
+
+    @property
+    def shard_numel(self) -> int:
+        """Elements of one shard."""
+        return self.numel // self.n_shards
+
+    def empty(self, dtype: torch.dtype | None = None) -> Tensor:
+        """A zeroed flat buffer [numel] on the parameters' device, in their dtype unless another is asked for."""
+        return torch.zeros(self.numel, dtype=dtype or self.params[0].dtype, device=self.params[0].device)
+
+    def windows(self, buffer: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each parameter with its window of `buffer` [numel], in the parameter's shape; no copies."""
+        for p, start in zip(self.params, self.starts, strict=True):
+            yield p, buffer[start : start + p.numel()].view(p.shape)
+
+    def pack(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The parameters' values as one flat buffer [numel]."""
+        buffer = self.empty(dtype)
+        for p, window in self.windows(buffer):
+            window.copy_(p.detach())
+        return buffer
+
+    def shard(self, buffer: Tensor, rank: int) -> Tensor:
+        """The part of `buffer` that belongs to `rank`: a view [numel / n_shards]."""
+        return buffer[rank * self.shard_numel : (rank + 1) * self.shard_numel]
+
+    def owned(self, rank: int) -> Iterator[tuple[str, nn.Parameter, int, int, int]]:
+        """What lies in a rank's shard: (name, parameter, first element of it, first place in the shard, count)."""
+        low, high = rank * self.shard_numel, (rank + 1) * self.shard_numel
+        for name, p, start in zip(self.names, self.params, self.starts, strict=True):
+            first, last = max(low, start), min(high, start + p.numel())
+            if first < last:  # a shard's border may lie inside a parameter: then two ranks own a part of it
+                yield name, p, first - start, first - low, last - first
 
 
 class Bucket:
@@ -37,15 +112,12 @@ class Bucket:
         self.work: Pending | None = None
 
     def take(self, k: int, share: float = 1.0) -> None:
-        """Make p.grad of member k its window, holding `share` times the gradient. ValueError for one that cannot.
-
-        A new gradient is scaled as it is copied, which costs nothing; only one that was added up in place costs a pass.
-        """
+        """Make p.grad of member k its window, holding `share` times the gradient. ValueError for one that cannot."""
         p, window = self.flat.params[k], self.windows[k]
         if p.grad is None:
-            window.zero_()
+            window.zero_()  # the window still holds the last step's sum
         elif p.grad is window:
-            if share != 1.0:
+            if share != 1.0:  # autograd added in place: the only case in which scaling costs a pass of its own
                 window.mul_(share)
         elif p.grad.layout is not torch.strided or (p.dtype, p.device) != (window.dtype, window.device):
             raise ValueError(
@@ -53,7 +125,7 @@ class Bucket:
                 f"dense {str(window.dtype)[6:]} on {window.device}: convert the module before DDP, and use sparse=False"
             )
         else:
-            torch.mul(p.grad.detach(), share, out=window)
+            torch.mul(p.grad.detach(), share, out=window)  # a new gradient is copied anyway: scaling it is free
         p.grad = window
 
     def complete(self, share: float) -> None:
@@ -63,27 +135,40 @@ class Bucket:
                 self.take(k, share)
 
     def end(self) -> list[str]:
-        """Wait for the sum; every p.grad is its window. Names of those that were cut from it since they arrived."""
+        """Wait for the sum; every p.grad is its window. Returns the names whose p.grad was replaced meanwhile."""
         assert self.work is not None
         self.work.wait()
-        cut = [self.flat.names[k] for k in sorted(self.arrived) if self.flat.params[k].grad is not self.windows[k]]
+        replaced = [self.flat.names[k] for k in sorted(self.arrived) if self.flat.params[k].grad is not self.windows[k]]
         for p, window in zip(self.flat.params, self.windows, strict=True):
             p.grad = window
         self.arrived, self.work = set(), None
-        return cut
+        return replaced
 
 
 def in_buckets(named: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
     """Parameters from last to first in buckets of one dtype and device; sorted by when their last member is expected.
 
-    A bucket holds `bucket_bytes` at most, unless one parameter is larger; the first of each kind is full at 1 MiB."""
+    A bucket holds `bucket_bytes` at most, unless one parameter is larger; the first of each kind is full at 1 MiB.
+    Raises ValueError for a bucket of less than one byte."""
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")
     sizes = [((p.dtype, p.device), p.numel() * p.element_size()) for _, p in named]
     return [[named[k] for k in members] for members in fill(sizes, bucket_bytes)]
 
 
+def by_kind(named: Iterable[Named]) -> list[list[Named]]:
+    """Parameters grouped by dtype, device, and whether they train, in order of first appearance: each group can share a
+    flat buffer."""
+    kinds: dict[Hashable, list[Named]] = {}
+    for name, p in named:
+        kinds.setdefault((p.dtype, p.device, p.requires_grad), []).append((name, p))
+    return list(kinds.values())
+
+
 def as_on_rank_0(tensors: Sequence[Tensor], group: Group, run_bytes: int = 2**20) -> None:
-    """Give tensors of any dtype rank 0's values, small ones together; sends their bytes from rank 0. Holds three times
-    `run_bytes`, or the largest tensor, meanwhile."""
+    """Give tensors of any dtype rank 0's values, small ones together. Sends their bytes from rank 0.
+
+    Memory meanwhile: three times `run_bytes`, or three times the largest tensor."""
     run: list[Tensor] = []
     held = 0
     for k, x in enumerate(tensors if group.size > 1 else ()):
@@ -91,9 +176,10 @@ def as_on_rank_0(tensors: Sequence[Tensor], group: Group, run_bytes: int = 2**20
         held += x.numel() * x.element_size()
         if held < run_bytes and k + 1 < len(tensors):
             continue
-        raw = group.broadcast(torch.cat([as_bytes(each.detach().contiguous()).to(group.device) for each in run]))
+        # as bytes: one message may carry floats, integers and flags together
+        raw = group.broadcast(torch.cat([as_bytes(y.detach().contiguous()).to(group.device) for y in run]))
         if group.rank:
-            for each, part in zip(run, raw.split([each.numel() * each.element_size() for each in run]), strict=True):
-                # through .data: a graph that has saved the tensor may still want its backward
-                each.data.copy_(part.clone().view(each.dtype).view(each.shape))
+            for y, part in zip(run, raw.split([y.numel() * y.element_size() for y in run]), strict=True):
+                # through .data, which leaves the version counter alone: a graph that has saved y may still run backward
+                y.data.copy_(part.clone().view(y.dtype).view(y.shape))
         run, held = [], 0

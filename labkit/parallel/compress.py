@@ -18,9 +18,8 @@ algorithm 1 (with memory, top-k converges as dense SGD does); Micikevicius 2018,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,19 +27,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
+from labkit.parallel.bucket import Pending
 
 INDEX_BYTES = 4
-
-
-class Pending(Protocol):
-    """A reduction under way."""
-
-    def wait(self) -> Any:
-        """Block until the sum over the group is in the buffer."""
-
-
-Reduce = Callable[[Tensor, Group], Pending]
-"""Starts the sum of a flat buffer over a group, in place."""
 
 
 def exact(grads: Tensor, group: Group) -> Pending:
@@ -63,6 +52,7 @@ class HalfGradients:
 
     def __call__(self, grads: Tensor, group: Group) -> Pending:
         """Start the sum of `grads` [numel] in place; sends 2(n-1)/n times 2 bytes an element."""
+        # a copy travels; `grads` keeps its dtype and gets the sum when it has come
         return _Widen(group.all_reduce_start(grads.to(self.dtype)), grads)
 
 
@@ -77,7 +67,7 @@ class _Widen:
 class TopK:
     """Only the k elements of largest magnitude travel; what stays behind is added to the next step's gradients.
 
-        memory  = memory + g              everything that was not yet said
+        memory  = memory + g              everything that was not sent yet
         send    = the k largest of memory
         memory  = memory - send
 
@@ -115,11 +105,13 @@ class TopK:
                 f"indices are 32 bits, a bucket of {grads.numel():,} elements is too long: smaller buckets"
             )
         memory = self._remembered(grads)
+        # by magnitude and unsorted: only which ones travel matters
         chosen = memory.abs().topk(self.k(grads.numel()), sorted=False).indices
         values = memory[chosen].to(grads.dtype)
         if self.feedback:
             memory[chosen] -= values.to(memory.dtype)  # the rounding of `values` is remembered as well
             memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        # values and indices in one message; every rank chooses other elements, so a sum of words would mix them
         words = torch.cat([as_bytes(values), as_bytes(chosen.to(torch.int32))])
         return _Scatter(group.all_gather_start(words), grads, len(chosen), group.size)
 
@@ -142,6 +134,7 @@ class _Scatter:
         value_bytes = self.k * self.grads.element_size()
         for words in gathered.chunk(self.n):  # in rank order on every rank: the same bits
             values, indices = words[:value_bytes], words[value_bytes:]
+            # clone: a view as a wider dtype must begin at a multiple of its size
             values, indices = values.clone().view(self.grads.dtype), indices.clone().view(torch.int32)
             self.grads.index_add_(0, indices, values)
         return self.grads

@@ -56,11 +56,12 @@ class DataParallelReplicas:
         """Copy the module once to each other device. ValueError if it is not on devices[0], or there are no devices."""
         if not devices:
             raise ValueError("give at least one device, such as ['cuda:0', 'cuda:1'] or ['cpu'] * 2")
-        self.devices = tuple(torch.empty(0, device=each).device for each in devices)
-        for name, each in [*module.named_parameters(), *module.named_buffers()]:
-            if each.device != self.devices[0]:
+        self.devices = tuple(torch.empty(0, device=device).device for device in devices)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if tensor.device != self.devices[0]:
                 raise ValueError(
-                    f"{name} is on {each.device}, the first device is {self.devices[0]}: module.to({str(devices[0])!r})"
+                    f"{name} is on {tensor.device}, the first device is {self.devices[0]}: "
+                    f"module.to({str(devices[0])!r})"
                 )
         self.module = module
         self.replicas = (module, *(copy.deepcopy(module).to(device) for device in self.devices[1:]))
@@ -78,11 +79,12 @@ class DataParallelReplicas:
         dtype = torch.get_autocast_dtype(self.devices[0].type)
 
         def forward(k: int) -> Tensor:
-            # a fresh thread knows nothing of the caller's modes
+            # grad mode and autocast belong to a thread: a fresh one does not have the caller's
             here = torch.autocast(self.devices[k].type, dtype, enabled=autocast)
             with torch.set_grad_enabled(grad), here, torch.cuda.device_of(parts[k]):
                 return self.replicas[k](parts[k])
 
+        # threads and not a loop: kernels of several GPUs overlap only if somebody launches them at the same time
         with ThreadPoolExecutor(len(parts)) as threads:
             outputs = list(threads.map(forward, range(len(parts))))
         if any(y.dim() == 0 for y in outputs):
@@ -103,7 +105,7 @@ class DataParallelReplicas:
                 if copied.grad is not None:
                     arrived = self._copy("reduce", copied.grad, k, to=0)
                     p.grad = arrived if p.grad is None else p.grad.add_(arrived)
-                    copied.grad = None
+                    copied.grad = None  # or the next finish would add it once more
 
     def step(self) -> None:
         """The optimizer's step on device 0; the replicas learn of it at the next forward."""
@@ -118,7 +120,7 @@ class DataParallelReplicas:
             sources = [*self.module.parameters(), *self.module.buffers()]
             for source, target in zip(sources, [*replica.parameters(), *replica.buffers()], strict=True):
                 number = self._open("replicate", source, k)
-                target.data.copy_(source)
+                target.data.copy_(source)  # .data: an earlier forward's graph may have saved the weights
                 self.ledger.close(number)
 
     def _copy(self, verb: str, x: Tensor, k: int, to: int | None = None) -> Tensor:

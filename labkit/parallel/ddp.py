@@ -15,9 +15,9 @@ it to zeros, and it is written into its window once, as g/n: the sum over the ra
     bytes sent per rank and step    2(n-1)/n N, whatever the number of micro-batches    N = bytes of the gradients
     memory                          N: the buckets are the gradients
 
-What has no gradient on a rank counts as zero there. Buffers (running means) are those of rank 0 after every `finish`:
-what torch does before the next forward, in a place where all ranks meet, so that one rank may evaluate alone.
-Between backward and `finish` the group is taken: other collectives on it wait until after `finish`.
+A parameter without a gradient on some rank counts as zero there. Buffers (running means) are those of rank 0 after
+every `finish`: torch does it before the next forward; here all ranks meet anyway, and one rank may evaluate alone.
+Between backward and `finish` the group is busy: other collectives on it must wait until after `finish`.
 
 Source: Li 2020, arXiv:2006.15704, sections 3.2 (bucketing, overlap, accumulation) and 4.
 """
@@ -26,20 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.parallel.bucket import Bucket, as_on_rank_0, in_buckets
-from labkit.parallel.compress import Reduce, exact
-from labkit.parallel.offload import stepped_on
-from labkit.parallel.sync import MakeOptimizer, Piece, Watch, check_free, check_module, check_options
+from labkit.parallel.bucket import Bucket, Reduce, as_on_rank_0, in_buckets
+from labkit.parallel.sync import MakeOptimizer, Owned, Watch, check_arguments
 
 
 class DDP:
-    """A strategy (see sync.py) in which every rank owns all gradients, all weights and all of the optimizer's state."""
+    """Data parallel: every rank owns all gradients, weights and optimizer state (interface: sync.py)."""
 
     sharded = False
 
@@ -54,33 +51,29 @@ class DDP:
         skip_unused: bool = False,
         compress: Reduce | None = None,
     ) -> None:
-        """Take rank 0's weights and buffers on every rank, and watch for gradients until `close()`.
+        """Copy rank 0's weights and buffers to every rank, and watch for gradients until `close()`.
 
         bucket_bytes       a bucket is full at this size; a larger parameter has one to itself
         broadcast_buffers  False: every rank keeps its own after the start
         skip_unused        True: a parameter that no rank used has p.grad None after `finish`, so that the optimizer
                            leaves it alone (one more all_reduce, of a byte a parameter); False: its gradient is zero
-        compress           what to do with a bucket instead of an exact sum: `HalfGradients()`, `TopK(0.01)`
+        compress           how a bucket is summed if not exactly (compress.py): `HalfGradients()`, `TopK(0.01)`
 
         Raises ValueError on every rank if ranks hold different modules or options, or the module is wrapped already."""
-        check_module(module, group)
         options = {"broadcast_buffers": broadcast_buffers, "skip_unused": skip_unused}
-        check_options(group, bucket_bytes=int(bucket_bytes), **options)
-        if bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")
+        check_arguments(module, group, bucket_bytes=int(bucket_bytes), **options)
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         for name, p in trainable:
-            check_free(name, p)
             if not p.is_contiguous():
                 raise ValueError(f"{name} has strides {p.stride()}: make it contiguous, p.data = p.data.contiguous()")
         self.module, self.group = module, group
         self.buckets = tuple(Bucket(named) for named in in_buckets(trainable, bucket_bytes))
-        self.compress: Reduce = compress or exact
+        self.compress: Reduce | None = compress
         self.broadcast_buffers, self.skip_unused = broadcast_buffers, skip_unused
         self._started = 0  # buckets under way
         self._touched = self._sending = self._accumulating = False
-        self._roll = _roll(module)
-        for bucket in self.buckets:
+        self._parameters = _parameter_list(module)
+        for bucket in self.buckets:  # ranks may have drawn different weights: the same gradients keep equal ones equal
             as_on_rank_0(bucket.flat.params, group)
         as_on_rank_0([*(p for p in module.parameters() if not p.requires_grad), *module.buffers()], group)
         self._hooks = [
@@ -91,9 +84,9 @@ class DDP:
         self.optimizer = make_optimizer([p for _, p in trainable])
 
     def zero_grad(self) -> None:
-        """Forget the gradients: every p.grad is None. If some are on their way, first let them come through."""
+        """Drop the gradients: every p.grad is None. If some are on their way, wait for them first."""
         if self._sending:
-            self._reduce()
+            self._reduce()  # the other ranks are in these sums: leaving now would pair them with the next step's
         self._touched = False
         for bucket in self.buckets:
             for p in bucket.flat.params:
@@ -101,7 +94,7 @@ class DDP:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes in here add to this rank's gradients and send nothing."""
+        """Backward passes inside this context add to this rank's gradients and send nothing."""
         before, self._accumulating = self._accumulating, True
         try:
             yield
@@ -111,25 +104,26 @@ class DDP:
     def finish(self) -> None:
         """Start the buckets that have not started, wait for all: every p.grad is the mean over the group.
 
-        Sends what backward has not sent, and rank 0's buffers. Raises ValueError, after its part is done and so without
-        leaving another rank waiting, if parameters were frozen, added or replaced, or gradients cut from the bucket."""
+        Sends what backward has not sent, and rank 0's buffers. Raises ValueError if parameters were frozen, added or
+        replaced, or a p.grad was replaced by another tensor."""
         params = [p for bucket in self.buckets for p in bucket.flat.params]
         used = [p.grad is not None for p in params] if self.skip_unused else []
-        cut = self._reduce()
+        replaced = self._reduce()
         if self.skip_unused:
             flags = torch.tensor(used, dtype=torch.uint8, device=self.group.device)
             for p, anywhere in zip(params, self.group.all_reduce(flags, "max").tolist(), strict=True):
                 p.grad = p.grad if anywhere else None
         if self.broadcast_buffers:
             as_on_rank_0(list(self.module.buffers()), self.group)
-        if cut:
+        # errors come last: a rank that raised before the collectives would leave the others waiting in them
+        if replaced:
             raise ValueError(
-                f"p.grad of {', '.join(cut[:3])} was replaced between backward and finish(): call "
+                f"p.grad of {', '.join(replaced[:3])} was replaced between backward and finish(): call "
                 "zero_grad() of the strategy at the start of a step, and change gradients after finish()"
             )
-        now = _roll(self.module)
-        if now != self._roll:
-            name = next(name for name in {**self._roll, **now} if self._roll.get(name) != now.get(name))
+        before, now = self._parameters, _parameter_list(self.module)
+        if now != before:
+            name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
             raise ValueError(
                 f"{name} was added, removed, replaced or had requires_grad changed since DDP was made: "
                 "close() this one and make a new DDP"
@@ -145,68 +139,37 @@ class DDP:
             raise ValueError("gradients have come since the last finish(): call finish() before step()")
         self.optimizer.step()
 
-    def pieces(self) -> Iterable[Piece]:
+    def owned(self) -> Iterable[Owned]:
         """Every trainable parameter, whole, in the module's order."""
-        kept = self.optimizer.state
-        windows = {
-            key for p in kept if p.dim() for key, each in kept[p].items() if isinstance(each, Tensor) and each.dim()
-        }
         for name, p in self.module.named_parameters():
             if p.requires_grad:
-                own = stepped_on(self.optimizer, p)
-                state = {key: _flat(name, key, each, p, windows) for key, each in kept.get(own, {}).items()}
                 grad = None if p.grad is None or self._touched else p.grad.view(-1)
-                cut = getattr(p, "shard_dim", None)
-                yield Piece(name, tuple(p.shape), 0, own.detach().view(-1), grad, state, cut)
+                yield Owned(name, tuple(p.shape), 0, p, slice(0, p.numel()), grad, getattr(p, "shard_dim", None))
 
-    def load(self, name: str, start: int, value: Tensor, state: dict[str, Any]) -> None:
-        """Put `value` [k] at elements `start`, ... of a parameter, and its optimizer state ([k] tensors and scalars).
-
-        Raises ValueError, before anything is changed, for an unknown name, elements outside the parameter, or state of
-        another length."""
-        p = dict(self.module.named_parameters()).get(name)
-        odd = [key for key, x in state.items() if isinstance(x, Tensor) and x.dim() and x.shape != value.shape]
-        if odd:
-            raise ValueError(f"{name}: {value.numel()} elements, but {odd[0]!r} has shape {tuple(state[odd[0]].shape)}")
-        if p is None or not 0 <= start <= start + value.numel() <= p.numel():
-            size = "there is no such parameter" if p is None else f"it has {p.numel()}"
-            raise ValueError(f"cannot load elements {start} to {start + value.numel()} of {name}: {size}")
-        part = slice(start, start + value.numel())
-        own = stepped_on(self.optimizer, p)
-        own.detach().view(-1)[part] = value.to(own.device)
-        kept = self.optimizer.state[own] if state else {}
-        for key, each in state.items():
-            if isinstance(each, Tensor) and each.dim():
-                if key not in kept:
-                    kept[key] = torch.zeros_like(own, dtype=each.dtype)
-                kept[key].view(-1)[part] = each.to(own.device)
-            else:
-                kept[key] = each.clone() if isinstance(each, Tensor) else each
-
-    def loaded(self) -> None:
-        """The module computes with what was loaded; gradients of the old weights are forgotten."""
-        if hasattr(self.optimizer, "masters_to_params"):
-            self.optimizer.masters_to_params()
+    def refresh(self) -> None:
+        """Drop the gradients of the old weights: the module computes with what was loaded already."""
         self.zero_grad()
 
     def close(self) -> None:
-        """Let go of the module: gradients are no longer watched, and it may be wrapped again."""
+        """Stop watching the module's gradients; it may be wrapped again."""
         for hook in self._hooks:
             hook.remove()
 
     def _arrive(self, p: Tensor, number: int, k: int) -> None:
         """Autograd has just added to p.grad of member k of a bucket."""
         bucket = self.buckets[number]
-        if k in bucket.arrived:  # its bucket may be on its way, and it holds a share already
+        if k in bucket.arrived:  # its bucket may be on its way, and its window holds g/n already, not g
             raise ValueError(
                 f"a second gradient for {bucket.flat.names[k]} came before finish(), when the first may have left: "
                 "put every backward but the last inside accumulate() (all of them, if one backward gives it twice)"
             )
+        # divided before the sum: n shares add up to the mean, and in fp16 that cannot overflow where the mean would not
         bucket.take(k, 1.0 if self._accumulating else 1 / self.group.size)
         self._touched = True
         if not self._accumulating:
             self._sending = True
             bucket.arrived.add(k)
+            # collectives are paired by their order: bucket 1 waits for bucket 0 even if its gradients come first here
             while self._started < len(self.buckets) and self._next_is_full():
                 self._start()
 
@@ -217,28 +180,22 @@ class DDP:
     def _start(self) -> None:
         bucket = self.buckets[self._started]
         self._started += 1
-        bucket.work = self.compress(bucket.buffer, self.group)
+        # both only start the sum: backward goes on while it is on the wire
+        if self.compress is None:
+            bucket.work = self.group.all_reduce_start(bucket.buffer)
+        else:
+            bucket.work = self.compress(bucket.buffer, self.group)
 
     def _reduce(self) -> list[str]:
+        """Start what has not started, wait for all; names of gradients that were replaced since they arrived."""
         while self._started < len(self.buckets):
+            # every rank sends every bucket, with zeros for what it has not used: another rank may have used it
             self.buckets[self._started].complete(1 / self.group.size)
             self._start()
-        cut = [name for bucket in self.buckets for name in bucket.end()]
+        replaced = [name for bucket in self.buckets for name in bucket.end()]
         self._started, self._touched, self._sending = 0, False, False
-        return cut
+        return replaced
 
 
-def _roll(module: nn.Module) -> dict[str, tuple[int, bool]]:
+def _parameter_list(module: nn.Module) -> dict[str, tuple[int, bool]]:
     return {name: (id(p), p.requires_grad) for name, p in module.named_parameters()}
-
-
-def _flat(name: str, key: str, each: Any, p: nn.Parameter, windows: set[str]) -> Any:
-    # of a parameter without dims a moment has none either: what it is for the others tells it from a scalar
-    if not isinstance(each, Tensor) or not (each.dim() or (key in windows and not p.dim())):
-        return each
-    if each.shape != p.shape:
-        raise ValueError(
-            f"the optimizer keeps {key!r} of shape {tuple(each.shape)} for {name} {tuple(p.shape)}: state must have "
-            "the parameter's shape or be a scalar"
-        )
-    return each.view(-1)

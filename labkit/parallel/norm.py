@@ -2,12 +2,12 @@
 
     |g|^2 = sum over all parameters, each element once
 
-With gradients cut along three axes every rank adds up what it alone answers for, and one all_reduce of a single number
-over the whole world does the rest:
+Gradients may be cut along three axes. Every rank adds up the squares of its share, chosen so that each element is in
+exactly one rank's share, and one all_reduce of a single number over the whole world adds up the ranks:
 
-    dp    DDP has whole gradients on every rank: rank 0 of dp answers for them. ZeRO cuts them: each rank for its part
-    tp    a parameter that is cut (it has `shard_dim`): each rank for its part. One that is whole on all: rank 0 of tp
-    pp    a rank has its own stages and nobody else's
+    dp    DDP has whole gradients on every rank: they are in the share of dp rank 0. ZeRO cuts them: each rank its part
+    tp    a parameter that is cut (it has `shard_dim`): each rank its part. One that is whole on all ranks: tp rank 0
+    pp    each rank its own stages
 
 A norm of one rank's part (clipping each rank by itself) would scale the ranks differently, and they would drift apart.
 
@@ -32,8 +32,10 @@ def grad_norm(syncs: Iterable[DataParallel], mesh: Mesh) -> float:
     device = mesh.world.device
     mine = torch.zeros(1, dtype=torch.float64, device=device)
     for sync in syncs:
-        grads = [piece.grad for piece in sync.pieces() if piece.grad is not None and answers_for(sync, piece, mesh)]
+        # a gradient that several ranks hold is added up by one of them only
+        grads = [own.grad for own in sync.owned() if own.grad is not None and answers_for(sync, own.cut, mesh)]
         if grads:
+            # fp16's squares overflow above 256: widen before squaring
             wide = torch.promote_types(grads[0].dtype, torch.float32)
             norms = torch.stack(torch._foreach_norm([grad.to(wide) for grad in grads]))
             mine += norms.double().square().sum()

@@ -66,16 +66,16 @@ class Offloaded(torch.optim.Optimizer):
         self.incoming = {p: _room(m.detach(), p) for p, m in self.masters.items()}
         self.inner = make_optimizer(list(self.masters.values()))
         super().__init__(list(self.masters.values()), self.inner.defaults)
-        self._share()
+        self._share()  # a learning rate set from outside must reach the optimizer that steps
 
     @property
     def needs_whole_layers(self) -> bool:
-        """Whether `inner` looks at more than one element at a time."""
+        """True if `inner` looks at more than one element at a time."""
         return bool(getattr(self.inner, "needs_whole_layers", False))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
-        """Gradients there, the step, weights back. A parameter without a gradient is left alone."""
+        """Copy gradients to the masters, step, copy weights back. A parameter without a gradient is left alone."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -86,7 +86,7 @@ class Offloaded(torch.optim.Optimizer):
             torch.cuda.current_stream(device).synchronize()  # the CPU is about to read what the copies bring
         self.inner.step()
         for p, master in self.masters.items():
-            if master.grad is not None:
+            if master.grad is not None:  # the optimizer has not touched the others
                 p.copy_(master, non_blocking=True)
         return loss
 
@@ -114,7 +114,7 @@ class Offloaded(torch.optim.Optimizer):
         masters = state_dict.get("masters", [])
         if len(masters) != len(self.masters):
             raise ValueError(f"the state has {len(masters)} masters, this optimizer has {len(self.masters)}")
-        self.inner.load_state_dict({key: each for key, each in state_dict.items() if key != "masters"})
+        self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "masters"})
         for master, saved in zip(self.masters.values(), masters, strict=True):
             master.copy_(saved)
         self._share()
@@ -124,14 +124,11 @@ class Offloaded(torch.optim.Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
 
-def stepped_on(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> nn.Parameter:
-    """What the optimizer steps on for `param`: the parameter itself, or its copy elsewhere (see offload.py)."""
-    return getattr(optimizer, "masters", {}).get(param, param)
-
-
 def _master(p: nn.Parameter, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
+    # fp32 at least: an update below 1/256 of a bf16 weight would be rounded away
     exact = dtype or torch.promote_types(p.dtype, torch.float32)
     copy = p.detach().to(device=device or p.device, dtype=exact, copy=True)
+    # pinned: copies between GPU and CPU are asynchronous only to and from pinned memory
     return nn.Parameter(copy.pin_memory() if p.is_cuda and not copy.is_cuda else copy)
 
 

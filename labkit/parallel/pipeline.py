@@ -4,23 +4,32 @@
                      <-- gradient of that activation ----                   <---
 
 Any schedule that `validate` accepts runs without a deadlock: a send never waits, and a receive waits only where its
-value is needed. Each message is the result of one action and travels under a tag that says which.
+value is needed. Each message is the result of one action, and its tag says which:
+
+    rank 0   F0 ----------- F1 ----------- ...  B0
+               \\               \\              /
+    rank 1      F0 ----------- B0 ---------             tags: 0F0, 0F1 from rank 0, 1B0 from rank 1
 
 Bytes sent for each micro-batch and each boundary between ranks: its activation forward, a gradient of the same size
-back; m micro-batches send what one large batch would, in m times as many messages. Memory: a stage's activations from
-forward to backward, for as many micro-batches as `in_flight(schedule)` says. A stage's output is let go when it has
-been sent: backward needs no more than the place where it left the graph.
+back; between stages of one rank nothing. m micro-batches send what one large batch would, in m times as many messages.
+Memory: a stage's activations from forward to backward, for as many micro-batches as `in_flight(schedule)` says. A
+stage's output is freed when it has been sent: backward needs no more than the place where it left the graph.
 
 DP changes bookkeeping, TP changes layers, PP changes order: a stage is any module, also a tensor-parallel one, and each
 may have its own data-parallel strategy, whose sums run while other stages still compute.
 
-Source: Huang et al., arXiv:1811.06965, section 2; Narayanan et al., arXiv:2104.04473, section 2.2.
+A schedule may split a backward in two: B for the gradient of the input, for which the neighbour waits, and W for those
+of the weights, which can fill a bubble (`input_first`).
+
+Source: Huang et al., arXiv:1811.06965, section 2; Narayanan et al., arXiv:2104.04473, section 2.2; B and W: Qi et al.,
+arXiv:2401.10241, section 1.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -28,17 +37,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from labkit.comm.group import Group
-from labkit.parallel.backward import input_first
-from labkit.parallel.mail import Mail, one_order, places_of
-from labkit.plan.schedule import Action, Schedule, Span, validate
+from labkit.comm.group import Group, Work
+from labkit.comm.message import wire_is_device
+from labkit.plan.program import KINDS
+from labkit.plan.schedule import Action, Schedule, Span, needs, simulate, validate
 
 
 class Sync(Protocol):
-    """What a pipeline asks of a stage's data-parallel strategy (see `labkit.parallel.sync`)."""
+    """What a pipeline needs of a stage's data-parallel strategy (see `labkit.parallel.sync`)."""
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Backward passes inside add to the gradients; what can wait is not sent."""
+        """Backward passes inside this context add to the gradients; what can wait is not sent."""
 
     def finish(self) -> None:
         """The gradients are complete: send what has not been sent, and wait."""
@@ -55,10 +64,10 @@ class Held(NamedTuple):
 class Pipeline:
     """This rank's part of a pipeline: `stages` {stage: module}, and `sync` {stage: its data-parallel strategy} if any.
 
-    `loss(output, target)` gives one number; it is called on the rank of the last stage. After `step`, `spans` says when
-    each action of this rank ran (on a GPU: when it was handed over) in seconds since this rank's `begin`, a reading of
-    time.perf_counter; `labkit.view.schedule` draws them. ValueError for a schedule that does not validate or is for
-    another number of ranks, and for stages that are not this rank's."""
+    `loss(output, target)` returns one number; it is called on the rank of the last stage. After `step`, `spans` holds
+    when each action of this rank ran (on a GPU: when it was launched), in seconds since `begin`, which is a reading of
+    time.perf_counter on this rank; `labkit.view.schedule` draws them. ValueError for a schedule that does not validate
+    or is for another number of ranks, and for stages that are not this rank's."""
 
     def __init__(
         self,
@@ -84,8 +93,7 @@ class Pipeline:
         self.program, self.splits = schedule.programs[group.rank], schedule.splits
         self.last = {(action.stage, action.kind): action for action in self.program}  # later ones replace earlier ones
         self.end, self.order = schedule.n_stages - 1, one_order(schedule, group)
-        self.places = places_of(schedule)
-        self.away = {stage for stage, module in self.stages.items() if any(map(_is_away, module.parameters()))}
+        self.sharded = {stage for stage, module in self.stages.items() if any(map(_is_sharded, module.parameters()))}
         self.spans: list[Span] = []
 
     def step(
@@ -96,42 +104,41 @@ class Pipeline:
     ) -> Tensor | None:
         """Forward and backward of one batch, given as n_micro micro-batches of any sizes; adds to the gradients.
 
-        Returns the mean loss over micro-batches on the rank of the last stage, None elsewhere: the plain mean whatever
-        their sizes, unless `loss_weights` says how much each of them counts (its tokens, say). Ranks that do not hold
-        the first stage may pass None for `inputs`, those without the last one None for `targets`. ValueError for a
-        wrong number of micro-batches, an output that is not one floating tensor, a loss that is not one number."""
+        Returns the mean loss over micro-batches on the rank of the last stage, None elsewhere. Every micro-batch counts
+        the same whatever its size, unless `loss_weights` gives their weights (numbers of tokens, say). Ranks that do
+        not hold the first stage may pass None for `inputs`, those without the last one None for `targets`. ValueError
+        for a wrong number of micro-batches, an output that is not one floating tensor, a loss that is not one number.
+        """
         self.batch: tuple[Any, Any, list[float]] = inputs, targets, self._checked(inputs, targets, loss_weights)
         self.held: dict[tuple[int, int], Held] = {}
-        self.weights: dict[tuple[int, int], Callable[[], None]] = {}  # W's whose B is done
+        self.weights: dict[tuple[int, int], Callable[[], None]] = {}  # the W's whose B is done
         self.total: Tensor | None = None
-        self.mail, self.spans, self.begin = (
-            Mail(self.schedule, self.group, self.order, self.places),
-            [],
-            time.perf_counter(),
-        )
+        self.messages = StageMessages(self.schedule, self.group, self.order)
+        self.spans, self.begin = [], time.perf_counter()
         for action in self.program:
             self._run(action)
             if action == self.last[action.stage, "W" if self.splits else "B"] and action.stage in self.sync:
-                self.sync[action.stage].finish()  # here and not at the end: other stages go on meanwhile
-        self.mail.finish()
+                self.sync[action.stage].finish()  # here and not at the end: other stages compute meanwhile
+        self.messages.finish()
         self.batch = None, None, []
         return self.total
 
     def _run(self, action: Action) -> None:
-        came = self.mail.take(action)
-        start = time.perf_counter()
+        received = self.messages.receive(action)
+        start = time.perf_counter()  # after the wait: a span is work, the gap before it is the bubble
         try:
-            result = self._forward(action, came) if action.kind == "F" else self._backward(action, came)
+            result = self._forward(action, received) if action.kind == "F" else self._backward(action, received)
         except Exception as error:
             error.add_note(f"(in {action}: stage {action.stage}, micro-batch {action.micro})")
             raise
-        self.mail.give(action, result)
+        self.messages.send(action, result)
         self.spans.append(Span(self.group.rank, action, start - self.begin, time.perf_counter() - self.begin))
 
-    def _forward(self, action: Action, came: Tensor | None) -> Tensor:
-        """F; the stage's output, or this micro-batch's share of the loss."""
+    def _forward(self, action: Action, received: Tensor | None) -> Tensor:
+        """F: returns the stage's output, or this micro-batch's share of the loss."""
         inputs, targets, shares = self.batch
-        x, ends = inputs[action.micro] if came is None else came.requires_grad_(), action.stage == self.end
+        # what was received is a leaf here: the graph ends at the stage's border, and x.grad is what B sends on
+        x, ends = inputs[action.micro] if received is None else received.requires_grad_(), action.stage == self.end
         with torch.enable_grad():
             y = self.stages[action.stage](x)
             if ends:
@@ -139,37 +146,42 @@ class Pipeline:
             if not isinstance(y, Tensor) or not y.is_floating_point() or (ends and y.numel() != 1):
                 wanted = "the loss must be one floating number" if ends else "must give one floating tensor to the next"
                 raise ValueError(f"stage {action.stage}: {wanted}, got {_what(y)}{': reduce it, mean()' * ends}")
+            # a share of the mean: gradients of all micro-batches then simply add up to those of the mean loss
             y = y.reshape(()) * shares[action.micro] if ends else y
         if ends:
             self.total = y.detach() if self.total is None else self.total + y.detach()
+        # the edge and not y: y's memory is freed when it has been sent, and backward needs only where it left the graph
         edge = get_gradient_edge(y) if y.requires_grad else None
         self.held[action.stage, action.micro] = Held(x, edge, torch.ones_like(y) if ends else None)
         return y
 
-    def _backward(self, action: Action, came: Tensor | None) -> Tensor | None:
-        """B or W; the gradient of the stage's input, if a stage waits for it."""
+    def _backward(self, action: Action, received: Tensor | None) -> Tensor | None:
+        """B or W: returns the gradient of the stage's input, if a stage waits for it."""
         key, sync = (action.stage, action.micro), self.sync.get(action.stage)
         last = action == self.last[action.stage, action.kind]
+        # only the stage's last backward may send gradients: those of earlier micro-batches are not complete
         with nullcontext() if sync is None or last else sync.accumulate():
             if action.kind == "W":
                 if weights := self.weights.pop(key, None):  # none where B has done it all
                     weights()
                 return None
             x, y, one = self.held.pop(key)
-            grad, gx = came if one is None else one, None
+            grad, gx = received if one is None else one, None
             assert grad is not None
-            if y is not None and (not self.splits or action.stage in self.away):
+            # ZeRO-3 brings weights back for one backward through a whole layer: there W cannot be left for later
+            if y is not None and (not self.splits or action.stage in self.sharded):
                 torch.autograd.backward([y], [grad])
                 if action.stage > 0:
-                    gx, x.grad = x.grad, None
+                    gx, x.grad = x.grad, None  # taken, not copied: otherwise it would live until the step ends
             elif y is not None and action.stage == 0:  # there is no input to differentiate: W does it all
                 self.weights[key] = lambda: torch.autograd.backward([y], [grad])
             elif y is not None:
                 gx, self.weights[key] = input_first(y, grad, x, self.stages[action.stage].parameters())
+            # the neighbour waits for a gradient even if this stage's output does not depend on its input
             return torch.zeros_like(x) if gx is None and action.stage > 0 else gx
 
     def _checked(self, inputs: Any, targets: Any, loss_weights: Sequence[float] | None) -> list[float]:
-        """How much each micro-batch's loss counts; they add up to 1."""
+        """The weight of each micro-batch's loss; they add up to 1."""
         m = self.schedule.n_micro
         for name, given, stage in (("inputs", inputs, 0), ("targets", targets, self.end)):
             if given is None and stage in self.stages:
@@ -178,15 +190,204 @@ class Pipeline:
                 raise ValueError(f"schedule {self.schedule.name!r} takes {m} micro-batches, got {len(given)} {name}")
         if len(kinds := sorted({_kind(x) for x in (() if inputs is None else inputs)})) > 1:
             raise ValueError(f"micro-batches may differ in size, not in kind: got inputs of {' and '.join(kinds)}")
-        counts = [1.0] * m if loss_weights is None else [float(each) for each in loss_weights]
+        counts = [1.0] * m if loss_weights is None else [float(weight) for weight in loss_weights]
         if len(counts) != m or min(counts) < 0 or sum(counts) <= 0:
             raise ValueError(f"loss_weights are {m} numbers, none below 0, not all 0: got {loss_weights}")
         return [count / sum(counts) for count in counts]
 
 
-def _is_away(p: nn.Parameter) -> bool:
-    """Whether a strategy has taken the weight away until it is needed (ZeRO-3). It brings weights back for a backward
-    through the whole layer, so B cannot leave W for later."""
+class StageMessages:
+    """One step's messages on one rank: `receive` what an action needs from another stage, `send` what it made.
+
+    Sends never wait; all receives are posted before the first action, so that a message is welcome whenever it comes.
+    A sent tensor is freed when a later result arrives from its receiver, which proves delivery. `order` is what
+    `one_order` returns for this schedule and group: a wire without tags needs it."""
+
+    def __init__(self, schedule: Schedule, group: Group, order: Sequence[Action] = ()):
+        self.schedule, self.group, self.order = schedule, group, deque(order)
+        self.position = {action: k for program in schedule.programs for k, action in enumerate(program)}
+        self.local: dict[Action, Tensor] = {}  # made on this rank for another stage of this rank
+        self.sent: list[tuple[int, int, Work]] = []  # to which rank, needed at which position of its program
+        makers = (_maker(action, schedule) for action in schedule.programs[group.rank])
+        self.coming = {
+            maker: group.recv_start(schedule.rank_of(maker.stage), self._tag(maker))
+            for maker in makers
+            if maker is not None and schedule.rank_of(maker.stage) != group.rank
+        }
+
+    def receive(self, action: Action) -> Tensor | None:
+        """Wait for the activation or gradient that `action` needs; None if it needs none."""
+        maker, x = _maker(action, self.schedule), None
+        if maker in self.local:
+            x = self.local.pop(maker)
+        elif maker is not None:
+            self._open_until(maker)
+            x = self.coming.pop(maker).wait()
+            self._free_delivered(self.schedule.rank_of(maker.stage), self.position[maker])
+        return x
+
+    def send(self, action: Action, x: Tensor | None) -> None:
+        """Start to send what `action` made, if another stage waits for it; x is kept until it has arrived."""
+        to = _next_stage(action, self.schedule)
+        if to is None or x is None:
+            return
+        if self.schedule.rank_of(to) == self.group.rank:
+            self.local[action] = x.detach()  # as if it had come by wire: each stage has a graph of its own
+            return
+        self._open_until(action)
+        rank = self.schedule.rank_of(to)
+        needed_at = self.position[Action(action.kind, to, action.micro)]
+        self.sent.append((rank, needed_at, self.group.send(x, rank, self._tag(action))))
+
+    def finish(self) -> None:
+        """Wait until everything sent has been received."""
+        for _, _, work in self.sent:
+            work.wait()
+
+    def _free_delivered(self, rank: int, position: int) -> None:
+        # `rank` has made something at `position` of its program, so what it needed before that has arrived there and
+        # wait() returns at once. Without this, all activations sent would live until the step ends
+        for to, needed_at, work in self.sent:
+            if to == rank and needed_at <= position:
+                work.wait()
+        self.sent = [(to, at, work) for to, at, work in self.sent if to != rank or at > position]
+
+    def _open_until(self, action: Action) -> None:
+        # on NCCL: queue all receives that the agreed order has before `action` (see one_order)
+        while self.order and action in self.order:
+            if (maker := self.order.popleft()) in self.coming:
+                self.coming[maker].open()
+
+    def _tag(self, maker: Action) -> int:
+        return (maker.stage * self.schedule.n_micro + maker.micro) * len(KINDS) + KINDS.index(maker.kind)
+
+
+def action_of_tag(tag: int, n_micro: int) -> Action:
+    """The action whose result travels under `tag`."""
+    stage_and_micro, kind = divmod(tag, len(KINDS))
+    return Action(KINDS[kind], *divmod(stage_and_micro, n_micro))
+
+
+def one_order(schedule: Schedule, group: Group) -> tuple[Action, ...]:
+    """For a wire without tags: the actions whose results this rank sends or receives, in an order that all ranks share.
+
+    NCCL ignores tags, and a send blocks everything queued behind it until the other side receives it. If rank 0 has
+    queued "send 0F1, receive 1B0" while rank 1 has queued "send 1B0, receive 0F1", both are stuck. So there every rank
+    queues its messages in the order in which a simulated step makes them: before a rank sends, it queues the receives
+    of all that was made earlier. What one rank sends next is then what the other receives next, for any schedule, over
+    a single group."""
+    if not wire_is_device(group.wire):
+        return ()
+    spans = sorted(simulate(schedule), key=lambda span: span.end)
+    ends = [(span, _next_stage(span.action, schedule)) for span in spans]
+    meets = [(span, schedule.rank_of(to)) for span, to in ends if to is not None]
+    return tuple(span.action for span, to in meets if span.rank != to and group.rank in (span.rank, to))
+
+
+def _maker(action: Action, schedule: Schedule) -> Action | None:
+    """The action on another stage whose result `action` needs."""
+    return next((need for need in needs(action, schedule.n_stages) if need.stage != action.stage), None)
+
+
+def _next_stage(action: Action, schedule: Schedule) -> int | None:
+    """The stage that waits for the result of `action`."""
+    to = action.stage + {"F": 1, "B": -1, "W": schedule.n_stages}[action.kind]
+    return to if 0 <= to < schedule.n_stages else None
+
+
+# -- a backward in two halves, B and W -------------------------------------------------------------------------------
+
+
+class Joint(NamedTuple):
+    """A node on the way from y to x where weights come in: its edges at which gradients arrive, and the weights."""
+
+    entries: list[GradientEdge]
+    params: set[nn.Parameter]
+
+
+def input_first(
+    y: GradientEdge, grad: Tensor, x: Tensor, params: Iterable[nn.Parameter]
+) -> tuple[Tensor, Callable[[], None]]:
+    """B now: the gradient of x [shape of x]; and W for later: a function that adds to the gradients of `params`.
+
+        y <- [ linear ] <- h <- [ gelu ] <- g <- [ linear ] <- x
+                 |                                   |
+                 w2                                  w1
+
+        B   goes from y to x; at each joint, where weights come in, it keeps the gradient that arrives there (of y, g)
+        W   starts at every joint with what was kept, and goes only the short way to its weights
+
+    `y` is where the stage's output leaves the graph and `grad` its gradient; x is a leaf that requires a gradient. Both
+    halves together cost one backward: no product is computed twice. The price: all that forward saved lives until W.
+    Tensor hooks in the middle of a stage run in both halves if they sit at a joint.
+
+    Two kinds of weights cannot be cut off at one joint: those used in several places, for which W goes all the way from
+    y again, and those that autograd does not see, as in a function that runs its own backward: they get theirs in B."""
+    joints, shared = find_joints(y, x, set(params))
+    entries = [entry for joint in joints for entry in joint.entries]
+    gx, *arrived = torch.autograd.grad(
+        [y],
+        [get_gradient_edge(x), *entries],
+        [grad],
+        retain_graph=True,
+        allow_unused=True,  # W needs the graph again
+    )
+    kept = dict(zip(entries, arrived, strict=True))
+    top = (y, grad) if shared or (gx is None and not joints) else None
+
+    def weights() -> None:
+        if top is not None:  # an output that does not depend on x has no joints: all its weights are here
+            torch.autograd.backward([top[0]], [top[1]], inputs=list(shared) or None, retain_graph=bool(joints))
+        while joints:  # those next to y first, as in a whole backward, and nothing is held longer than it must
+            joint = joints.pop()
+            given = [(entry, kept.pop(entry)) for entry in joint.entries]
+            given = [(entry, gradient) for entry, gradient in given if gradient is not None]
+            if given:
+                starts, gradients = zip(*given, strict=True)
+                torch.autograd.backward(starts, gradients, inputs=list(joint.params))
+
+    return torch.zeros_like(x) if gx is None else gx, weights
+
+
+def find_joints(y: GradientEdge, x: Tensor, params: set[nn.Parameter]) -> tuple[list[Joint], set[nn.Parameter]]:
+    """The joints between y and x, from x to y, each with the weights that are its alone; and the shared weights."""
+    users: dict[Any, list[Any]] = defaultdict(list)  # not sets: all ranks of a group must go in the same order
+    entries: dict[Any, set[int]] = defaultdict(set, {y.node: {y.output_nr}})
+    for node in _below(y.node):
+        for below, entry in node.next_functions:
+            users[below].append(node)
+            entries[below].add(entry)
+    way = [get_gradient_edge(x).node]  # all nodes between x and y: what lies beside them leads to weights only
+    seen = set(way)
+    for node in way:
+        new = [user for user in dict.fromkeys(users[node]) if user not in seen]
+        seen.update(new)
+        way += new
+    joints = []
+    for node in way:
+        beside = [below for below, _ in node.next_functions if below is not None and below not in seen]
+        # a leaf's node has `variable`: the parameter it adds the gradient to
+        mine = {leaf.variable for start in beside for leaf in _below(start) if hasattr(leaf, "variable")} & params
+        if mine:
+            joints.append(Joint([GradientEdge(node, entry) for entry in sorted(entries[node])], mine))
+    uses = Counter(p for joint in joints for p in joint.params)
+    shared = {p for p, count in uses.items() if count > 1}
+    return [Joint(edges, mine - shared) for edges, mine in joints if mine - shared], shared
+
+
+def _below(start: Any) -> Iterator[Any]:
+    seen, open_ = {None, start}, [start]
+    while open_:
+        node = open_.pop()
+        yield node
+        for below, _ in node.next_functions:
+            if below not in seen:
+                seen.add(below)
+                open_.append(below)
+
+
+def _is_sharded(p: nn.Parameter) -> bool:
+    """True if ZeRO-3 has freed the whole weight: its tensor has fewer bytes of memory than its shape asks for."""
     return p.untyped_storage().nbytes() < p.numel() * p.element_size()
 
 

@@ -5,13 +5,14 @@
         rank-1.pt   pieces of rank 1
         whole.json  what there is, and how large each file is; written last
 
-A piece is a run of elements of one parameter with the optimizer's state for them. Each rank writes the pieces that it
-alone answers for (of what is replicated, rank 0), so files together hold each element once: 12 N bytes for fp32 AdamW,
-whatever the strategy. To load, a rank puts each parameter together from the files, one at a time, and cuts out what it
-owns now: 4 ranks of ZeRO-3 can go on as 2 of DDP with tp = 2, or as one plain state_dict.
+A piece is a run of elements of one parameter with the optimizer's state for them; a strategy says which it owns
+(`owned()` in sync.py), everything else about saving and loading is here. If several ranks hold the same elements, one
+of them writes them, so the files together hold each element once: 12 N bytes for fp32 AdamW, whatever the strategy. To
+load, a rank puts each parameter together from the files, one at a time, and cuts out what it owns now: 4 ranks of
+ZeRO-3 can go on as 2 of DDP with tp = 2, or as one plain state_dict.
 
-A folder gets its name when everything in it is on the disk: a run that is killed while it saves leaves the folder
-before it as the latest. Bytes on the wire: two barriers. Memory to load: one whole parameter and its state.
+A folder gets its final name when everything in it is on the disk: after a run was killed while it saved, the folder
+before that one is still the latest. Bytes on the wire: two barriers. Memory to load: one whole parameter and its state.
 
 Source: the idea of a rank-independent checkpoint, torch.distributed.checkpoint; the write-then-rename is POSIX's.
 """
@@ -23,6 +24,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,104 @@ import torch
 from torch import Tensor
 
 from labkit.comm.mesh import Mesh
-from labkit.parallel.sync import DataParallel, Piece, answers_for
+from labkit.parallel.sync import DataParallel, Owned, answers_for, check_state, stepped_on
 
 Parts = Mapping[str, tuple[DataParallel, str]]
 """Name in the whole model -> the strategy that has the parameter on this rank, and its name there."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of one parameter that this rank owns, with the optimizer's state for them.
+
+    name    of the parameter in the strategy's module
+    whole   shape of the whole parameter (under tensor parallelism: of this rank's slice of it)
+    start   the first of these elements in the flattened parameter
+    value   [k] window of what the optimizer steps on (fp32 masters, if there are any); writing to it changes them
+    grad    [k] window of its gradient, None before `finish` or for a parameter that has none
+    state   the optimizer's state for it: [k] windows, and scalars such as Adam's step as they are
+    cut     the dim along which tensor parallelism has cut the parameter, None if it has not
+    """
+
+    name: str
+    whole: tuple[int, ...]
+    start: int
+    value: Tensor
+    grad: Tensor | None
+    state: dict[str, Any]
+    cut: int | None
+
+
+def pieces(sync: DataParallel) -> Iterable[Piece]:
+    """What this rank owns of a strategy's module, parameter by parameter. ValueError for state that cannot be cut."""
+    kept = sync.optimizer.state
+    # a moment of a parameter without dims has none either: the same key's tensors elsewhere tell it from a scalar
+    moments = {key for param in kept if param.dim() for key, value in kept[param].items() if _is_long(value)}
+    for own in sync.owned():
+        param = stepped_on(sync.optimizer, own.param)
+        state = kept.get(param, {})
+        check_state(state, param, own.name)
+        cut_state = {
+            key: value.view(-1)[own.window] if _is_long(value) or (key in moments and not param.dim()) else value
+            for key, value in state.items()
+        }
+        value = param.detach().view(-1)[own.window]
+        yield Piece(own.name, own.whole, own.start, value, own.grad, cut_state, own.cut)
+
+
+def load_pieces(sync: DataParallel, saved: Iterable[tuple[str, int, Tensor, Mapping[str, Any]]]) -> None:
+    """Put what was saved in place: (name, start, value [k], state ([k] tensors and scalars)) for each piece.
+
+    Elements that other ranks own are left to them. Afterwards the module computes with what was loaded, and gradients
+    of the old weights are dropped. Raises ValueError, before that piece changes anything, for an unknown name, elements
+    outside the parameter, or state of another length."""
+    owned = {own.name: own for own in sync.owned()}
+    params = {name: p for name, p in sync.module.named_parameters() if p.requires_grad}
+    for name, start, value, state in saved:
+        for key, tensor in state.items():
+            if _is_long(tensor) and tensor.shape != value.shape:
+                raise ValueError(f"{name}: {value.numel()} elements, but {key!r} has shape {tuple(tensor.shape)}")
+        end, numel = start + value.numel(), params[name].numel() if name in params else -1
+        if not 0 <= start <= end <= numel:
+            size = f"it has {numel}" if name in params else "there is no such parameter that trains"
+            raise ValueError(f"cannot load elements {start} to {end} of {name}: {size}")
+        if name in owned:
+            _load_piece(sync.optimizer, owned[name], start, value, state)
+    if hasattr(sync.optimizer, "masters_to_params"):  # offload.py: the optimizer steps on copies
+        sync.optimizer.masters_to_params()
+    sync.refresh()
+
+
+def _load_piece(
+    optimizer: torch.optim.Optimizer, own: Owned, start: int, value: Tensor, state: Mapping[str, Any]
+) -> None:
+    low = max(own.start, start)
+    high = min(own.start + own.window.stop - own.window.start, start + value.numel())
+    if low >= high:
+        return
+    here = slice(low - start, high - start)
+    there = slice(own.window.start + low - own.start, own.window.start + high - own.start)
+    param = stepped_on(optimizer, own.param)
+    param.detach().view(-1)[there] = value[here].to(param.device)
+    kept = optimizer.state[param] if state else {}
+    for key, saved in state.items():
+        if _is_long(saved):
+            room = kept.get(key)
+            if not isinstance(room, Tensor) or room.numel() != param.numel():  # before the optimizer's first step
+                # a moment in the parameter's dtype follows the parameter into this run's; any other keeps its own
+                dtype = param.dtype if saved.dtype == value.dtype else saved.dtype
+                kept[key] = room = torch.zeros_like(param.detach(), dtype=dtype)
+            room.view(-1)[there] = saved[here].to(param.device)
+        elif isinstance(saved, Tensor):  # a copy for each parameter: optimizers count steps in place
+            options = optimizer.param_groups[0]
+            on_device = options.get("capturable") or options.get("fused")  # else torch wants the step on the CPU
+            kept[key] = saved.detach().clone().to(param.device if on_device else "cpu")
+        else:
+            kept[key] = saved
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 def parts_of(syncs: Iterable[tuple[DataParallel, Mapping[str, str]]]) -> dict[str, tuple[DataParallel, str]]:
@@ -46,7 +142,7 @@ def save(
 ) -> Path:
     """Write run/step-NNNNNN; every rank calls it. `extra` (plain data) comes back from `load`. Returns the folder.
 
-    Of the whole checkpoints in `run` the last `keep` stay. Bytes on the wire: a few for each rank.
+    Keeps the last `keep` finished checkpoints in `run` and deletes older ones. Bytes on the wire: a few for each rank.
     Raises OSError on every rank if one cannot write; then nothing has changed but a folder `.part`."""
     final = Path(run) / f"step-{step:06d}"
     part, rank = final.with_suffix(".part"), mesh.world.rank
@@ -56,7 +152,7 @@ def save(
     mesh.world.barrier()
     mine: dict[str, list[Any]] = {}
     for name, piece in _pieces(parts):
-        if answers_for(parts[name][0], piece, mesh):
+        if answers_for(parts[name][0], piece.cut, mesh):
             mine.setdefault(name, []).append(_packed(piece, mesh))
     error: OSError | None = None
     size = 0
@@ -64,6 +160,7 @@ def save(
         size = _write(part / f"rank-{rank}.pt", mine)
     except OSError as failed:
         error = failed
+    # the sizes tell every rank whether all have written; it is also the barrier before the rename
     sizes = mesh.world.all_gather(torch.tensor([-1 if error else size], device=mesh.world.device)).tolist()
     if min(sizes) < 0:
         raise error or OSError(f"rank {sizes.index(-1)} could not write its part of {final}")
@@ -73,7 +170,7 @@ def save(
         (part / "whole.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
         if final.exists():  # the same step once more: the old one goes when the new one is whole
             final.rename(final.with_suffix(".old"))
-        part.rename(final)
+        part.rename(final)  # one step for the file system: who looks sees all of it or none
         shutil.rmtree(final.with_suffix(".old"), ignore_errors=True)
         for old in sorted(Path(run).glob("step-*[0-9]"))[: -max(1, keep)]:
             shutil.rmtree(old, ignore_errors=True)
@@ -82,7 +179,7 @@ def save(
 
 
 def latest(run: str | Path) -> Path | None:
-    """The folder of the last step that was saved whole, or None. Unfinished and damaged ones are passed over."""
+    """The folder of the last complete checkpoint, or None. Unfinished and damaged ones are skipped."""
     for folder in sorted(Path(run).glob("step-*[0-9]"), reverse=True):
         with suppress(ValueError):
             check(folder)
@@ -91,7 +188,7 @@ def latest(run: str | Path) -> Path | None:
 
 
 def check(folder: str | Path) -> dict[str, Any]:
-    """What `save` noted. ValueError if a file is missing or has another size than when it was written."""
+    """What `save` wrote to whole.json. ValueError if a file is missing or has another size than when it was written."""
     folder = Path(folder)
     try:
         whole: dict[str, Any] = json.loads((folder / "whole.json").read_text(encoding="utf-8"))
@@ -100,15 +197,15 @@ def check(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is no finished checkpoint: whole.json cannot be read ({error})") from None
     for rank, size in enumerate(sizes):
         file = folder / f"rank-{rank}.pt"
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            is_now = "is missing" if found is None else f"has {found:,} bytes"
+        there = file.stat().st_size if file.is_file() else None
+        if there != size:
+            is_now = "is missing" if there is None else f"has {there:,} bytes"
             raise ValueError(f"{file} {is_now}, {size:,} were written: load an earlier step, {folder.parent}/step-*")
     return whole
 
 
 def load(folder: str | Path, parts: Parts, mesh: Mesh) -> dict[str, Any]:
-    """Put what this rank owns in place, whatever layout and strategy it was saved from. Returns `extra` and "step".
+    """Load what this rank owns, whatever layout and strategy it was saved from. Returns `extra` and "step".
 
     Raises ValueError, before anything is changed, for a damaged folder, for another model (the first parameters that
     differ) and for another optimizer's state."""
@@ -118,21 +215,15 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh) -> dict[str, Any]:
     now = _on_all_ranks({name: _whole_shape(piece, mesh) for name, piece in owned}, mesh)
     for name in sorted({*now, *store.shapes}):
         if now.get(name) != store.shapes.get(name):
-            here, there = (f"{each[name]}" if name in each else "not there" for each in (now, store.shapes))
+            here, there = (f"{shapes[name]}" if name in shapes else "not there" for shapes in (now, store.shapes))
             raise ValueError(f"{folder} is of another model: {name} is {here} in this one, {there} in the checkpoint")
     if whole["optimizer"] != _optimizer(parts):
         raise ValueError(
             f"{folder} holds the state of {whole['optimizer']}, this run steps with {_optimizer(parts)}: take "
             "the same, or start anew from the weights alone, load_state_dict(state_dict(folder))"
         )
-    last, value, state = "", torch.empty(0), dict[str, Tensor]()
-    for name, piece in owned:
-        if name != last:
-            last, (value, state) = name, store.whole(name)
-        ours = {key: _cut(each, piece, mesh) if each.dim() else each for key, each in state.items()}
-        parts[name][0].load(parts[name][1], piece.start, _cut(value, piece, mesh), ours)
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
-        sync.loaded()
+        load_pieces(sync, (_ours(store, name, piece, mesh) for name, piece in owned if parts[name][0] is sync))
     return {**whole["extra"], "step": whole["step"]}
 
 
@@ -146,7 +237,7 @@ class _Store:
     """The pieces in the files of one folder, mapped into memory and put together on demand."""
 
     def __init__(self, folder: Path, n_files: int):
-        self.found: dict[str, list[dict[str, Any]]] = {}
+        self.pieces_of: dict[str, list[dict[str, Any]]] = {}
         for rank in range(n_files):
             file = folder / f"rank-{rank}.pt"
             try:
@@ -156,17 +247,17 @@ class _Store:
                     f"{file} cannot be read ({type(error).__name__}: {error}): load an earlier step"
                 ) from None
             for name, piece in held.items():
-                self.found.setdefault(name, []).extend(piece)
-        self.shapes = {name: tuple(pieces[0]["shape"]) for name, pieces in self.found.items()}
-        self.keys = {name: {key for each in pieces for key in each["state"]} for name, pieces in self.found.items()}
+                self.pieces_of.setdefault(name, []).extend(piece)
+        self.shapes = {name: tuple(held[0]["shape"]) for name, held in self.pieces_of.items()}
+        self.keys = {name: {key for piece in held for key in piece["state"]} for name, held in self.pieces_of.items()}
 
     def whole(self, name: str) -> tuple[Tensor, dict[str, Tensor]]:
         """A parameter and its optimizer state, as they were before any cut."""
-        pieces = self.found[name]
-        value = self._joined(name, [(each, each["value"]) for each in pieces])
+        held = self.pieces_of[name]
+        value = self._joined(name, [(piece, piece["value"]) for piece in held])
         state: dict[str, Tensor] = {}
         for key in self.keys[name]:
-            parts = [(each, each["state"][key]) for each in pieces]
+            parts = [(piece, piece["state"][key]) for piece in held]
             state[key] = self._joined(name, parts) if parts[0][1].dim() else parts[0][1]
         return value, state
 
@@ -175,7 +266,7 @@ class _Store:
         filled = 0
         for piece, flat in parts:
             local = whole if piece["cut"] is None else whole.tensor_split(piece["of"], piece["cut"])[piece["part"]]
-            holder = local.contiguous()
+            holder = local.contiguous()  # a cut along a later dim is strided and has no flat view
             holder.view(-1)[piece["start"] : piece["start"] + flat.numel()] = flat
             local.copy_(holder)
             filled += flat.numel()
@@ -187,12 +278,13 @@ class _Store:
 def _pieces(parts: Parts) -> Iterable[tuple[str, Piece]]:
     names = {(id(sync), own): whole for whole, (sync, own) in parts.items()}
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
-        for piece in sync.pieces():
+        for piece in pieces(sync):
             yield names[id(sync), piece.name], piece
 
 
 def _packed(piece: Piece, mesh: Mesh) -> dict[str, Any]:
-    state = {key: torch.as_tensor(each).detach().cpu().clone() for key, each in piece.state.items() if each is not None}
+    # clone: torch.save writes the whole storage of a window
+    state = {key: torch.as_tensor(kept).detach().cpu().clone() for key, kept in piece.state.items() if kept is not None}
     note = {"shape": _whole_shape(piece, mesh), "start": piece.start, "cut": piece.cut}
     value = piece.value.detach().cpu().clone()
     return {**note, "part": mesh.tp.rank, "of": mesh.tp.size, "value": value, "state": state}
@@ -215,16 +307,23 @@ def _cut(whole: Tensor, piece: Piece, mesh: Mesh) -> Tensor:
     return local.reshape(-1)[piece.start : piece.start + piece.value.numel()]
 
 
+def _ours(store: _Store, name: str, piece: Piece, mesh: Mesh) -> tuple[str, int, Tensor, dict[str, Tensor]]:
+    """What the files hold of a piece; called when it is needed, so that one whole parameter is in memory at a time."""
+    value, state = store.whole(name)
+    ours = {key: _cut(kept, piece, mesh) if kept.dim() else kept for key, kept in state.items()}
+    return piece.name, piece.start, _cut(value, piece, mesh), ours
+
+
 def _write(file: Path, what: Any) -> int:
     with file.open("wb") as stream:
         torch.save(what, stream)
         stream.flush()
-        os.fsync(stream.fileno())
+        os.fsync(stream.fileno())  # else a power cut may leave a named file without its bytes
     return file.stat().st_size
 
 
 def _on_all_ranks(mine: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:
-    """What any rank has, the same on every rank, so that all come to the same verdict."""
+    """What any rank has, the same on every rank, so that all raise or none does."""
     text = json.dumps(mine).encode()
     longest = int(mesh.world.all_reduce(torch.tensor([len(text)], device=mesh.world.device), op="max"))
     padded = torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=mesh.world.device)

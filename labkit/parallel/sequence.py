@@ -46,6 +46,7 @@ class _GatherTo(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # summed and cut at once: each rank saw the whole x, and owns only its positions
         return scatter_from(grad, ctx.group), None
 
 
@@ -54,6 +55,7 @@ class _ScatterFrom(Function):
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         divided(x.shape[POSITIONS], group.size, "the length of the sequence")
+        # reduce_scatter cuts along dim 0, so the ranks' positions become dim 0
         parts = x.unflatten(POSITIONS, (group.size, -1)).movedim(POSITIONS - 1, 0)
         return group.reduce_scatter(parts).squeeze(0)
 
@@ -90,6 +92,7 @@ class SequenceRowParallelLinear(RowParallelLinear):
     def leave(self, y: Tensor) -> Tensor:
         """g', then the bias, which meets T/n positions.   [.., T, O] -> [.., T/n, O]"""
         y = scatter_from(y, self.group)
+        # f around the bias: this rank's positions give 1/n of its gradient, f's backward adds up the rest
         return y if self.bias is None else y + copy_to(self.bias, self.group)
 
 
@@ -123,6 +126,7 @@ class SequenceEmbedding(nn.Module):
 
         Raises ValueError if n does not divide T."""
         mine = part(indices, self.group, -1, "the length of the sequence")
+        # f around the table, as around every parameter that is whole but meets T/n positions
         return F.embedding(mine, copy_to(self.weight, self.group), self.padding_idx)
 
 
@@ -150,7 +154,7 @@ class SequenceNorm(nn.Module):
 
 def shared(weight: Tensor | None, bias: Tensor | None, group: Group) -> tuple[Tensor | None, Tensor | None]:
     """A module's whole parameters through one f: their small gradients travel in one message, not in two."""
-    if weight is None or bias is None or group.size == 1:
+    if weight is None or bias is None or group.size == 1:  # one message needs both, of the same shape
         return (None if weight is None else copy_to(weight, group)), bias
     both = copy_to(torch.stack([weight, bias]), group)
     return both[0], both[1]

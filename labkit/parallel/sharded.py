@@ -1,4 +1,4 @@
-"""What the three stages of ZeRO share: each rank keeps 1/n of what only the optimizer needs.
+"""What ZeRO-1, 2 and 3 share: each rank keeps 1/n of what only the optimizer needs.
 
     parameters in one flat buffer    |a a a a a a|b b b b b|c c|0|      n = 2
     its shards                       |--- rank 0 ---|--- rank 1 ---|
@@ -6,6 +6,16 @@
     of one shard, on its rank:       master   what the optimizer steps on
                                      state    the optimizer's: momentum, variance, ...
                                      grad     the mean over the group, of this part alone
+
+    the way of a gradient, and of a new weight:
+    backward       g g g   g g       each parameter's own p.grad, for as long as the strategy lets it live
+    reduce_start   |g g g|g g 0|     packed into one buffer and dropped; then reduce_scatter
+    reduce_wait    |m m m|           the mean, on the rank that owns this part: added to master.grad
+    step           |w w w|           the optimizer on `master`
+    gather_start   |w w w|w w .|     all_gather: everybody's part, in `weights`
+
+Both collectives send (n-1)/n of the buffer's bytes. Which of these buffers live, and for how long, is the difference
+between the stages of ZeRO.
 
 An optimizer that treats every element by itself (SGD, Adam, Adagrad, RMSprop, ...) does to 1/n of the elements just
 what it would do to them among all. One that looks at a whole layer (LARS, Adafactor, Muon) would not, and is refused.
@@ -27,18 +37,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.comm.group import Group
-from labkit.parallel.bucket import as_on_rank_0
-from labkit.parallel.offload import stepped_on
-from labkit.parallel.shards import Shard
-from labkit.parallel.sync import MakeOptimizer, Piece, Watch, check_free, check_module, check_options
+from labkit.comm.group import Group, Work
+from labkit.parallel.bucket import Flat, Named, as_on_rank_0
+from labkit.parallel.sync import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
 
 WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Optimizers of torch whose step for one element depends on others, or that want sparse gradients."""
 
 
 class Sharded:
-    """A strategy of which each rank owns 1/n of every gradient: what of the protocol in sync.py all three do alike."""
+    """Shared by ZeRO-1, 2 and 3: each rank owns 1/n of every gradient (interface: sync.py)."""
 
     sharded = True
     module: nn.Module
@@ -47,24 +55,21 @@ class Sharded:
     shards: Sequence[Shard]
 
     def __init__(self, module: nn.Module, group: Group, broadcast_buffers: bool, **options: int) -> None:
-        """Take rank 0's weights and buffers.
+        """Copy rank 0's weights and buffers to every rank.
 
         ValueError on every rank for modules or options that differ between ranks, and for a module wrapped already."""
-        check_module(module, group)
-        check_options(group, broadcast_buffers=broadcast_buffers, **options)
-        for name, p in module.named_parameters():
-            check_free(name, p)
+        check_arguments(module, group, broadcast_buffers=broadcast_buffers, **options)
         as_on_rank_0([*module.parameters(), *module.buffers()], group)
         self.module, self.group, self.broadcast_buffers = module, group, broadcast_buffers
         self._hooks: list[Any] = []
-        self._touched = False  # gradients have come since the last finish
-        self._checked = False  # the optimizer's state
+        self._touched = False  # True if gradients have come since the last finish
+        self._state_checked = False
 
     def _own(self, shards: Sequence[Shard], make_optimizer: MakeOptimizer) -> None:
-        """Make the optimizer of what trains, and watch for its gradients."""
+        """Make the optimizer for this rank's shards, and watch for gradients of their parameters."""
         self.shards = shards
         training = [shard for shard in shards if shard.trains]
-        self.optimizer = build(make_optimizer, [shard.master for shard in training])
+        self.optimizer = _optimizer_of_shards(make_optimizer, [shard.master for shard in training])
         params = [p for shard in training for p in shard.flat.params]
         self._hooks += [Watch(p, self._arrive) for p in params]
 
@@ -73,19 +78,19 @@ class Sharded:
         self._touched = True
 
     def _optimize(self) -> None:
-        """The optimizer's step on this rank's parts."""
+        """Run the optimizer on this rank's shards."""
         if self._touched:
             raise ValueError("gradients have come since the last finish(): call finish() before step()")
         self.optimizer.step()
-        if not self._checked:
+        if not self._state_checked:  # only now: an optimizer makes its state in its first step
             for shard in self.shards:
                 param = stepped_on(self.optimizer, shard.master)
-                check_state(self.optimizer.state.get(param, {}), param, shard.flat.names)
-            self._checked = True
+                check_state(self.optimizer.state.get(param, {}), param, f"{shard.flat.names[0]}, ...")
+            self._state_checked = True
 
-    def _forget(self) -> None:
+    def _drop_grads(self) -> None:
         for shard in self.shards:
-            shard.forget()
+            shard.drop_grads()
         self._touched = False
 
     def _buffers_as_on_rank_0(self) -> None:
@@ -96,56 +101,109 @@ class Sharded:
         """This rank's part of the gradients, flat (padding is zero): may be scaled and clipped in place."""
         return [shard.master.grad for shard in self.shards if shard.master.grad is not None]
 
-    def pieces(self) -> Iterable[Piece]:
-        """This rank's part of every parameter that trains. ValueError for optimizer state that cannot be cut."""
+    def owned(self) -> Iterable[Owned]:
+        """This rank's part of every parameter that trains."""
         for shard in self.shards:
-            if not shard.trains:
-                continue
-            value, grad = stepped_on(self.optimizer, shard.master).detach(), shard.master.grad
-            state = self.optimizer.state.get(stepped_on(self.optimizer, shard.master), {})
-            check_state(state, value, shard.flat.names)
-            for name, p, first, at, count in shard.flat.owned(self.group.rank):
-                part = slice(at, at + count)
-                mine = {key: each[part] if _is_long(each) else each for key, each in state.items()}
-                cut = getattr(p, "shard_dim", None)
-                yield Piece(name, tuple(p.shape), first, value[part], None if grad is None else grad[part], mine, cut)
+            if shard.trains:
+                grads = shard.master.grad
+                for name, p, start, at, count in shard.flat.owned(self.group.rank):
+                    window = slice(at, at + count)
+                    grad, cut = None if grads is None else grads[window], getattr(p, "shard_dim", None)
+                    yield Owned(name, tuple(p.shape), start, shard.master, window, grad, cut)
 
-    def load(self, name: str, start: int, value: Tensor, state: dict[str, Any]) -> None:
-        """Put `value` [k], elements `start` to `start + k` of a parameter, and its optimizer state in place.
-
-        What of it other ranks own is left to them. ValueError for an unknown name or elements it does not have."""
-        owners = [shard for shard in self.shards if name in shard.flat.names]
-        if not owners:
-            raise ValueError(f"cannot load {name}: no such parameter is sharded here")
-        shard, k = owners[0], value.numel()
-        numel = shard.flat.params[shard.flat.names.index(name)].numel()
-        if not 0 <= start <= start + k <= numel:
-            raise ValueError(f"cannot load elements {start} to {start + k} of {name}: it has {numel}")
-        param = stepped_on(self.optimizer, shard.master)
-        for owned, _, first, at, count in shard.flat.owned(self.group.rank):
-            low, high = max(first, start), min(first + count, start + k)
-            if owned == name and low < high:
-                there, here = slice(at + low - first, at + high - first), slice(low - start, high - start)
-                param.detach()[there] = value[here].to(param.device)
-                for key, each in (state if shard.trains else {}).items():
-                    self._load_state(param, key, each[here] if _is_long(each) else each, there)
-
-    def _load_state(self, param: Tensor, key: str, each: Any, there: slice) -> None:
-        kept = self.optimizer.state[param]
-        if _is_long(each):
-            if not _is_long(kept.get(key)):  # an optimizer makes its state in its first step, which was not yet
-                dtype = param.dtype if each.is_floating_point() else each.dtype
-                kept[key] = torch.zeros(param.shape, dtype=dtype, device=param.device)
-            kept[key][there] = each.to(param.device)
-        elif isinstance(each, Tensor):  # a copy for each: steps are counted in place
-            options = self.optimizer.param_groups[0]
-            on_device = options.get("capturable") or options.get("fused")
-            kept[key] = each.detach().clone().to(param.device if on_device else "cpu")
-        else:
-            kept[key] = each
+    def close(self) -> None:
+        """Stop watching the module's gradients; it may be wrapped again."""
+        for hook in self._hooks:
+            hook.remove()
 
 
-def build(make_optimizer: MakeOptimizer, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+class Shard:
+    """This rank's part of parameters that lie in one flat buffer, and the way of their gradients to it.
+
+    weights   [numel] all of them, in the dtype they compute in (ZeRO3 frees its memory while nobody computes)
+    master    [numel / n] this rank's part: of `weights` itself, or a copy (`apart`)
+    work      the reduce_scatter that is under way, if there is one
+    """
+
+    def __init__(
+        self,
+        named: Sequence[Named],
+        group: Group,
+        *,
+        apart: bool = False,
+        compute_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Copy the parameters' values into `weights`; from here on each parameter is a window of it.
+
+        `compute_dtype` is that of `weights`, None for the parameters' own; gradients travel in `reduce_dtype`, None
+        for the master's."""
+        self.group, self.flat = group, Flat.of(named, group.size)
+        self.trains = self.flat.params[0].requires_grad
+        whole = self.flat.pack()
+        mine = self.flat.shard(whole, group.rank)
+        # a window of `weights` costs no memory (ZeRO-1 and 2); apart, `weights` can be freed without it (ZeRO-3)
+        self.master = nn.Parameter(mine.clone() if apart else mine, requires_grad=self.trains)
+        self.weights = whole if compute_dtype is None or not whole.is_floating_point() else whole.to(compute_dtype)
+        self.reduce_dtype = reduce_dtype or whole.dtype
+        for p, window in self.flat.windows(self.weights):
+            p.data = window
+        self.work: Work | None = None
+
+    @property
+    def has_grads(self) -> bool:
+        """True if there are gradients that were not sent."""
+        return self.trains and any(p.grad is not None for p in self.flat.params)
+
+    def gather_start(self) -> Work:
+        """Start to bring every rank's part into `weights`. Sends (n-1)/n of the bytes of `weights`."""
+        # rounded before it is sent: with bf16 weights and fp32 masters half the bytes travel
+        return self.group.all_gather_start(self.master.detach().to(self.weights.dtype), into=self.weights)
+
+    def reduce_start(self) -> None:
+        """Pack and drop the gradients, start their mean over the group. Sends (n-1)/n of the bytes.
+
+        A parameter without a gradient counts as zero. Raises ValueError for a sparse gradient."""
+        self.reduce_wait()
+        whole = torch.empty(self.flat.numel, dtype=self.reduce_dtype, device=self.master.device)
+        whole[self.flat.starts[-1] + self.flat.params[-1].numel() :] = 0  # the padding: it counts in a norm
+        for name, (p, window) in zip(self.flat.names, self.flat.windows(whole), strict=True):
+            if p.grad is None:
+                window.zero_()
+            elif p.grad.layout is not torch.strided:
+                raise ValueError(f"{name} has a {p.grad.layout} gradient, a flat buffer is dense: use sparse=False")
+            else:
+                window.copy_(p.grad.detach())
+                p.grad = None  # one by one: the whole gradients never live twice
+        self.work = self.group.reduce_scatter_start(whole, op="mean")
+
+    def reduce_wait(self) -> None:
+        """If gradients are on their way, wait for this rank's part of their mean and add it to `master.grad`."""
+        if self.work is not None:
+            part = self.work.wait()
+            self.work = None
+            assert part is not None
+            if self.master.grad is None:
+                self.master.grad = part.to(self.master.grad_dtype or part.dtype)
+            else:
+                self.master.grad.add_(part)  # one micro-batch more
+
+    def drop_grads(self) -> None:
+        """Drop all gradients: whole ones, those on their way, and this rank's part."""
+        self.reduce_wait()
+        self.master.grad = None
+        for p in self.flat.params:
+            p.grad = None
+
+    def narrow(self, dtype: torch.dtype) -> None:
+        """Keep `master` in a smaller dtype; for an optimizer that has exact masters of its own. Gradients stay wide."""
+        if self.trains and self.master.is_floating_point():
+            # without grad_dtype torch refuses a gradient that is wider than its parameter
+            self.master.grad_dtype = self.master.dtype
+            self.master.data = self.master.data.to(dtype)
+
+
+def _optimizer_of_shards(make_optimizer: MakeOptimizer, params: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer for flat shards [numel / n]. ValueError for one that would have to see whole layers."""
     try:
         optimizer = make_optimizer(params)
@@ -154,24 +212,11 @@ def build(make_optimizer: MakeOptimizer, params: list[nn.Parameter]) -> torch.op
             "(ZeRO gives the optimizer flat parts of layers, [numel / n]: one that wants whole layers needs DDP)"
         )
         raise
-    kinds = {each.__name__ for each in type(getattr(optimizer, "inner", optimizer)).__mro__}
-    if getattr(optimizer, "needs_whole_layers", False) or kinds & set(WHOLE_LAYERS):
+    kind = type(getattr(optimizer, "inner", optimizer))  # what Offload wraps
+    names = {base.__name__ for base in kind.__mro__}
+    if getattr(optimizer, "needs_whole_layers", False) or names & set(WHOLE_LAYERS):
         raise ValueError(
-            f"{type(getattr(optimizer, 'inner', optimizer)).__name__} looks at whole layers (or wants sparse "
-            "gradients), but under ZeRO a rank holds 1/n of their elements: use DDP, or an elementwise optimizer"
+            f"{kind.__name__} looks at whole layers (or wants sparse gradients), but under ZeRO a rank holds 1/n of "
+            "their elements: use DDP, or an elementwise optimizer"
         )
     return optimizer
-
-
-def check_state(state: dict[str, Any], value: Tensor, names: Sequence[str]) -> None:
-    """ValueError if the optimizer keeps something that is neither a scalar nor shaped like the flat part."""
-    for key, each in state.items():
-        if _is_long(each) and each.shape != value.shape:
-            raise ValueError(
-                f"the optimizer keeps {key!r} of shape {tuple(each.shape)} for a flat part {tuple(value.shape)} "
-                f"({names[0]}, ...): state must have the part's shape or be a scalar, otherwise use DDP"
-            )
-
-
-def _is_long(each: Any) -> bool:
-    return isinstance(each, Tensor) and each.dim() > 0

@@ -88,6 +88,7 @@ def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
     Dropout outside the pairs works on whole activations: seed the ranks of the group alike (or use a sequence plan)."""
     styles = _styles(model, plan)
     in_sequence = "sequence" in plan.values()
+    # all checks before the first swap: a model that is half split is of no use
     _check_sizes(model, styles, group)
     _check_ties(model, styles)
     _check_doors(model, styles)
@@ -98,7 +99,7 @@ def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
     for name, style in styles.items():
         module = model.get_submodule(name)
         if style == "enter":
-            if group.size > 1:
+            if group.size > 1:  # a hook and not a wrapper: names and state_dict keys stay as they are
                 module.register_forward_pre_hook(_Door(group, in_sequence))
             continue
         if id(module) not in made:
@@ -146,6 +147,7 @@ def _swap(module: Any, style: str, group: Group, in_sequence: bool, entered: boo
 
 def _tie(old: nn.Module, new: nn.Module, tied: dict[int, nn.Parameter]) -> None:
     for name, whole in old.named_parameters(recurse=False):
+        # the second user of a tied weight gets the first one's shard
         setattr(new, name, tied.setdefault(id(whole), getattr(new, name)))
 
 
@@ -156,19 +158,19 @@ def _styles(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
         if style not in TAKES:
             raise ValueError(f"{pattern!r}: {style!r} is no style; there are {', '.join(TAKES)}")
         if not any(_matches(name, pattern) for name in names):
-            near = ", ".join(dict.fromkeys(each for each in names if each.count(".") == pattern.count(".")))
+            near = ", ".join(dict.fromkeys(name for name in names if name.count(".") == pattern.count(".")))
             raise ValueError(f"{pattern!r} matches no module; those as deep are: {near[:300] or 'none'}")
-    styles = {}
+    styles: dict[str, str] = {}
     for name in names:
-        found = next((style for pattern, style in plan.items() if _matches(name, pattern)), None)
+        style = next((style for pattern, style in plan.items() if _matches(name, pattern)), "")
         module = model.get_submodule(name)
-        if found is None or (found == "sequence" and not any(True for _ in module.parameters())):
+        if not style or (style == "sequence" and not any(True for _ in module.parameters())):
             continue  # a dropout, say, works on a slice as it is
         # a subclass has a forward of its own, which swapping would lose without a word
-        if found != "enter" and type(module) not in TAKES[found]:
-            kinds = " or ".join(kind.__name__ for kind in TAKES[found])
-            raise ValueError(f"{name}: {found!r} takes a plain {kinds}, this is a {type(module).__name__}")
-        styles[name] = found
+        if style != "enter" and type(module) not in TAKES[style]:
+            kinds = " or ".join(kind.__name__ for kind in TAKES[style])
+            raise ValueError(f"{name}: {style!r} takes a plain {kinds}, this is a {type(module).__name__}")
+        styles[name] = style
     return styles
 
 
@@ -188,6 +190,7 @@ def _check_sizes(model: nn.Module, styles: Mapping[str, str], group: Group) -> N
         module: Any = model.get_submodule(name)
         above = name.rpartition(".")[0]
         heads = getattr(model.get_submodule(above), "n_head", None)
+        # cut between heads: a rank that had half a head could not compute its softmax
         if style in ("column", "row") and isinstance(heads, int):
             numbers.append((f"{above}: n_head", heads))
         if style in ("column", "gathered"):

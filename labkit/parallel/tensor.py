@@ -41,11 +41,11 @@ class _CopyTo(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
-        return x.view_as(x)
+        return x.view_as(x)  # not x itself: autograd needs a tensor of its own to hang the backward on
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_from(grad, ctx.group), None
+        return reduce_from(grad, ctx.group), None  # each rank's gradient covers only its own use of x
 
 
 class _ReduceFrom(Function):
@@ -56,7 +56,7 @@ class _ReduceFrom(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return copy_to(grad, ctx.group), None
+        return copy_to(grad, ctx.group), None  # not summed again: every rank has the whole gradient already
 
 
 class _GatherFrom(Function):
@@ -67,6 +67,7 @@ class _GatherFrom(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        # cut, not reduced: all ranks use the joined y alike, so each holds the same gradient of it
         return cut_to(grad, ctx.group, ctx.dim), None, None
 
 
@@ -138,6 +139,7 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., I], whole on every rank -> [.., O/n], or [.., O] with `gather_output`."""
+        # with `entered` the sum of dx happens once at the block's door, not once each in query, key and value
         y = F.linear(x if self.entered else self.enter(x), self.weight, self.bias)
         return gather_from(y, self.group) if self.gather_output else y
 
@@ -165,6 +167,7 @@ class RowParallelLinear(nn.Module):
     def leave(self, y: Tensor) -> Tensor:
         """g, then the bias.   [.., O] -> [.., O]"""
         y = reduce_from(y, self.group)
+        # after the sum: inside it the bias would count n times
         return y if self.bias is None else y + self.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -186,6 +189,7 @@ def shard(p: Tensor, dim: int, group: Group, what: str) -> nn.Parameter:
     """This rank's part of a whole parameter, as a parameter of its own, marked with `shard_dim`.   [n*k, ..] -> [k, ..]
 
     Raises ValueError, naming `what`, if n does not divide the dim."""
+    # clone: a view would keep the whole weight in memory
     mine = nn.Parameter(part(p.detach(), group, dim, what).clone().contiguous(), p.requires_grad)
     mine.shard_dim = dim  # type: ignore[attr-defined]
     return mine
@@ -193,13 +197,14 @@ def shard(p: Tensor, dim: int, group: Group, what: str) -> nn.Parameter:
 
 def part(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
     """A view of this rank's equal part of x.   [n*k, ..] -> [k, ..]; ValueError, naming `what`, if there is none."""
-    each = divided(x.shape[dim], group.size, what)
-    return x.narrow(dim, group.rank * each, each)
+    width = divided(x.shape[dim], group.size, what)
+    return x.narrow(dim, group.rank * width, width)
 
 
 def join(x: Tensor, group: Group, dim: int) -> Tensor:
     """Every rank's x, joined along `dim` in rank order; no gradient.   [k, ..] -> [n*k, ..], sends (n-1)/n of that."""
     dim %= x.dim()
+    # all_gather joins along dim 0: gather a new dim of ranks, move it before `dim`, and flatten the two
     return group.all_gather(x.unsqueeze(0)).movedim(0, dim).flatten(dim, dim + 1)
 
 
@@ -212,8 +217,8 @@ def divided(number: int, size: int, what: str) -> int:
 
 def divisors(number: int) -> str:
     """The group sizes, up to 64, that cut `number` evenly: 12 -> "1, 2, 3, 4, 6 or 12"."""
-    found = [str(size) for size in range(1, min(number, 64) + 1) if number % size == 0]
-    return " or ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found)
+    sizes = [str(size) for size in range(1, min(number, 64) + 1) if number % size == 0]
+    return " or ".join([", ".join(sizes[:-1]), sizes[-1]] if sizes[1:] else sizes)
 
 
 def _place(group: Group) -> str:

@@ -66,6 +66,7 @@ class VocabParallelEmbedding(nn.Module):
         padding = None if self.padding_idx is None else self.padding_idx - first
         inside = padding is not None and 0 <= padding < self.weight.shape[0]
         rows = F.embedding(index, self.weight, padding if inside else None)
+        # exactly one rank has the row and the others add zeros, so the sum is exact in any dtype
         return self.leave(rows.masked_fill(~mine.unsqueeze(-1), 0))
 
     def extra_repr(self) -> str:
@@ -93,10 +94,11 @@ class _CrossEntropy(Function):
         index, mine = _mine(targets.where(counted, 0), logits.shape[-1], group, "target")
         index = index.unsqueeze(-1)
         wide = torch.promote_types(logits.dtype, torch.float32)
+        # the maximum over all ranks, not this rank's: the terms of one sum must be shifted alike
         top = group.all_reduce(logits.amax(-1).to(wide), op="max")
         shifted = logits - top.unsqueeze(-1)  # a wide tensor of our own, so that what follows may happen in it
         picked = shifted.gather(-1, index).squeeze(-1).where(mine, 0)
-        grown = shifted.exp_()
+        grown = shifted.exp_()  # in place: one buffer of [.., V/n] and not three
         total, picked = group.all_reduce(torch.stack([grown.sum(-1), picked])).unbind()
         ctx.save_for_backward(grown, total, index, mine, counted)
         ctx.dtype = logits.dtype
@@ -106,17 +108,18 @@ class _CrossEntropy(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         grown, total, index, mine, counted = ctx.saved_tensors
-        each = (grad / counted.sum()).where(counted, 0)
-        out = grown * (each / total).unsqueeze(-1)  # softmax, and one less at the target's place
-        out.scatter_add_(-1, index, -each.where(mine, 0).unsqueeze(-1))
+        # no communication: the sums of forward are all that a rank needs for its own columns
+        share = (grad / counted.sum()).where(counted, 0)
+        out = grown * (share / total).unsqueeze(-1)  # softmax, and one less at the target's place
+        out.scatter_add_(-1, index, -share.where(mine, 0).unsqueeze(-1))
         return out.to(ctx.dtype), None, None, None
 
 
 def _mine(tokens: Tensor, n_rows: int, group: Group, what: str) -> tuple[Tensor, Tensor]:
-    """Row of each token in this rank's shard (0 where another rank has it), and whether it is here.   [..] each"""
+    """Row of each token in this rank's shard (0 if another rank has it), and True where it is here.   [..], [..]"""
     n_words = n_rows * group.size
     if tokens.device.type == "cpu" and tokens.numel():
-        low, high = (int(each) for each in tokens.aminmax())
+        low, high = (int(bound) for bound in tokens.aminmax())
         if low < 0 or high >= n_words:
             raise ValueError(f"{what} {low if low < 0 else high} is outside the vocabulary of 0 to {n_words - 1}")
     index = tokens - group.rank * n_rows

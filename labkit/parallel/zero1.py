@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
 from labkit.parallel.bucket import in_buckets
-from labkit.parallel.sharded import Sharded
-from labkit.parallel.shards import Shard
+from labkit.parallel.sharded import Shard, Sharded
 from labkit.parallel.sync import MakeOptimizer
 
 BUCKET_BYTES = 8 * 2**20
@@ -35,7 +34,7 @@ BUCKET_BYTES = 8 * 2**20
 
 
 class ZeRO1(Sharded):
-    """A strategy (see sync.py) that shards the optimizer's state. ZeRO2 changes what becomes of the gradients."""
+    """ZeRO-1: shards the optimizer's state (interface: sync.py)."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class ZeRO1(Sharded):
         *,
         broadcast_buffers: bool = True,
     ) -> None:
-        """Take rank 0's weights and buffers on every rank, and watch for gradients until `close()`.
+        """Copy rank 0's weights and buffers to every rank, and watch for gradients until `close()`.
 
         bucket_bytes        a bucket is full at this size; a larger parameter has one to itself
         broadcast_buffers   buffers are rank 0's after every `finish`; False: only at the start
@@ -54,8 +53,6 @@ class ZeRO1(Sharded):
         Raises ValueError on every rank if ranks hold different modules or options, and for an optimizer that cannot be
         sharded."""
         super().__init__(module, group, broadcast_buffers, bucket_bytes=bucket_bytes)
-        if bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         buckets = in_buckets(trainable, bucket_bytes)
         self._own([Shard(named, group) for named in buckets], make_optimizer)
@@ -64,14 +61,14 @@ class ZeRO1(Sharded):
         self._leaving: Shard | None = None  # the bucket that is on its way
 
     def zero_grad(self) -> None:
-        """Forget the gradients. If some are on their way, first let them come through."""
+        """Drop the gradients. If some are on their way, wait for them first."""
         if self.order.begun:
-            self.order.flush()
-        self._forget()
+            self.order.flush()  # the other ranks send these buckets: leaving now would pair theirs with the next step's
+        self._drop_grads()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes in here add to this rank's gradients and send nothing."""
+        """Backward passes inside this context add to this rank's gradients and send nothing."""
         before, self._accumulating = self._accumulating, True
         try:
             yield
@@ -81,26 +78,19 @@ class ZeRO1(Sharded):
     def finish(self) -> None:
         """Send the buckets that have not left, wait for all: every rank has its part of the mean gradients."""
         self.order.flush()
-        self._settle()
+        self._wait_for_buckets()
 
     def step(self) -> None:
-        """The optimizer on this rank's part, then everybody's new weights.
+        """Run the optimizer on this rank's part, then gather everybody's new weights.
 
         Raises ValueError if `finish` was forgotten, or the optimizer keeps a state that cannot be cut."""
         self._optimize()
         self._gather()
 
-    def loaded(self) -> None:
-        """The module computes with what was loaded; gradients of the old weights are forgotten."""
+    def refresh(self) -> None:
+        """Drop the gradients of the old weights, gather the new ones. Sends (n-1)/n of their bytes."""
         self.zero_grad()
-        if hasattr(self.optimizer, "masters_to_params"):
-            self.optimizer.masters_to_params()
         self._gather()
-
-    def close(self) -> None:
-        """Let go of the module: gradients are no longer watched, and it may be wrapped again."""
-        for hook in self._hooks:
-            hook.remove()
 
     def _arrive(self, p: Tensor) -> None:
         super()._arrive(p)
@@ -109,13 +99,13 @@ class ZeRO1(Sharded):
 
     def _send(self, b: int) -> None:
         if self._leaving is not None:
-            self._leaving.settle()  # or packed buckets would pile up behind a slow wire
+            self._leaving.reduce_wait()  # or packed buckets would pile up behind a slow wire
         self._leaving = self.shards[b]
-        self._leaving.send()
+        self._leaving.reduce_start()
 
-    def _settle(self) -> None:
+    def _wait_for_buckets(self) -> None:
         for shard in self.shards:
-            shard.settle()
+            shard.reduce_wait()
         self._touched = False
         self._buffers_as_on_rank_0()
 
@@ -124,14 +114,14 @@ class ZeRO1(Sharded):
         for shard in self.shards:
             work = shard.gather_start()
             if before is not None:
-                before.wait()  # two are under way at a time: a backend may need scratch for each
+                before.wait()  # two are under way at a time: a backend may need scratch memory for each
             before = work
         assert before is not None
         before.wait()
 
 
 class InOrder:
-    """Lets buckets leave when they are complete, but only in the order 0, 1, 2, ...: ranks must agree on it.
+    """Sends buckets when they are complete, but only in the order 0, 1, 2, ...: ranks must agree on it.
 
         gradients arrive       0a 0b      2a    1a 1b    (2b is not used on this rank)
         buckets leave               0              1                      flush: 2
@@ -140,7 +130,7 @@ class InOrder:
     once more at the flush, and from then on waits for it."""
 
     def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], send: Callable[[int], None]) -> None:
-        """The members of each bucket; `send(b)` lets bucket b leave."""
+        """The members of each bucket; `send(b)` sends bucket b."""
         self.sizes, self.send = tuple(map(len, buckets)), send
         self.home: dict[Tensor, int] = {p: b for b, members in enumerate(buckets) for p in members}
         self.patient: set[int] = set()
@@ -148,23 +138,25 @@ class InOrder:
 
     @property
     def begun(self) -> bool:
-        """Whether anything has left or arrived since the last flush."""
+        """True if anything has left or arrived since the last flush."""
         return self.next > 0 or any(self.here)
 
     def arrived(self, p: Tensor) -> None:
-        """The gradient of p is complete; lets the buckets leave that are."""
+        """The gradient of p is complete; sends the buckets whose turn has come."""
         b = self.home[p]
-        if b < self.next:
+        if b < self.next:  # it has left without this gradient, which must travel too
             self.late.add(b)
         self.here[b].add(p)
+        # collectives are paired by their order: a bucket that is complete early waits for those before it
         while self.next < len(self.sizes) and self._may_leave(self.next):
             self._leave()
 
     def flush(self) -> None:
-        """Let the others leave, complete or not, and begin anew."""
+        """Send the others, complete or not, and begin anew."""
+        # every bucket leaves on every rank, complete or not: the other ranks wait for its reduce_scatter
         while self.next < len(self.sizes):
             self._leave()
-        for b in sorted(self.late):
+        for b in sorted(self.late):  # late on one rank is late on all: they run the same model
             self.send(b)
         self.patient |= self.late
         self._begin()

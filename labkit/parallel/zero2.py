@@ -34,7 +34,7 @@ from labkit.parallel.zero1 import BUCKET_BYTES, ZeRO1
 
 
 class ZeRO2(ZeRO1):
-    """A strategy (see sync.py) that shards optimizer state and gradients; weights, step and buckets are ZeRO1's."""
+    """ZeRO-2: shards optimizer state and gradients; weights, step and buckets are those of ZeRO1."""
 
     def __init__(
         self,
@@ -48,17 +48,18 @@ class ZeRO2(ZeRO1):
         """As ZeRO1. Smaller buckets save memory, larger ones latency."""
         super().__init__(module, group, make_optimizer, bucket_bytes, broadcast_buffers=broadcast_buffers)
         self._passes = 0
-        holders = [each for each in module.modules() if each is module or any(True for _ in each.parameters(False))]
-        self._hooks += [each.register_forward_pre_hook(lambda module, args: self._forward_begins()) for each in holders]
+        # on every layer with parameters: a pipeline or a learner may call a part of the module directly
+        holders = [part for part in module.modules() if part is module or any(True for _ in part.parameters(False))]
+        self._hooks += [part.register_forward_pre_hook(lambda module, args: self._forward_begins()) for part in holders]
 
     def zero_grad(self) -> None:
-        """Forget the gradients. If some are on their way, first let them come through."""
+        """Drop the gradients. If some are on their way, wait for them first."""
         super().zero_grad()
         self._passes = 0
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Each backward pass in here sends its gradients and adds what comes back to this rank's part."""
+        """Each backward pass inside this context sends its gradients and adds what comes back to this rank's part."""
         yield
         self._pass_ends()
 
@@ -66,14 +67,15 @@ class ZeRO2(ZeRO1):
         """Send what has not been sent, wait for all: every rank has its part of the mean gradients."""
         if self.order.begun or not self._passes:  # a rank without any gradient still answers the others
             self._end_pass()
-        self._settle()
+        self._wait_for_buckets()
 
     def _arrive(self, p: Tensor) -> None:
-        Sharded._arrive(self, p)
+        Sharded._arrive(self, p)  # not ZeRO1's, which sends nothing while it accumulates
         self.order.arrived(p)
 
     def _forward_begins(self) -> None:
-        if torch._C._current_graph_task_id() == -1:  # else backward runs a checkpointed block again: it is not over
+        # -1 outside of backward; inside, this forward is a checkpointed block that runs again, and backward is not over
+        if torch._C._current_graph_task_id() == -1:
             self._pass_ends()
 
     def _pass_ends(self) -> None:

@@ -129,7 +129,7 @@ class Rank:
 
     def unanswered(self) -> int:
         """Bytes that gpipe has sent forward when its last forward runs: nothing has come back yet that says they are
-        there (labkit.parallel.mail)."""
+        there (labkit.parallel.pipeline)."""
         sends = self.recipe.schedule == "gpipe" and self.place < self.layout.pp - 1
         return (self.recipe.n_micro - 1) * self.boundary() * sends
 
@@ -142,7 +142,7 @@ class Rank:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
         weight (under autocast some are narrower).
 
-        0 without such a W, and on the first stage, where it does all (labkit.parallel.backward)."""
+        0 without such a W, and on the first stage, where it does all (labkit.parallel.pipeline)."""
         if self.recipe.schedule != "zero_bubble" or self.place == 0:
             return 0
         (stage,), d, tp = self.stages, self.shape.d_model, self.layout.tp

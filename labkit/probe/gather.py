@@ -1,16 +1,16 @@
 """GatherProbe: which units of ZeRO-3 were whole when, on one rank, and what it held meanwhile.
 
-    with GatherProbe(sync) as probe:               # sync is a ZeRO3, or anything with units that start, wait and free
+    with GatherProbe(sync) as probe:               # sync is a ZeRO3, or anything with units that unshard and reshard
         step()
     probe.film                                     # a GatherFilm: plain numbers, can be sent home from a rank
 
-    unit          start        wait                        free
+    unit    unshard_start    unshard                      reshard
     sharded ........|  coming   |  whole: forward            |........ sharded ....| coming | whole: backward |....
 
-`start` is where the all_gather begins, `wait` where somebody needs the weights (they may have come long before), `free`
-where their memory is given back. A unit is needed in "forward", in "backward", or "again": by a checkpointed layer that
-runs a second time while backward goes on. Bytes by kind come from a MemoryProbe around the same code. The probe calls
-the unit's own methods and adds a note: nothing is polled, and what runs is what runs without it.
+`unshard_start` is where the all_gather begins, `unshard` where somebody needs the weights (they may have come long
+before), `reshard` where their memory is given back. A unit is needed in "forward", in "backward", or "again": by a
+checkpointed layer that runs a second time while backward goes on. Bytes by kind come from a MemoryProbe around the same
+code. The probe calls the unit's own methods and adds a note: nothing is polled, and what runs is what runs without it.
 
 The film's idea of states: PyTorch FSDP2, torch.distributed.fsdp.fully_shard, whose states are named the same way.
 """
@@ -151,13 +151,13 @@ class GatherProbe:
         self._changes, self._phases, self._began = [], {}, time.perf_counter()
         self._before = self._memory.seconds  # the same moment on the other clock
         for number, unit in enumerate(self.sync.units):
-            for verb in ("start", "wait", "free"):
+            for verb in ("unshard_start", "unshard", "reshard"):
                 setattr(unit, verb, self._noting(number, unit, getattr(unit, verb)))
         return self
 
     def __exit__(self, *error: object) -> None:
         for unit in self.sync.units:
-            for verb in ("start", "wait", "free"):
+            for verb in ("unshard_start", "unshard", "reshard"):
                 delattr(unit, verb)  # the class's own again
         self._memory.__exit__(*error)
         seconds = time.perf_counter() - self._began

@@ -21,9 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from labkit import Cluster, Layout, Mesh, run_threads
 from labkit.comm.group import Group
 from labkit.comm.local import LocalWire, _Sent
-from labkit.parallel.backward import input_first
+from labkit.parallel import saved
 from labkit.parallel.ddp import DDP
-from labkit.parallel.pipeline import Pipeline
+from labkit.parallel.pipeline import Pipeline, input_first
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
@@ -380,7 +380,9 @@ def test_with_every_strategy_the_weights_after_three_steps_are_those_of_one_proc
             found.append(None if loss is None else mesh.dp.all_reduce(loss, op="mean").item())
             for each in sync.values():
                 each.step()
-        pieces = {stage: [(p.name, p.start, p.value.clone()) for p in each.pieces()] for stage, each in sync.items()}
+        pieces = {
+            stage: [(p.name, p.start, p.value.clone()) for p in saved.pieces(each)] for stage, each in sync.items()
+        }
         return found, pieces
 
     seen = 0

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from labkit import Cluster, run_threads
+from labkit.parallel import saved
 from labkit.parallel.ddp import DDP
 from labkit.parallel.zero1 import InOrder, ZeRO1
 from labkit.parallel.zero2 import ZeRO2
@@ -108,7 +109,8 @@ def test_losses_and_weights_are_those_of_torchs_zero_redundancy_optimizer(cluste
             value = cross_entropy(other(tokens[:, :-1]), tokens[:, 1:])
             value.backward()
             sync.finish()
-            whole = {piece.name: piece for piece in sync.pieces() if piece.value.numel() == ours.head.norm.bias.numel()}
+            numel = ours.head.norm.bias.numel()
+            whole = {piece.name: piece for piece in saved.pieces(sync) if piece.value.numel() == numel}
             if "head.norm.bias" in whole:
                 apart.append((whole["head.norm.bias"].grad - theirs.head.norm.bias.grad).abs().max().item())
             sync.step()
@@ -172,9 +174,9 @@ def test_training_goes_on_the_same_on_another_number_of_ranks(strategy, before, 
     def first(group):
         return pieces(trained(strategy, ragged(), group, make))
 
-    def second(group, saved):
+    def second(group, before):
         sync = strategy(drawn(ragged(), seed=9), group, make)
-        reload(sync, saved)
+        reload(sync, before)
         train(sync, 3, first=4)
         return pieces(sync)
 
@@ -186,11 +188,11 @@ def test_training_goes_on_the_same_on_another_number_of_ranks(strategy, before, 
 def test_what_zero_saves_ddp_can_load_and_the_other_way_round():
     """Would catch two meanings of a piece."""
 
-    def rank(group, strategy, saved):
+    def rank(group, strategy, before):
         sync = strategy(drawn(ragged(), seed=9), group, adamw)
-        if saved is not None:
-            reload(sync, saved)
-        train(sync, 2, first=2 if saved else 0)
+        if before is not None:
+            reload(sync, before)
+        train(sync, 2, first=2 if before else 0)
         return pieces(sync)
 
     _, weights, _, _ = one_process(ragged(), adamw, 4)
@@ -411,9 +413,9 @@ def test_bad_input_is_refused_with_the_reason(strategy):
     sync.close()
     one(strategy, adamw, sync.module)
     with pytest.raises(ValueError, match="no such parameter"):
-        sync.load("nobody", 0, torch.zeros(1), {})
+        saved.load_pieces(sync, [("nobody", 0, torch.zeros(1), {})])
     with pytest.raises(ValueError, match="elements 30 to 40 of 0.weight: it has 35"):
-        sync.load("0.weight", 30, torch.zeros(10), {})
+        saved.load_pieces(sync, [("0.weight", 30, torch.zeros(10), {})])
     sparse = nn.Sequential(nn.Embedding(5, 2, sparse=True))
     sync = one(strategy, adamw, sparse)
     with pytest.raises(ValueError, match="sparse=False"):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from labkit import Cluster, run_threads
-from labkit.parallel.unit import Record
-from labkit.parallel.zero3 import ZeRO3
+from labkit.parallel import saved
+from labkit.parallel.zero3 import Record, ZeRO3
 from labkit.train.checkpoint import checkpoint, checkpoint_sequential
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
 from labkit.train.lora import inject_lora
@@ -90,7 +90,7 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, m
                 pair.append(loss.item())
             sync.finish()
             losses.append(pair)
-            mine = [(p.name, p.start, p.grad.clone(), p.whole) for p in sync.pieces()]
+            mine = [(p.name, p.start, p.grad.clone(), p.whole) for p in saved.pieces(sync)]
             whole = {name: p.grad.full_tensor() for name, p in theirs.named_parameters()}
             grads.append(
                 max(
@@ -104,9 +104,9 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, m
         whole = {name: p.full_tensor() for name, p in theirs.named_parameters()}
         apart = [
             (p.value - whole[p.name].detach().flatten()[p.start : p.start + p.value.numel()]).abs().max().item()
-            for p in sync.pieces()
+            for p in saved.pieces(sync)
         ]
-        return losses, grads, max(apart), {str(piece.value.dtype) for piece in sync.pieces()}
+        return losses, grads, max(apart), {str(piece.value.dtype) for piece in saved.pieces(sync)}
 
     for reply in cluster.run(compare, mixed):
         losses, grads, apart, dtypes = reply.value
@@ -183,8 +183,8 @@ def test_prefetch_starts_the_next_unit_before_this_one_computes():
         sync = ZeRO3(ragged(), group, sgd, prefetch=prefetch)
         events = []
         for unit, layer in zip(sync.units, [sync.module[i] for i in (0, 2, 3, 4)], strict=True):
-            start = unit.start
-            unit.start = lambda unit=unit, start=start: (
+            start = unit.unshard_start
+            unit.unshard_start = lambda unit=unit, start=start: (
                 events.append(f"gather {unit.index}") if unit.state == "sharded" else None,
                 start(),
             )
@@ -471,9 +471,9 @@ def test_what_is_freed_on_its_way_is_waited_for_first():
     def rank(group):
         sync = ZeRO3(ragged(), group, sgd)
         unit = sync.units[0]
-        unit.start()
+        unit.unshard_start()
         assert (unit.state, len(unit.works)) == ("coming", 1)
-        unit.free()
+        unit.reshard()
         return unit.state, unit.works, unit.shards[0].weights.untyped_storage().nbytes()
 
     assert run_threads(rank, 2) == [("sharded", [], 0)] * 2

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.parallel import saved
+
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 STEPS = 4
 
@@ -95,7 +97,7 @@ def pieces(sync: Any) -> list[Any]:
             None if piece.grad is None else piece.grad.clone(),
             {key: each.clone() if isinstance(each, Tensor) else each for key, each in piece.state.items()},
         )
-        for piece in sync.pieces()
+        for piece in saved.pieces(sync)
     ]
 
 
@@ -129,9 +131,7 @@ def joined(ranks: list[list[Any]]) -> dict[str, dict[str, Any]]:
 
 def reload(sync: Any, ranks: list[list[Any]]) -> None:
     """Load what any number of ranks have saved: each rank takes what of it is its own."""
-    for name, _, start, value, _, state in (piece for rank in ranks for piece in rank):
-        sync.load(name, start, value, state)
-    sync.loaded()
+    saved.load_pieces(sync, [(name, start, value, state) for rank in ranks for name, _, start, value, _, state in rank])
 
 
 def worst(found: dict[str, dict[str, Any]], expected: dict[str, Tensor], key: str) -> float:

@@ -144,7 +144,7 @@ def test_what_cannot_be_filmed_is_told():
         probe = GatherProbe(sync)
         with pytest.raises(ValueError, match="nothing is recorded yet"):
             _ = probe.film
-        sync.units[1].wait()
+        sync.units[1].unshard()
         with pytest.raises(ValueError, match="unit 1 is whole"):
             probe.__enter__()
         with pytest.raises(ValueError, match="moments 0 to 0, not 1"):

@@ -25,6 +25,7 @@ from labkit.comm.mesh import Mesh
 from labkit.comm.shaped import Shaped, shape
 from labkit.comm.traffic import Traffic
 from labkit.course.capstone.forecast import Task, Way
+from labkit.parallel.saved import pieces
 from labkit.probe.slow import SlowDevice
 from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy
@@ -110,7 +111,7 @@ def parts_held(step: Any, mesh: Mesh) -> Iterable[Part]:
         return
     names = {(id(sync), own): whole for whole, (sync, own) in parts.items()}
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
-        for piece in sync.pieces():
+        for piece in pieces(sync):
             name = names[id(sync), piece.name]
             yield Part(name, piece.start, piece.cut, mesh.tp.rank, mesh.tp.size, _plain(piece.value))
 

@@ -16,8 +16,7 @@ from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.claims.proofs.checkpointing import most_held
 from labkit.course.claims.proofs.tensor_parallel import sums_of_40_layers
-from labkit.parallel.mail import said_by
-from labkit.parallel.pipeline import Pipeline
+from labkit.parallel.pipeline import Pipeline, action_of_tag
 from labkit.plan.schedule import (
     Schedule,
     Span,
@@ -191,7 +190,7 @@ def posted(group: Group, counts: Sequence[int]) -> list[tuple[int, int]]:
         schedule, micros = one_f_one_b(group.size, n_micro), [torch.ones(2, 8)] * n_micro
         group.ledger.clear()
         Pipeline({group.rank: nn.Linear(8, 8)}, schedule, group, loss=nn.functional.mse_loss).step(micros, micros)
-        kinds = [said_by(each.tag, n_micro).kind for each in group.ledger if each.verb == "send"]
+        kinds = [action_of_tag(each.tag, n_micro).kind for each in group.ledger if each.verb == "send"]
         found.append((kinds.count("F"), kinds.count("B")))
     return found
 
