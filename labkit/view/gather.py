@@ -17,10 +17,13 @@ from html import escape
 
 from labkit.plan.breakdown import KINDS
 from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, GatherFilm, Stretch
-from labkit.view.svg import PALETTE, Picture, box, cut, headline, line, round_marks, text, width_of
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text, width_of
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
-LEFT, RIGHT, TOP, LANE, TALL = 96.0, 616.0, 62.0, 24.0, 120.0
+LEFT, WORDS, TOP, LANE, TALL = 96.0, 184.0, 62.0, 24.0, 120.0
+"""Where lanes begin, room for the words beside them, where the first lane begins, its height, and that of the bands."""
+NARROW = 640.0
+"""A page of fewer units has no room for words beside the lanes."""
 COLUMNS, MOST_UNITS = 272, 24
 GATHERING, WEIGHTS, GRADS = PALETTE[1], "#2B8CD6", PALETTE[3]
 WHOLE_IN = ((FORWARD, PALETTE[0], "F", "in forward"), (AGAIN, PALETTE[4], "A", "computed again"),
@@ -29,51 +32,71 @@ KEYS = (("g gathering", GATHERING), ("F whole in forward", PALETTE[0]), ("A comp
         ("B whole in backward", PALETTE[2]))  # fmt: skip
 
 
-def gather_film(film: GatherFilm, moment: int | None = None, title: str = "") -> Picture:
+def gather_film(film: GatherFilm, moment: int | None = None, title: str = "", width: float = WIDTH) -> Picture:
     """A lane for each unit, what is held below, and the state of everything after `moment` changes (None: the peak).
 
-    ValueError for a moment that the film does not have, and for a film of no time."""
+    A picture of less than 640 units in `width` leaves out the words to the right of the lanes. ValueError for a moment
+    that the film does not have, and for a film of no time."""
     if film.seconds <= 0 or not film.names:
         raise ValueError(f"a film needs units and time, got {len(film.names)} units and {film.seconds:g} s")
     moment = film.peak if moment is None else moment
     now, t = film.states(moment), film.moments[moment]
-    scale, shown = (RIGHT - LEFT) / film.seconds, min(len(film.names), MOST_UNITS)
+    narrow, right = width < NARROW, _right(width)
+    scale, shown = (right - LEFT) / film.seconds, min(len(film.names), MOST_UNITS)
     held = film.bytes_at(moment)
     whole = [name for name, each in zip(film.names, now, strict=True) if each.state not in (SHARDED, COMING)]
     coming = [name for name, each in zip(film.names, now, strict=True) if each.state == COMING]
     said = f"{', '.join(whole) or 'nothing'} whole" + (f", {', '.join(coming)} on the way" if coming else "")
-    place = f"moment {moment} of {len(film.changes)}, {seconds_text(t) if t else '0 s'}"
-    head = f"{title + ': ' if title else ''}{place}: {said}"
-    body = [headline(head, 14)]
-    x = LEFT
-    for word, colour in KEYS:
-        body += [box(x, 32, 12, 12, colour), text(x + 17, 43, word, size=12)]
-        x += 32 + 6.6 * len(word)
-    body += [line(x, 38, x + 22, 38, width=1), text(x + 28, 43, "sharded", size=12)]
+    when = seconds_text(t) if t else "0 s"
+    head = f"{title + ': ' if title else ''}moment {moment} of {len(film.changes)}, {when}: {said}"
+    body = [headline(f"{title or when}: {said}" if narrow else head, 14, width), *_keys(film, narrow)]
     x, y = LEFT + t * scale, TOP
     foot = TOP + LANE * shown
     body += [line(x, TOP - 6, x, foot, width=2), f'<path d="M{x - 6:.1f} {TOP - 12}h12l-6 8z"/>']  # behind the boxes
     for unit in range(shown):
-        body += _lane(film, unit, y, scale, now[unit])
+        body += _lane(film, unit, y, scale, now[unit], width)
         y += LANE
     if shown < len(film.names):
         body.append(text(LEFT, y + 13, f"the first {shown} of {len(film.names)} units are drawn", size=12))
         y += LANE
     top, bottom = y + 16, y + 16 + TALL
-    body += _bytes(film, top, bottom, held, x)
+    body += _bytes(film, top, bottom, held, x, width)
     body.append(line(x, top, x, bottom, width=2))
     for mark in round_marks(film.seconds):
         at, words = LEFT + mark * scale, seconds_text(mark) if mark else "0"
-        body += [line(at, bottom, at, bottom + 5), text(at, bottom + 19, words, "middle", 12)]
+        anchor = "end" if at + width_of(words, 12) / 2 > width else "middle"
+        body += [line(at, bottom, at, bottom + 5), text(at, bottom + 19, words, anchor, 12)]
+    bottom += 26
+    if narrow:
+        for x, word, colour in ((LEFT, "weights held", WEIGHTS), (LEFT + 120, "gradients held", GRADS)):
+            body += [box(x, bottom + 4, 12, 12, colour), text(x + 17, bottom + 15, word, size=12)]
+        bottom += 22
     times = ", ".join(f"{name} {film.gathers(k)}" for k, name in enumerate(film.names))
     told = f"{head}; weights {held[0]:,} B, gradients {held[1]:,} B; gathered so many times: {times}"
-    return Picture("".join(body), bottom + 26, told)
+    return Picture("".join(body), bottom, told, width)
 
 
-def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: Stretch) -> list[str]:
+def _right(width: float) -> float:
+    """Where the lanes of a page of this width end."""
+    return width - (8 if width < NARROW else WORDS)
+
+
+def _keys(film: GatherFilm, narrow: bool) -> list[str]:
+    """Which colour is which state; where there is little room, only of states that occur."""
+    seen = {_look(each)[0] for lane in film.lanes for each in lane if each.state != SHARDED}
+    out, x = [], LEFT
+    for word, colour in KEYS:
+        said = word.replace(" whole in", "") if narrow else word
+        if not narrow or colour in seen:
+            out += [box(x, 32, 12, 12, colour), text(x + 17, 43, said, size=12)]
+            x += 32 + 6.6 * len(said)
+    return out if narrow else [*out, line(x, 38, x + 22, 38, width=1), text(x + 28, 43, "sharded", size=12)]
+
+
+def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: Stretch, width: float) -> list[str]:
     """One unit: its name, its stretches, and in words what it is at the moment."""
-    name, size = film.names[unit], film.sizes[unit]
-    out = [text(LEFT - 6, y + 14, cut(name, 13), "end", 12), line(LEFT, y + 10, RIGHT, y + 10, width=0.6)]
+    name, size, right = film.names[unit], film.sizes[unit], _right(width)
+    out = [text(LEFT - 6, y + 14, cut(name, 13), "end", 12), line(LEFT, y + 10, right, y + 10, width=0.6)]
     for each in film.lanes[unit]:
         if each.state != SHARDED:
             colour, letter, doing = _look(each)
@@ -83,7 +106,7 @@ def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: Stretch) -> 
             out.append(box(LEFT + each.t0 * scale, y + 1, wide, LANE - 6, colour, word, said, 1 if wide > 4 else 0))
     part = size // film.n_ranks if now.state == SHARDED else size
     state = _look(now)[2] if now.state != SHARDED else "sharded"
-    return [*out, text(RIGHT + 8, y + 14, f"{state}, {bytes_text(part)}", size=12)]
+    return out if width < NARROW else [*out, text(right + 8, y + 14, f"{state}, {bytes_text(part)}", size=12)]
 
 
 def _look(each: Stretch) -> tuple[str, str, str]:
@@ -94,17 +117,19 @@ def _look(each: Stretch) -> tuple[str, str, str]:
     return colour, letter, f"whole {words}" if each.phase != AGAIN else "whole again"
 
 
-def _bytes(film: GatherFilm, top: float, bottom: float, held: tuple[int, ...], cursor: float) -> list[str]:
+def _bytes(
+    film: GatherFilm, top: float, bottom: float, held: tuple[int, ...], cursor: float, width: float
+) -> list[str]:
     """Weights and gradients over time, on them the marks of the law, beside them the moment by kind.
 
     The words of a mark stand at the left, or behind the `cursor` where that would cross them."""
-    columns = _columns(film)
+    columns, right = _columns(film), _right(width)
     ceiling = 1.1 * max(max(a + b for a, b in columns), film.model_bytes, 1)
-    tall, wide = (bottom - top) / ceiling, (RIGHT - LEFT) / COLUMNS
+    tall, wide = (bottom - top) / ceiling, (right - LEFT) / COLUMNS
     out = []
     for mark in round_marks(ceiling, 2)[1:]:
         y = bottom - mark * tall
-        out += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 6, y + 4, binary_text(mark), "end", 12)]
+        out += [line(LEFT, y, right, y, "1 5"), text(LEFT - 6, y + 4, binary_text(mark), "end", 12)]
     out += [
         _band([(0, a) for a, _ in columns], bottom, wide, tall, WEIGHTS, "weights: shards and gathered units"),
         _band([(a, a + b) for a, b in columns], bottom, wide, tall, GRADS, "gradients"),
@@ -115,16 +140,18 @@ def _bytes(film: GatherFilm, top: float, bottom: float, held: tuple[int, ...], c
     ):
         y = bottom - n_bytes * tall
         at = LEFT + 6 if cursor < LEFT + 2 or cursor > LEFT + 10 + width_of(words, 12) else cursor + 6
-        out += [line(LEFT, y, RIGHT, y, "9 4", 1.5), text(at, y - 4, words, size=12)]
-    out += [line(LEFT, bottom, RIGHT, bottom), line(LEFT, top, LEFT, bottom)]
+        out += [line(LEFT, y, right, y, "9 4", 1.5), text(at, y - 4, words, size=12)]
+    out += [line(LEFT, bottom, right, bottom), line(LEFT, top, LEFT, bottom)]
+    if width < NARROW:
+        return out
     rows = [("weights", held[0], WEIGHTS), ("gradients", held[1], GRADS), ("all kinds", sum(held), "none")]
-    out.append(text(RIGHT + 8, top + 12, "held at the moment", size=12, bold=True))
+    out.append(text(right + 8, top + 12, "held at the moment", size=12, bold=True))
     hover = escape(", ".join(f"{kind} {n:,} B" for kind, n in zip(KINDS, held, strict=True)))
     for k, (word, n_bytes, colour) in enumerate(rows):
         y = top + 34 + 22 * k
         out.append(f"<g><title>{hover}</title>")
-        out += [box(RIGHT + 8, y - 11, 12, 12, colour), text(RIGHT + 26, y, word, size=12)]
-        out += [text(796, y, bytes_text(n_bytes), "end", 12), "</g>"]
+        out += [box(right + 8, y - 11, 12, 12, colour), text(right + 26, y, word, size=12)]
+        out += [text(width - 4, y, bytes_text(n_bytes), "end", 12), "</g>"]
     return out
 
 

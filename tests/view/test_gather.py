@@ -40,6 +40,21 @@ def test_the_picture_is_whole_at_every_moment(units):
         page.check(gather_film(film, moment, "checkpointed, kept"))
 
 
+@pytest.mark.parametrize("width", [420, 560])
+def test_on_a_narrow_page_it_leaves_out_words_and_nothing_else(width):
+    """Would catch a picture that leaves its page, a band without a name, and a lane that ends where it used to."""
+    film = hand_made(3)
+    wide, narrow = gather_film(film, 4), gather_film(film, 4, width=width)
+    page.check(narrow)
+    assert narrow.width == width
+    assert narrow.label == wide.label
+    assert page.told(narrow) == [words for words in page.told(wide) if not words.startswith("parameters ")]
+    assert {"B backward", "weights held", "gradients held"} < set(page.texts(narrow))
+    assert "A computed again" not in page.words(narrow)
+    ends = [float(node.split('x2="')[1].split('"')[0]) for node in str(narrow).split("<line")[1:]]
+    assert max(ends) == width - 8
+
+
 def test_long_names_and_three_gathers_have_a_picture():
     """Would catch a name that runs into the lane, and a phase without a look."""
     film = hand_made(2)
