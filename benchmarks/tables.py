@@ -1,0 +1,273 @@
+"""benchmarks/README.md: every table is made of what the benchmarks last found, benchmarks/results/*.json.
+
+    python benchmarks/tables.py          # the last step of `make bench`
+
+No number stands in this file but the goals, which are set and not measured. A benchmark without a stored result has no
+table, and is named at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit.view.units import bytes_text, seconds_text
+
+HERE = Path(__file__).resolve().parent
+HEAD = """# Measurements
+
+Made by `make bench`, which runs the benchmarks of this folder on your machine, stores what they find in
+[results](results), and writes this page from it. A comparison measures both sides in one run, so other work on the
+machine slows both: read the ratios first. Above each table stands where and when it was measured. The load average is
+that before the run; where it says "at the end", it contains the benchmark's own work.
+"""
+PEERS = (
+    ("ddp", "DDP / `DistributedDataParallel`"),
+    ("zero1", "ZeRO-1 / `ZeroRedundancyOptimizer`"),
+    ("zero3", "ZeRO-3 / `fully_shard`"),
+    ("tp", "tensor parallel / `parallelize_module`"),
+    ("1f1b", "1F1B / `Schedule1F1B`"),
+)
+
+
+class Bench(NamedTuple):
+    """A benchmark: its file, the heading of its part, and what writes the part from what it found."""
+
+    name: str
+    title: str
+    lines: Callable[[Any], Iterable[str]]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A Markdown table."""
+
+    def line(cells: Sequence[object]) -> str:
+        return f"|{'|'.join(f' {cell} ' if cell != '' else ' ' for cell in cells)}|"
+
+    return [line(head), "|" + "---|" * len(head), *map(line, rows)]
+
+
+def launch(found: Any) -> list[str]:
+    fresh, warm = found["fresh cluster of 4 to the first all_reduce, s"], found["warm call, 4 ranks, s"]
+    spawn = found["spawn of 4 to the first all_reduce, s"]
+    peers = {"ipyparallel": found["ipyparallel apply_sync, 4 engines, s"], "Ray actors": found["ray actors, 4, s"]}
+    beside = [
+        f"{name}: {seconds * 1e3:.2f} ms, {seconds / warm:.1f} times" if seconds else f"{name}: not installed"
+        for name, seconds in peers.items()
+    ]
+    returned, private = found["256 MB come back, bytes/s"], found["private memory of a rank, bytes"]
+    first = found["first cluster of a kernel, s"]
+    rows = [
+        ("fresh cluster of 4 to the first all_reduce", f"{fresh * 1e3:.0f} ms",
+         f"`torch.multiprocessing.spawn`: {spawn:.1f} s, {spawn / fresh:.0f} times as long"),
+        ("first cluster of a kernel, 5 s after `%load_ext labkit`", f"{first * 1e3:.0f} ms", ""),
+        ("warm call, 4 ranks", f"{warm * 1e3:.2f} ms", "; ".join(beside)),
+        ("warm call, 8 ranks", f"{found['warm call, 8 ranks, s'] * 1e3:.2f} ms", ""),
+        ("64 ranks from start to close, with one all_reduce", f"{found['64 ranks, whole life, s']:.2f} s", ""),
+        ("close", f"{found['close, s'] * 1e3:.0f} ms", ""),
+        ("private memory of a rank", f"{private / 1e6:.1f} MB", ""),
+        ("256 MB come back", f"{returned / 1e9:.1f} GB/s", ""),
+    ]  # fmt: skip
+    return table(("", "labkit", "beside it, in the same run"), rows)
+
+
+def strategies(found: Any) -> list[str]:
+    rows = {(row["kind"], row["ranks"]): row for row in found["rows"]}
+    told = []
+    for kind, name in PEERS:
+        cells = []
+        for n in (2, 4):
+            row = rows[kind, n]
+            cells += [f"{row['ratio']:.2f}", f"{row['ours_peak']['total'] / row['torch_peak']['total']:.2f}"]
+        told.append((name, *cells))
+    alone = {row["kind"]: row["ratio"] for row in found["rows"] if row["ranks"] == 1}
+    repeats = {row["repeats"] for row in found["rows"]}
+    n_params = rows["ddp", 2]["ours_peak"]["parameters"] / 4  # they are in float32
+    return [
+        f"A GPT of {n_params / 1e6:.1f}M parameters, medians of {'/'.join(map(str, sorted(repeats)))} paired steps, "
+        "the slowest rank. Below 1, labkit takes less than torch's own part.",
+        "",
+        *table(("labkit / torch", "2 ranks: time", "peak memory", "4 ranks: time", "peak memory"), told),
+        "",
+        f"On one rank checkpointing takes {alone['checkpoint']:.2f} of `torch.utils.checkpoint`'s time, the scaler "
+        f"{alone['scaler']:.2f} of `GradScaler`'s. Over shaped links DDP hides {found['overlap']['hidden']:.0%} of its "
+        "communication on 4 ranks. A ratio within 0.05 of 1 is noise.",
+    ]
+
+
+def collectives(found: Any) -> list[str]:
+    names = ("ring", "tree", "star", "gloo", "gloo in place")
+    rows = []
+    for row in found:
+        same = "exact" if row["sent"] == row["law"] else "not exact"
+        times = (seconds_text(row["seconds"][name]) for name in names)
+        rows.append((row["ranks"], bytes_text(row["bytes"]), *times, bytes_text(max(row["sent"])), same))
+    head = ("ranks", "tensor", *names, "a rank of the ring sends", "beside the law")
+    return ["Seconds of one all_reduce, the median of the slowest rank.", "", *table(head, rows)]
+
+
+def probes(found: Any) -> list[str]:
+    rows = []
+    for each in sorted(found["memory"], key=lambda each: -each["batch"]):
+        cpu, size = each["cpu_seconds"], each["batch"]
+        ours, theirs = (cpu[name] / cpu["bare"] - 1 for name in ("probe", "MemTracker"))
+        millions = each["parameters"] / 1e6
+        name = f"`MemoryProbe` over a step of {millions:.1f}M parameters, {size} rows: CPU time added"
+        rows.append((name if not rows else f"the same, {size} row{'s' * (size != 1)}",
+                     f"{ours:.0%} (`MemTracker`: {theirs:.0%})", "15%"))  # fmt: skip
+    clock = found["clock"]["clock, CPU"] / found["clock"]["bare, CPU"] - 1
+    rows.append(("`Clock` over a DDP step of 2 ranks: CPU time added", f"{clock:.1%}", ""))
+    return table(("", "", "goal"), rows)
+
+
+def rehearsal(found: Any) -> list[str]:
+    by_name = {each["name"]: each for each in found}
+    names = (("7B", "`rehearse` a 7B GPT, ZeRO-3, 8 ranks"), ("70B", "`rehearse` a 70B GPT, dp 8 x pp 4 x tp 8"))
+    rows = [(told, f"{by_name[name]['seconds']:.1f} s", f"{by_name[name]['goal_s']:.0f} s") for name, told in names]
+    race = by_name["race"]
+    told = f"{race['ratio']:.1f} times as fast, peaks {abs(race['peak_ratio'] - 1):.4%} apart"
+    millions, n = race["parameters"] / 1e6, race["n_ranks"]
+    name = f"`rehearse` {millions:.0f}M parameters on {n} ranks beside `MemTracker` on `fully_shard`"
+    return table(("", "", "goal"), [*rows, (name, told, "")])
+
+
+def planner(found: Any) -> list[str]:
+    ratios = [each["ratio"] for each in found["steps"]]
+    thinks = found["thinks_s"]
+    steps = [
+        (each["what"], each["shape"], seconds_text(each["predicted_s"]), seconds_text(each["measured_s"]),
+         f"{each['ratio']:.2f}") for each in found["steps"]
+    ]  # fmt: skip
+    name = f"predicted / measured seconds of {len(ratios)} steps of held-out shapes and layouts"
+    plans = ("`plans` of llama-70b for 1,024 GPUs", f"{thinks['plans, llama-70b on 1,024 h100']:.2f} s", "1 s")
+    return [
+        *table(("", "", "goal"), [(name, f"{min(ratios):.2f} to {max(ratios):.2f}", "0.75 to 1.25"), plans]),
+        "",
+        *table(("layout", "model", "predicted", "measured", "ratio"), steps),
+    ]
+
+
+def shaped(found: Any) -> list[str]:
+    links = [
+        (each["what"], f"{each['asked']:.4g} {each['unit']}", f"{each['measured']:.4g} {each['unit']}",
+         f"{each['ratio']:.2f}") for each in found["links"] if "asked" in each
+    ]  # fmt: skip
+    (bare,) = (each for each in found["links"] if "asked" not in each)
+    wins = [(each["what"], f"{each['times']:.2f} times as long") for each in found["wins"]]
+    return [
+        f"The wire underneath, gloo over loopback, takes {bare['alpha ms']:.2f} ms and {bare['MB/s']:,.0f} MB/s.",
+        "",
+        *table(("a link that was asked for", "asked", "measured", "ratio"), links),
+        "",
+        *table(("on shaped links", ""), wins),
+    ]
+
+
+def held(found: Any) -> list[str]:
+    asked = "asked every 2 ms"
+    rows = [
+        (each["ranks"], f"{each['held']:.0%}", seconds_text(each["median s"]), seconds_text(each["longest s"]),
+         *(f"{each['peaks too high'][name]:.0%}" for name in ("nobody asks", asked))) for each in found
+    ]  # fmt: skip
+    head = ("ranks", "tensors held after the call", "median", "longest", "peaks too high", f"peaks too high, {asked}")
+    return [
+        "gloo may hold the tensor of a broadcast for a moment after the call has returned, so a measured peak can be "
+        "higher than what the program holds.",
+        "",
+        *table(head, rows),
+    ]
+
+
+def classroom(found: Any) -> list[str]:
+    rows = [
+        (each["learners"], seconds_text(statistics.median(each["seconds"])), bytes_text(each["bytes of one"]),
+         bytes_text(each["bytes of all"])) for each in found["rows"]
+    ]  # fmt: skip
+    words = f"Lab {found['lab']} with {found['ranks']} ranks each, from top to bottom, everybody at the same moment."
+    return [words, "", *table(("learners", "a run", "memory of one", "memory of all"), rows)]
+
+
+def mutation(found: Any) -> list[str]:
+    verdicts = ", ".join(f"{name} {count}" for name, count in found["by_verdict"].items())
+    left = len(found["survivors"])
+    explained = sum(bool(each["why"]) for each in found["survivors"])
+    return [
+        f"References of the exercises, changed automatically in one place: {found['killed']} of {found['mutants']} are "
+        f"rejected ({verdicts}). Of the {left} others, {explained} do the same as the reference, and "
+        "[mutation.json](results/mutation.json) says why."
+    ]
+
+
+def draws(found: Any) -> list[str]:
+    return [
+        f"The judge draws other inputs for each check. Over {found['draws']} draw{'s' * (found['draws'] != 1)} of them it judged {found['judged']:,} "
+        f"programs whose verdict is known, and misjudged {len(found['misjudged'])}."
+    ]
+
+
+def labs(found: Any) -> list[str]:
+    rows = [(each["lab"], each["ranks"], f"{each['seconds']:.0f} s", bytes_text(each["bytes"])) for each in found]
+    return ["From top to bottom with `quick=True`.", "", *table(("lab", "ranks", "a run", "memory"), rows)]
+
+
+def capstone(found: Any) -> list[str]:
+    rows = []
+    for each in found:
+        layout, recipe = each["way"]["layout"], each["way"]["recipe"]
+        way = f"dp {layout['dp']}, pp {layout['pp']}, tp {layout['tp']}; {recipe['strategy']}, {recipe['schedule']}"
+        told = ("out of memory", "") if each["refused"] else (
+            seconds_text(statistics.median(each["step_s"])), bytes_text(max(each["peak_bytes"])))  # fmt: skip
+        rows.append((each["task"], way, *told))
+    return table(("task", "layout", "a step", "peak"), rows)
+
+
+BENCHES = (
+    Bench("launch", "Starting ranks and calling them", launch),
+    Bench("strategies", "Each mechanism beside torch's own", strategies),
+    Bench("collectives", "Collectives made of send and receive, beside gloo's own", collectives),
+    Bench("probes", "What measuring costs", probes),
+    Bench("rehearsal", "Rehearsals: one rank of a large job on fake tensors", rehearsal),
+    Bench("planner", "The planner: predicted beside measured", planner),
+    Bench("shaped", "Shaped links: asked for beside measured", shaped),
+    Bench("held", "How long gloo holds a tensor after the call", held),
+    Bench("labs", "How long each lab runs", labs),
+    Bench("classroom", "A class on one server", classroom),
+    Bench("capstone", "The capstone's reference", capstone),
+    Bench("mutation", "How good the checks of the exercises are", mutation),
+    Bench("draws", "Whether chance can hide a mistake", draws),
+)
+
+
+def where(machine: dict[str, Any]) -> str:
+    """The machine, the day and the load of a result."""
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    before = machine.get("load_before")
+    load = f"{machine['load']:.1f} at the end" if before is None else f"{before:.1f}"
+    return (
+        f"{machine['when']}, {machine['cores']} cores ({machine['processor']}), {gpus}, torch {machine['torch']}, "
+        f"Python {machine['python']}, load average {load}."
+    )
+
+
+def page(results: Path = HERE / "results") -> str:
+    """The whole page."""
+    lines, missing = [HEAD], []
+    for bench in BENCHES:
+        path = results / f"{bench.name}.json"
+        if not path.exists():
+            missing.append(f"[{bench.name}.py]({bench.name}.py)")
+            continue
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        lines += [f"## {bench.title}", ""]
+        lines += [f"[{bench.name}.py]({bench.name}.py), [{bench.name}.json](results/{bench.name}.json): "
+                  f"{where(stored['machine'])}", "", *bench.lines(stored["found"]), ""]  # fmt: skip
+    if missing:
+        lines += [f"Without a stored result: {', '.join(missing)}."]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    (HERE / "README.md").write_text(page(), encoding="utf-8")
