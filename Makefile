@@ -5,7 +5,9 @@
 #                of the mutants, one journey through JupyterLab
 # make rest      what make test leaves out: the labs with two ranks, all mutants, every widget in a browser, variations
 # make test-all  everything, 40 minutes
-# make bench | notebooks | clean
+# make bench     measure everything on this machine, and write benchmarks/README.md
+# make pictures  those of README anew: one run of four ranks, and the screens of what the labs store
+# make notebooks | clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab test check rest test-all bench notebooks clean
+.PHONY: lab test check rest test-all bench pictures notebooks clean
 .DELETE_ON_ERROR:
 
 lab: $(VENV)/.has-run
@@ -52,6 +54,11 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/capstone.py --json benchmarks/results/capstone.json
 	$(BIN)/python benchmarks/mutation.py --json benchmarks/results/mutation.json
 	$(BIN)/python benchmarks/draws.py --json benchmarks/results/draws.json
+	$(BIN)/python benchmarks/tables.py
+
+pictures: $(VENV)/.has-run
+	$(BIN)/python docs/first.py
+	$(BIN)/python docs/screens.py
 
 notebooks: $(VENV)/.has-test
 	$(BIN)/python -c 'from labkit.course.reading.glossary import write; write("notebooks")'
@@ -59,6 +66,7 @@ notebooks: $(VENV)/.has-test
 		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False \
 		$(wildcard notebooks/[0-9]*.ipynb) notebooks/ten_minutes.ipynb
 	$(BIN)/python -c 'from labkit.course.server.trust import note; note("notebooks")'
+	$(BIN)/python docs/screens.py
 
 # The stamps live inside the environment: whoever removes it removes them too.
 $(VENV)/.has-pip:
