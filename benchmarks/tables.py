@@ -202,9 +202,10 @@ def mutation(found: Any) -> list[str]:
 
 
 def draws(found: Any) -> list[str]:
+    times = f"{found['draws']} time{'s' * (found['draws'] != 1)}"
     return [
-        f"The judge draws other inputs for each check. Over {found['draws']} draw{'s' * (found['draws'] != 1)} of them it judged {found['judged']:,} "
-        f"programs whose verdict is known, and misjudged {len(found['misjudged'])}."
+        f"The judge draws new inputs for each check. With inputs drawn {times}, it judged {found['judged']:,} programs "
+        f"whose verdict is known, and misjudged {len(found['misjudged'])}."
     ]
 
 
