@@ -114,6 +114,14 @@ def test_a_picture_keeps_its_words_apart_in_every_state(browser, window):
     assert not broken, "\n".join(["", *broken])
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_words_of_the_picture_in_readme_keep_apart(browser, theme):
+    """Would catch three pictures on one page that reach into each other."""
+    made = (ROOT / f"docs/first_{theme}.svg").read_text(encoding="utf-8")
+    (broken,) = complaints(browser, [made], 800 + BESIDE_THE_OUTPUT)
+    assert not broken, "\n".join(["", *broken])
+
+
 GOOD = (
     '<text x="4" y="20">a title</text><g><rect x="4" y="30" width="60" height="20" fill="#fff" stroke="#000"/>'
     '<text x="34" y="44" text-anchor="middle">12 ms</text></g><line x1="4" y1="60" x2="200" y2="60" stroke="#000"/>'
