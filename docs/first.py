@@ -23,7 +23,7 @@ from labkit import GPT, Cluster, GPTConfig, Group, Links, WorkerError, ZeRO3, ri
 from labkit.launch.watch import Autopsy
 from labkit.plan.collectives import sent_bytes
 from labkit.probe import film
-from labkit.probe.gather import GatherFilm, GatherProbe
+from labkit.probe.gather import BACKWARD, WHOLE, GatherFilm, GatherProbe
 from labkit.train.gpt import cross_entropy
 from labkit.view.autopsy import autopsy
 from labkit.view.film import frame
@@ -34,7 +34,7 @@ from labkit.view.units import bytes_text
 HERE = Path(__file__).parent
 THEMES = MappingProxyType({"light": ("#ffffff", "#1f2328", "#d1d9e0"), "dark": ("#0d1117", "#e6edf3", "#3d444d")})
 """Colours of the page, of words and lines, and of the edge; those of GitHub."""
-CONFIG = GPTConfig(n_layer=2, d_model=96, n_head=4, vocab=64, seq=32, tied=False)
+CONFIG = GPTConfig(n_layer=3, d_model=96, n_head=4, vocab=64, seq=32, tied=False)
 SLOW = Links.uniform(4, alpha_s=1e-3, bytes_per_s=40e6)
 """A wire on which a gather takes long enough to be seen."""
 STEP = 2
@@ -51,7 +51,7 @@ def shoot(group: Group) -> film.Recording:
 def sharded_step(group: Group) -> GatherFilm:
     """The second step of a small GPT under ZeRO-3; the first tells it in which order units are needed."""
     model = GPT(CONFIG, seed=0)
-    sync = ZeRO3(model, group, torch.optim.AdamW, prefetch=1)
+    sync = ZeRO3(model, group, torch.optim.AdamW, prefetch=0)
     tokens = torch.randint(64, (4, CONFIG.seq), generator=torch.Generator().manual_seed(group.rank))
 
     def step() -> None:
@@ -88,12 +88,22 @@ def record() -> tuple[film.Film, tuple[int, ...], GatherFilm, Autopsy]:
     return film.Film.of([reply.value for reply in replies], "ring all-reduce"), sent, step, hang
 
 
+def backward_of_a_block(step: GatherFilm) -> int:
+    """The moment at which the first of the largest units is whole for its backward."""
+    largest = max(step.sizes)
+    return next(
+        moment
+        for moment, change in enumerate(step.changes, 1)
+        if change.state == WHOLE and change.phase == BACKWARD and step.sizes[change.unit] == largest
+    )
+
+
 def compose(ring_film: film.Film, sent: tuple[int, ...], step: GatherFilm, hang: Autopsy) -> Picture:
     """The three pictures on one page, each under a line that says what it is for."""
     wide, margin = WIDTH + 2 * MARGIN, MARGIN
     left, below = frame(ring_film, STEP), autopsy(hang)
     middle = margin + FRAME
-    right = gather_film(step, title="ZeRO-3 on rank 0", width=wide - margin - middle)
+    right = gather_film(step, backward_of_a_block(step), title="ZeRO-3 on rank 0", width=wide - margin - middle)
     law = sent_bytes("ring", "all_reduce", len(sent), 48, item_bytes=4)
     each = bytes_text(sent[0]) if len(set(sent)) == 1 else ", ".join(map(bytes_text, sent))
     top, foot = 42.0, 48 + left.height
