@@ -66,11 +66,17 @@ def check(
 
 
 def build(
-    root: Annotated[Path, typer.Argument(help="The folder that holds exercises/ and solutions/.")] = CHECKOUT,
+    new: Annotated[str | None, typer.Argument(help="A new exercise, 06.8_quiet_ring: make its folder.")] = None,
+    root: Annotated[Path, typer.Option(help="The folder that holds exercises/ and solutions/.")] = CHECKOUT,
     force: Annotated[bool, typer.Option("--force", help="Also where somebody has worked in a notebook.")] = False,
     nbgrader: Annotated[Path | None, typer.Option(help="Make an nbgrader course in this folder instead.")] = None,
 ) -> None:
-    """Write the notebooks of the exercises and of their solutions."""
+    """Write the notebooks of the exercises and of their solutions, or begin a new exercise."""
+    if new is not None:
+        from labkit.course.exercises.new_exercise import new_exercise
+
+        print(f"{new_exercise(new)}: a skeleton that passes; rewrite its three files, then `labkit build`")
+        return
     titles = [path.stem for path in sorted((CHECKOUT / "notebooks").glob("[0-9]*.ipynb"))]
     if nbgrader is not None:
         from labkit.course.classroom.nbgrader_course import build as build_course

@@ -15,12 +15,11 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from labkit.course.cards.card import Card
+from labkit.course.reading.authored import records
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Deck:
 
 def read_deck(path: Path | str) -> Deck:
     """The cards of a YAML file, a list of mappings. ValueError with file, line and field; OSError if it is none."""
-    return Deck(tuple(_cards(Path(path).read_text(), Path(path).name)))
+    return Deck(tuple(records(Path(path).read_text(), Path(path).name, Card)))
 
 
 @cache
@@ -81,7 +80,7 @@ def the_deck() -> Deck:
     """labkit's own cards, file by file in the order of their names."""
     found = sorted((each for each in (files("labkit.course.cards") / "decks").iterdir() if each.name.endswith(".yaml")),
                    key=lambda each: each.name)  # fmt: skip
-    return Deck(tuple(card for each in found for card in _cards(each.read_text(), each.name)))
+    return Deck(tuple(card for each in found for card in records(each.read_text(), each.name, Card)))
 
 
 @cache
@@ -89,57 +88,3 @@ def sources() -> Mapping[str, str]:
     """What the documents ask that this course began with: "003/12" -> in a few words. `Card.covers` answers them."""
     text = (files("labkit.course.cards") / "sources.yaml").read_text()
     return MappingProxyType(dict(yaml.safe_load(text)))
-
-
-def _cards(text: str, name: str) -> Iterator[Card]:
-    try:
-        root = yaml.compose(text, Loader=yaml.CSafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        raise ValueError(f"{name}, line {mark.line + 1 if mark else 1}: no YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{name}, line 1: no YAML: {error}") from error
-    if not isinstance(root, yaml.SequenceNode):
-        raise ValueError(f"{name}, line 1: a deck is a list of cards, `- id: ...`")
-    for node in root.value:
-        values = _plain(node, name)
-        if not isinstance(values, dict):
-            raise ValueError(f"{name}, line {_line(node)}: a card is a mapping, `- id: ...`, got {values!r}")
-        try:
-            yield Card.model_validate(values)
-        except ValidationError as error:
-            # an unknown field is likely a slip of the pen for one that is missed
-            first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-            field, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-            if not field:  # told by a rule over the whole card, which names its field
-                field, _, said = said.partition(": ")
-            raise ValueError(f"{name}, line {_where(node, field)}, field {field}: {said}") from error
-
-
-def _plain(node: yaml.Node, name: str) -> Any:
-    """The node as Python: strings stay strings, and a key that stands twice is told."""
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, Any] = {}
-        for key, value in node.value:
-            if key.value in seen:
-                raise ValueError(f"{name}, line {_line(key)}, field {key.value}: stands twice")
-            seen[key.value] = _plain(value, name)
-        return seen
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(each, name) for each in node.value]
-    return "" if node.tag.endswith(":null") else node.value
-
-
-def _where(node: yaml.Node, field: str) -> int:
-    """The line of a field, or of the nearest thing above it that stands in the file."""
-    for part in field.split("."):
-        if isinstance(node, yaml.MappingNode):
-            node = next((key if not isinstance(value, (yaml.MappingNode, yaml.SequenceNode)) else value
-                         for key, value in node.value if key.value == part), node)  # fmt: skip
-        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            node = node.value[int(part)]
-    return _line(node)
-
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1

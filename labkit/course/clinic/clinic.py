@@ -12,15 +12,18 @@ Hours are compressed to steps, and devices to caps of kilobytes or a few megabyt
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
+from functools import cache
 from importlib import import_module
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import yaml
 
 from labkit.capped import Cluster
 from labkit.course.clinic.case_file import TESTS, Case, Program, Suspect
 from labkit.course.clinic.chart import Chart, Seen, left_behind, stored, vital
-from labkit.course.clinic.recorded import RECORDED
 from labkit.course.clinic.signs import signs
 from labkit.launch.reply import WorkerError
 
@@ -116,7 +119,14 @@ def recorded(case: Case) -> dict[str, str]:
     """What every test saw when the broken program ran on two ranks and the ward was opened; "" where it cannot tell."""
     stops = case.symptom == "stops for ever"
     usual = {} if stops else NOTHING_ODD
-    return {test: RECORDED.get((case.name, test), usual.get(test, "")) for test in TESTS}
+    return {test: _records()[case.name].get(test, usual.get(test, "")) for test in TESTS}
+
+
+@cache
+def _records() -> Mapping[str, Mapping[str, str]]:
+    """Patient -> probe -> its words, copied from a run."""
+    text = (files("labkit.course.clinic") / "recorded.yaml").read_text(encoding="utf-8")
+    return MappingProxyType(dict(yaml.safe_load(text)))
 
 
 def pieces(case: Case, n_ranks: int = 2) -> Generator[tuple[float, dict[str, str]], None, None]:

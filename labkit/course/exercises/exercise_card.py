@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from labkit.course.exercises.problem import VERDICTS, Problem
+from labkit.course.exercises.exercise_files import VERDICTS
+from labkit.course.exercises.problem import Problem
 from labkit.course.judge.verdicts import words_of
 
 

@@ -1,29 +1,28 @@
 """A Problem: one exercise, with everything that is needed to teach it, to judge it, and to judge the judge.
 
-A file in problems/ holds the reference as a plain function (or class) of the exercise's name, and `PROBLEM`:
+An exercise is a folder in problems/, named after the lab, the place in it and what is written, "p06_4_overlap":
 
-    story, objectives, difficulty, importance, minutes     what the learner reads
-    reference                                              the stub is its signature and docstring
-    cases -> inputs -> play on every rank -> answer        random, from a seed that is drawn when a check begins
-    laws                                                   bytes sent, bytes held, what must come before what
-    mutants                                                mistakes that people make, and the verdict that rejects each
+    exercise.md     what the learner reads: title, objectives, story, hints        (exercise_files.py reads it)
+    mutants.yaml    mistakes that people make, and the verdict that rejects each   (exercise_files.py reads it)
+    exercise.py     the reference, a function or class, and `PROBLEM = Problem(**beside(__file__), reference=..., ...)`:
+                        reference                              the stub is its signature and docstring
+                        cases -> inputs -> play on every rank -> answer    random, from a seed drawn for each check
+                        laws                                   bytes sent, bytes held, what must precede what
 
-Inputs are made by the judge and handed out by rank; the answer is worked out by the judge in one process, where no rank
-can see it. So what a rank does not have, it must be sent.
+`labkit build 06.8_my_title` makes such a folder. Inputs are made by the judge and handed out by rank; the answer is
+worked out by the judge in one process, where no rank can see it. So what a rank does not have, it must be sent.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from labkit.course.exercises.exercise_files import Mutant
 from labkit.course.exercises.stub import n_lines, solution_of, stub_of
 from labkit.course.judge.case import Case
 from labkit.course.judge.run_record import RunRecord
-
-VERDICTS = ("values", "wire", "memory", "order", "liveness")
 
 
 class Complaint(NamedTuple):
@@ -41,28 +40,6 @@ class Law(NamedTuple):
     verdict: str
     words: str
     broken: Callable[[RunRecord], Complaint | None]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A mistake that people make: the reference with some text `swaps`, or another text `instead`.
-
-    `verdict` is the one that must reject it, `cause` the sentence that must be said."""
-
-    cause: str
-    verdict: str
-    swaps: tuple[tuple[str, str], ...] = ()
-    instead: str = ""
-
-    def source(self, reference: str) -> str:
-        """Its program. ValueError if a text to swap does not stand in the reference exactly once."""
-        if self.instead:
-            return textwrap.dedent(self.instead).strip() + "\n"
-        for old, new in self.swaps:
-            if reference.count(old) != 1:
-                raise ValueError(f"mutant {self.cause!r}: {old!r} stands {reference.count(old)} times in the reference")
-            reference = reference.replace(old, new)
-        return reference
 
 
 class Star(NamedTuple):

@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from labkit.course.exercises.problem import VERDICTS, Mutant, Problem
+from labkit.course.exercises.exercise_files import VERDICTS, Mutant
+from labkit.course.exercises.problem import Problem
 from labkit.course.judge import compare
 from labkit.course.judge.case_run import RunCase, run_case
 from labkit.course.judge.report import UNWRITTEN, Report

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from labkit.course.exercises.problem import VERDICTS, Complaint, Law, Problem
+from labkit.course.exercises.exercise_files import VERDICTS
+from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge import compare
 from labkit.course.judge.laws import modest, silent
 from labkit.course.judge.run_record import RunRecord

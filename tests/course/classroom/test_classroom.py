@@ -23,7 +23,7 @@ from traitlets.config import PyFileConfigLoader
 
 from labkit.course.classroom import nbgrader_course as course
 from labkit.course.classroom.submission import points_of
-from labkit.course.exercises.catalogue import files, problem
+from labkit.course.exercises.catalogue import folders, problem
 from tests.course.classroom.submissions import PATCHES, allowed, answers, filled, hand_in, notebook
 
 if find_spec("nbgrader") is None:
@@ -288,7 +288,7 @@ def test_the_released_cell_is_the_stub(graded: SimpleNamespace) -> None:
     )
 
 
-@pytest.mark.parametrize("key", [key for key, _ in files()])
+@pytest.mark.parametrize("key", [key for key, _ in folders()])
 def test_regions_of_a_solution_leave_the_stub(key: str) -> None:
     """A region that is no Python, changes what the reference does, or leaves a line of it to the students."""
     from nbgrader.preprocessors import ClearSolutions

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from labkit.course.exercises.catalogue import files, problem
-from labkit.course.exercises.problem import VERDICTS
+from labkit.course.exercises.catalogue import folders, problem
+from labkit.course.exercises.exercise_files import VERDICTS
 from labkit.course.judge.case_run import RunCase, remembering
 from labkit.course.judge.judge import judge
 
 SEED = 20_070_313
 """Always the same: a red is then of what was changed, and not of the dice. benchmarks/draws.py throws them anew."""
-KEYS = [key for key, _ in files()]
+KEYS = [key for key, _ in folders()]
 MUTANTS = [(key, place) for key in KEYS for place in range(len(problem(key).mutants))]
 ONCE_HIDDEN = (
     ("02.3", 4, 1989), ("02.3", 6, 14), ("04.2", 3, 24), ("04.2", 4, 562), ("13.2", 5, 34), ("14.2", 5, 16),

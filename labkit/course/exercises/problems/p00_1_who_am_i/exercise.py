@@ -1,0 +1,94 @@
+"""00.1: every rank says where it is, and learns who all the others are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+
+ITEM = 8
+
+
+def who_am_i(node: Tensor, group: Group) -> dict[str, int | Tensor]:
+    """What a rank must know about itself and about the others, as a dict with these seven entries.
+
+    `node`, int64 [1], is the number of the machine that this rank runs on; no rank knows another's.
+
+    "rank", "size"    which member of the group this is, and how many there are
+    "left", "right"   the ranks before and after it on the ring 0, 1, ..., n-1, 0
+    "nodes"           everybody's node number in rank order   [1] -> [n]
+    "local_size"      how many ranks run on this machine, this one included
+    "local_rank"      which of them this is: how many lower ranks run on this machine (a launcher gives GPU 0 to
+                      local rank 0). Ranks of one machine need not follow each other.
+
+    Entries are ints but for "nodes". Each rank's number travels to the others in one collective."""
+    n, me = group.size, group.rank
+    nodes = group.all_gather(node)
+    here = nodes == node
+    return {
+        "rank": me,
+        "size": n,
+        "left": (me - 1) % n,
+        "right": (me + 1) % n,
+        "nodes": nodes,
+        "local_size": int(here.sum()),
+        "local_rank": int(here[:me].sum()),
+    }
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; `on` says who shares a machine, "any" that it is drawn."""
+    return [Case.of(4, on=(0, 1, 1, 0)), Case.of(4, on="any"), Case.of(3, on="any"), Case.of(2, on="any"),
+            Case.of(1, on="any")]  # fmt: skip
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The node number of each rank."""
+    drawn = random.Random(case.seed)
+    names = drawn.sample(range(1000, 10_000), 2)
+    places = case["on"] if case["on"] != "any" else [drawn.randrange(2) for _ in range(case.n_ranks)]
+    return [(torch.tensor([names[place]]),) for place in places]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Counted by hand."""
+    nodes = [int(node) for (node,) in given]
+    n = case.n_ranks
+    return [
+        {
+            "rank": rank,
+            "size": n,
+            "left": rank - 1 if rank else n - 1,
+            "right": rank + 1 if rank < n - 1 else 0,
+            "nodes": torch.tensor(nodes),
+            "local_size": nodes.count(nodes[rank]),
+            "local_rank": nodes[:rank].count(nodes[rank]),
+        }
+        for rank in range(n)
+    ]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=who_am_i,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            lambda case, rank: (case.n_ranks - 1) * ITEM,
+            "one all_gather of 8 bytes a rank: each sends (n-1) times 8 bytes",
+            only=("all_gather",),
+            messages=lambda case, rank: 1,
+        ),
+    ),
+)

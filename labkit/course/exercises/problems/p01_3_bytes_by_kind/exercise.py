@@ -1,0 +1,166 @@
+"""01.3: what a model and its optimizer hold, counted by storage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+MAKERS = ("SGD", "SGD with momentum", "AdamW")
+SHAPES = ("plain", "tied", "flat")
+
+
+def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """The bytes that a model and its optimizer hold now: {"parameters": ..., "gradients": ..., "optimizer": ...}.
+
+    What counts are storages (`tensor.untyped_storage()` has `.nbytes()` and `.data_ptr()`). A storage counts whole,
+    even if a view shows a part of it, and once within a kind, however many tensors lie in it; one that holds things of
+    two kinds counts in both.
+
+    "parameters" are those of the model, trained or frozen; "gradients" what is in their `.grad`; "optimizer" all
+    tensors in `optimizer.state`, which maps a parameter to a dict of names to tensors, numbers or None. Buffers of
+    the model do not count."""
+
+    def bytes_in(tensors: Iterable[Tensor]) -> int:
+        storages = [each.untyped_storage() for each in tensors]
+        return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+    params = list(model.parameters())
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return {
+        "parameters": bytes_in(params),
+        "gradients": bytes_in(p.grad for p in params if p.grad is not None),
+        "optimizer": bytes_in(each for each in states if isinstance(each, Tensor)),
+    }
+
+
+class Net(nn.Module):
+    """Embedding, norm with buffers, and an output layer that may share the embedding's weight."""
+
+    def __init__(self, vocab: int, width: int, shape: str, spare: int):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(vocab, width), nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        if shape == "tied":
+            self.head.weight = self.embed.weight
+        elif shape == "flat":  # one storage with some room to spare, as a flat shard has
+            params = list(self.parameters())
+            flat = torch.empty(sum(p.numel() for p in params) + spare)
+            places = flat.split([*(p.numel() for p in params), spare])
+            for p, place in zip(params, places, strict=False):
+                p.data = place.copy_(p.data.flatten()).view(p.shape)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens -> scores"""
+        return self.head(self.norm(self.embed(tokens)))  # type: ignore[no-any-return]
+
+
+def cases() -> Sequence[Case]:
+    """Several models each."""
+    return [Case.of(1, models=6), Case.of(1, models=6), Case.of(1, models=6)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """How each model is made and how far it has got: every shape, every optimizer, the rest drawn.
+
+    The first one's norm is frozen late, with gradients that stay; the second one's master copies are its parameters."""
+    drawn, made = random.Random(case.seed), []
+    for number in range(case["models"]):
+        made.append({
+            "vocab": drawn.randrange(5, 12), "width": drawn.randrange(3, 9), "spare": drawn.randrange(1, 9),
+            "shape": SHAPES[number % 3],
+            "dtype": {0: torch.bfloat16, 1: torch.float32}.get(number, drawn.choice(DTYPES)),
+            "frozen": "frozen late" if not number else "frozen" if drawn.random() < 0.3 or number == 3 else "trained",
+            "master": number < 2 or drawn.random() < 0.3,
+            "maker": MAKERS[(number + number // 3) % 3] if number else "AdamW",
+            "done": ("nothing", "backward", "a step", "a step and zero_grad")[drawn.randrange(4) if number % 3 else 2],
+        })  # fmt: skip
+    return [(made,)]
+
+
+def told(each: dict[str, Any]) -> str:
+    """A model in words."""
+    master = " with master copies" if each["master"] else ""
+    return (f"{each['shape']} {str(each['dtype'])[6:]} model {each['vocab']}x{each['width']}, norm {each['frozen']}, "
+            f"{each['maker']}{master}, {each['done']} done")  # fmt: skip
+
+
+def play(attempt: Any, group: Group, made: list[dict[str, Any]]) -> Any:
+    """Make each, take it so far, count."""
+    said = {}
+    for each in made:
+        model = Net(each["vocab"], each["width"], each["shape"], each["spare"])
+        if each["dtype"] != torch.float32:
+            convert(model, each["dtype"])
+        model.norm.requires_grad_(each["frozen"] != "frozen")
+        params = [p for p in model.parameters() if p.requires_grad]
+        momentum = 0.9 if "momentum" in each["maker"] else 0.0
+        optimizer: Any = (torch.optim.AdamW(params, foreach=False) if each["maker"] == "AdamW" else
+                          torch.optim.SGD(params, 0.1, momentum, foreach=False))  # fmt: skip
+        if each["done"] != "nothing":
+            model(torch.arange(4)).float().sum().backward()
+        if "step" in each["done"]:
+            optimizer.step()
+        if "zero_grad" in each["done"]:
+            optimizer.zero_grad()
+        for p in params if each["master"] else ():
+            optimizer.state[p]["master"] = p.detach().float()  # a float32 parameter is its own
+        model.norm.requires_grad_(each["frozen"] == "trained")
+        said[told(each)] = attempt(model, optimizer)
+    return said
+
+
+def convert(model: Net, dtype: torch.dtype) -> None:
+    """Another dtype, storages shared as before (`model.to` would part views that share one)."""
+    flats: dict[int, Tensor] = {}
+    for p in model.parameters():
+        whole = p.data.untyped_storage()
+        as_tensor = torch.empty(0).set_(whole)
+        flat = flats.setdefault(whole.data_ptr(), as_tensor.to(dtype))
+        p.data = flat[p.data.storage_offset() :][: p.numel()].view(p.shape)
+    for name, buffer in list(model.norm.named_buffers()):
+        setattr(model.norm, name, buffer.to(dtype) if buffer.is_floating_point() else buffer)
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """By arithmetic, from what each is made of."""
+    return [{told(each): counted(each) for each in given[0][0]}]
+
+
+def counted(each: dict[str, Any]) -> dict[str, int]:
+    """Numbers of parameters, times the bytes of one."""
+    table, norm, item = each["vocab"] * each["width"], 2 * each["width"], each["dtype"].itemsize
+    n_tables = 1 if each["shape"] == "tied" else 2
+    frozen = each["frozen"] == "frozen"
+    trained = n_tables * table + (0 if frozen else norm)
+    tensors = n_tables + (0 if frozen else 2)
+    spare = each["spare"] if each["shape"] == "flat" else 0
+    held = (n_tables * table + norm + spare) * item
+    one_buffer = each["shape"] == "flat" and each["dtype"] == torch.float32
+    master = held if one_buffer else 4 * trained
+    state = {"SGD": 0, "SGD with momentum": trained * item, "AdamW": 2 * trained * item + 4 * tensors}
+    return {
+        "parameters": held,
+        "gradients": trained * item if each["done"] in ("backward", "a step") else 0,
+        "optimizer": each["master"] * master + ("step" in each["done"]) * state[each["maker"]],
+    }
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=bytes_by_kind,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    may=("untyped_storage",),
+)

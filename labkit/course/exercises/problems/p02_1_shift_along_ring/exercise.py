@@ -1,0 +1,70 @@
+"""02.1: every rank gets the tensor of a rank some places away."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+
+
+def shift_along_ring(x: Tensor, by: int, group: Group) -> Tensor:
+    """Everybody's x moves `by` places to the right on the ring 0, 1, ..., n-1, 0: rank r ends with a new tensor, a copy
+    of the x of the rank `by` places to its left.   [k of this rank, d] -> [k of that rank, d]
+
+    `by` is the same on all ranks, and any whole number: negative is to the left, more than n goes round. Every x goes
+    straight to where it belongs, in one message; if it belongs where it is, nothing is sent. Ranks may hold different
+    numbers of rows: a message carries its shape."""
+    n, me = group.size, group.rank
+    if by % n == 0:
+        return x.clone()
+    return group.exchange(x, to=(me + by) % n, source=(me - by) % n)
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; `places` is what `by` comes to on the ring."""
+    return [Case.of(3, places=2, rows=(3, 1, 2)), Case.of(4, torch.float64, places=1, rows=(2, 2, 5, 1)),
+            Case.of(4, torch.int64, places=0, rows=(1, 2, 1, 3)), Case.of(2, torch.bfloat16, places=1, rows=(4, 2)),
+            Case.of(1, places=0, rows=(3,))]  # fmt: skip
+
+
+def distance(case: Case) -> int:
+    """`by`: some number of places, and some times round."""
+    return int(case["places"] + case.n_ranks * random.Random(case.seed).choice((-2, -1, 1, 2)))
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A tensor of its own for each rank."""
+    return [(case.random(rows, 5, key=rank), distance(case)) for rank, rows in enumerate(case["rows"])]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Python's own lists, turned."""
+    order = [x for x, _ in given]
+    return [order[index - case["places"]] for index in range(case.n_ranks)]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=shift_along_ring,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            lambda case, rank: case["rows"][rank] * 5 * case.item_bytes if case["places"] else 0,
+            "each rank sends its own tensor once, straight to the rank that wants it; nothing if that is itself",
+            only=("send",),
+            to=lambda case, rank: {(rank + case["places"]) % case.n_ranks},
+            messages=lambda case, rank: 1,
+        ),
+    ),
+)

@@ -1,0 +1,104 @@
+"""02.2: rows from both neighbours at once, where a careless order hangs or crawls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Complaint, Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import order, sends
+from labkit.course.judge.run_record import RunRecord, mark
+
+TAKEN = "waits for a message from rank "
+
+
+def halo_exchange(x: Tensor, width: int, group: Group) -> Tensor:
+    """This rank's rows with those around them: the last `width` rows of the rank to the left, all of x, the first
+    `width` rows of the rank to the right.   [k, d] -> [width + k + width, d], less at the two ends
+
+    The ranks stand in a line: rank 0 has nobody to its left, rank n-1 nobody to its right. Every k is at least
+    `width`, and may differ by rank. Only the rows that are wanted travel, and a rank has handed over all its messages
+    before it waits for any of its neighbours'."""
+    left, right = group.rank - 1, group.rank + 1
+    going, coming = [], {}
+    for peer, rows in ((left, x[:width]), (right, x[len(x) - width :])):
+        if 0 <= peer < group.size:
+            coming[peer] = group.recv_start(peer)
+            going.append(group.send(rows, peer))
+    came = {peer: work.wait() for peer, work in coming.items()}
+    for work in going:
+        work.wait()
+    return torch.cat([each for each in (came.get(left), x, came.get(right)) if each is not None])
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks, all with different numbers of rows."""
+    return [Case.of(4, rows=(5, 3, 7, 4), halo=2, width=6), Case.of(3, torch.float64, rows=(1, 4, 2), halo=1, width=3),
+            Case.of(2, torch.int64, rows=(3, 5), halo=3, width=2), Case.of(1, rows=(4,), halo=2, width=3)]  # fmt: skip
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The rows of each rank."""
+    return [(case.random(k, case["width"], key=rank), case["halo"]) for rank, k in enumerate(case["rows"])]
+
+
+def play(attempt: Any, group: Group, x: Tensor, width: int) -> Any:
+    """A mark says when a rank has waited for a message and has it."""
+
+    def tap(event: str, peer: int, tag: int, tensor: Tensor) -> None:
+        if event == "recv":
+            mark(group, f"{TAKEN}{peer}")
+
+    return attempt(x, width, group.tapped(tap))
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Cut out of all rows in one piece."""
+    whole, ends = torch.cat([x for x, _ in given]), [0]
+    for k in case["rows"]:
+        ends.append(ends[-1] + k)
+    return [
+        whole[max(0, first - case["halo"]) : end + case["halo"]] for first, end in zip(ends, ends[1:], strict=False)
+    ]
+
+
+def neighbours(case: Case, rank: int) -> set[int]:
+    """In a line."""
+    return {rank - 1, rank + 1} & set(range(case.n_ranks))
+
+
+def waited(record: RunRecord) -> Complaint | None:
+    """The first rank that waited while it still had something to hand over."""
+    for rank in range(record.case.n_ranks):
+        waits = [each for each in record.marks(rank) if each.what.startswith(TAKEN)]
+        late = [each for each in record.sent(rank) if waits and each.number > waits[0].number]
+        if late:
+            seen = f"it {waits[0].what}, and only then sends to rank {late[0].to}"
+            return Complaint("all messages are handed over before any is waited for", seen, rank, (late[0].number,))
+    return None
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=halo_exchange,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            lambda case, rank: len(neighbours(case, rank)) * case["halo"] * case["width"] * case.item_bytes,
+            "each rank sends `width` rows to each neighbour, in one message each",
+            only=("send",),
+            to=neighbours,
+            messages=lambda case, rank: len(neighbours(case, rank)),
+        ),
+        order("a rank has handed over all its messages before it waits for one", waited),
+    ),
+)

@@ -1,0 +1,134 @@
+"""02.3: from where every rank stands to the rank that is to blame."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+
+Place = dict[str, Any]
+GONE = ("finished", "raised", "died")
+COLLECTIVES = ("all_reduce", "broadcast", "barrier", "all_gather")
+
+
+def read_autopsy(places: list[Place]) -> tuple[str, list[int]]:
+    """Name the fault, and the ranks to blame, ascending. `places[r]` says where rank r stands when all is still:
+
+    {"at": "running"}, or "finished", "raised", "died"
+    {"at": "send", "peer": 2}, {"at": "recv", "peer": 2}     waits for rank 2, and for nobody else
+    {"at": "all_reduce", "number": 5}, or another collective   waits for every rank that is in no collective number 5
+
+    The faults, the first that applies:
+
+    "mismatch"     ranks are in different collectives under one number: those whose collective the fewest are in
+    "absent"       somebody waits for ranks that have finished, raised or died: those ranks
+    "circle"       ranks wait for each other in a circle: those on it, not those that wait for somebody on it
+    "straggler"    somebody waits for ranks that are running: those ranks"""
+    n = len(places)
+    verbs = Counter(place["at"] for place in places if "number" in place)
+    if len(verbs) > 1:
+        rare = min(verbs, key=lambda verb: verbs[verb])
+        return "mismatch", [rank for rank in range(n) if places[rank]["at"] == rare]
+    outside = [rank for rank in range(n) if "number" not in places[rank]]
+    waits = [[place["peer"]] if "peer" in place else outside if "number" in place else [] for place in places]
+    behind = [set(each) for each in waits]
+    for _ in range(n):
+        behind = [each.union(*(behind[other] for other in each)) for each in behind]
+    awaited = sorted(set().union(*waits))
+    absent = [rank for rank in awaited if places[rank]["at"] in ("finished", "raised", "died")]
+    circle = [rank for rank in range(n) if rank in behind[rank]]
+    running = [rank for rank in awaited if places[rank]["at"] == "running"]
+    return ("absent", absent) if absent else ("circle", circle) if circle else ("straggler", running)
+
+
+def situation(drawn: random.Random, n: int, fault: str) -> tuple[list[Place], list[int]]:
+    """Where n ranks stand, and who is to blame: the fault is made first, then come its victims, in a random order."""
+    line, number, verb = drawn.sample(range(n), n), drawn.randrange(1, 90), drawn.choice(COLLECTIVES)
+    places: list[Place] = [{"at": verb, "number": number} for _ in range(n)]
+    if fault == "mismatch":
+        guilty = line[: drawn.randrange(1, (n + 1) // 2)]
+        other = drawn.choice([each for each in COLLECTIVES if each != verb])
+        for rank in guilty:
+            places[rank] = {"at": other, "number": number}
+        if 2 * len(guilty) + 1 < n and drawn.random() < 0.4:
+            places[line[-1]] = {"at": "running"}  # slow, but not the fault
+        return places, sorted(guilty)
+    if fault == "circle":
+        guilty = line[: drawn.randrange(2, n - 1)]
+        verbs = ("send", "recv") if len(guilty) > 2 else (drawn.choice(("send", "recv")),)  # two that match would go on
+        for rank, peer in zip(guilty, guilty[1:] + guilty[:1], strict=True):
+            places[rank] = {"at": drawn.choice(verbs), "peer": peer}
+    else:
+        guilty = line[:1]
+        places[line[0]] = {"at": "running" if fault == "straggler" else drawn.choice(GONE)}
+    messages_only = drawn.random() < 0.5
+    end = n if messages_only else len(guilty) + drawn.randrange(n - len(guilty))
+    for spot in range(len(guilty), end):  # in a line behind the guilty, each waits for somebody before it
+        back = drawn.choice(line[:spot])
+        places[line[spot]] = {"at": drawn.choice(("send", "recv")), "peer": back}
+    awaited = {place.get("peer") for place in places}
+    if messages_only and line[-1] not in awaited and n > len(guilty) + 1:
+        places[line[-1]] = {"at": drawn.choice(("finished", "running"))}  # nobody waits for it
+    elif fault == "absent" and not messages_only and end > len(guilty) + 1:
+        places[line[end - 1]] = {"at": "running"}  # awaited as well, but it can still come
+    return places, sorted(guilty)
+
+
+def cases() -> Sequence[Case]:
+    """Many situations among a few ranks, and among more."""
+    return [Case.of(1, among=5, situations=48), Case.of(1, among=8, situations=48)]
+
+
+def all_drawn(case: Case) -> list[tuple[list[Place], list[int], str]]:
+    """What is shown, with the truth. Some stragglers other than rank 0 are awaited by collectives only, and beside some
+    there is a rank that runs, or has left, and is awaited by nobody."""
+    faults = ("straggler", "circle", "absent", "mismatch")
+
+    def make(drawn: random.Random) -> list[tuple[list[Place], list[int], str]]:
+        return [(*situation(drawn, case["among"], faults[i % 4]), faults[i % 4]) for i in range(case["situations"])]
+
+    def tells(all_of_them: list[tuple[list[Place], list[int], str]]) -> bool:
+        late = [(places, guilty) for places, guilty, fault in all_of_them if fault == "straggler"]
+        others = {place["at"] for places, guilty in late for rank, place in enumerate(places) if rank not in guilty}
+        unasked = [guilty for places, guilty in late if not any(place.get("peer") in guilty for place in places)]
+        return any(0 not in guilty for guilty in unasked) and {"running", "finished"} <= others
+
+    return case.draw(make, tells)
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """All situations, without the truth."""
+    return [([places for places, _, _ in all_drawn(case)],)]
+
+
+def told(places: list[Place]) -> str:
+    """A situation in a few words."""
+    return "; ".join(
+        f"{rank} {place['at']}" + (f" {place['peer']}" if "peer" in place else "")
+        + (f" #{place['number']}" if "number" in place else "") for rank, place in enumerate(places))  # fmt: skip
+
+
+def play(attempt: Any, group: Group, situations: list[list[Place]]) -> Any:
+    """What is said of each."""
+    return {told(each): attempt([dict(place) for place in each]) for each in situations}
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Each situation was made from its fault."""
+    return [{told(places): (fault, guilty) for places, guilty, fault in all_drawn(case)}]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=read_autopsy,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+)

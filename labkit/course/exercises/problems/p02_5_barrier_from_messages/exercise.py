@@ -1,0 +1,154 @@
+"""02.5: a barrier from messages alone, in as many rounds as the number of ranks has bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Complaint, Law, Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import order, sends
+from labkit.course.judge.run_record import Event, RunRecord, aside, mark
+
+BARRIERS, ITEM = 3, 8
+EVERYBODY = "nobody is through before it has heard of everybody"
+HERE, THROUGH, TAKEN = "is here", "is through", "took a message of rank "
+
+
+def barrier_of_messages(group: Group) -> None:
+    """Return when every rank of the group has called this, and not before.
+
+    A rank has to hear of each other one: from itself, or from somebody who has heard of it since it came. What it
+    receives counts; that a send is over tells nothing. With `send` and `recv` only (`exchange` is both). A message may
+    be empty, and holds at most 8 bytes; each rank sends at most ceil(log2 n). No chain of messages, each sent after
+    the one before was received, is longer than 2 ceil(log2 n)."""
+    n, me, step = group.size, group.rank, 1
+    while step < n:
+        group.exchange(torch.empty(0), to=(me + step) % n, source=(me - step) % n)
+        step *= 2
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks."""
+    return [Case.of(4), Case.of(3), Case.of(2), Case.of(1)]
+
+
+def play(attempt: Any, group: Group) -> Any:
+    """Some barriers. Marks say when a rank comes, when it has waited for a message and has it, when it is through."""
+    heard = group.tapped(lambda event, peer, tag, x: mark(group, f"{TAKEN}{peer}") if event == "recv" else None)
+    ours = aside(group)
+    for _ in range(BARRIERS):
+        mark(group, HERE)
+        attempt(heard)
+        mark(group, THROUGH)
+        ours.barrier()
+    return "through"
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Nothing comes out of a barrier; whether everybody was there is a matter of order."""
+    return ["through"] * case.n_ranks
+
+
+def rounds(case: Case) -> int:
+    """ceil(log2 n)."""
+    return (case.n_ranks - 1).bit_length()
+
+
+def followed(record: RunRecord) -> Iterator[tuple[Event, set[int], int]]:
+    """Each mark with what its rank knows then: the ranks that it has heard of since this barrier began, itself
+    included, and the longest chain of messages behind that. A message carries what its sender knew."""
+    n = record.case.n_ranks
+    knows, deep = [{rank} for rank in range(n)], [0] * n
+    carried: dict[tuple[int, int], list[tuple[set[int], int]]] = {}
+    for each in record.events:
+        rank = each.rank
+        if each.kind == "message" and each.to is not None:
+            carried.setdefault((rank, each.to), []).append((set(knows[rank]), deep[rank] + 1))
+        elif each.kind == "mark":
+            if each.what == HERE:
+                knows[rank], deep[rank] = {rank}, 0
+            elif each.what.startswith(TAKEN):
+                news, length = carried[int(each.what.split()[-1]), rank].pop(0)
+                knows[rank], deep[rank] = knows[rank] | news, max(deep[rank], length)
+            yield each, knows[rank], deep[rank]
+
+
+def too_early(record: RunRecord) -> Complaint | None:
+    """The lowest rank that was through without having heard of all."""
+    n = record.case.n_ranks
+    found = [(each.rank, each.number, sorted({*range(n)} - knows)) for each, knows, _ in followed(record)
+             if each.what == THROUGH and len(knows) < n]  # fmt: skip
+    if not found:
+        return None
+    rank, number, missing = min(found)
+    told = f"it was through without having heard of rank {', '.join(map(str, missing))}"
+    return Complaint(EVERYBODY, told, rank, (number,))
+
+
+def too_long(record: RunRecord) -> Complaint | None:
+    """A chain of messages that is longer than down a tree and up again."""
+    longest, rank, number = max((deep, -each.rank, each.number) for each, _, deep in followed(record))
+    if longest <= 2 * rounds(record.case):
+        return None
+    return Complaint(f"chains of at most {2 * rounds(record.case)} messages", f"a chain of {longest}", -rank, (number,))
+
+
+def too_many(record: RunRecord) -> Complaint | None:
+    """A rank that sends more messages than there are rounds."""
+    sent = [len(record.sent(rank)) for rank in range(record.case.n_ranks)]
+    most = BARRIERS * rounds(record.case)
+    if max(sent) <= most:
+        return None
+    told = f"rank by rank {', '.join(map(str, sent))} messages in {BARRIERS} barriers"
+    return Complaint(f"at most {most} of each rank", told, sent.index(max(sent)))
+
+
+TREE = """
+import torch
+from labkit import Group
+
+
+def barrier_of_messages(group: Group) -> None:
+    n, me, step, token = group.size, group.rank, 1, torch.empty(0)
+    while step < n and me % (2 * step) == 0:
+        if me + step < n:
+            group.recv(me + step)
+        step *= 2
+    if me:
+        group.send(token, me - step).wait()
+        group.recv(me - step)
+    while step > 1:
+        step //= 2
+        if me + step < n:
+            group.send(token, me + step).wait()
+"""
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=barrier_of_messages,
+    cases=cases,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            lambda case, rank: (0, BARRIERS * rounds(case) * ITEM),
+            "messages of 8 bytes at most, and no collective",
+            only=("send",),
+        ),
+        Law("wire", "each rank sends at most ceil(log2 n) messages a barrier", too_many),
+        order(EVERYBODY, too_early),
+        order("no chain of messages is longer than 2 ceil(log2 n)", too_long),
+    ),
+    star=Star(
+        "messages of a barrier over all ranks, no more than 2 (n-1)",
+        lambda record: sum(each.kind == "message" for each in record.events) / BARRIERS,
+        lambda case: 2 * (case.n_ranks - 1),
+        TREE,
+        "messages",
+    ),
+)

@@ -1,0 +1,112 @@
+"""03.1: a broadcast in few rounds: whoever has the tensor passes it on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Complaint, Law, Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.run_record import RunRecord
+
+
+def tree_broadcast(x: Tensor, group: Group, source: int) -> Tensor:
+    """The x of rank `source`, on every rank.   same shape; the x of other ranks has it too, but other numbers
+
+    `send` and `recv` only, whole tensors only. Every rank but the source receives exactly one message, the source none.
+    In a round a rank sends at most one message, and only what it had before the round. End after ceil(log2 n) rounds,
+    for any n and any source."""
+    n, distance = group.size, 1
+    place = (group.rank - source) % n
+    while distance < n:
+        if place < distance and place + distance < n:
+            group.send(x, (place + distance + source) % n).wait()
+        elif distance <= place < 2 * distance:
+            x = group.recv((place - distance + source) % n)
+        distance *= 2
+    return x
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks, and sources that are not rank 0: a star and a tree differ from 4 ranks on."""
+    return [
+        Case.of(4, source=1, rows=3, width=5),
+        Case.of(3, source=2, rows=7, width=2),
+        Case.of(4, source=0, rows=1, width=6),
+        Case.of(2, source=1, rows=5, width=3),
+        Case.of(1, source=0, rows=4, width=2),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A tensor of its own for each rank: only the source's is wanted."""
+    return [(case.random(case["rows"], case["width"], key=rank), case["source"]) for rank in range(case.n_ranks)]
+
+
+def play(attempt: Any, group: Group, x: Tensor, source: int) -> Any:
+    """As a call of labkit's own broadcast."""
+    return attempt(x, group, source)
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The source's."""
+    return [given[case["source"]][0]] * case.n_ranks
+
+
+def rounds(record: RunRecord) -> list[int]:
+    """The round of each message, if a rank sends one in a round, and only after the round in which it was reached."""
+    free = [0] * record.case.n_ranks
+    found = []
+    for each in record.events:
+        if each.kind == "message" and each.to is not None:
+            free[each.rank] += 1
+            found.append(free[each.rank])
+            free[each.to] = max(free[each.to], free[each.rank])
+    return found
+
+
+def few_rounds(record: RunRecord) -> Complaint | None:
+    """Each rank is reached once, by a whole tensor, and the last one after ceil(log2 n) rounds."""
+    n, source = record.case.n_ranks, record.case["source"]
+    whole = record.case["rows"] * record.case["width"] * record.case.item_bytes
+    sent = [each for each in record.events if each.kind in ("message", "collective")]
+    for each in sorted(sent, key=lambda event: event.rank):  # which rank comes first in time is chance
+        if each.what != "send":
+            return Complaint("only send and recv", f"{each.what} was called", each.rank, (each.number,))
+        if each.n_bytes != whole:
+            return Complaint(f"messages of {whole} bytes", f"one of {each.n_bytes} bytes", each.rank, (each.number,))
+    for rank in range(n):
+        reached = [each for each in sent if each.to == rank]
+        if len(reached) != (rank != source):
+            wanted = "no message to the source" if rank == source else f"one message to rank {rank}"
+            return Complaint(wanted, f"{len(reached)} sent to it", rank, tuple(each.number for each in reached))
+    limit, took = math.ceil(math.log2(n)), rounds(record)
+    late = tuple(each.number for each, at in zip(sent, took, strict=False) if at > limit)
+    if late:
+        busy = max(sum(each.rank == rank for each in sent) for rank in range(n))
+        seen = f"{max(took)} rounds; one rank sends {busy} messages"
+        return Complaint(f"the last rank is reached in round {limit}", seen, None, late)
+    return None
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=tree_broadcast,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        Law(
+            "wire",
+            "every rank but the source receives one message, the whole tensor, and the last in round ceil(log2 n)",
+            few_rounds,
+        ),
+    ),
+    library="comm.tree.broadcast",
+)

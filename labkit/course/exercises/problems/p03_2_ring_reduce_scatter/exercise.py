@@ -1,0 +1,73 @@
+"""03.2: a reduce-scatter from send and recv alone, on a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+from labkit.plan.collectives import sent_bytes
+
+
+def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
+    """The sum of x over all ranks, cut along dim 0; this rank keeps part `group.rank`.   [n*k, d] -> [k, d]
+
+    Talk to your neighbours on the ring only, and send n - 1 parts, not whole tensors."""
+    n, me = group.size, group.rank
+    parts = list(x.clone().chunk(n))
+    for step in range(n - 1):
+        give, take = (me - step - 1) % n, (me - step - 2) % n
+        parts[take] = parts[take] + group.exchange(parts[give], to=(me + 1) % n, source=(me - 1) % n)
+    return parts[me]
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks."""
+    return [
+        Case.of(2, rows=3, width=5),
+        Case.of(3, torch.float64, rows=2, width=7),
+        Case.of(4, torch.int64, rows=1, width=3),
+        Case.of(1, rows=4, width=2),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A tensor of its own for each rank."""
+    return [(case.random(case.n_ranks * case["rows"], case["width"], key=rank),) for rank in range(case.n_ranks)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The sum, cut."""
+    return torch.stack([x for (x,) in given]).sum(0).chunk(case.n_ranks)
+
+
+def law(case: Case, rank: int) -> float:
+    """(n-1)/n N."""
+    whole = case.n_ranks * case["rows"] * case["width"] * case.item_bytes
+    return sent_bytes("ring", "reduce_scatter", case.n_ranks, whole, rank, case.item_bytes)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=ring_reduce_scatter,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "each rank sends (n-1)/n N bytes, to its right neighbour, in n - 1 messages",
+            only=("send",),
+            to=lambda case, rank: {(rank + 1) % case.n_ranks},
+            messages=lambda case, rank: case.n_ranks - 1,
+        ),
+    ),
+    library="comm.ring.reduce_scatter",
+)

@@ -1,0 +1,108 @@
+"""03.4: an all-reduce on a ring: a reduce-scatter, and an all-gather right behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import highest_peak, peak, sends
+from labkit.plan.collectives import sent_bytes
+
+SLACK_BYTES = 32 << 10
+
+
+def ring_all_reduce(x: Tensor, group: Group) -> Tensor:
+    """The sum of x over all ranks, on every rank; x itself stays as it is.   [n*k, d] -> [n*k, d]
+
+    Talk to your neighbours on the ring only: send to the right one, rank + 1, n-th parts of the tensor and never more,
+    in 2 (n - 1) steps."""
+    n, me = group.size, group.rank
+    parts = list(x.clone().chunk(n))
+    for step in range(2 * (n - 1)):
+        give, take = (me - step) % n, (me - step - 1) % n
+        came = group.exchange(parts[give], to=(me + 1) % n, source=(me - 1) % n)
+        parts[take] = parts[take] + came if step < n - 1 else came
+    return torch.cat(parts)
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; tensors of 100 KB and more, so that what is held can be told from a message's scratch."""
+    return [
+        Case.of(3, rows=150, width=80),
+        Case.of(4, torch.float64, rows=70, width=60),
+        Case.of(2, torch.int64, rows=100, width=90),
+        Case.of(1, rows=200, width=130),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A tensor of its own for each rank."""
+    return [(case.random(case.n_ranks * case["rows"], case["width"], key=rank),) for rank in range(case.n_ranks)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The sum."""
+    return [torch.stack([x for (x,) in given]).sum(0)] * case.n_ranks
+
+
+def whole(case: Case) -> int:
+    """Bytes of the tensor."""
+    return int(case.n_ranks * case["rows"] * case["width"] * case.item_bytes)
+
+
+def law(case: Case, rank: int) -> float:
+    """2 (n-1)/n N."""
+    return sent_bytes("ring", "all_reduce", case.n_ranks, whole(case), rank, case.item_bytes)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=ring_all_reduce,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "each rank sends 2 (n-1)/n N bytes, to its right neighbour, in 2 (n - 1) messages",
+            only=("send",),
+            to=lambda case, rank: {(rank + 1) % case.n_ranks},
+            messages=lambda case, rank: 2 * (case.n_ranks - 1),
+        ),
+        peak(
+            lambda case, rank: 4 * whole(case) + SLACK_BYTES,
+            "no rank ever holds more than four times the tensor",
+        ),
+    ),
+    library="comm.ring.all_reduce",
+    star=Star(
+        "the sums are taken in one buffer that is the result, beside one part that has just come",
+        highest_peak,
+        lambda case: whole(case) * (1 + (case.n_ranks > 1) / case.n_ranks) + SLACK_BYTES,
+        """
+import torch
+from torch import Tensor
+from labkit import Group
+
+def ring_all_reduce(x: Tensor, group: Group) -> Tensor:
+    n, me = group.size, group.rank
+    out = x.clone()
+    parts = out.chunk(n)
+    came = torch.empty_like(parts[0]) if n > 1 else None
+    for step in range(2 * (n - 1)):
+        give, take = (me - step) % n, (me - step - 1) % n
+        into = came if step < n - 1 else parts[take]
+        group.exchange(parts[give], to=(me + 1) % n, source=(me - 1) % n, into=into)
+        if step < n - 1:
+            parts[take].add_(came)
+    return out
+""",
+    ),
+)

@@ -1,0 +1,111 @@
+"""03.5: an all-gather of parts whose lengths nobody knows, with collectives that want the same shape everywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+from labkit.course.judge.run_record import RunRecord
+
+COUNT_BYTES = 8
+LONGEST = 9
+
+
+def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
+    """The rows of all ranks, joined in rank order, on every rank.   [k, d] -> [sum of all k, d]
+
+    k differs from rank to rank, may be 0, and nobody knows that of another. Use `all_gather` and `broadcast` only: they
+    want the same shape on every rank. A rank may send n - 1 times one int64, to tell k, and n - 1 times the longest
+    part."""
+    lengths = group.all_gather(torch.tensor([len(x)]))
+    padded = x.new_zeros(int(lengths.max()), x.shape[1])
+    padded[: len(x)] = x
+    gathered = group.all_gather(padded).chunk(group.size)
+    return torch.cat([part[:length] for part, length in zip(gathered, lengths, strict=True)])
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; in the first somebody in the middle has nothing."""
+    return [
+        Case.of(3, width=5, empty=(1,)),
+        Case.of(4, torch.float64, width=3, empty=(0, 3)),
+        Case.of(2, torch.int64, width=7, empty=()),
+        Case.of(1, width=2, empty=()),
+    ]
+
+
+def lengths_of(case: Case) -> list[int]:
+    """Rows by rank, all different but those that are empty."""
+    drawn = random.Random(case.seed).sample(range(1, LONGEST + 1), case.n_ranks)
+    return [0 if rank in case["empty"] else length for rank, length in enumerate(drawn)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A part for each rank; the last row of each is zero, as rows of data may be."""
+    parts = [case.random(length, case["width"], key=rank) for rank, length in enumerate(lengths_of(case))]
+    return [(torch.cat([x[:-1], torch.zeros_like(x[-1:])]),) for x in parts]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """All parts, joined."""
+    return [torch.cat([x for (x,) in given])] * case.n_ranks
+
+
+def row_bytes(case: Case) -> int:
+    """Bytes of one row."""
+    return int(case["width"] * case.item_bytes)
+
+
+def most(case: Case, rank: int) -> tuple[float, float]:
+    """A count and the longest part, to n - 1 others."""
+    return 0, (case.n_ranks - 1) * (COUNT_BYTES + max(lengths_of(case)) * row_bytes(case))
+
+
+def carried(record: RunRecord) -> float:
+    """Bytes that all ranks together move. A broadcast counts for its source alone, but n - 1 ranks get the tensor."""
+    n = record.case.n_ranks
+    events = [each for rank in range(n) for each in record.sent(rank)]
+    return sum(each.n_bytes * (n - 1 if each.what == "broadcast" else 1) for each in events)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=ragged_all_gather,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            most,
+            "each rank sends at most n - 1 times the longest part and a count, by all_gather and broadcast",
+            only=("all_gather", "broadcast"),
+        ),
+    ),
+    star=Star(
+        "nothing that was only filled up travels: n - 1 times the counts and the rows that there are",
+        carried,
+        lambda case: (case.n_ranks - 1) * (case.n_ranks * COUNT_BYTES + sum(lengths_of(case)) * row_bytes(case)),
+        """
+import torch
+from torch import Tensor
+from labkit import Group
+
+def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
+    lengths = group.all_gather(torch.tensor([len(x)]))
+    parts = []
+    for source, length in enumerate(lengths):
+        room = x if source == group.rank else x.new_empty(int(length), x.shape[1])
+        parts.append(group.broadcast(room, source=source))
+    return torch.cat(parts)
+""",
+    ),
+)

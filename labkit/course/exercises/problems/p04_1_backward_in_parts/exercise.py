@@ -1,0 +1,97 @@
+"""04.1: the gradient of a batch that does not fit, in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import peak
+
+WIDTH, LAYERS, ITEM = 64, 6, 8
+SLACK_BYTES = 32 << 10
+
+
+def backward_in_parts(model: nn.Module, x: Tensor, y: Tensor, n_micro: int) -> Tensor:
+    """Add the gradient of the batch's loss to each parameter's `.grad`, and return that loss.   [b, d], [b, d] -> []
+
+    The loss is `F.mse_loss(model(x), y)`, the mean over the whole batch. Cut the batch in n_micro parts of equal length
+    (n_micro divides b); never hold the activations of more than one. What is in `.grad` already stays in the sum."""
+    total = torch.zeros((), dtype=x.dtype)
+    for part, wanted in zip(x.chunk(n_micro), y.chunk(n_micro), strict=True):
+        loss = F.mse_loss(model(part), wanted) / n_micro
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def cases() -> Sequence[Case]:
+    """Many parts, where holding all of them costs most; and one."""
+    return [
+        Case.of(1, torch.float64, rows=320, n_micro=8),
+        Case.of(1, torch.float64, rows=225, n_micro=5),
+        Case.of(1, torch.float64, rows=40, n_micro=1),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A batch, weights, gradients that are there before, and the number of parts."""
+    x, y = (case.random(case["rows"], WIDTH, key=key) for key in (1, 2))
+    weights = [case.random(WIDTH, WIDTH, key=10 + layer) / WIDTH**0.5 for layer in range(LAYERS)]
+    before = [case.random(WIDTH, WIDTH, key=30 + layer) / WIDTH for layer in range(LAYERS)]
+    return [(x, y, weights, before, case["n_micro"])]
+
+
+def built(weights: list[Tensor], before: list[Tensor]) -> nn.Sequential:
+    """A model with these weights, which has seen a batch already."""
+    layers: list[nn.Module] = []
+    for weight, grad in zip(weights, before, strict=True):
+        linear = nn.Linear(WIDTH, WIDTH, bias=False, dtype=weight.dtype)
+        linear.weight.data.copy_(weight)
+        linear.weight.grad = grad.clone()
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def play(attempt: Any, group: Group, x: Tensor, y: Tensor, weights: list[Tensor], before: list[Tensor], m: int) -> Any:
+    """The loss, and the gradients."""
+    model = built(weights, before)
+    loss = attempt(model, x, y, m)
+    return {"loss": loss, "gradients": [p.grad for p in model.parameters()]}
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The whole batch at once, by plain formulas."""
+    x, y, weights, before, _ = given[0]
+    leaves = [each.clone().requires_grad_() for each in weights]
+    out = x
+    for weight in leaves:
+        out = torch.tanh(out @ weight.T)
+    loss = (out - y).square().mean()
+    grads = torch.autograd.grad(loss, leaves)
+    return [{"loss": loss.detach(), "gradients": [a + b for a, b in zip(grads, before, strict=True)]}]
+
+
+def limit(case: Case, rank: int) -> float:
+    """Weights, gradients, one more gradient; of one part a tensor a layer (Tanh's output), and four in passing."""
+    state = (2 * LAYERS + 1) * WIDTH * WIDTH * ITEM
+    part = case["rows"] // case["n_micro"] * WIDTH * ITEM
+    return state + (LAYERS + 4) * part + SLACK_BYTES
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=backward_in_parts,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(peak(limit, "besides weights and gradients, a device holds the activations of one part"),),
+)

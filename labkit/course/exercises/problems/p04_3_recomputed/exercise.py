@@ -1,0 +1,144 @@
+"""04.3: a checkpoint: a block that keeps its input, and runs again when backward asks for the rest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Complaint, Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import holds, order
+from labkit.course.judge.run_record import RunRecord, mark, weigh
+
+ROWS, WIDTH, HIDDEN, BLOCKS = 96, 32, 128, 3
+SLACK_BYTES = 8 << 10
+RUNS, BETWEEN = "a block runs", "forward is over"
+
+
+def recomputed(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """fn(x), with the gradients of fn(x), for x and for the parameters inside fn.   [b, d] -> [b, d]
+
+    Between forward and backward hold x, and nothing of what fn computed but its result. fn runs twice: once now, once
+    when backward comes. x may need no gradient (a batch of data): the parameters need theirs all the same. fn may drop
+    at random: it must drop the same the second time, and the random numbers of others must go on as without it."""
+    again: list[Tensor] = []
+    places, random_state = itertools.count(), torch.get_rng_state()
+
+    def refill(place: int) -> Tensor:
+        if not again:
+            filling = torch.autograd.graph.saved_tensors_hooks(lambda x: again.append(x.detach()), lambda x: x)
+            with filling, torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(random_state)
+                fn(x.detach().requires_grad_(x.requires_grad))
+        return again[place]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda _: next(places), refill):
+        return fn(x)
+
+
+class Counted(nn.Module):
+    """A block that says when it runs."""
+
+    def __init__(self, weights: Sequence[Tensor], drop: float, told: Callable[[], None]) -> None:
+        """Linear, tanh, dropout, Linear, with these weights."""
+        super().__init__()
+        self.up, self.down = (nn.Parameter(each.clone()) for each in weights)
+        self.drop, self.told = nn.Dropout(drop), told
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, d] -> [b, d]"""
+        self.told()
+        inner = torch.tanh(x @ self.up)
+        return x + torch.sin(self.drop(inner)) @ self.down
+
+
+def cases() -> Sequence[Case]:
+    """An input that needs no gradient and one that does; with and without dropout."""
+    return [
+        Case.of(1, torch.float64, dropout=0.3, input_needs_gradient=False),
+        Case.of(1, torch.float64, dropout=0.0, input_needs_gradient=True),
+        Case.of(1, torch.float32, dropout=0.5, input_needs_gradient=True),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """An input, the weights of each block, and how it drops."""
+    weights = [(case.random(WIDTH, HIDDEN, key=2 * block) / WIDTH**0.5,
+                case.random(HIDDEN, WIDTH, key=2 * block + 1) / HIDDEN**0.5) for block in range(BLOCKS)]  # fmt: skip
+    return [(case.random(ROWS, WIDTH, key=99), weights, case["dropout"], case["input_needs_gradient"], case.seed)]
+
+
+def through(run: Any, told: Any, over: Any, x: Tensor, weights: Any, drop: float, needs: bool, seed: int) -> Any:
+    """Some blocks one after the other, each by `run`; their result and all gradients."""
+    x = x.clone().requires_grad_(needs)
+    blocks = [Counted(each, drop, told) for each in weights]
+    torch.manual_seed(seed)
+    y = x
+    for block in blocks:
+        y = run(block, y)
+    over()
+    torch.rand(1)  # random numbers go on between forward and backward
+    y.square().mean().backward()
+    grads = [p.grad for block in blocks for p in block.parameters()]
+    return {"y": y.detach(), "parameters": grads, "x": x.grad if needs else 0, "random numbers go on": torch.rand(3)}
+
+
+def play(attempt: Any, group: Group, *given: Any) -> Any:
+    """Blocks, each of them recomputed; what is held is looked at when forward is over."""
+
+    def over() -> None:
+        mark(group, BETWEEN)
+        weigh(group)
+
+    return through(attempt, lambda: mark(group, RUNS), over, *given)
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The same blocks, plain. The generator of this process is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        return [through(lambda block, y: block(y), lambda: None, lambda: None, *given[0])]
+
+
+def twice(record: RunRecord) -> Complaint | None:
+    """Each block runs once in forward and once in backward."""
+    marks = [each.what for each in record.marks(0)]
+    here = marks.index(BETWEEN)
+    seen = here, len(marks) - here - 1
+    if seen == (BLOCKS, BLOCKS):
+        return None
+    wanted = f"{BLOCKS} runs of {BLOCKS} blocks in forward, and {BLOCKS} in backward"
+    return Complaint(wanted, f"{seen[0]} runs in forward, {seen[1]} in backward", 0)
+
+
+def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
+    """The input of each block, the last one's result, a mask or a state of the generator."""
+    tensor, weights = ROWS * WIDTH * case.item_bytes, 2 * BLOCKS * WIDTH * HIDDEN * case.item_bytes
+    return {
+        "parameters": (0, weights),
+        "gradients": (0, 0),
+        "optimizer": (0, 0),
+        "activations": (0, (BLOCKS + 1) * tensor + SLACK_BYTES),
+        "other": (0, tensor + BLOCKS * SLACK_BYTES),
+    }
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=recomputed,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    may=("set_rng_state",),
+    laws=(
+        holds(held, "after forward nothing is held but the input of each block"),
+        order("each block runs twice: once in forward, once in backward", twice),
+    ),
+    library="train.checkpoint.checkpoint",
+)

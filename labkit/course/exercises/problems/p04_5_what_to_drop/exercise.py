@@ -1,0 +1,94 @@
+"""04.5: which activations to drop, so that the rest fits under a cap and as little as possible is computed again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+
+Held = list[tuple[int, int]]
+
+
+def what_to_drop(activations: list[tuple[int, int]], cap_bytes: int) -> list[int]:
+    """The places of the activations to drop, so that the others take at most cap_bytes, for the fewest flops.
+
+    An activation is (bytes, flops): what it holds, and what it costs to compute it again, by itself. cap_bytes is not
+    below zero, and there are at most 10 activations: all choices can be tried."""
+    places = range(len(activations))
+    choices: list[tuple[int, ...]] = []
+    for count in range(len(places) + 1):
+        choices += itertools.combinations(places, count)
+
+    def kept_bytes(chosen: tuple[int, ...]) -> int:
+        return sum(activations[place][0] for place in places if place not in chosen)
+
+    def flops(chosen: tuple[int, ...]) -> int:
+        return sum(activations[place][1] for place in chosen)
+
+    best = min((each for each in choices if kept_bytes(each) <= cap_bytes), key=flops)
+    return list(best)
+
+
+def blocks(case: Case) -> dict[str, tuple[Held, int]]:
+    """Activations and caps by name. Bytes and flops go by no common rule: scores are large and cheap, products dear."""
+    draw = random.Random(case.seed)
+    found: dict[str, tuple[Held, int]] = {}
+    for number in range(case["n_blocks"]):
+        held = [(draw.randint(10, 99), draw.randint(100, 999)) for _ in range(draw.randint(7, 9))]
+        held += [(draw.randint(200, 400), draw.randint(20, 90))]
+        total = sum(n_bytes for n_bytes, _ in held)
+        some = sum(n_bytes for n_bytes, _ in draw.sample(held, 4))
+        found |= {f"block {number}: some cap": (held, draw.randint(total // 5, 4 * total // 5)),
+                  f"block {number}: a cap that some meet exactly": (held, some)}  # fmt: skip
+    held = [(draw.randint(10, 99), draw.randint(100, 999)) for _ in range(6)]
+    return found | {"no room at all": (held, 0), "room for everything": (held, sum(each for each, _ in held))}
+
+
+def cases() -> Sequence[Case]:
+    """A few blocks, then more."""
+    return [Case.of(1, n_blocks=6), Case.of(1, n_blocks=20)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Activations and caps."""
+    return [(blocks(case),)]
+
+
+def play(attempt: Any, group: Group, given: dict[str, tuple[Held, int]]) -> Any:
+    """What each choice costs, and whether it fits: two choices may be as good."""
+    said = {}
+    for name, (held, cap) in given.items():
+        dropped = {int(place) for place in attempt(list(held), cap)}
+        kept = sum(n_bytes for place, (n_bytes, _) in enumerate(held) if place not in dropped)
+        said[name] = f"{sum(held[place][1] for place in dropped)} flops, {'fits' if kept <= cap else 'does not fit'}"
+    return said
+
+
+def fewest(held: Held, cap: int) -> int:
+    """The best for all caps up to this one, activation by activation: kept if there is room, or dropped."""
+    least = [0] * (cap + 1)
+    for n_bytes, flops in held:
+        least = [min(least[room] + flops, least[room - n_bytes] if n_bytes <= room else least[room] + flops)
+                 for room in range(cap + 1)]  # fmt: skip
+    return least[cap]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """By a table over all caps."""
+    return [{name: f"{fewest(held, cap)} flops, fits" for name, (held, cap) in blocks(case).items()}]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=what_to_drop,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+)

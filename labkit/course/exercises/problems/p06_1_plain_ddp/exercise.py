@@ -1,0 +1,123 @@
+"""06.1: data parallelism in its plainest form: one broadcast of the weights, one mean of the gradients."""
+
+# mypy: disable-error-code="arg-type"
+# (what the learner reads has no words for the type checker; p.grad might be None, but not after backward)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+
+STEPS, LR = 3, 0.1
+
+
+class PlainDDP:
+    """Keeps the copies of a model alike, one on each rank, while each rank computes with its own rows."""
+
+    def __init__(self, module: nn.Module, group: Group):
+        """Give every parameter of `module`, in place, the value that it has on rank 0: once, by broadcast."""
+        self.params, self.group = list(module.parameters()), group
+        for p in self.params:
+            p.data.copy_(group.broadcast(p.data, source=0))
+
+    def average(self) -> None:
+        """After backward: every p.grad becomes the mean of that gradient over the ranks, by all_reduce."""
+        for p in self.params:
+            p.grad = self.group.all_reduce(p.grad, "mean")
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks."""
+    return [
+        Case.of(3, torch.float64, rows=5, widths=(7, 11, 2)),
+        Case.of(4, torch.float32, rows=3, widths=(4, 9, 1)),
+        Case.of(1, torch.float64, rows=6, widths=(3, 5, 2)),
+    ]
+
+
+def shapes(case: Case) -> list[tuple[int, ...]]:
+    """Shapes of the parameters of a model with two linear layers."""
+    a, b, c = case["widths"]
+    return [(b, a), (b,), (c, b), (c,)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Weights of its own for each rank, and its rows of each step."""
+    (a, _, c), n = case["widths"], case["rows"]
+    return [
+        (
+            [case.random(*shape, key=100 * rank + i) / 2 for i, shape in enumerate(shapes(case))],
+            [
+                (case.random(n, a, key=900 + 9 * s + rank), case.random(n, c, key=1900 + 9 * s + rank))
+                for s in range(STEPS)
+            ],
+        )
+        for rank in range(case.n_ranks)
+    ]
+
+
+def model_of(weights: Sequence[Tensor]) -> nn.Module:
+    """The model with these weights."""
+    (b, a), c = weights[0].shape, len(weights[3])
+    model = nn.Sequential(nn.Linear(a, b), nn.Tanh(), nn.Linear(b, c)).to(weights[0].dtype)
+    for p, w in zip(model.parameters(), weights, strict=True):
+        p.data = w.clone()
+    return model
+
+
+def train(model: nn.Module, rows: Sequence[tuple[Tensor, Tensor]], average: Any) -> list[Tensor]:
+    """A few steps of SGD."""
+    for x, y in rows:
+        model.zero_grad()
+        (model(x) - y).square().mean().backward()
+        average()
+        for p in model.parameters():
+            p.data -= LR * p.grad  # type: ignore[operator]
+    return [p.detach() for p in model.parameters()]
+
+
+def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]]) -> Any:
+    """Train, each rank with its rows: the weights at the end."""
+    model = model_of(weights)
+    return train(model, rows, attempt(model, group).average)
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """One process with all rows, from the weights of rank 0."""
+    steps = [rows for _, rows in given]
+    whole = [tuple(torch.cat([rows[s][k] for rows in steps]) for k in (0, 1)) for s in range(STEPS)]
+    return [train(model_of(given[0][0]), whole, lambda: None)] * case.n_ranks  # type: ignore[arg-type]
+
+
+def law(case: Case, rank: int) -> tuple[float, float]:
+    """N bytes from rank 0, once; 2(n-1)/n N from each rank at each step. Every tensor may round down by a byte."""
+    n, whole = case.n_ranks, case.item_bytes * sum(torch.Size(shape).numel() for shape in shapes(case))
+    if n == 1:
+        return 0, 0
+    most = whole * (rank == 0) + STEPS * 2 * (n - 1) * whole / n
+    return most - STEPS * len(shapes(case)), most
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=PlainDDP,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "rank 0 sends the weights once; each rank sends 2(n-1)/n of the gradients' bytes a step",
+            only=("broadcast", "all_reduce"),
+        ),
+    ),
+)

@@ -1,0 +1,176 @@
+"""06.4: gradients leave while backward still works on others."""
+
+# mypy: disable-error-code="arg-type,var-annotated"
+# (what the learner reads has no words for the type checker; p.grad might be None, but not after backward)
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Complaint, Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import order, sends
+from labkit.course.judge.run_record import RunRecord, aside, mark
+
+STEPS = 2
+PATIENCE_S, LOOKS = 0.25, 20  # both: on a busy machine looks take longer, and so does rank 0
+BEGINS, LAST, IN_VAIN = "backward begins", "the last gradient is there", "rank 0 stands still until this rank begins"
+
+
+class OverlappedDDP:
+    """Averages gradients over the ranks while backward is still at work."""
+
+    def __init__(self, params: list[Tensor], group: Group):
+        """Have `begin(p)` called as soon as p.grad is complete, for each parameter, in every backward to come."""
+        self.group, self.works = group, []
+        for p in params:
+            p.register_post_accumulate_grad_hook(self.begin)
+
+    def begin(self, p: Tensor) -> None:
+        """p.grad is there: start its mean over the ranks, and go back to backward without waiting for anybody.
+
+        At least half of all bytes must be on their way before the last gradient is there."""
+        self.works.append(self.group.all_reduce_start(p.grad, "mean"))
+
+    def finish(self) -> None:
+        """After backward: return when every p.grad is the mean over the ranks."""
+        for work in self.works:
+            work.wait()
+        self.works.clear()
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 3 ranks; the last layer is the largest."""
+    return [
+        Case.of(3, torch.float64, rows=4, widths=(5, 13, 17, 9)),
+        Case.of(2, torch.float32, rows=3, widths=(3, 20, 31)),
+        Case.of(1, torch.float64, rows=6, widths=(3, 5, 2)),
+    ]
+
+
+def shapes(case: Case) -> list[tuple[int, ...]]:
+    """Shapes of the parameters of a model with some linear layers."""
+    widths = case["widths"]
+    return [shape for a, b in zip(widths, widths[1:], strict=False) for shape in ((b, a), (b,))]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The same weights for each rank, and its rows of each step."""
+    weights = [case.random(*shape, key=i) / 2 for i, shape in enumerate(shapes(case))]
+    x, y = case["widths"][0], case["widths"][-1]
+    rows = [
+        [(case.random(case["rows"], x, key=99 + 9 * s + r), case.random(case["rows"], y, key=999 + 9 * s + r))
+         for s in range(STEPS)]
+        for r in range(case.n_ranks)
+    ]  # fmt: skip
+    return [([w.clone() for w in weights], mine) for mine in rows]
+
+
+def model_of(weights: Sequence[Tensor]) -> nn.Module:
+    """The model with these weights."""
+    layers: list[nn.Module] = []
+    for weight, bias in zip(weights[::2], weights[1::2], strict=True):
+        layers += [nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype), nn.Tanh()]
+        layers[-2].weight.data, layers[-2].bias.data = weight, bias  # type: ignore[union-attr]
+    return nn.Sequential(*layers)
+
+
+def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]]) -> Any:
+    """Two backward passes. In the second the last rank begins when rank 0 has all its gradients: a rank 0 that waits
+    for others in a hook keeps it from that, which the last rank notes after a while."""
+    model, last = model_of(weights), group.size - 1
+    params, found, here, sent = list(model.parameters()), [], [], []
+    ours = aside(group)
+
+    def arrived(p: Tensor) -> None:
+        here.append(p)
+        if len(here) % len(params) == 0:
+            mark(group, LAST)
+            if len(here) == STEPS * len(params) and group.rank == 0 < last:
+                sent.append(ours.send(torch.zeros(1), last))
+
+    for p in params:
+        p.register_post_accumulate_grad_hook(arrived)
+    sync = attempt(params, group)
+    for step, (x, y) in enumerate(rows):
+        model.zero_grad()
+        loss = (model(x) - y).square().mean()
+        if step and group.rank == last > 0:
+            sent.append(ours.recv_start(0))
+            began, looks = time.monotonic(), 0
+            while not sent[0].done and (looks < LOOKS or time.monotonic() < began + PATIENCE_S):
+                time.sleep(0.002)
+                looks += 1
+            if not sent[0].done:
+                mark(group, IN_VAIN)
+        mark(group, BEGINS)
+        loss.backward()
+        sync.finish()
+        found.append([p.grad.clone() for p in params if p.grad is not None])
+    for work in sent:
+        work.wait()
+    return found
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The gradients of all rows in one process."""
+    model, found = model_of(given[0][0]), []
+    for step in range(STEPS):
+        x, y = (torch.cat([rows[step][k] for _, rows in given]) for k in (0, 1))
+        found.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
+    return [found] * case.n_ranks
+
+
+def per_step(case: Case) -> float:
+    """2(n-1)/n N."""
+    whole = case.item_bytes * sum(torch.Size(shape).numel() for shape in shapes(case))
+    return 2 * (case.n_ranks - 1) * whole / case.n_ranks
+
+
+def law(case: Case, _: int) -> tuple[float, float]:
+    """The same each step, less the bytes that rounding cuts off."""
+    return STEPS * (per_step(case) - len(shapes(case))), STEPS * per_step(case)
+
+
+def overlapped(record: RunRecord) -> Complaint | None:
+    """Half of the bytes leave between BEGINS and LAST, and rank 0 gets to LAST while the last rank has not begun."""
+    n = record.case.n_ranks
+    for rank in range(n if n > 1 else 0):
+        early, counting = 0, False
+        for each in record.of(rank):
+            if each.kind == "mark":
+                counting = each.what == BEGINS
+                if each.what == LAST and early < (per_step(record.case) - len(shapes(record.case))) / 2:
+                    wanted = (
+                        f"at least {per_step(record.case) / 2:,.0f} bytes on their way when the last gradient is there"
+                    )
+                    return Complaint(wanted, f"{early:,} bytes", rank, (each.number,))
+                early = 0
+            elif counting and each.kind == "collective":
+                early += each.n_bytes
+    vain = next((each for each in record.marks(n - 1) if each.what == IN_VAIN), None)
+    if vain is None:
+        return None
+    wanted = f"rank 0 goes on with backward while rank {n - 1} has not begun its own"
+    stood = [each.number for each in record.of(0) if each.kind == "collective" and each.number < vain.number]
+    return Complaint(wanted, "it stands still in a hook, waiting for the others", 0, tuple(stood[-1:]))
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=OverlappedDDP,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(law, "each rank sends 2(n-1)/n of the gradients' bytes a step, by all_reduce", only=("all_reduce",)),
+        order("half of the bytes are on their way before the last gradient is there, and no hook waits", overlapped),
+    ),
+)

@@ -1,0 +1,170 @@
+"""06.5: several micro-batches, one journey."""
+
+# mypy: disable-error-code="arg-type,var-annotated"
+# (what the learner reads has no words for the type checker; p.grad might be None, but not after backward)
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Complaint, Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import order, sends
+from labkit.course.judge.run_record import RunRecord, mark
+
+STEPS = 2
+LAST_ONE, THERE = "the last micro-batch", "its last gradient is there"
+
+
+class QuietDDP:
+    """Averages gradients over the ranks in hooks, but not while it is told to be quiet."""
+
+    def __init__(self, params: list[Tensor], group: Group):
+        """Have `begin(p)` called whenever a backward has added to p.grad, for each parameter."""
+        self.group, self.works, self.quiet = group, [], False
+        for p in params:
+            p.register_post_accumulate_grad_hook(self.begin)
+
+    def begin(self, p: Tensor) -> None:
+        """Start the mean of p.grad over the ranks, with all that was added up before; nothing while quiet."""
+        if not self.quiet:
+            self.works.append(self.group.all_reduce_start(p.grad, "mean"))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """`with ddp.no_sync():` backward passes in here add to p.grad and send nothing. However the block ends, by an
+        exception too, what comes after it is sent again."""
+        self.quiet = True
+        try:
+            yield
+        finally:
+            self.quiet = False
+
+    def finish(self) -> None:
+        """After the last micro-batch's backward: return when every p.grad is the mean over the ranks."""
+        for work in self.works:
+            work.wait()
+        self.works.clear()
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks."""
+    return [
+        Case.of(3, torch.float64, rows=2, micro=4, widths=(5, 13, 9)),
+        Case.of(4, torch.float32, rows=3, micro=2, widths=(3, 10, 21)),
+        Case.of(1, torch.float64, rows=2, micro=3, widths=(3, 5, 2)),
+    ]
+
+
+def shapes(case: Case) -> list[tuple[int, ...]]:
+    """Shapes of the parameters of a model with two linear layers."""
+    a, b, c = case["widths"]
+    return [(b, a), (b,), (c, b), (c,)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The same weights for each rank, and its micro-batches of each step: one in the first, more in the next."""
+    (a, _, c), n, many = case["widths"], case["rows"], (1, case["micro"])
+    weights = [case.random(*shape, key=i) / 2 for i, shape in enumerate(shapes(case))]
+
+    def rows(rank: int, step: int, k: int) -> tuple[Tensor, Tensor]:
+        key = 1000 + 100 * rank + 10 * step + k
+        return case.random(n, a, key=key), case.random(n, c, key=9000 + key)
+
+    return [
+        (
+            [w.clone() for w in weights],
+            [[rows(rank, step, k) for k in range(n_micro)] for step, n_micro in enumerate(many)],
+        )
+        for rank in range(case.n_ranks)
+    ]
+
+
+def model_of(weights: Sequence[Tensor]) -> nn.Module:
+    """The model with these weights."""
+    (b, a), c = weights[0].shape, len(weights[3])
+    model = nn.Sequential(nn.Linear(a, b), nn.Tanh(), nn.Linear(b, c)).to(weights[0].dtype)
+    for p, w in zip(model.parameters(), weights, strict=True):
+        p.data = w.clone()
+    return model
+
+
+def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tuple[Tensor, Tensor]]]) -> Any:
+    """Steps; where one has several micro-batches, a quiet block before the last of them ends by an exception."""
+    model, found = model_of(weights), []
+    params, left = list(model.parameters()), [0]
+
+    def arrived(_: Tensor) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            mark(group, THERE)
+
+    for p in params:
+        p.register_post_accumulate_grad_hook(arrived)
+    sync = attempt(params, group)
+    for micro_batches in steps:
+        model.zero_grad()
+        left[0] = len(params) * len(micro_batches)
+        for x, y in micro_batches[:-1]:
+            with sync.no_sync():
+                ((model(x) - y).square().mean() / len(micro_batches)).backward()
+            with suppress(KeyError), sync.no_sync():
+                raise KeyError("a micro-batch that cannot be read")
+        mark(group, LAST_ONE)
+        x, y = micro_batches[-1]
+        ((model(x) - y).square().mean() / len(micro_batches)).backward()
+        sync.finish()
+        found.append([p.grad.clone() for p in params if p.grad is not None])
+    return found
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The gradients of all rows of a step in one batch."""
+    model, found = model_of(given[0][0]), []
+    for step in range(STEPS):
+        x, y = (torch.cat([rows[k] for _, steps in given for rows in steps[step]]) for k in (0, 1))
+        found.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
+    return [found] * case.n_ranks
+
+
+def law(case: Case, _: int) -> tuple[float, float]:
+    """2(n-1)/n N a step, however many micro-batches it has; each all_reduce may round down by a byte."""
+    whole = case.item_bytes * sum(torch.Size(shape).numel() for shape in shapes(case))
+    most = STEPS * 2 * (case.n_ranks - 1) * whole / case.n_ranks
+    return most - STEPS * len(shapes(case)), most
+
+
+def overlapped(record: RunRecord) -> Complaint | None:
+    """In the last micro-batch something leaves before the last gradient is there."""
+    for rank in range(record.case.n_ranks if record.case.n_ranks > 1 else 0):
+        early = 0
+        for each in record.of(rank):
+            early = 0 if each.what == LAST_ONE else early + each.n_bytes * (each.kind == "collective")
+            if each.what == THERE and not early:
+                wanted = "a first all_reduce under way before the last gradient of the last micro-batch is there"
+                return Complaint(wanted, "none has begun", rank, (each.number,))
+    return None
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=QuietDDP,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "each rank sends 2(n-1)/n of the gradients' bytes a step, whatever the number of micro-batches",
+            only=("all_reduce",),
+        ),
+        order("in the last micro-batch the first all_reduce begins before the last gradient is there", overlapped),
+    ),
+)

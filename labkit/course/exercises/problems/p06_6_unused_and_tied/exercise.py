@@ -1,0 +1,117 @@
+"""06.6: parameters that some ranks do not use, or that the model uses twice."""
+
+# mypy: disable-error-code="arg-type"
+# (what the learner reads has no words for the type checker)
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import most_calls, sends
+
+Uses = list[tuple[int, Tensor]]
+
+
+def average_used(params: list[Tensor], group: Group) -> None:
+    """After backward: p.grad becomes the mean over all ranks, for each parameter that any rank has used.
+
+    A rank that has not used p has p.grad None, and counts as zero in the mean over all n ranks. A parameter that no
+    rank has used keeps p.grad None everywhere, and is not sent.
+    `params` is in the same order on all ranks; one that the model uses in two places stands in it twice, as the same
+    object, and is sent once. Besides gradients each rank may send 8 bytes for every entry of `params`."""
+    own = list(dict.fromkeys(params))
+    used = torch.tensor([p.grad is not None for p in own]).float()
+    for p, anywhere in zip(own, group.all_reduce(used, "max"), strict=True):
+        if anywhere:
+            p.grad = group.all_reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks. `tied`: which of the parameters stands at the end of the list once more."""
+    return [
+        Case.of(3, torch.float64, sizes=(70, 40, 95, 33, 58, 44), tied=0, some=False),
+        Case.of(4, torch.float32, sizes=(130, 61, 87, 200, 40), tied=1, some=True),
+        Case.of(1, torch.float32, sizes=(50, 90, 30), tied=0, some=False),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Weights, the tied place, and what each rank uses: all use the tied one twice, nobody the one before the last, one
+    rank alone the last; of the others each is used by some (`some`) or by all."""
+    draw, n, ranks = random.Random(case.seed), len(case["sizes"]), range(case.n_ranks)
+    weights = [case.random(size, key=i) for i, size in enumerate(case["sizes"])]
+    users = {i: draw.sample(ranks, draw.choice(ranks) + 1 if case["some"] else len(ranks)) for i in range(n)}
+    users |= {n - 2: [], n - 1: [draw.choice(ranks)], case["tied"]: [*ranks, *ranks]}
+    found = []
+    for rank in ranks:
+        uses = [i for i in range(n) for user in users[i] if user == rank]
+        drawn = [(i, case.random(case["sizes"][i], key=1000 * rank + 10 * k + 77)) for k, i in enumerate(uses)]
+        found.append(([w.clone() for w in weights], case["tied"], drawn))
+    return found
+
+
+def play(attempt: Any, group: Group, weights: list[Tensor], tied: int, uses: Uses) -> Any:
+    """A backward that reaches what this rank uses, then the attempt; the gradients."""
+    params = [torch.nn.Parameter(w) for w in weights]
+    if uses:
+        torch.stack([(params[i] * x).sum() for i, x in uses]).sum().backward()
+    attempt([*params, params[tied]], group)
+    return [p.grad for p in params]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The gradient of p * x is x: their sum over all uses, through n."""
+    found: list[Tensor | None] = []
+    for i in range(len(case["sizes"])):
+        mine = [x for _, _, uses in given for place, x in uses if place == i]
+        found.append(torch.stack(mine).sum(0) / case.n_ranks if mine else None)
+    return [found] * case.n_ranks
+
+
+def law(case: Case, _: int) -> tuple[float, float]:
+    """2(n-1)/n of the bytes of what is used somewhere (all but one parameter), and of up to 8 for each entry."""
+    sizes, n = case["sizes"], case.n_ranks
+    share = 2 * (n - 1) / n
+    needed = share * case.item_bytes * (sum(sizes) - sizes[-2])
+    return (needed - len(sizes) if n > 1 else 0), needed + share * 8 * (len(sizes) + 1)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=average_used,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    changes=(0,),
+    laws=(
+        sends(law, "each rank sends 2(n-1)/n of the bytes of what any rank uses, once, and 8 bytes an entry at most"),
+    ),
+    star=Star(
+        "two collectives in all, however many parameters there are",
+        most_calls,
+        lambda case: 2 * (case.n_ranks > 1),
+        best="""\
+import torch
+
+
+def average_used(params, group):
+    own = list(dict.fromkeys(params))
+    used = group.all_reduce(torch.tensor([p.grad is not None for p in own]).float(), "max")
+    own = [p for p, anywhere in zip(own, used) if anywhere]
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own])
+    mean = group.all_reduce(flat, "mean")
+    for p, part in zip(own, mean.split([p.numel() for p in own])):
+        p.grad = part.view(p.shape).clone()
+""",
+        unit="collectives",
+    ),
+)

@@ -1,0 +1,126 @@
+"""06.7: send the largest few, remember the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import most_sent_bytes, sends
+
+STEPS = 4
+
+
+class TopKFeedback:
+    """A mean of gradients over the ranks in which each rank sends k numbers only, and remembers the rest."""
+
+    def __init__(self, numel: int, k: int, dtype: torch.dtype, group: Group):
+        """numel: numbers in a gradient (below 2^15); k: how many of them travel."""
+        self.k, self.group = k, group
+        self.rest = torch.zeros(numel, dtype=dtype)
+
+    def average(self, grad: Tensor) -> Tensor:
+        """The mean over ranks of what each rank sends, zero where nobody sends anything.   [numel] -> [numel]
+
+        A rank adds `grad` to what it has not sent in earlier steps (nothing at first), sends the k numbers of largest
+        size of that sum, with their places, and keeps the others for the next step. `grad` stays as it is.
+        Each rank sends (n-1) k values and (n-1) k places, of 8 bytes at most, a step."""
+        self.rest = self.rest + grad
+        places = self.rest.abs().topk(self.k).indices
+        values = self.rest[places]
+        self.rest[places] = 0
+        all_values = self.group.all_gather(values)
+        all_places = self.group.all_gather(places)
+        return torch.zeros_like(grad).index_add(0, all_places, all_values) / self.group.size
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks."""
+    return [
+        Case.of(3, torch.float64, numel=300, k=11),
+        Case.of(4, torch.float32, numel=1000, k=40),
+        Case.of(1, torch.float64, numel=200, k=30),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Gradients of several steps: a part that all ranks and steps have in common, and noise; so that places meet."""
+    same = case.random(case["numel"], key=3).sign() * case.random(case["numel"], key=4).exp()
+
+    def grads(rank: int) -> list[Tensor]:
+        return [same + case.random(case["numel"], key=100 + 10 * rank + step) / 2 for step in range(STEPS)]
+
+    return [(case["k"], grads(rank)) for rank in range(case.n_ranks)]
+
+
+def play(attempt: Any, group: Group, k: int, grads: list[Tensor]) -> Any:
+    """The means of all steps."""
+    average = attempt(grads[0].numel(), k, grads[0].dtype, group).average
+    return [average(grad).clone() for grad in grads]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Number by number, from a sorted list, in one process."""
+    found = [torch.zeros(case["numel"], dtype=case.dtype) for _ in range(STEPS)]
+    for k, grads in given:
+        owed = torch.zeros(case["numel"], dtype=case.dtype)
+        for step, grad in enumerate(grads):
+            owed = owed + grad
+            chosen = sorted(range(case["numel"]), key=lambda i: -abs(owed[i].item()))[:k]
+            for i in chosen:
+                found[step][i] += owed[i] / case.n_ranks
+                owed[i] = 0
+    return [found] * case.n_ranks
+
+
+def law(case: Case, _: int) -> tuple[float, float]:
+    """(n-1) k values, and (n-1) k places of 1 to 8 bytes, a step."""
+    numbers = STEPS * (case.n_ranks - 1) * case["k"]
+    return numbers * (case.item_bytes + 1), numbers * (case.item_bytes + 8)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=TopKFeedback,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "each rank sends (n-1) k values and as many places of at most 8 bytes a step, by all_gather",
+            only=("all_gather",),
+            messages=lambda case, rank: 2 * STEPS,
+        ),
+    ),
+    star=Star(
+        "places in as few bytes as torch's whole numbers allow",
+        most_sent_bytes,
+        lambda case: STEPS * (case.n_ranks - 1) * case["k"] * (case.item_bytes + 2),
+        best="""\
+import torch
+
+
+class TopKFeedback:
+    def __init__(self, numel, k, dtype, group):
+        self.k, self.group = k, group
+        self.rest = torch.zeros(numel, dtype=dtype)
+
+    def average(self, grad):
+        self.rest = self.rest + grad
+        places = self.rest.abs().topk(self.k).indices
+        values = self.rest[places]
+        self.rest[places] = 0
+        all_values = self.group.all_gather(values)
+        all_places = self.group.all_gather(places.to(torch.int16)).long()
+        return torch.zeros_like(grad).index_add(0, all_places, all_values) / self.group.size
+""",
+    ),
+)

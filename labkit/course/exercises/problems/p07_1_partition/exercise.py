@@ -1,0 +1,72 @@
+"""07.1: which elements of which parameters a rank owns, said by arithmetic alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import silent
+
+
+def owned_windows(sizes: list[int], group: Group) -> list[tuple[int, int, int]]:
+    """What this rank owns of parameters with `sizes` elements each: (parameter, first element of it, how many).
+
+    Lay all parameters end to end. Of the sum(sizes) elements each of n ranks gets a run of k, in rank order, where k is
+    sum(sizes) / n rounded up: the last ranks may get fewer, or none. A border may go through the middle of a parameter.
+    The windows come in the order of the parameters, and none is empty. All ranks see the same `sizes`; nothing is sent.
+    """
+    k = -(-sum(sizes) // group.size)
+    low, high, start = group.rank * k, (group.rank + 1) * k, 0
+    mine = []
+    for i, size in enumerate(sizes):
+        first, last = max(low - start, 0), min(high - start, size)
+        if first < last:
+            mine.append((i, first, last - first))
+        start += size
+    return mine
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; with three tiny parameters the last rank may own nothing."""
+    return [
+        Case.of(3, params=7, most=900),
+        Case.of(4, params=3, most=2),
+        Case.of(2, params=12, most=50),
+        Case.of(1, params=4, most=30),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Sizes, the same for all; their sum is one more than a multiple of n, so that padding is needed."""
+    draw = random.Random(case.seed)
+    sizes = [draw.randint(1, case["most"]) for _ in range(case["params"])]
+    sizes[draw.randrange(len(sizes))] += (1 - sum(sizes)) % case.n_ranks
+    return [(list(sizes),) for _ in range(case.n_ranks)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Every element by itself: (parameter, place), dealt out in runs of k, then counted."""
+    elements = [(i, place) for i, size in enumerate(given[0][0]) for place in range(size)]
+    k = (len(elements) + case.n_ranks - 1) // case.n_ranks
+    owned = []
+    for rank in range(case.n_ranks):
+        by_parameter: dict[int, list[int]] = {}
+        for i, place in elements[rank * k : (rank + 1) * k]:
+            by_parameter.setdefault(i, []).append(place)
+        owned.append([[i, places[0], len(places)] for i, places in by_parameter.items()])
+    return owned
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=owned_windows,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(silent(),),
+)

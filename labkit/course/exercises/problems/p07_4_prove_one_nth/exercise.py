@@ -1,0 +1,127 @@
+"""07.4: a check that tells a sharded optimizer from one that only gives the right weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.learner_tests import told_apart
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+
+Report = dict[str, Any]
+
+
+def proves_one_nth(wanted: Tensor, reports: list[dict[str, Any]]) -> bool:
+    """Whether n ranks have run an AdamW in fp32 whose state is sharded evenly: 8 bytes for each of N elements, once.
+
+    wanted [N] are the weights of one process, flat. reports[r] is what rank r shows after the same steps:
+        "weights"      [N] its weights
+        "windows"      [(first, count), ...] elements that its optimizer says it keeps state of; none overlap on a rank
+        "state_bytes"  what a probe found there: 8 for each element, and up to 64 more for step counters
+    Accept if all ranks have the weights (no number is off by more than 1e-6), each element has state on exactly one
+    rank, the bytes of each rank are those of its windows, and no rank keeps state of more than N / n elements, rounded
+    up."""
+    n_elements, n = len(wanted), len(reports)
+    owners = torch.zeros(n_elements)
+    for report in reports:
+        mine = 0
+        for first, count in report["windows"]:
+            owners[first : first + count] += 1
+            mine += count
+        fair = mine <= -(-n_elements // n) and 8 * mine <= report["state_bytes"] <= 8 * mine + 64
+        if not fair or not torch.allclose(report["weights"], wanted, rtol=0.0, atol=1e-6):
+            return False
+    return bool((owners == 1).all())
+
+
+def cases() -> Sequence[Case]:
+    """Two lists of what is shown; nobody talks, so one rank is enough to judge."""
+    return [Case.of(1, n=4, numel=1003), Case.of(1, n=3, numel=500)]
+
+
+def cut(numel: int, n: int) -> list[list[tuple[int, int]]]:
+    """Even runs, the last ones shorter."""
+    k = -(-numel // n)
+    return [[(r * k, min(k, numel - r * k))] if r * k < numel else [] for r in range(n)]
+
+
+def reported(weights: Sequence[Tensor], windows: list[list[tuple[int, int]]], bytes_each: float = 8) -> list[Report]:
+    """What ranks show that have these weights and keep these windows."""
+    return [
+        {
+            "weights": w.clone(),
+            "windows": mine,
+            "state_bytes": int(bytes_each * sum(c for _, c in mine)) + 4 * len(mine),
+        }
+        for w, mine in zip(weights, windows, strict=True)
+    ]
+
+
+def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
+    """Name -> (whether it is right, the right weights, what its ranks report)."""
+    n, numel, draw = case["n"], case["numel"], random.Random(case.seed)
+    right, even = [case.random(numel)] * n, cut(case["numel"], case["n"])
+    # two buckets, each cut by itself, in sizes that n divides but for the last
+    half = numel // (2 * n) * n
+    buckets = [[(r * half // n, half // n), (half + first, count)]
+               for r, [(first, count)] in enumerate(cut(numel - half, n))]  # fmt: skip
+    doubled = [list(each) for each in even]
+    doubled[1] = [(even[0][0][0], even[1][0][1])]
+    stale = [right[0]] + [w + 0.01 * (torch.arange(numel) >= even[0][0][1]) for w in right[1:]]
+    half_kept = [[(0, numel // 2)] if r % 2 == 0 else [(numel // 2, numel - numel // 2)] for r in range(n)]
+    wider, meeting = [list(each) for each in even], [list(each) for each in even]
+    (_, whole_share), (last, rest) = even[0][0], even[-1][0]
+    wider[-2:] = [[(last - whole_share, whole_share + 1)], [(last + 1, rest - 1)]]
+    meeting[-1] = [(last - 1, rest + 1)]
+    shifted = [[(first + draw.randint(1, 9), count - 9)] for [(first, count)] in even]
+    last_off, first_off = [w.clone() for w in right], [w.clone() for w in right]
+    last_off[-1][draw.randrange(numel)] += 1e-3
+    first_off[0][draw.randrange(numel)] -= 1e-3
+    largest, signs = right[0].abs() == right[0].abs().max(), case.random(numel, key=1).sign()
+    whole = [[(0, numel)]] * n
+    hidden, stated, padded = (reported(right, even) for _ in range(3))
+    hidden[draw.randrange(1, n)]["state_bytes"] = 8 * numel
+    for reports, more in ((stated, 64), (padded, 72)):
+        place = draw.randrange(n)
+        reports[place]["state_bytes"] = 8 * even[place][0][1] + more
+    objects = {
+        "ZeRO-1, one even run a rank": (True, reported(right, even)),
+        "ZeRO-1, cut bucket by bucket": (True, reported(right, buckets)),
+        "even runs, handed out from the last rank": (True, reported(right, even[::-1])),
+        "more ranks than elements": (True, reported([right[0][:2]] * 3, cut(2, 3))),
+        "a world of one": (True, reported(right[:1], [[(0, numel)]])),
+        "step counters of 64 bytes": (True, stated),
+        "weights that differ by rounding": (True, reported([right[0], *[w + 5e-7 * signs for w in right[1:]]], even)),
+        "unsharded, with the right weights": (False, reported(right, whole)),
+        "shards that are views: the whole state is still there": (False, hidden),
+        "half-sharded: two ranks for each half": (False, reported(right, half_kept)),
+        "state of everything on rank 0 only": (False, reported(right, [[(0, numel)]] + [[] for _ in range(n - 1)])),
+        "rank 1 keeps rank 0's shard, and nobody its own": (False, reported(right, doubled)),
+        "gaps between the shards": (False, reported(right, shifted)),
+        "one of the two moments is missing": (False, reported(right, even, bytes_each=4)),
+        "the last rank keeps nothing": (False, reported(right, [*even[:-1], []])),
+        "new weights are not handed out": (False, reported(stale, even)),
+        "one weight of the last rank is off": (False, reported(last_off, even)),
+        "one weight of the first rank is off": (False, reported(first_off, even)),
+        "all ranks have the same wrong weights": (False, reported([first_off[0]] * n, even)),
+        "the largest weight is off by little": (False, reported([w + 5e-6 * largest for w in right], even)),
+        "72 bytes too many in one shard": (False, padded),
+        "one rank keeps one element more than its part": (False, reported(right, wider)),
+        "one element is kept twice": (False, reported(right, meeting)),
+    }
+    wanted = {name: right[0][: len(ranks[0]["weights"])] for name, (_, ranks) in objects.items()}
+    return {name: (truth, wanted[name], ranks) for name, (truth, ranks) in objects.items()}
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=proves_one_nth,
+    cases=cases,
+    **told_apart(shown),
+)

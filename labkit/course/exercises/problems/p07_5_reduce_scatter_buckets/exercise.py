@@ -1,0 +1,162 @@
+"""07.5: ZeRO-2: gradients leave bucket by bucket while backward goes on, and only a part comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import peak, sends
+from labkit.plan.collectives import sent_bytes
+
+ROWS = 3
+ROOM_BYTES = 16 << 10
+
+
+def shard_gradients(buckets: list[list[Tensor]], group: Group) -> dict[int, Tensor]:
+    """Have the gradients of each bucket reduce-scattered as soon as backward has made the last of them (ZeRO-2).
+
+    Called before backward: it returns an empty dict, which hooks on the parameters fill during backward. In the end
+    result[b] is this rank's part of the mean gradient of bucket b: its gradients flat, one after the other, padded with
+    zeros until n divides them, cut into n parts.   [ceil(numel / n)]
+    One reduce_scatter a bucket. Once a bucket is on its way its whole gradients are let go: p.grad is None
+    afterwards."""
+    shards: dict[int, Tensor] = {}
+    for b, bucket in enumerate(buckets):
+
+        def ready(_: Tensor, b: int = b, bucket: list[Any] = bucket) -> None:
+            if all(p.grad is not None for p in bucket):
+                flat = torch.cat([p.grad.flatten() for p in bucket])
+                shards[b] = group.reduce_scatter(F.pad(flat, (0, -len(flat) % group.size)), op="mean")
+                for p in bucket:
+                    p.grad = None
+
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(ready)
+    return shards
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; a bucket is some weights of consecutive layers."""
+    return [
+        Case.of(3, width=128, buckets=(1, 1, 1, 1, 1, 1, 1, 1)),
+        Case.of(2, width=101, buckets=(1, 2, 1, 2, 1, 1, 1, 1)),
+        Case.of(4, width=103, buckets=(2, 1, 1, 2, 1, 1)),
+        Case.of(1, width=120, buckets=(1, 1, 1, 1, 1)),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Weights that all ranks share, and rows of each rank's own."""
+    d, n_layers = case["width"], sum(case["buckets"])
+    weights = [case.random(d, d, key=i) / d**0.5 for i in range(n_layers)]
+    return [([w.clone() for w in weights], case.random(ROWS, d, key=1000 + r)) for r in range(case.n_ranks)]
+
+
+def loss_of(weights: Sequence[Tensor], x: Tensor) -> Tensor:
+    """A stack of linear layers."""
+    for w in weights:
+        x = torch.tanh(x @ w)
+    return x.square().sum()
+
+
+def bucketed(case_buckets: Sequence[int], weights: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Weights of consecutive layers together."""
+    ends = list(accumulate(case_buckets))
+    return [list(weights[end - count : end]) for count, end in zip(case_buckets, ends, strict=True)]
+
+
+def inputs_with_buckets(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The same, and how many weights are in each bucket."""
+    return [(*each, case["buckets"]) for each in inputs(case)]
+
+
+def play(attempt: Any, group: Group, weights: list[Tensor], x: Tensor, counts: Sequence[int]) -> Any:
+    """One backward pass; the shards that it leaves."""
+    params = [w.requires_grad_() for w in weights]
+    shards = attempt(bucketed(counts, params), group)
+    loss_of(params, x).backward()
+    return dict(sorted(shards.items()))
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The gradient of the mean of all losses, in one process, in float64; then cut."""
+    params = [w.double().detach().requires_grad_() for w in given[0][0]]
+    total = sum(loss_of(params, x.double()) for _, x, _ in given) / case.n_ranks
+    total.backward()  # type: ignore[union-attr]
+    parts = []
+    for bucket in bucketed(case["buckets"], params):
+        row = torch.zeros(case.n_ranks * bucket_numel(case, len(bucket)), dtype=torch.float64)
+        grads = torch.cat([p.grad.reshape(-1) for p in bucket])  # type: ignore[union-attr]
+        row[: len(grads)] = grads
+        parts.append(row.float().chunk(case.n_ranks))
+    return [{b: each[r] for b, each in enumerate(parts)} for r in range(case.n_ranks)]
+
+
+def bucket_numel(case: Case, count: int) -> int:
+    """Elements of one rank's part of a bucket of so many weights."""
+    return -(-count * case["width"] ** 2 // case.n_ranks)
+
+
+def law(case: Case, rank: int) -> float:
+    """(n-1)/n of each padded bucket."""
+    wholes = [4 * case.n_ranks * bucket_numel(case, count) for count in case["buckets"]]
+    return sum(sent_bytes("ring", "reduce_scatter", case.n_ranks, whole, rank, 4) for whole in wholes)
+
+
+def most(case: Case, times: float) -> float:
+    """All shards, and so many times the largest bucket."""
+    parts = [4 * bucket_numel(case, count) for count in case["buckets"]]
+    return sum(parts) + times * case.n_ranks * max(parts) + ROOM_BYTES
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=shard_gradients,
+    cases=cases,
+    inputs=inputs_with_buckets,
+    play=play,
+    answer=answer,
+    changes=(0,),
+    laws=(
+        sends(
+            law,
+            "each rank sends (n-1)/n of the padded gradients, once, in one collective a bucket",
+            only=("reduce_scatter",),
+            messages=lambda case, rank: len(case["buckets"]),
+        ),
+        peak(lambda case, rank: most(case, 3.5), "a rank holds its shards and the gradients of about one bucket"),
+    ),
+    star=Star(
+        "bytes held at the peak, over all ranks",
+        lambda record: max(m.peak_bytes for m in record.memory if m),
+        lambda case: most(case, 2.3),
+        """
+import torch
+
+
+def shard_gradients(buckets, group):
+    shards = {}
+    for b, bucket in enumerate(buckets):
+        def ready(_, b=b, bucket=bucket):
+            if all(p.grad is not None for p in bucket):
+                size, at = sum(p.numel() for p in bucket), 0
+                flat = torch.zeros(size + -size % group.size)
+                for p in bucket:
+                    flat[at : at + p.numel()] = p.grad.flatten()
+                    at, p.grad = at + p.numel(), None
+                shards[b] = group.reduce_scatter(flat, op="mean")
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(ready)
+    return shards
+""",
+    ),
+)

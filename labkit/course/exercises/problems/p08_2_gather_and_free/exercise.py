@@ -1,0 +1,114 @@
+"""08.2: a forward pass in which one unit is whole at a time, though autograd would keep them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import peak, sends
+from labkit.plan.collectives import sent_bytes
+
+ROWS = 3
+ROOM_BYTES = 24 << 10
+
+
+def forward_unit_by_unit(
+    x: Tensor, shards: list[Tensor], layer: Callable[[Tensor, Tensor], Tensor], group: Group
+) -> Tensor:
+    """x after all units, of each of which this rank has the shard `shards[i]`.   [rows, d] -> [rows, d]
+
+    A unit's gathered shards are its whole weights, flat: x = layer(x, whole).   [k] on each rank -> [n*k]
+    At most one unit is whole at a time, and at the end none is. But x needs a gradient, so autograd saves the weights
+    for backward, and they outlive every name you give them. Keep the graph, and give their memory back by
+    `untyped_storage().resize_(0)`. (Backward would need them again: the next exercise.)"""
+    for shard in shards:
+        whole = group.all_gather(shard)
+        x = layer(x, whole)
+        whole.untyped_storage().resize_(0)
+    return x
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks."""
+    return [
+        Case.of(3, width=144, units=6),
+        Case.of(4, torch.float64, width=96, units=5),
+        Case.of(2, width=150, units=4),
+        Case.of(1, width=128, units=4),
+    ]
+
+
+def unit_bytes(case: Case) -> int:
+    """Bytes of one whole unit."""
+    return int(case["width"] ** 2 * case.item_bytes)
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Rows of each rank's own, and its shard of each unit."""
+    d, n = case["width"], case.n_ranks
+    wholes = [case.random(d * d, key=i) / d**0.5 for i in range(case["units"])]
+    return [(case.random(ROWS, d, key=100 + r), [whole.chunk(n)[r].clone() for whole in wholes]) for r in range(n)]
+
+
+def linear(x: Tensor, whole: Tensor) -> Tensor:
+    """One unit; autograd saves the weights for the gradient of x."""
+    return torch.tanh(x @ whole.view(x.shape[1], -1))
+
+
+def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
+    """Forward, with a graph for a backward that is not done here."""
+    y = attempt(x.clone().requires_grad_(), shards, linear, group)
+    return {"y": y, "layers in the graph": layers_below(y)}
+
+
+def layers_below(y: Tensor) -> int:
+    """How many tanh autograd would go back through."""
+    ways, seen = [y.grad_fn], set()
+    while ways:
+        node = ways.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ways += [each for each, _ in node.next_functions]
+    return sum("Tanh" in type(each).__name__ for each in seen)
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """All units whole, in float64."""
+    found = []
+    for x, _ in given:
+        y = x.double()
+        for i in range(case["units"]):
+            y = (y @ torch.cat([shards[i] for _, shards in given]).double().reshape(y.shape[1], -1)).tanh()
+        found.append({"y": y.to(case.dtype), "layers in the graph": case["units"]})
+    return found
+
+
+def law(case: Case, rank: int) -> float:
+    """(n-1)/n N."""
+    each = sent_bytes("ring", "all_gather", case.n_ranks, unit_bytes(case), rank, case.item_bytes)
+    return each * case["units"]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=forward_unit_by_unit,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    may=("untyped_storage",),
+    laws=(
+        sends(law, "each rank sends (n-1)/n N bytes: every unit is gathered once", only=("all_gather",)),
+        peak(
+            lambda case, rank: 1.3 * unit_bytes(case) + ROOM_BYTES,
+            "beyond its shards a rank holds one whole unit at the peak, not two and not all",
+        ),
+    ),
+)

@@ -1,0 +1,99 @@
+"""08.3: backward gathers a unit once more, and its gradient goes where its shard is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.exercises.problems.p08_2_gather_and_free.exercise import cases, inputs, unit_bytes
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import peak, sends
+from labkit.course.judge.run_record import weigh
+from labkit.plan.collectives import sent_bytes
+
+ROOM_BYTES = 32 << 10
+
+
+class GatheredLinear(torch.autograd.Function):
+    """y = x W of ZeRO-3: W [d, d] is whole only while it is used. GatheredLinear.apply(x, shard, group) -> y
+
+    x [rows, d] are this rank's rows; shard [k] is its run of W, which is d * d elements, row after row (n divides
+    them). Forward gathers W, multiplies, and keeps x and the shard, never W. Backward gathers W again, and gives x its
+    gradient grad_y W^T; the gradient of W, x^T grad_y, is averaged over the ranks, and only this rank's run of it
+    comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: Tensor, group: Group) -> Tensor:
+        """[rows, d], [k] -> [rows, d]"""
+        ctx.save_for_backward(x, shard)
+        ctx.group = group
+        return x @ group.all_gather(shard).view(x.shape[1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """The gradients of x and of the shard, and None for the group; grads[0] is that of y."""
+        x, shard = ctx.saved_tensors
+        grad_x = grads[0] @ ctx.group.all_gather(shard).view(x.shape[1], -1).T
+        grad_shard = ctx.group.reduce_scatter((x.T @ grads[0]).flatten(), op="mean")
+        return grad_x, grad_shard, None
+
+
+def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
+    """Forward and backward through all units."""
+    leaves = [shard.requires_grad_() for shard in shards]
+    first = y = x.clone().requires_grad_()
+    for leaf in leaves:
+        y = torch.tanh(attempt.apply(y, leaf, group))
+    loss = y.square().sum()
+    weigh(group)  # tells those apart who keep weights since forward and who keep those of backward
+    loss.backward()
+    return {"loss": loss, "x": first.grad, "shards": [leaf.grad for leaf in leaves]}
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Autograd on whole weights, in one process; the loss of all ranks is the mean of theirs."""
+    n, d = case.n_ranks, case["width"]
+    wholes = [torch.cat([shards[i].detach() for _, shards in given]).double().view(d, d).requires_grad_()
+              for i in range(case["units"])]  # fmt: skip
+    rows = [x.double().requires_grad_() for x, _ in given]
+    losses = []
+    for y in rows:
+        for whole in wholes:
+            y = torch.tanh(y @ whole)
+        losses.append(y.square().sum())
+    by_row = torch.autograd.grad(torch.stack(losses).sum(), [*rows, *wholes])
+    grads = [(grad / n).to(case.dtype).flatten().chunk(n) for grad in by_row[n:]]
+    return [{"loss": losses[r].detach().to(case.dtype), "x": by_row[r].to(case.dtype),
+             "shards": [grad[r] for grad in grads]} for r in range(n)]  # fmt: skip
+
+
+def law(case: Case, rank: int) -> float:
+    """3 (n-1)/n N: two gathers and a reduce-scatter."""
+    verbs = ("all_gather", "all_gather", "reduce_scatter")
+    each = (sent_bytes("ring", verb, case.n_ranks, unit_bytes(case), rank, case.item_bytes) for verb in verbs)
+    return sum(each) * case["units"]
+
+
+def most(case: Case, rank: int) -> float:
+    """The gradients of all shards, and a unit with its gradient, flat or not."""
+    return (case["units"] / case.n_ranks + 3.3) * unit_bytes(case) + ROOM_BYTES
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=GatheredLinear,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(law, "each rank sends 3 (n-1)/n N bytes: two gathers and one reduce-scatter of each unit"),
+        peak(most, "a rank holds the gradients of its shards, and one unit with its gradient"),
+    ),
+)

@@ -1,0 +1,74 @@
+"""09.2: a linear layer cut by its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+from labkit.plan.collectives import sent_bytes
+
+
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group) -> Tensor:
+    """y = x W^T + b, cut by inputs.   x_r [B, I_r] -> y [B, O], whole on every rank   with W[O, I_r] and b[O]
+
+    I_r, this rank's share of the inputs, may differ between ranks; x and weight hold that share. b is whole and the
+    same on every rank, or None on every rank. Send one all_reduce of y's bytes."""
+    y = group.all_reduce(x @ weight.T)
+    return y if bias is None else y + bias
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; inputs that n does not divide."""
+    return [
+        Case.of(3, torch.float64, rows=4, inputs=11, outputs=6, bias=True),
+        Case.of(2, rows=3, inputs=7, outputs=4, bias=True),
+        Case.of(4, rows=2, inputs=9, outputs=8, bias=False),
+        Case.of(1, torch.float64, rows=5, inputs=3, outputs=2, bias=True),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Some inputs of x and of W for each rank."""
+    x, weight = case.random(case["rows"], case["inputs"], key=1), case.random(case["outputs"], case["inputs"], key=2)
+    bias, n = case.random(case["outputs"], key=3) if case["bias"] else None, case.n_ranks
+    xs, weights = x.tensor_split(n, dim=1), weight.tensor_split(n, dim=1)
+    return [(xs[rank].clone(), weights[rank].clone(), bias) for rank in range(n)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """torch's linear layer on the whole."""
+    x, weight = (torch.cat([each[place] for each in given], dim=1).double() for place in (0, 1))
+    bias = given[0][2]
+    y = torch.nn.functional.linear(x, weight, bias if bias is None else bias.double())
+    return [y.to(case.dtype)] * case.n_ranks
+
+
+def law(case: Case, rank: int) -> float:
+    """2(n-1)/n N, N the bytes of y."""
+    whole = case["rows"] * case["outputs"] * case.item_bytes
+    return sent_bytes("ring", "all_reduce", case.n_ranks, whole, rank, case.item_bytes)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=row_linear,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "each rank sends 2(n-1)/n of y's bytes, in one all_reduce",
+            only=("all_reduce",),
+            messages=lambda case, rank: int(case.n_ranks > 1),
+        ),
+    ),
+)

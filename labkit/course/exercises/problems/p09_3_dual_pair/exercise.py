@@ -1,0 +1,115 @@
+"""09.3: the two ends of a tensor-parallel region, each the other's backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+from labkit.plan.collectives import sent_bytes
+
+
+class DualPair:
+    """f and g, the two ends of a tensor-parallel region. Between them each rank computes its own part.
+
+    `DualPair.F.apply(x, group)` and `DualPair.G.apply(x, group)` are called inside a model; autograd calls the
+    backward of each with the gradient of what forward gave."""
+
+    class F(Function):
+        """Where x enters. x is the same on all ranks, and each rank sees only its own use of it."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+            """x itself; nothing is sent.   same shape"""
+            ctx.group = group
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+            """The gradient of x from this rank's use -> from all uses, on every rank (None stands for `group`)."""
+            return ctx.group.all_reduce(grad), None
+
+    class G(Function):
+        """Where y leaves. Each rank has one term of it."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+            """This rank's term -> the sum of all, on every rank.   same shape"""
+            return group.all_reduce(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+            """The gradient of the sum, the same on all ranks -> of this rank's term; nothing is sent."""
+            return grad, None
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; hidden numbers that n does not divide."""
+    return [
+        Case.of(3, torch.float64, rows=6, width=5, hidden=8, outputs=3),
+        Case.of(2, rows=4, width=3, hidden=5, outputs=6),
+        Case.of(4, torch.float64, rows=4, width=4, hidden=6, outputs=2),
+        Case.of(1, rows=2, width=3, hidden=4, outputs=5),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """x and the gradient of y, the same for all; some rows of up and columns of down for each rank."""
+    x, dy = case.random(case["rows"], case["width"], key=1), case.random(case["rows"], case["outputs"], key=2)
+    up, down = case.random(case["hidden"], case["width"], key=3), case.random(case["outputs"], case["hidden"], key=4)
+    ups, downs = up.tensor_split(case.n_ranks), down.tensor_split(case.n_ranks, dim=1)
+    return [(x, dy, ups[rank].clone(), downs[rank].clone()) for rank in range(case.n_ranks)]
+
+
+def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, up: Tensor, down: Tensor) -> Any:
+    """A pair of matrices between f and g, forward and backward."""
+    x, up, down = (each.clone().requires_grad_() for each in (x, up, down))
+    y = attempt.G.apply(torch.tanh(attempt.F.apply(x, group) @ up.T) @ down.T, group)
+    y.backward(dy)
+    return {"y": y, "gradient of x": x.grad, "gradient of up": up.grad, "gradient of down": down.grad}
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """torch's autograd on the whole matrices, in float64."""
+    x, dy = (each.double() for each in given[0][:2])
+    up, down = torch.cat([each[2] for each in given]).double(), torch.cat([each[3] for each in given], 1).double()
+    whole = [each.requires_grad_() for each in (x, up, down)]
+    y = torch.tanh(whole[0] @ whole[1].T) @ whole[2].T
+    dx, dup, ddown = (each.to(case.dtype) for each in torch.autograd.grad(y, whole, dy))
+    parts = zip(dup.tensor_split(case.n_ranks), ddown.tensor_split(case.n_ranks, dim=1), strict=True)
+    return [
+        {"y": y.detach().to(case.dtype), "gradient of x": dx, "gradient of up": a, "gradient of down": b}
+        for a, b in parts
+    ]
+
+
+def law(case: Case, rank: int) -> float:
+    """2(n-1)/n of y's bytes forward, and of x's backward."""
+    each = (case["rows"] * case[width] * case.item_bytes for width in ("outputs", "width"))
+    return sum(sent_bytes("ring", "all_reduce", case.n_ranks, n, rank, case.item_bytes) for n in each)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=DualPair,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "one all_reduce of y forward (g) and one of the gradient of x backward (f): 2(n-1)/n of the bytes of each",
+            only=("all_reduce",),
+            messages=lambda case, rank: 2 * (case.n_ranks > 1),
+        ),
+    ),
+)

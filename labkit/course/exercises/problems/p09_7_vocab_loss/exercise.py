@@ -1,0 +1,92 @@
+"""09.7: cross entropy of logits that no rank has whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import most_sent_bytes, sends
+
+SLACK_BYTES = 64
+BEST = """
+def split_vocab_loss(logits, targets, group):
+    each = logits.shape[1]
+    top = group.all_reduce(logits.amax(1), op="max")
+    total = group.all_reduce((logits - top[:, None]).exp().sum(1))
+    place = targets - group.rank * each
+    mine = (place >= 0) & (place < each)
+    picked = logits.gather(1, place.clamp(0, each - 1)[:, None])[:, 0].where(mine, 0)
+    return (total.log() + top).mean() - group.all_reduce(picked.sum()) / len(targets)
+"""
+
+
+def split_vocab_loss(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
+    """The mean cross entropy over T tokens.   logits [T, V/n], targets [T] -> one number, the same on every rank
+
+    Rank r has the logits of words r * V/n up to (r + 1) * V/n, for all tokens; targets are words of 0 to V - 1, whole
+    on every rank. Logits may be in the hundreds, so exp wants the largest taken off first. At most three numbers a
+    token are summed over the ranks (or their largest taken): the logits are never gathered."""
+    each = logits.shape[1]
+    top = group.all_reduce(logits.amax(1), op="max")
+    total = group.all_reduce((logits - top[:, None]).exp().sum(1))
+    place = targets - group.rank * each
+    mine = (place >= 0) & (place < each)
+    picked = logits.gather(1, place.clamp(0, each - 1)[:, None])[:, 0].where(mine, 0)
+    return (total.log() + top - group.all_reduce(picked)).mean()
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; `each` words a rank."""
+    return [
+        Case.of(3, each=40, tokens=60),
+        Case.of(2, torch.float64, each=33, tokens=48),
+        Case.of(4, each=25, tokens=64),
+        Case.of(1, torch.float64, each=50, tokens=20),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A rank's words of the logits; the targets, whole."""
+    n_words = case.n_ranks * case["each"]
+    logits = 200 + 80 * case.random(case["tokens"], n_words, key=1)
+    targets = case.random(case["tokens"], key=2, dtype=torch.float64).argsort() * 7 % n_words
+    return [(part.clone(), targets.clone()) for part in logits.chunk(case.n_ranks, dim=1)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """torch's cross entropy on the joined logits, in float64."""
+    logits = torch.cat([part for part, _ in given], dim=1).double()
+    return [torch.nn.functional.cross_entropy(logits, given[0][1]).to(case.dtype)] * case.n_ranks
+
+
+def sums(case: Case, count: int) -> float:
+    """Bytes that a rank sends for all_reduces of `count` numbers a token."""
+    return count * 2 * (case.n_ranks - 1) / case.n_ranks * case["tokens"] * case.item_bytes
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=split_vocab_loss,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            lambda case, rank: (0, sums(case, 3) + SLACK_BYTES),
+            "each rank sends no more than an all_reduce of three numbers a token does: 3 * 2(n-1)/n T",
+        ),
+    ),
+    star=Star(
+        "bytes of the rank that sends most",
+        most_sent_bytes,
+        lambda case: sums(case, 2) + SLACK_BYTES,
+        BEST,
+    ),
+)

@@ -1,0 +1,168 @@
+"""10.2: the program of a rank under GPipe; and the conveyor on which programs of 10.2 and 10.3 are run."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Complaint, Law, Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import order, peak
+from labkit.course.judge.run_record import RunRecord, aside, mark
+from labkit.plan.schedule import Action, Schedule, Span, simulate
+
+ACTIVATION = 1 << 16
+"""Numbers of what a stage keeps for one micro-batch; they are held for real, and weighed."""
+
+
+def gpipe_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
+    """What rank `rank` does under GPipe, in order: all its forwards, then all its backwards.
+
+    Stage r lives on rank r. `Action("F", stage, micro)` is the forward of a micro-batch in a stage, "B" the backward;
+    micro-batches are 0 to n_micro - 1. Every rank gets its program from a call of its own, and runs it as it stands:
+    an action waits for what it needs of the neighbours. Nobody may wait longer than GPipe's bubble."""
+    micros = range(n_micro)
+    forwards = [Action("F", rank, i) for i in micros]
+    return forwards + [Action("B", rank, i) for i in micros]
+
+
+def cases() -> Sequence[Case]:
+    """Pipelines of 1 to 4 ranks; more and fewer micro-batches than ranks."""
+    return [
+        Case.of(3, micros=(4, 8)),
+        Case.of(4, micros=(1, 2)),
+        Case.of(2, micros=(2, 6)),
+        Case.of(4, micros=(5, 7)),
+        Case.of(1, micros=(1, 5)),
+    ]
+
+
+def micros_of(case: Case) -> int:
+    """How many micro-batches there are, from the fewest to the most that the case allows."""
+    return random.Random(case.seed).randint(*case["micros"])
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """How many micro-batches there are."""
+    return [(micros_of(case),)] * case.n_ranks
+
+
+def conveyor(attempt: Any, group: Group, n_micro: int) -> Any:
+    """Run this rank's program with real messages: an activation is held from its forward to its backward.
+
+    Where a program lacks an action, or goes backward before it has been forward, none is run: the others would wait."""
+    rank, last, belt = group.rank, group.size - 1, aside(group)
+    programs = [[str(action) for action in attempt(each, group.size, n_micro)] for each in range(group.size)]
+    program = programs[rank]
+    told = {"actions": sorted(program), "program": program}
+    if not all(can_be_run(stage, each, n_micro) for stage, each in enumerate(programs)):
+        return told
+    held: dict[int, Any] = {}
+    for action in program:
+        _, kind, micro = parsed(action)
+        mark(group, action)
+        before, after = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
+        tag = 2 * micro + (kind == "B")
+        if 0 <= before <= last:
+            belt.recv(before, tag)
+        if kind == "F":
+            held[micro] = torch.ones(ACTIVATION)
+        else:
+            held.pop(micro, None)
+        if 0 <= after <= last:
+            belt.send(torch.ones(1), after, tag)
+    return told
+
+
+def can_be_run(stage: int, program: list[str], n_micro: int) -> bool:
+    """Whether each micro-batch goes forward and backward once, in this order."""
+    pairs = [(f"{stage}F{i}", f"{stage}B{i}") for i in range(n_micro)]
+    whole = sorted(program) == sorted(action for pair in pairs for action in pair)
+    return whole and all(program.index(forward) < program.index(backward) for forward, backward in pairs)
+
+
+def parsed(action: str) -> tuple[int, str, int]:
+    """ "1F0" -> (1, "F", 0)"""
+    stage, kind, micro = re.split("([FB])", action)
+    return int(stage), kind, int(micro)
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Each rank's actions; their order is for the laws to judge."""
+    each = [sorted(f"{rank}{kind}{i}" for i in range(micros_of(case)) for kind in "FB") for rank in range(case.n_ranks)]
+    return [{"actions": actions, "program": ...} for actions in each]
+
+
+def most_held(count: Callable[[Case, int], int], words: str) -> Law:
+    """A rank holds activations of no more than `count(case, rank)` micro-batches at once."""
+    return peak(lambda case, rank: (count(case, rank) + 0.5) * 4 * ACTIVATION, words)
+
+
+def seconds_of(case: Case) -> tuple[float, float]:
+    """Of a forward and of a backward, drawn anew for each check."""
+    draw = random.Random(case.seed)
+    return draw.uniform(1, 2), draw.uniform(2, 4)
+
+
+def schedule_of(record: RunRecord) -> Schedule:
+    """The programs of all ranks, put together."""
+    case = record.case
+    programs = tuple(
+        tuple(Action(kind, stage, micro) for stage, kind, micro in map(parsed, told["program"]))
+        for told in record.outputs
+    )
+    return Schedule("written", case.n_ranks, case.n_ranks, micros_of(case), programs)
+
+
+def complete(record: RunRecord) -> bool:
+    """Whether every rank has all its actions; where one has not, that is what is said, and not their order."""
+    return all(
+        told["actions"] == wanted["actions"] for told, wanted in zip(record.outputs, record.expected, strict=True)
+    )
+
+
+def in_time(record: RunRecord) -> Complaint | None:
+    """An action stands before what it needs, or the step takes longer than (m + p - 1)(F + B)."""
+    if not complete(record):
+        return None
+    forward, backward = seconds_of(record.case)
+    try:
+        spans: list[Span] = simulate(schedule_of(record), forward, backward)
+    except ValueError as error:
+        return Complaint("every action after what it needs", str(error).split(":")[1].strip())
+    took = max(span.end for span in spans)
+    law = (micros_of(record.case) + record.case.n_ranks - 1) * (forward + backward)
+    if took > law * (1 + 1e-9):
+        return Complaint(f"{law:.2f} s, with F = {forward:.2f} s and B = {backward:.2f} s", f"{took:.2f} s")
+    return None
+
+
+def forwards_first(record: RunRecord) -> Complaint | None:
+    """A backward before the last forward."""
+    for rank, told in enumerate(record.outputs if complete(record) else ()):
+        kinds = [parsed(action)[1] for action in told["program"]]
+        if "B" in kinds[: micros_of(record.case)]:
+            return Complaint("all forwards, then all backwards", " ".join(told["program"]), rank)
+    return None
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=gpipe_program,
+    cases=cases,
+    inputs=inputs,
+    play=conveyor,
+    answer=answer,
+    given=("Action",),
+    laws=(
+        most_held(lambda case, rank: micros_of(case), "a rank holds the activations of at most m micro-batches"),
+        order("all forwards of a rank come before its first backward", forwards_first),
+        order("each action after what it needs, and a step of (m + p - 1)(F + B) seconds", in_time),
+    ),
+)

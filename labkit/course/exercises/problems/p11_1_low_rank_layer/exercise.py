@@ -1,0 +1,112 @@
+"""11.1: a frozen linear and a thin correction beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Complaint, Law, Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import hidden
+from labkit.course.judge.run_record import RunRecord
+
+ROWS = 4
+
+
+class LowRankLinear(nn.Module):
+    """y = W x + b + (alpha / r) B A x, of which only A and B train.   [rows, I] -> [rows, O]
+
+    A [r, I] starts random, B [O, r] starts at zero, so that the layer begins as the linear that it is given. A and B
+    are parameters in the linear's dtype; W and b are frozen. B A, a matrix as large as W, is never made."""
+
+    def __init__(self, linear: nn.Linear, rank: int, alpha: float):
+        """linear: W [O, I] and b [O] or no b; rank: r; alpha: any number."""
+        super().__init__()
+        self.linear, self.scale = linear.requires_grad_(False), alpha / rank
+        like = linear.weight
+        self.A = nn.Parameter(torch.randn(rank, linear.in_features, dtype=like.dtype) / linear.in_features**0.5)
+        self.B = nn.Parameter(torch.zeros(linear.out_features, rank, dtype=like.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The frozen linear and the correction."""
+        return self.linear(x) + self.scale * (x @ self.A.T @ self.B.T)
+
+
+def cases() -> Sequence[Case]:
+    """With and without a bias, wide and narrow."""
+    return [
+        Case.of(1, inputs=300, outputs=200, rank=4, alpha=10.0, bias=True),
+        Case.of(1, torch.float64, inputs=130, outputs=210, rank=7, alpha=7.0, bias=False),
+        Case.of(1, inputs=256, outputs=256, rank=1, alpha=0.5, bias=True),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A linear, a batch, what A and B shall be, and a gradient of the output."""
+    i, o, r = case["inputs"], case["outputs"], case["rank"]
+    linear = nn.Linear(i, o, bias=case["bias"], dtype=case.dtype)
+    for place, p in enumerate(linear.parameters()):
+        p.data.copy_(case.random(*p.shape, key=place) / i**0.5)
+    drawn = [case.random(*shape, key=10 + k) for k, shape in enumerate(((ROWS, i), (r, i), (o, r), (ROWS, o)))]
+    return [(linear, r, case["alpha"], *drawn)]
+
+
+def play(
+    attempt: Any, group: Any, linear: nn.Linear, rank: int, alpha: float, x: Tensor, a: Tensor, b: Tensor, grad: Tensor
+) -> Any:
+    """As it begins; then with other A and B, forward and backward."""
+    layer = attempt(linear, rank, alpha)
+    first, varied = layer(x), bool((layer.A != 0).all()) and bool(layer.A.flatten().std() > 0)
+    with torch.no_grad():
+        layer.A.copy_(a)
+        layer.B.copy_(b)
+    y = layer(x)
+    (y * grad).sum().backward()
+    return {
+        "y at the start": first,
+        "A is random": varied,
+        "trains": sorted(name for name, p in layer.named_parameters() if p.requires_grad),
+        "y": y,
+        "gradient of A": layer.A.grad,
+        "gradient of B": layer.B.grad,
+    }
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The corrected weight as one matrix, in float64, and autograd."""
+    ((linear, rank, alpha, x, a, b, grad),) = given
+    w, b64, a64 = linear.weight.detach().double(), b.double().requires_grad_(), a.double().requires_grad_()
+    bias = linear.bias.detach().double() if linear.bias is not None else torch.zeros(len(w), dtype=torch.float64)
+    y = x.double() @ (w + alpha * (b64 @ a64) / rank).T + bias
+    (y * grad.double()).sum().backward()
+    first = x.double() @ w.T + bias
+    told = {"y at the start": first, "y": y, "gradient of A": a64.grad, "gradient of B": b64.grad}
+    return [{**{name: each.detach().to(case.dtype) for name, each in told.items() if each is not None},
+             "A is random": True, "trains": ["A", "B"]}]  # fmt: skip
+
+
+def thin(record: RunRecord) -> Complaint | None:
+    """Beyond parameters and their gradients there is no room for a matrix of O x I."""
+    memory, case = record.memory[0], record.case
+    limit = 0.75 * case["inputs"] * case["outputs"] * case.item_bytes
+    if memory is not None:
+        found = memory.peak_bytes - memory.peak.get("parameters", 0)
+        if found > limit:
+            return Complaint(f"at most {limit:,.0f} bytes beside the parameters", f"{found:,} at the peak", 0)
+    return hidden(record, lambda case, rank: limit)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=LowRankLinear,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    changes=(0,),
+    laws=(Law("memory", "beside the parameters there is never a matrix of O x I", thin),),
+)

@@ -1,0 +1,102 @@
+"""11.3: the correction goes into the weight, and out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+
+ROWS = 5
+
+
+class MergingLoRA:
+    """y = x (W + (alpha / r) B A)^T, with the correction beside the weight or merged into it.   [rows, I] -> [rows, O]
+
+    W [O, I] is frozen and may be in bf16; A [r, I] and B [O, r] are in float32. y has x's dtype, which is W's. W is the
+    model's own tensor: it is changed in place, never replaced, and keeps its dtype."""
+
+    def __init__(self, weight: Tensor, a: Tensor, b: Tensor, alpha: float):
+        """weight: W; a: A; b: B."""
+        self.weight, self.a, self.b, self.scale = weight, a, b, alpha / len(a)
+        self.aside: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same y, to rounding, merged or not: merged, W alone gives it."""
+        y = x @ self.weight.T
+        return y if self.aside is not None else y + (self.scale * (x.float() @ self.a.T @ self.b.T)).to(x.dtype)
+
+    def merge_(self) -> None:
+        """W <- W + (alpha / r) B A, summed in float32 and rounded once. Merged already: nothing happens."""
+        if self.aside is None:
+            self.aside = self.weight.clone()
+            self.weight.copy_(self.weight.float() + self.scale * (self.b @ self.a))
+
+    def unmerge_(self) -> None:
+        """W is again what it was, bit for bit. Not merged: nothing happens."""
+        if self.aside is not None:
+            self.weight.copy_(self.aside)
+            self.aside = None
+
+
+def cases() -> Sequence[Case]:
+    """Weights in float32 and bf16."""
+    return [
+        Case.of(1, torch.bfloat16, inputs=40, outputs=24, rank=4, alpha=6.0),
+        Case.of(1, inputs=33, outputs=65, rank=3, alpha=1.0),
+        Case.of(1, torch.bfloat16, inputs=16, outputs=16, rank=1, alpha=2.5),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """W, A, B and rows."""
+    i, o, r = case["inputs"], case["outputs"], case["rank"]
+    w, x = case.random(o, i, key=1), case.random(ROWS, i, key=4)
+    a, b = case.random(r, i, key=2, dtype=torch.float32), case.random(o, r, key=3, dtype=torch.float32)
+    return [(w, a, b, case["alpha"], x)]
+
+
+def play(attempt: Any, group: Any, weight: Tensor, a: Tensor, b: Tensor, alpha: float, x: Tensor) -> Any:
+    """Beside, merged, merged once more, taken out, taken out once more, merged again."""
+    before, layer, told = weight.clone(), attempt(weight, a, b, alpha), {}
+    told["y, not merged"] = layer.forward(x).clone()
+    layer.merge_()
+    told["W, merged"], told["y, merged"] = weight.clone(), layer.forward(x).clone()
+    layer.merge_()
+    told["W, merge_ called again"], told["y, merge_ called again"] = weight.clone(), layer.forward(x).clone()
+    layer.unmerge_()
+    told["W has its old bits"] = bool(torch.equal(weight, before))
+    layer.unmerge_()
+    told["y, taken out"], told["W, taken out"] = layer.forward(x).clone(), weight.clone()
+    layer.merge_()
+    told["W, merged again"] = weight.clone()
+    return told
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Outer products, one after the other, in float64."""
+    ((weight, a, b, alpha, x),) = given
+    exact = weight.double()
+    for row, column in zip(a.double(), b.double().T, strict=True):
+        exact = exact + alpha / len(a) * torch.outer(column, row)
+    merged, y = exact.to(case.dtype), (x.double() @ exact.T).to(case.dtype)
+    told: dict[str, Any] = {f"W, {when}": merged for when in ("merged", "merge_ called again", "merged again")}
+    told |= {f"y, {when}": y for when in ("not merged", "merged", "merge_ called again", "taken out")}
+    return [{**told, "W, taken out": weight, "W has its old bits": True}]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=MergingLoRA,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    changes=(0,),
+    tolerance=(0.012, 0.012),
+)

@@ -1,0 +1,100 @@
+"""11.4: what a step with LoRA holds, by arithmetic."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, call_alone
+from labkit.course.judge.case import Case
+from labkit.train.lora import LoRALinear
+
+
+def lora_bytes(
+    linears: list[tuple[str, int, int]], other: int, targets: list[str], rank: int, frozen_bytes: int
+) -> dict[str, float]:
+    """Bytes of a model with LoRA under AdamW, by kind, and the share of its numbers that train.
+
+    linears   (name, inputs I, outputs O) of each linear: I O weights and O biases. Those whose whole name is in
+              `targets` get an adapter, A [rank, I] and B [O, rank]
+    other     numbers in embeddings and norms
+    Frozen numbers are kept in `frozen_bytes` each (2 for bf16). What trains is float32: weight, gradient, two moments.
+    "weights"         frozen numbers and adapters
+    "gradients", "optimizer"
+    "share"           adapter numbers, over the numbers of the model without adapters"""
+    model = other + sum(i * o + o for _, i, o in linears)
+    adapters = sum(rank * (i + o) for name, i, o in linears if name in targets)
+    return {
+        "weights": frozen_bytes * model + 4 * adapters,
+        "gradients": 4 * adapters,
+        "optimizer": 8 * adapters,
+        "share": adapters / model,
+    }
+
+
+def cases() -> Sequence[Case]:
+    """Sizes of real and of odd models."""
+    return [
+        Case.of(1, blocks=3, width=24, targets=["query", "value"], rank=3, frozen_bytes=2),
+        Case.of(1, blocks=2, width=17, targets=["up", "down"], rank=1, frozen_bytes=4),
+        Case.of(
+            1, blocks=12, width=768, targets=["query", "key", "value", "out", "up", "down"], rank=16, frozen_bytes=2
+        ),
+        Case.of(1, blocks=2, width=40, targets=["head"], rank=4, frozen_bytes=1),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A transformer of sorts, whose sizes are not all multiples of each other. Names contain others."""
+    draw, d = random.Random(case.seed), case["width"]
+    linears = []
+    for _ in range(case["blocks"]):
+        k, hidden = d - draw.randrange(d // 2), 4 * d - draw.randrange(d)
+        linears += [
+            ("query", d, d),
+            ("key", d, k),
+            ("value", d, k),
+            ("out", d, d),
+            ("up", d, hidden),
+            ("gate_up", d, hidden),
+            ("down", hidden, d),
+        ]
+    heads = [("head", d, draw.randrange(90, 300)), ("value_head", d, draw.randrange(1, 9))]
+    return [([*linears, *heads], draw.randrange(100, 10_000),
+             list(case["targets"]), case["rank"], case["frozen_bytes"])]  # fmt: skip
+
+
+def play(attempt: Any, group: Any, *args: Any) -> Any:
+    """As whole numbers, and a share."""
+    told = call_alone(attempt, group, *args)
+    return {name: float(each) for name, each in told.items()}
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The layers are built, on the meta device, and their parameters counted."""
+    ((linears, other, targets, rank, frozen_bytes),) = given
+    with torch.device("meta"):
+        plain = [nn.Linear(i, o) for _, i, o in linears]
+        whole = other + sum(p.numel() for each in plain for p in each.parameters())
+        layers = [LoRALinear(each, rank) if name in targets else each.requires_grad_(False)
+                  for each, (name, _, _) in zip(plain, linears, strict=True)]  # fmt: skip
+        trains = sum(p.numel() for each in layers for p in each.parameters() if p.requires_grad)
+        stays = other + sum(p.numel() for each in layers for p in each.parameters() if not p.requires_grad)
+    return [{"weights": float(frozen_bytes * stays + 4 * trains), "gradients": 4.0 * trains, "optimizer": 8.0 * trains,
+             "share": trains / whole}]  # fmt: skip
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=lora_bytes,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    tolerance=(1e-9, 1e-12),
+)

@@ -1,0 +1,124 @@
+"""11.5: data parallelism with LoRA: only what trains is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+from labkit.train.lora import LoRALinear
+
+ROWS = 3
+
+
+def reduce_adapter_grads(model: nn.Module, group: Group) -> None:
+    """After backward: the gradients of all that trains become their mean over the ranks, in one flat all_reduce.
+
+    Which parameters train is the same on all ranks. A parameter that trains, but that this rank's rows did not use, has
+    no gradient (p.grad is None): it counts as zero, and has the mean like all others afterwards. Frozen parameters have
+    no gradient before, and none after; nothing is sent for them."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    flat = group.all_reduce(torch.cat([g.flatten() for g in grads]), op="mean")
+    for p, mean in zip(params, flat.split([p.numel() for p in params]), strict=True):
+        p.grad = mean.view_as(p)
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; `skips` is how many ranks do not use the last adapter."""
+    return [
+        Case.of(3, width=20, layers=4, rank=2, skips=1),
+        Case.of(4, torch.float64, width=11, layers=3, rank=3, skips=0),
+        Case.of(2, width=15, layers=5, rank=1, skips=2),
+        Case.of(1, width=9, layers=2, rank=2, skips=0),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Weights, A and B that all share; rows of each rank's own, and whether it uses the last layer."""
+    d, r, n_layers = case["width"], case["rank"], case["layers"]
+    weights = [case.random(d, d, key=i) / d**0.5 for i in range(n_layers)]
+    factors = [(case.random(r, d, key=50 + i) / d**0.5, case.random(d, r, key=90 + i)) for i in range(n_layers)]
+    return [
+        (weights, factors, case.random(ROWS, d, key=200 + rank), rank >= case["skips"]) for rank in range(case.n_ranks)
+    ]
+
+
+def play(
+    attempt: Any, group: Group, weights: list[Tensor], factors: list[tuple[Tensor, Tensor]], x: Tensor, all_used: bool
+) -> Any:
+    """Backward through linears, every other of which has an adapter (the last has); then the attempt."""
+    model = nn.ModuleList()
+    for i, (w, (a, b)) in enumerate(zip(weights, factors, strict=True)):
+        linear = nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=w.dtype).requires_grad_(False)
+        linear.weight.copy_(w)
+        layer = LoRALinear(linear, len(a)) if (len(weights) - i) % 2 else linear
+        if isinstance(layer, LoRALinear):
+            layer.A.data.copy_(a)
+            layer.B.data.copy_(b)
+        model.append(layer)
+    y = x
+    for each in model if all_used else list(model)[:-1]:
+        y = torch.tanh(each(y))
+    y = y.square().sum()
+    if y.requires_grad:
+        y.backward()
+    attempt(model, group)
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Autograd on merged weights, in float64, in one process, and the chain rule for A and B by name."""
+    weights, factors, *_ = given[0]
+    n_layers, leaves = len(weights), {}
+    for i in range(n_layers):
+        if (n_layers - i) % 2:
+            leaves[f"{i}.A"], leaves[f"{i}.B"] = (each.double().requires_grad_() for each in factors[i])
+    total = torch.zeros((), dtype=torch.float64)
+    for _, _, x, all_used in given:
+        y = x.double()
+        for i in range(n_layers if all_used else n_layers - 1):
+            w = weights[i].double() + (leaves[f"{i}.B"] @ leaves[f"{i}.A"] if f"{i}.A" in leaves else 0)
+            y = torch.tanh(y @ w.T)
+        total = total + y.square().sum() / case.n_ranks
+    if total.requires_grad:
+        total.backward()
+    told: dict[str, Any] = {}
+    for i in range(n_layers):
+        for factor in "AB" if f"{i}.A" in leaves else "":
+            leaf = leaves[f"{i}.{factor}"]
+            told[f"{i}.{factor}"] = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(case.dtype)
+        told[f"{i}.linear.weight" if f"{i}.A" in leaves else f"{i}.weight"] = None
+    return [told] * case.n_ranks
+
+
+def law(case: Case, rank: int) -> float:
+    """2 (n-1)/n of the adapters' bytes."""
+    adapters = 2 * case["rank"] * case["width"] * ((case["layers"] + 1) // 2)
+    whole = adapters * case.item_bytes
+    return 0.0 if case.n_ranks == 1 else float(2 * (case.n_ranks - 1) * whole // case.n_ranks)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=reduce_adapter_grads,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "each rank sends 2 (n-1)/n of the adapters' bytes, in one all_reduce",
+            only=("all_reduce",),
+            messages=lambda case, rank: 1,
+        ),
+    ),
+)

@@ -1,0 +1,80 @@
+"""12.1: where a rank lies on three axes, and which rank lies there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+
+
+class RankGrid:
+    """Ranks on three axes: dp outermost, then pp, and tp innermost, so that neighbours in rank are neighbours in tp.
+
+    For dp = 2, pp = 2, tp = 2: rank 0 is at dp 0, pp 0, tp 0; rank 1 at tp 1; rank 2 at pp 1, tp 0; rank 4 at dp 1."""
+
+    def __init__(self, dp: int, pp: int, tp: int):
+        """How many ranks lie along each axis."""
+        self.dp, self.pp, self.tp = dp, pp, tp
+
+    def coords(self, rank: int) -> dict[str, int]:
+        """{"dp": .., "pp": .., "tp": ..} of a rank. Raises ValueError for a rank that is not there."""
+        if not 0 <= rank < self.dp * self.pp * self.tp:
+            raise ValueError(f"there are {self.dp * self.pp * self.tp} ranks, got {rank}")
+        return {"dp": rank // (self.pp * self.tp), "pp": rank // self.tp % self.pp, "tp": rank % self.tp}
+
+    def rank(self, dp: int, pp: int, tp: int) -> int:
+        """The rank at a position."""
+        return (dp * self.pp + pp) * self.tp + tp
+
+
+def cases() -> Sequence[Case]:
+    """Three axes of different sizes, in several orders; axes of one rank."""
+    return [Case.of(1, sizes=order) for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0), (3, 1, 3), (3, 3, 0))]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Sizes of the axes, drawn; the fourth is 1."""
+    drawn = [*random.Random(case.seed).sample(range(2, 9), 3), 1]
+    return [tuple(drawn[each] for each in case["sizes"])]
+
+
+def play(attempt: Any, group: Group, dp: int, pp: int, tp: int) -> Any:
+    """All ranks there and back, and three that are not there."""
+    grid = attempt(dp, pp, tp)
+    places = [(i, j, k) for i in range(dp) for j in range(pp) for k in range(tp)]
+    outside = [refused(grid, rank) for rank in (-1, dp * pp * tp, 2 * dp * pp * tp)]
+    coords = [grid.coords(rank) for rank in range(dp * pp * tp)]
+    return {"coords": coords, "rank": [grid.rank(*place) for place in places], "outside": outside}
+
+
+def refused(grid: Any, rank: int) -> str:
+    """What is said of a rank that is not there."""
+    try:
+        grid.coords(rank)
+    except ValueError:
+        return "ValueError"
+    return "accepted"
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """torch's own numbering of a tensor with three dims."""
+    ranks = torch.arange(torch.tensor(given[0]).prod().item()).reshape(given[0])
+    coords = [dict(zip(("dp", "pp", "tp"), each.tolist(), strict=True)) for each in (ranks >= 0).nonzero()]
+    return [{"coords": coords, "rank": ranks.flatten().tolist(), "outside": ["ValueError"] * 3}]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=RankGrid,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+)

@@ -1,0 +1,59 @@
+"""12.2: all groups of ranks along an axis."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, call_alone
+from labkit.course.judge.case import Case
+
+
+def groups_along(axis: str, dp: int, pp: int, tp: int) -> list[list[int]]:
+    """All groups of ranks along one axis, "dp", "pp" or "tp", of a grid of dp x pp x tp ranks.
+
+    rank = (dp index * pp + pp index) * tp + tp index. A group has the ranks that differ in the index of `axis` alone,
+    in the order of that index. Every rank is in one group. Groups come in the order of their first ranks: so all ranks
+    of the world, each of which must help to form every group, go through them in the same order."""
+    size, step = {"dp": (dp, pp * tp), "pp": (pp, tp), "tp": (tp, 1)}[axis]
+    firsts = [rank for rank in range(dp * pp * tp) if rank // step % size == 0]
+    return [[first + k * step for k in range(size)] for first in firsts]
+
+
+def cases() -> Sequence[Case]:
+    """Each axis, of different sizes; axes of one rank."""
+    return [
+        Case.of(1, axis="pp", ones=()),
+        Case.of(1, axis="dp", ones=()),
+        Case.of(1, axis="tp", ones=()),
+        Case.of(1, axis="dp", ones=(1,)),
+        Case.of(1, axis="pp", ones=(1, 2)),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """An axis, and sizes that are drawn."""
+    sizes = random.Random(case.seed).sample(range(2, 8), 3)
+    return [(case["axis"], *(1 if place in case["ones"] else size for place, size in enumerate(sizes)))]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The axis of a torch tensor of ranks, moved to the end."""
+    axis, *sizes = given[0]
+    ranks = torch.arange(torch.tensor(sizes).prod().item()).reshape(sizes)
+    groups = ranks.movedim(("dp", "pp", "tp").index(axis), -1).reshape(-1, sizes[("dp", "pp", "tp").index(axis)])
+    return [sorted(groups.tolist())]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=groups_along,
+    cases=cases,
+    inputs=inputs,
+    play=call_alone,
+    answer=answer,
+)

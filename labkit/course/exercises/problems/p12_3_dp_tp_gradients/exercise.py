@@ -1,0 +1,127 @@
+"""12.3: one step under data and tensor parallelism: which group reduces what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from labkit.comm.group import Group
+from labkit.comm.mesh import Mesh
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import most_calls, sends
+from labkit.plan.layout import Layout
+
+
+def dp_tp_gradients(x: Tensor, target: Tensor, weights: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
+    """The gradient of every weight, after one batch on dp x tp ranks: of the mean loss over the whole batch.
+
+    The model is y = tanh((x * gain) up^T) down^T + bias, its loss mse_loss(y, target). The weights ask for
+    gradients: "gain" [D] and "bias" [D], the same on all ranks; "up" [H/tp, D] and "down" [D, H/tp], this rank's part,
+    the same in every copy. x and target [B, D] are the whole batch; copy mesh.dp.rank takes its B/dp rows, in order.
+    Talk along mesh.tp and mesh.dp, and send no weights, no hidden numbers and no rows of x."""
+    tp, dp = mesh.tp, mesh.dp
+    rows, wanted = (each.chunk(dp.size)[dp.rank] for each in (x, target))
+    term = torch.tanh((rows * weights["gain"]) @ weights["up"].T) @ weights["down"].T
+    total = tp.all_reduce(term.detach()).requires_grad_()
+    mse_loss(total + weights["bias"], wanted).backward()
+    term.backward(total.grad)
+    grads: dict[str, Any] = {name: weight.grad for name, weight in weights.items()}
+    grads["gain"] = tp.all_reduce(grads["gain"])
+    return {name: dp.all_reduce(grad, op="mean") for name, grad in grads.items()}
+
+
+def cases() -> Sequence[Case]:
+    """Two by two; either axis alone; one rank."""
+    return [
+        Case.of(4, torch.float64, dp=2, tp=2, rows=6, width=5, hidden=8),
+        Case.of(3, torch.float64, dp=1, tp=3, rows=4, width=4, hidden=9),
+        Case.of(2, dp=2, tp=1, rows=8, width=3, hidden=4),
+        Case.of(1, dp=1, tp=1, rows=4, width=3, hidden=5),
+    ]
+
+
+def whole(case: Case) -> dict[str, Tensor]:
+    """The weights of the model."""
+    d, h = case["width"], case["hidden"]
+    shapes = {"gain": (d,), "up": (h, d), "down": (d, h), "bias": (d,)}
+    return {name: case.random(*shape, key=key) for key, (name, shape) in enumerate(shapes.items())}
+
+
+def mine(case: Case, weights: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """A rank's part of each of them, or of their gradients."""
+    place, tp = rank % case["tp"], case["tp"]
+    cut = {"up": weights["up"].chunk(tp)[place], "down": weights["down"].chunk(tp, 1)[place]}
+    return {name: cut.get(name, weight).clone() for name, weight in weights.items()}
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The whole batch, a rank's weights, and the sizes of the axes."""
+    batch = [case.random(case["rows"], case["width"], key=key) for key in (8, 9)]
+    sizes = case["dp"], case["tp"]
+    return [(*batch, mine(case, whole(case), rank), *sizes) for rank in range(case.n_ranks)]
+
+
+def play(attempt: Any, group: Group, x: Tensor, target: Tensor, weights: dict[str, Tensor], dp: int, tp: int) -> Any:
+    """One step on a mesh."""
+    mesh = Mesh.connect(Layout(dp=dp, tp=tp), group)
+    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    return attempt(x, target, leaves, mesh)
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The whole batch through the whole model in one process, in float64."""
+    x, target = (each.double() for each in given[0][:2])
+    w = {name: weight.double().requires_grad_() for name, weight in whole(case).items()}
+    y = torch.nn.functional.linear(torch.nn.functional.linear(x * w["gain"], w["up"]).tanh(), w["down"], w["bias"])
+    found = torch.autograd.grad(mse_loss(y, target), list(w.values()))
+    grads = {name: grad.to(case.dtype) for name, grad in zip(w, found, strict=True)}
+    return [mine(case, grads, rank) for rank in range(case.n_ranks)]
+
+
+def along(case: Case, axis: str) -> tuple[float, float]:
+    """2(n-1)/n of what is summed along an axis: y's rows and a gradient [D] on tp, all gradients on dp."""
+    d, dp, tp = case["width"], case["dp"], case["tp"]
+    numbers = {"tp": case["rows"] // dp * d + d, "dp": 2 * d + 2 * case["hidden"] // tp * d}.get(axis, 0)
+    n = {"dp": dp, "tp": tp}.get(axis, 1)
+    law = 2 * (n - 1) / n * numbers * case.item_bytes
+    return law - 8, law  # a collective counts as whole bytes
+
+
+BEST = """
+import torch
+from torch.nn.functional import mse_loss
+
+def dp_tp_gradients(x, target, weights, mesh):
+    tp, dp = mesh.tp, mesh.dp
+    rows, wanted = (each.chunk(dp.size)[dp.rank] for each in (x, target))
+    term = torch.tanh((rows * weights["gain"]) @ weights["up"].T) @ weights["down"].T
+    total = tp.all_reduce(term.detach()).requires_grad_()
+    mse_loss(total + weights["bias"], wanted).backward()
+    term.backward(total.grad)
+    weights["gain"].grad = tp.all_reduce(weights["gain"].grad)
+    flat = dp.all_reduce(torch.cat([each.grad.flatten() for each in weights.values()]), op="mean")
+    parts = flat.split([each.numel() for each in weights.values()])
+    return {name: part.view_as(weights[name]) for name, part in zip(weights, parts)}
+"""
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=dp_tp_gradients,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    given=("Mesh",),
+    laws=(
+        sends(lambda case, rank: along(case, "tp"), "along tp: 2(n-1)/n of y's rows and a gradient [D]", axis="tp"),
+        sends(lambda case, rank: along(case, "dp"), "along dp: 2(n-1)/n of this rank's gradients", axis="dp"),
+        sends(lambda case, rank: 0, "nothing goes over the whole world", axis="world"),
+    ),
+    star=Star("what goes along dp can go at once", most_calls, lambda case: 3, BEST, "collectives"),
+)

@@ -1,0 +1,112 @@
+"""13.2: a trace of several ranks, and what the step is lost to."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, call_alone
+from labkit.course.judge.case import Case
+
+
+def exposed_bottleneck(trace: list[list[tuple[str, float, float]]]) -> tuple[str, float]:
+    """What most of a step's time goes to, and its share of the time of all ranks together, 0 to 1.
+
+    trace[rank] is a list of spans (kind, begin, end) in seconds, in any order, on one clock: "compute", "communication"
+    or "data". Spans of a rank may overlap, since wire and loader work in the background. At each moment a rank
+    belongs to the first that is true of it: it computes; it communicates; it loads data; nothing of these: "bubble".
+    The step goes from 0 to the last end on any rank, for all of them."""
+    kinds = ("compute", "communication", "data")
+    last = max(end for spans in trace for _, _, end in spans)
+    found = dict.fromkeys((*kinds, "bubble"), 0.0)
+    for spans in trace:
+        cuts = sorted({0.0, last, *(t for _, begin, end in spans for t in (begin, end))})
+        for a, b in itertools.pairwise(cuts):
+            busy = {kind for kind, begin, end in spans if begin <= a and b <= end}
+            found[next((kind for kind in kinds if kind in busy), "bubble")] += b - a
+    most = max(found, key=lambda kind: found[kind])
+    return most, found[most] / (last * len(trace))
+
+
+def cases() -> Sequence[Case]:
+    """Traces of a few ranks."""
+    return [Case.of(1, n_traces=16, ranks=3), Case.of(1, n_traces=8, ranks=1), Case.of(1, n_traces=12, ranks=5)]
+
+
+def drawn(dice: random.Random, n_ranks: int) -> list[list[tuple[str, float, float]]]:
+    """A step of whole milliseconds: a few rounds of data, compute, communication and waits, partly at once."""
+    heavy = dice.choice(("compute", "communication", "data", "bubble"))
+    lengths = {kind: dice.randint(20, 60) if kind == heavy else dice.randint(4, 24)
+               for kind in ("compute", "communication", "data", "bubble")}  # fmt: skip
+    trace = []
+    for _ in range(n_ranks):
+        now, spans = dice.randint(0, 5), []
+        for _ in range(dice.randint(3, 5)):
+            for kind in dice.sample(tuple(lengths), 4):
+                for begin in (now, now + dice.randint(0, 9))[: dice.randint(1, 2) if kind != "compute" else 1]:
+                    if kind != "bubble":
+                        end = begin + dice.randint(1, lengths[kind])
+                        spans.append((kind, begin / 1000, end / 1000))
+                now += dice.randint(0, lengths[kind]) + (kind == "bubble") * lengths[kind] // 2
+        dice.shuffle(spans)
+        trace.append(spans)
+    return trace
+
+
+def by_the_millisecond(trace: list[list[tuple[str, float, float]]]) -> dict[str, int]:
+    """Milliseconds of all ranks by kind: each one is looked at."""
+    found = dict.fromkeys(("compute", "communication", "data", "bubble"), 0)
+    last = max(round(1000 * end) for spans in trace for _, _, end in spans)
+    for spans in trace:
+        line = ["bubble"] * last
+        for wanted in ("data", "communication", "compute"):  # what comes later covers what was there
+            for kind, begin, end in spans:
+                if kind == wanted:
+                    line[round(1000 * begin) : round(1000 * end)] = [kind] * round(1000 * (end - begin))
+        for kind in line:
+            found[kind] += 1
+    return found
+
+
+def clear(trace: list[list[tuple[str, float, float]]]) -> bool:
+    """Whether the first is well before the second."""
+    first, second, *_ = sorted(by_the_millisecond(trace).values(), reverse=True)
+    return first > 1.05 * second
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Traces in which the first is clear; in one at least it is compute."""
+
+    def make(dice: random.Random) -> list[list[list[tuple[str, float, float]]]]:
+        endless = (drawn(dice, case["ranks"]) for _ in itertools.count())
+        return list(itertools.islice(filter(clear, endless), case["n_traces"]))
+
+    def tells(traces: list[list[list[tuple[str, float, float]]]]) -> bool:
+        found = map(by_the_millisecond, traces)
+        return any(each["compute"] == max(each.values()) for each in found)
+
+    return [(case.draw(make, tells),)]
+
+
+def play(attempt: Any, group: Any, traces: list[list[list[tuple[str, float, float]]]]) -> Any:
+    """One verdict a trace."""
+    return [call_alone(attempt, group, trace) for trace in traces]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """By counting milliseconds."""
+    found = [by_the_millisecond(trace) for trace in given[0][0]]
+    return [[[most, each[most] / sum(each.values())] for each in found for most in [max(each, key=lambda k: each[k])]]]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=exposed_bottleneck,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+)

@@ -1,0 +1,64 @@
+"""13.3: efficiency and MFU of runs, whether the batch grew with the ranks or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, call_each
+from labkit.course.judge.case import Case
+
+
+def scaling_report(runs: list[tuple[int, int, float]], n_params: float, peak_flops: float) -> list[tuple[float, float]]:
+    """(efficiency, MFU) of each run (n_ranks, tokens of a step on all ranks together, seconds of a step), as given.
+
+    Efficiency: tokens a second and rank, over those of the run with the fewest ranks, wherever it stands and however
+    many it has. In some runs the batch stayed, in others it grew. MFU: flops that the model needs, 6 for each parameter
+    and token, over what all ranks could do in that time at `peak_flops` a second each."""
+    rates = [tokens / seconds / n for n, tokens, seconds in runs]
+    first = min(zip(runs, rates, strict=True))[1]
+    return [(rate / first, 6 * n_params * rate / peak_flops) for rate in rates]
+
+
+def cases() -> Sequence[Case]:
+    """Runs of both kinds; the smallest has one rank, or eight."""
+    return [Case.of(1, n_jobs=8, least=8), Case.of(1, n_jobs=8, least=1)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Jobs of 3 to 6 runs: batch and seconds of each are drawn, and their order."""
+    dice, jobs = random.Random(case.seed), []
+    for _ in range(case["n_jobs"]):
+        n_params, peak = dice.uniform(1e8, 7e10), dice.uniform(1e14, 1e15)
+        sizes = [case["least"] * 2**k for k in dice.sample(range(1, 8), dice.randint(2, 5))] + [case["least"]]
+        dice.shuffle(sizes)
+        runs = []
+        for n in sizes:
+            tokens = dice.choice((1 << 19, n << 15))
+            runs.append((n, tokens, 6 * n_params * tokens / (n * peak * dice.uniform(0.1, 0.6))))
+        jobs.append((runs, n_params, peak))
+    return [(jobs,)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """In exact fractions, from the other end: seconds of a rank for each token."""
+    found = []
+    for runs, n_params, peak in given[0][0]:
+        rank_s = {n: Fraction(seconds) * n / tokens for n, tokens, seconds in runs}  # of a token
+        ideal_s = 6 * Fraction(n_params) / Fraction(peak)
+        base = rank_s[min(rank_s)]
+        found.append([[float(base / rank_s[n]), float(ideal_s / rank_s[n])] for n, _, _ in runs])
+    return [found]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=scaling_report,
+    cases=cases,
+    inputs=inputs,
+    play=call_each,
+    answer=answer,
+)

@@ -1,0 +1,87 @@
+"""14.4: of plans with memory and time, the one to take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, call_each
+from labkit.course.judge.case import Case
+from labkit.plan.layout import Layout
+
+
+def chosen_plan(plans: list[tuple[Layout, float, float]], device_bytes: float, node_size: int) -> int:
+    """The place in `plans` of the one to take; -1 if there is none. A plan is (layout, bytes of a rank, step seconds).
+
+    A plan fits if it wants at most 94% of device_bytes and if each of its tp groups lies within one node: node_size is
+    a multiple of tp. Predicted times are not better than 2%: of the plans that fit, all that take at most 1.02 times as
+    long as the fastest of them count as equally fast. Of these take the simplest: the smallest tp; of these the
+    smallest pp; of these the fastest."""
+    fits = [
+        place
+        for place, (layout, needs, _) in enumerate(plans)
+        if needs <= 0.94 * device_bytes and node_size % layout.tp == 0
+    ]
+    quickest = min((plans[place][2] for place in fits), default=0)
+    equal = [place for place in fits if plans[place][2] <= 1.02 * quickest]
+    return min(equal, key=lambda place: (plans[place][0].tp, plans[place][0].pp, plans[place][2]), default=-1)
+
+
+def cases() -> Sequence[Case]:
+    """Tables with many near ties, and some in which nothing fits."""
+    return [Case.of(1, n_tables=60, rows=9), Case.of(1, n_tables=16, rows=3)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Tables; no number is within a thousandth of a limit. In every eighth all plans are equally fast, the slowest
+    first, and where tp is small pp is large."""
+    dice, tables = random.Random(case.seed), []
+    for number in range(case["n_tables"]):
+        node, device, base = dice.choice((4, 6, 8)), dice.uniform(16e9, 80e9), dice.uniform(0.5, 20)
+        times = [base * (1 + 0.0081 * dice.randint(0, 6)) * dice.uniform(1, 1.0005) for _ in range(case["rows"])]
+        plans, sizes = [], (dice.sample((1, 2, 4), 2), dice.sample((1, 2, 3, 4, 8, 16), 3))
+        equal = number % 8 == 1
+        if equal:
+            times = sorted((base * dice.uniform(1, 1.018) for _ in times), reverse=True)
+        for place, time in enumerate(times):
+            layout = Layout(dice.randint(1, 16), dice.choice(sizes[0]), dice.choice(sizes[1]))
+            if equal:
+                layout = Layout(layout.dp, *((4, 1), (1, 2))[place % 3 == 1])
+            share = dice.choice((dice.uniform(0.3, 0.93), dice.uniform(0.3, 0.93), dice.uniform(0.945, 0.995), 1.3))
+            plans.append((layout, device * (share if number % 8 else max(share, 0.96)), time))
+        tables.append((plans, device, node))
+    return [(tables,)]
+
+
+def better(one: tuple[Layout, float, float], other: tuple[Layout, float, float]) -> bool:
+    """Whether a plan goes before another, both as fast as can be told."""
+    if one[0].tp != other[0].tp:
+        return one[0].tp < other[0].tp
+    return one[0].pp < other[0].pp if one[0].pp != other[0].pp else one[2] < other[2]
+
+
+def knocked_out(plans: list[tuple[Layout, float, float]], device_bytes: float, node: int) -> int:
+    """Plan against plan: one is out if it does not fit, if another that fits is clearly faster, or goes before it."""
+    able = [k for k, (layout, needs, _) in enumerate(plans)
+            if needs / device_bytes <= 0.94 and layout.tp in range(1, node + 1) and not node % layout.tp]  # fmt: skip
+    close = [k for k in able if not any(plans[k][2] / plans[j][2] > 1.02 for j in able)]
+    left = [k for k in close if not any(better(plans[j], plans[k]) for j in close)]
+    return left[0] if left else -1
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """As a tournament."""
+    return [[knocked_out(*table) for table in given[0][0]]]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=chosen_plan,
+    cases=cases,
+    inputs=inputs,
+    play=call_each,
+    answer=answer,
+    given=("Layout",),
+)

@@ -1,0 +1,107 @@
+"""15.1: from the calls of every rank, who leaves the others waiting, and where."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, call_each
+from labkit.course.judge.case import Case
+
+VERBS = ("all_reduce gradients", "all_reduce loss", "broadcast weights", "barrier")
+
+
+def first_stuck(calls: list[list[str]]) -> tuple[int, list[int]]:
+    """(place, ranks): the first collective, counted from 0, that not all ranks come to, and who is to blame, sorted.
+    (-1, []) if all ranks do all of theirs together.
+
+    calls[rank] lists the collectives of a rank in its order; all are of one group, and each waits for all ranks. To
+    blame are those that have no call left; if all have one, but not the same, those that do not call what most do."""
+    for place in range(max(map(len, calls))):
+        now = [mine[place] if place < len(mine) else "" for mine in calls]
+        if len(set(now)) > 1:
+            most = max(filter(None, now), key=now.count)
+            gone = [rank for rank, call in enumerate(now) if not call]
+            return place, gone or [rank for rank, call in enumerate(now) if call != most]
+    return -1, []
+
+
+def cases() -> Sequence[Case]:
+    """Jobs of several ranks."""
+    return [Case.of(1, n_jobs=60, ranks=(3, 8)), Case.of(1, n_jobs=20, ranks=(1, 3))]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Jobs: healthy; with fewer batches on some ranks; with a call left out or added on some; with several of these."""
+    dice = random.Random(case.seed)
+    jobs: list[tuple[list[list[str]]]] = []
+    while len(jobs) < case["n_jobs"]:
+        n, by_hand = dice.randint(*case["ranks"]), max(case["ranks"]) > 3 and len(jobs) % 5 == 0
+        n = max(n, 4) if by_hand else n
+        loop = [VERBS[0]] * dice.randint(1, 2) + [dice.choice(VERBS)] * dice.randint(0, 2)
+        whole = [VERBS[2], *loop * dice.randint(2, 6), VERBS[3]]
+        calls = [list(whole) for _ in range(n)]
+        few = dice.sample(range(n), dice.randint(1, max(1, (n - 1) // 2)))
+        for kind in dice.choice(("", "s", "l", "e", "x", "sl", "lx", "ls", "ex")):
+            for rank in few[: dice.randint(1, len(few))]:
+                place = dice.randrange(1, max(2, len(calls[rank])))
+                if kind == "s":  # its batches run out, and it leaves
+                    del calls[rank][place:]
+                elif kind == "l":  # it skips a call
+                    del calls[rank][place - 1]
+                elif kind == "e":  # it has one of its own
+                    calls[rank].insert(place, dice.choice(VERBS))
+                else:  # another one in its place
+                    calls[rank][place - 1] = dice.choice(VERBS)
+        if by_hand:  # one has left; another one has left with it, or does something else just then
+            place = dice.randrange(1, len(whole))
+            one, other = dice.sample(range(n), 2)
+            calls = [list(whole) for _ in range(n)]
+            calls[one] = whole[:place]
+            calls[other][place:] = [] if len(jobs) % 10 else ["all_gather norms", *whole[place + 1 :]]
+        if clear(calls):
+            jobs.append((calls,))
+    return [(jobs,)]
+
+
+def clear(calls: list[list[str]]) -> bool:
+    """Whether it can be said who is to blame."""
+    place = together(calls)
+    heads = Counter(mine[place] for mine in calls if len(mine) > place).most_common(2)
+    return len(heads) < 2 or heads[0][1] > heads[1][1]
+
+
+def together(calls: list[list[str]]) -> int:
+    """How many calls all ranks do together: they are let go, one after another, until somebody cannot."""
+    left, n_done = [list(mine) for mine in calls], 0
+    while all(left) and all(mine[0] == left[0][0] for mine in left):
+        left, n_done = [mine[1:] for mine in left], n_done + 1
+    return n_done
+
+
+def found(calls: list[list[str]]) -> list[Any]:
+    """By letting the ranks run."""
+    place = together(calls)
+    if all(len(mine) == place for mine in calls):
+        return [-1, []]
+    gone = [rank for rank, mine in enumerate(calls) if len(mine) == place]
+    (common, _), *_ = Counter(mine[place] for mine in calls if len(mine) > place).most_common(1)
+    return [place, gone or [rank for rank, mine in enumerate(calls) if mine[place] != common]]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """As the ranks would have it."""
+    return [[found(*job) for job in given[0][0]]]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=first_stuck,
+    cases=cases,
+    inputs=inputs,
+    play=call_each,
+    answer=answer,
+)

@@ -1,0 +1,83 @@
+"""15.3: a test that memory does not leak, from the bytes that are live after each step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.learner_tests import told_apart
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+
+STEPS = 70
+
+
+def holds_no_leak(live: list[int]) -> bool:
+    """Whether a job keeps its memory: live[k] is what is live after step k, of 70 steps.
+
+    The first 10 steps, 0 to 9, are warm-up and say nothing. After them look at the floor: the least of any
+    12 steps in a row, since what comes and goes does so within 12 steps. In a healthy job no floor is more than 2%
+    above the first one, that of steps 10 to 21, whatever stands on top of it."""
+    rest = live[10:]
+    floors = [min(rest[k : k + 12]) for k in range(len(rest) - 11)]
+    return max(floors) <= 1.02 * floors[0]
+
+
+def cases() -> Sequence[Case]:
+    """Small jobs and large ones."""
+    return [Case.of(1, base=10**6), Case.of(1, base=7 * 10**10)]
+
+
+def shown(case: Case) -> dict[str, tuple[bool, list[int]]]:
+    """Curves by name, and before each whether it is healthy. No floor is between 1% and 3% above the first."""
+    dice, base = random.Random(case.seed), case["base"]
+    level, top, period = base * dice.uniform(1, 9), base * dice.uniform(2, 6), dice.randint(5, 12)
+    late, warm = dice.randint(30, 40), dice.uniform(0.1, 0.6)
+
+    def curve(law: Callable[[int], float], jitter: float = 0.002) -> list[int]:
+        return [round(level * law(k) * (1 + jitter * dice.random())) for k in range(STEPS)]
+
+    def tooth(k: int) -> float:
+        return k % period * top / level / period
+
+    right: dict[str, Callable[[int], float]] = {
+        "level": lambda k: 1,
+        "a warm-up: caches and moments fill": lambda k: 1 - warm * max(0, 9 - k) / 9,
+        "a warm-up that is over all at once, at step 10": lambda k: 1 - warm * (k < 10),
+        "a high first step, then level": lambda k: 3 if k < 2 else 1,
+        "a sawtooth": lambda k: 1 + tooth(k),
+        "a warm-up, and a sawtooth": lambda k: 1 - warm * max(0, 8 - k) / 8 + tooth(k),
+        "one long text": lambda k: 1 + 4 * (k == late),
+        "a long evaluation": lambda k: 1 + 0.7 * (late <= k < late + 8),
+        "an evaluation of eleven steps": lambda k: 1 + 0.7 * (late <= k < late + 11),
+        "ends during an evaluation": lambda k: 1 + 0.7 * (k >= STEPS - 5),
+        "ends during an evaluation of eleven steps": lambda k: 1 + 0.7 * (k >= STEPS - 11),
+        "memory is given back halfway": lambda k: 1 if k < late else 0.6,
+        "teeth that grow, over a level floor": lambda k: 1 + tooth(k) * k / 30,
+    }
+    wrong: dict[str, Callable[[int], float]] = {
+        "a graph that grows at every step": lambda k: 1 + 0.02 * k,
+        "a cache with an entry for each length": lambda k: 1 + 0.05 * (k // 6),
+        "a slow leak": lambda k: 1 + 0.001 * k,
+        "a slow leak below a sawtooth": lambda k: 1 + tooth(k) + 0.0012 * k,
+        "a leak that begins late": lambda k: 1 + 0.004 * max(0, k - late),
+        "a leak below a high first step": lambda k: 5 if k < 3 else 1 + 0.003 * k,
+        "a leak that grows ever slower": lambda k: 1 + 0.02 * k**0.5,
+        "one evaluation whose graph stays": lambda k: 1 + 0.1 * (k > late),
+        "one graph that stays, from step 11 on": lambda k: 1 + 0.1 * (k > 10),
+        "what is held for twelve steps, and then given back": lambda k: 1 + 0.7 * (late <= k < late + 12),
+        "the last twelve steps stand higher": lambda k: 1 + 0.1 * (k >= STEPS - 12),
+        "a leak that is emptied every 30 steps": lambda k: 1 + 0.02 * ((k - 10) % 30),
+        "emptied at last: the first and the last step are alike": lambda k: 1 + 0.01 * (k if k < 68 else 0),
+        "a leak below one evaluation, early": lambda k: 1 + 2 * (10 <= k < 16) + 0.001 * k,
+    }
+    return {name: (name in right, curve(law)) for name, law in {**right, **wrong}.items()}
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=holds_no_leak,
+    cases=cases,
+    **told_apart(shown),
+)

@@ -1,0 +1,127 @@
+"""15.6: training with uneven batches, repaired so that nobody waits for a rank that has left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, Star
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import most_calls, sends
+from labkit.plan.collectives import sent_bytes
+
+WIDTH, LR = 96, 0.05
+
+
+def lockstep_train(w: Tensor, batches: list[tuple[Tensor, Tensor]], lr: float, group: Group) -> Tensor:
+    """Train a linear model by SGD on the batches of all ranks, of which some have more than others; the weights, [d].
+
+    A batch is (x [rows, d], y [rows]), rows differ, and each rank has one at least. In step k all ranks that have a
+    k-th batch put them together: the loss is the mean of (x w - y)^2 over all rows of the step, on whatever ranks.
+    It goes on until all batches of all ranks have been used once, and all ranks end with the same weights. w stays as
+    it is. Send sums: per step what an all-reduce of d numbers costs, and a few numbers besides."""
+    n_steps = int(group.all_reduce(torch.tensor([len(batches)]), "max"))
+    for step in range(n_steps):
+        total = torch.zeros(len(w) + 1, dtype=w.dtype)
+        if step < len(batches):
+            x, y = batches[step]
+            total[:-1] = 2 * x.T @ (x @ w - y)
+            total[-1] = len(x)
+        total = group.all_reduce(total)
+        w = w - lr * total[:-1] / total[-1]
+    return w
+
+
+def cases() -> Sequence[Case]:
+    """Batches by rank."""
+    return [
+        Case.of(3, torch.float64, rows=((5, 3, 4, 2), (4, 6), (3, 2, 7, 1, 5))),
+        Case.of(2, rows=((4,), (2, 3, 5))),
+        Case.of(4, torch.float64, rows=((3, 3), (3, 3), (3, 3), (3,))),
+        Case.of(1, rows=((2, 5, 3),)),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The same weights, and rows of its own for each rank."""
+    given = []
+    for rank, rows in enumerate(case["rows"]):
+        batches = [(case.random(n, WIDTH, key=1000 * rank + k) / 8, case.random(n, key=1000 * rank + 500 + k))
+                   for k, n in enumerate(rows)]  # fmt: skip
+        given.append((case.random(WIDTH, key=-1), batches, LR))
+    return given
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """torch's loss, gradient and SGD, on the rows of each step in one process."""
+    w = torch.nn.Parameter(given[0][0].clone())
+    optimizer = torch.optim.SGD([w], lr=LR)  # type: ignore[list-item]
+    for step in range(max(len(batches) for _, batches, _ in given)):
+        rows = [batches[step] for _, batches, _ in given if step < len(batches)]
+        x, y = torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(x @ w, y).backward()
+        optimizer.step()
+    return [w.detach()] * case.n_ranks
+
+
+def n_steps(case: Case) -> int:
+    """Of the whole job."""
+    return max(len(rows) for rows in case["rows"])
+
+
+def law(case: Case, rank: int) -> tuple[float, float]:
+    """2 (n-1)/n of the gradient in each step; a few numbers of 8 bytes for each step and once come on top."""
+    n = case.n_ranks
+    gradient = sent_bytes("ring", "all_reduce", n, WIDTH * case.item_bytes, 0, case.item_bytes)
+    return n_steps(case) * gradient, n_steps(case) * gradient + (n_steps(case) + 2) * 32 * (n - 1)
+
+
+ONE_A_STEP = """
+import torch
+
+
+def lockstep_train(w, batches, lr, group):
+    step, more = 0, True
+    while more:
+        total = torch.zeros(len(w) + 2, dtype=w.dtype)
+        if step < len(batches):
+            x, y = batches[step]
+            total[:-2] = 2 * x.T @ (x @ w - y)
+            total[-2] = len(x)
+        step += 1
+        total[-1] = step < len(batches)
+        total = group.all_reduce(total)
+        w, more = w - lr * total[:-2] / total[-2], bool(total[-1] > 0)
+    return w
+"""
+"""Each message says whether its rank has another batch."""
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=lockstep_train,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "each rank sends 2(n-1)/n bytes of a gradient in each step, and a few numbers besides",
+            only=("all_reduce", "all_gather", "broadcast"),
+            messages=lambda case, rank: 3 * n_steps(case) + 2,
+        ),
+    ),
+    star=Star(
+        "one collective a step, and no other",
+        most_calls,
+        lambda case: n_steps(case),
+        ONE_A_STEP,
+        "collectives",
+    ),
+)

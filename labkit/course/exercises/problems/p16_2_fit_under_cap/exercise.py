@@ -1,0 +1,173 @@
+"""16.2: of all ways to train, the one with the best score under a cap."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.plan.layout import Layout
+
+
+def fit_under_cap(
+    n_ranks: int, batch: int, n_head: int, n_layer: int, cap_bytes: float, law: Callable[..., tuple[float, float]]
+) -> tuple[int, int, int, int, int, bool]:
+    """The way (dp, pp, tp, zero, n_micro, again) with the least time x peak of all that fit under the cap.
+
+    All ways: layouts whose dp x pp x tp are n_ranks, each of 1 or more (n_ranks need be no power of two); zero 0 to 3,
+    only 0 without dp; n_micro 1 to batch; again: checkpointing, False or True. tp must divide n_head, pp n_layer, and
+    dp x n_micro the batch. law(layout, zero, n_micro, again) predicts (peak bytes, seconds of a step) of any way, and
+    knows nothing of these rules, so that it also praises ways that cannot be run. At least one way fits."""
+    found = []
+    for pp, tp, zero, n_micro in itertools.product(*[range(1, n_ranks + 1)] * 2, range(4), range(1, batch + 1)):
+        dp = n_ranks // (pp * tp)
+        cut = dp * pp * tp == n_ranks and n_head % tp == 0 and n_layer % pp == 0
+        if cut and batch % (dp * n_micro) == 0 and (zero == 0 or dp > 1):
+            for again in (False, True):
+                peak, seconds = law(Layout(dp, pp, tp), zero, n_micro, again)
+                if peak <= cap_bytes:
+                    found.append((seconds * peak, dp, pp, tp, zero, n_micro, again))
+    return min(found)[1:]
+
+
+class Job(NamedTuple):
+    """A job, and the machine that it is to run on."""
+
+    n_ranks: int
+    batch: int
+    n_head: int
+    n_layer: int
+    n_params: float
+    row_bytes: float
+    link: float
+    row_s: float
+    cap: float = 0.0
+
+
+def cases() -> Sequence[Case]:
+    """Jobs on few ranks, and no power of two among them."""
+    return [Case.of(1, n_jobs=12, ranks=(6, 6, 10, 6, 12)), Case.of(1, n_jobs=6, ranks=(1, 4, 9, 6))]
+
+
+def predicted(job: Job, layout: Layout, zero: int, n_micro: int, again: bool) -> tuple[float, float]:
+    """Laws as in the planner, simplified: state and activations; products, bubble, and what each axis sends. ZeRO
+    without dp would halve the state: it cannot be run, and is praised."""
+    dp, pp, tp = layout.dp, layout.pp, layout.tp
+    mine = job.n_params / (pp * tp)
+    state = sum(width * mine / (max(2, dp) if zero > place else 1) for place, width in enumerate((8, 4, 4)))
+    gathered = 4 * mine / 8 if zero == 3 else 0
+    rows = job.batch / dp / n_micro
+    kept = rows * job.row_bytes * min(pp, n_micro) / (pp * tp) * (0.15 if again else 1) + rows * job.row_bytes / 30
+    products = job.batch / job.n_ranks * job.row_s * (4 / 3 if again else 1) * (1 + 0.08 * n_micro)
+    bubble = products * (pp - 1) / n_micro
+    dp_s = (2 if zero < 3 else 3 * n_micro) * 4 * mine * (dp - 1) / dp / job.link
+    tp_s = (tp - 1) / tp * job.batch / dp * job.row_bytes / pp / job.link / 4 * (1.5 if again else 1)
+    pp_s = (pp > 1) * 2 * job.batch / dp * job.row_bytes / 100 / job.link
+    return state + gathered + kept, products + bubble + dp_s + tp_s + pp_s
+
+
+Way = tuple[Layout, int, int, bool]
+
+
+def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False) -> list[Way]:
+    """Every way that can be run, built from divisors; `torn`: also those whose micro-batches tear a rank's rows,
+    `idle`: also those that leave ranks without work, `bare`: also those with ZeRO without dp."""
+
+    def divisors(n: int) -> list[int]:
+        return [k for k in range(1, n + 1) if not n % k]
+
+    return [(Layout(job.n_ranks // tp // pp, pp, tp), zero, n_micro, again)
+            for tp in divisors(job.n_head) if tp <= job.n_ranks and (idle or not job.n_ranks % tp)
+            for pp in divisors(job.n_layer) if pp * tp <= job.n_ranks and (idle or not job.n_ranks // tp % pp)
+            if not job.batch % (job.n_ranks // tp // pp)
+            for n_micro in divisors(job.batch if torn else job.batch // (job.n_ranks // tp // pp))
+            for zero in range(4 if bare or job.n_ranks // tp // pp > 1 else 1) for again in (False, True)]  # fmt: skip
+
+
+def drawn(case: Case) -> list[Job]:
+    """Jobs whose cap refuses some of the ways, of each second job the best of all. For some the rules decide (`tells`),
+    in one at least it would be best to leave ranks idle, and in one ZeRO without dp would be best."""
+
+    def make(dice: random.Random) -> list[Job]:
+        jobs: list[Job] = []
+        while len(jobs) < case["n_jobs"]:
+            job = one(dice, case["ranks"][len(jobs) % len(case["ranks"])], best_fits=len(jobs) % 2 == 0)
+            jobs += [job] if job and tells(job) else []
+        return jobs
+
+    def insists(jobs: list[Job]) -> bool:
+        found = [(job, best(job, ways(job))) for job in jobs]
+        return all(any(best(job, ways(job, **{rule: True})) != way for job, way in found) for rule in ("idle", "bare"))
+
+    return case.draw(make, insists)
+
+
+def one(dice: random.Random, n: int, best_fits: bool) -> Job | None:
+    """A job on n ranks whose cap is near to no way's peak, and without `best_fits` refuses the best way. Or None."""
+    job = Job(n, n * dice.randint(1, 16 // n + 1), dice.choice((4, 8, 10)), dice.choice((4, 8, 10)),
+              dice.uniform(1e6, 9e6), 10 ** dice.uniform(5, 7.3), 10 ** dice.uniform(7, 9.5),
+              dice.uniform(0.02, 0.2))  # fmt: skip
+    told = sorted((seconds * peak, peak) for peak, seconds in (predicted(job, *way) for way in ways(job)))
+    peaks = sorted(peak for _, peak in told if best_fits or peak < told[0][1])
+    if not peaks:
+        return None
+    cap = dice.choice(peaks) * 1.002
+    scores = [score for score, peak in told if peak <= cap]
+    clear = all(abs(peak / cap - 1) > 1e-3 for _, peak in told) and scores[1:2] != scores[:1]
+    return job._replace(cap=cap) if clear else None
+
+
+def best(job: Job, among: Sequence[Way]) -> Way:
+    """The least time x peak of those that fit."""
+    predictions = ((way, predicted(job, *way)) for way in among)
+    return min((seconds * peak, way) for way, (peak, seconds) in predictions if peak <= job.cap)[1]
+
+
+def tells(job: Job) -> bool:
+    """Whether its rule decides: on 10 ranks no power of two micro-batches wins, on 12 torn rows would win."""
+    if job.n_ranks not in (10, 12):
+        return True
+    _, _, n_micro, _ = found = best(job, ways(job))
+    return best(job, ways(job, torn=True)) != found if job.n_ranks == 12 else n_micro & (n_micro - 1) > 0
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The jobs."""
+    return [([tuple(job) for job in drawn(case)],)]
+
+
+def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
+    """One way a job; the law is ours."""
+    found = []
+    for job in (Job(*each) for each in jobs):
+
+        def law(layout: Any, zero: int, n_micro: int, again: bool, job: Job = job) -> tuple[float, float]:
+            return predicted(job, layout, zero, n_micro, again)
+
+        way = attempt(job.n_ranks, job.batch, job.n_head, job.n_layer, job.cap, law)
+        found.append([*way[:5], bool(way[5])])
+    return found
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """From lists of divisors."""
+    found = []
+    for job in (Job(*each) for each in given[0][0]):
+        layout, zero, n_micro, again = best(job, ways(job))
+        found.append([layout.dp, layout.pp, layout.tp, zero, n_micro, again])
+    return [found]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=fit_under_cap,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    given=("Layout",),
+)

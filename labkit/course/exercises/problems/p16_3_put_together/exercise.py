@@ -1,0 +1,126 @@
+"""16.3: a parameter, put together from what the ranks hold."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem, call_each
+from labkit.course.judge.case import Case
+
+Param = tuple[tuple[int, ...], list[tuple[int, int, Tensor]]]
+
+
+def put_together(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> tuple[Tensor, int, int]:
+    """(the parameter, how many elements are missing, how many differ) from the pieces that the ranks hold of it.
+
+    A piece is (dim, start, x). With dim 0 or 1, x is a cut along that dim, from index `start` on, whole in the other
+    dim. With dim -1 it is flat: x [k] are the elements of the flattened parameter from `start` on; what stands in x
+    beyond the parameter's end is padding and is ignored, and all of x may be. Pieces may overlap, and be cut in
+    different ways. Missing is an element that no piece has: it is 0. An element differs if two copies of it are not
+    equal: it is that of the first piece in the list that has it. The dtype is that of the pieces, which stay as they
+    are."""
+    whole = torch.zeros(shape, dtype=pieces[0][2].dtype)
+    known, differs = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    for dim, start, x in pieces:
+        parts = []
+        if dim < 0:
+            x = x[: max(0, whole.numel() - start)]
+        for each in (whole, known, differs):
+            parts.append(each.view(-1)[start : start + len(x)] if dim < 0 else each.narrow(dim, start, x.shape[dim]))
+        at, have, differ = parts
+        differ.logical_or_(have & (at != x))
+        at.copy_(torch.where(have, at, x))
+        have.fill_(True)
+    return whole, int((~known).sum()), int(differs.sum())
+
+
+def cases() -> Sequence[Case]:
+    """Parameters in two dtypes."""
+    return [Case.of(1, n_params=24), Case.of(1, torch.float64, n_params=12)]
+
+
+def cut(dice: random.Random, x: Tensor, dim: int, n: int) -> list[tuple[int, int, Tensor]]:
+    """What n ranks hold of x: rows, columns, or a flat shard each, of a multiple of 4 elements."""
+    if dim >= 0:
+        marks = sorted({0, x.shape[dim], *(dice.randrange(x.shape[dim]) for _ in range(n - 1))})
+        return [(dim, a, x.narrow(dim, a, b - a).clone()) for a, b in zip(marks, marks[1:], strict=False)]
+    share = -(-x.numel() // (4 * n)) * 4  # shards are aligned
+    padded = torch.cat([x.flatten(), torch.full((n * share - x.numel(),), 7.0, dtype=x.dtype)])
+    return [(-1, share * rank, padded[share * rank : share * (rank + 1)].clone()) for rank in range(n)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Parameters; in one at least a shard lies beyond the end, in one a copy is older by a hair, in one by less."""
+
+    def tells(params: list[Param]) -> bool:
+        beyond = [(start - math.prod(shape), len(x)) for shape, pieces in params for dim, start, x in pieces if dim < 0]
+        apart = [max(each) - min(each) for param in params for each in copies_of(*param) if each]
+        return any(0 < far < size - 1 for far, size in beyond) and all(
+            any(low < each < high for each in apart) for low, high in ((1e-4, 0.01), (0.0, 1e-5))
+        )
+
+    return [(case.draw(lambda dice: drawn(dice, case), tells),)]
+
+
+def drawn(dice: random.Random, case: Case) -> list[Param]:
+    """Parameters with zeros in them, cut in one way or two; some pieces are lost, some copies are older."""
+    params: list[Param] = []
+    for k in range(case["n_params"]):
+        shape = (dice.randint(3, 9),) if k % 4 == 3 else (dice.randint(3, 9), dice.randint(2, 7))
+        x = case.random(*shape, key=k)
+        x[dice.randrange(shape[0])] = 0
+        dims = [-1, *range(len(shape))]
+        pieces = cut(dice, x, dims[k % len(dims)], dice.randint(2, 5))
+        if k % 3:
+            pieces += cut(dice, x, dice.choice(dims), dice.randint(1, 4))
+        if k % 3 == 2:
+            off = dice.choice((1.0, 1e-3, 1e-6 * x))
+            older = cut(dice, x + off * (case.random(*shape, key=1000 + k) > 0.5), dice.choice(dims), 3)
+            pieces += dice.sample(older, dice.randint(1, len(older)))
+        dice.shuffle(pieces)
+        params.append((shape, pieces[dice.choice((0, 1, 1)) if len(pieces) > 1 else 0 :]))
+    return params
+
+
+def copies_of(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> list[list[float]]:
+    """All copies of each element, by its number in the flattened parameter."""
+    size, width = torch.Size(shape).numel(), shape[-1] if len(shape) > 1 else 1
+    copies: list[list[float]] = [[] for _ in range(size)]
+    for dim, start, x in pieces:
+        rows = x.reshape(len(x), -1)
+        for i in range(rows.shape[0]):
+            for j in range(rows.shape[1]):
+                place = start + i if dim < 0 else (start + i) * width + j if dim == 0 else i * width + start + j
+                if place < size:
+                    copies[place].append(rows[i, j].item())
+    return copies
+
+
+def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> list[Any]:
+    """Element by element: the first copy, and what is said of all."""
+    copies = copies_of(shape, pieces)
+    whole = torch.tensor([mine[0] if mine else 0.0 for mine in copies], dtype=pieces[0][2].dtype)
+    return [whole.reshape(shape), sum(not mine for mine in copies), sum(len(set(mine)) > 1 for mine in copies)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Element by element."""
+    return [[by_element(*param) for param in given[0][0]]]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=put_together,
+    cases=cases,
+    inputs=inputs,
+    play=call_each,
+    answer=answer,
+    tolerance=(0.0, 0.0),
+)

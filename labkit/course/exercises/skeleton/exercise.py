@@ -1,0 +1,54 @@
+"""KEY: one sentence that says what the learner writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+
+
+def my_exercise(x: Tensor, group: Group) -> Tensor:
+    """The mean of all ranks' x.   same shape
+
+    This docstring and the signature are all that the learner is given: shapes, units, and what each rank sends."""
+    return group.all_reduce(x, "mean")
+
+
+def cases() -> Sequence[Case]:
+    """What is tried, smallest first: worlds of 1 to 4 ranks, ragged shapes, two dtypes."""
+    return [Case.of(1, rows=3), Case.of(2, rows=5), Case.of(3, torch.float64, rows=7), Case.of(4, rows=6)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The arguments of each rank, drawn from the seed of the case."""
+    return [(case.random(case["rows"], 4, key=rank),) for rank in range(case.n_ranks)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """What each rank must return, worked out in one process."""
+    mean = torch.stack([x for (x,) in given]).double().mean(0).to(case.dtype)
+    return [mean] * case.n_ranks
+
+
+def law(case: Case, rank: int) -> tuple[float, float]:
+    """2(n-1)/n of x's bytes; a division may cut off a byte."""
+    most = 2 * (case.n_ranks - 1) / case.n_ranks * case["rows"] * 4 * case.item_bytes
+    return most - 1, most
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=my_exercise,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    laws=(sends(law, "each rank sends 2(n-1)/n of its tensor's bytes", only=("all_reduce",)),),
+)
