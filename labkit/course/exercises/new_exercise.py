@@ -25,8 +25,8 @@ def new_exercise(name: str, problems: Path = PROBLEMS) -> Path:
     if match is None:
         raise ValueError(f"a new exercise is called like 06.8_quiet_ring, lab, place and function, got {name!r}")
     lab, place, function = match.groups()
-    for key, folder in folders():
-        if key == f"{lab}.{place}" or folder.split("_", 2)[2] == function:
+    for key, other in folders():
+        if key == f"{lab}.{place}" or other.split("_", 2)[2] == function:
             raise ValueError(
                 f"exercise {key} is there already, in {problems.name}/{folder}: choose another place or name"
             )
