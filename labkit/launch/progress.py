@@ -45,16 +45,23 @@ class Bar:
             else:
                 self.display.update(bundle, raw=True)
         elif sys.stderr.isatty():
-            self.display = True
-            sys.stderr.write(f"\r\x1b[K{'#' * int(24 * share):24s}| {text}")
-            sys.stderr.flush()
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            if self.display is None:
+                columns = (BarColumn(24), TextColumn("{task.description}", markup=False))
+                console = Console(stderr=True)
+                self.display = Progress(*columns, console=console, transient=True, auto_refresh=False)
+                self.display.add_task("", total=1)
+                self.display.start()
+            self.display.update(self.display.task_ids[0], completed=share, description=text, refresh=True)
 
     def end(self, text: str) -> None:
         """Take the bar away. In a notebook `text` takes its place, where no output can be deleted alone."""
         if self.display is None:
             return
-        if self.display is True:
-            sys.stderr.write("\r\x1b[K")
+        if hasattr(self.display, "stop"):  # the bar of a terminal
+            self.display.stop()
         else:
             self.display.update({"text/html": f"<small>{escape(text)}</small>", "text/plain": text}, raw=True)
         self.display = None
