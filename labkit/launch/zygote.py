@@ -1,4 +1,4 @@
-"""The zygote: a process that has imported torch once and forks a warden for every cluster.
+"""The zygote: a process that has imported torch once and forks what needs torch at once: a warden for each cluster.
 
 It is started (executed, never forked) from the kernel, stays single-threaded, creates no ZeroMQ context and never
 touches CUDA, so everything forked from it is as good as fresh, a hundred times sooner:
@@ -47,7 +47,7 @@ class Hello(NamedTuple):
 
 
 class Zygote:
-    """The kernel's handle. `ready()` waits for the imports; `warden()` gives a socket to a new warden."""
+    """The kernel's handle. `ready()` waits for the imports; `warden()` and `fork()` give a socket to a new process."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -84,9 +84,14 @@ class Zygote:
     def warden(self) -> socket.socket:
         """Fork a warden; its end of this socket carries the commands, and its end of file ends the cluster."""
         self.ready()
+        return self.fork("labkit.launch.warden")
+
+    def fork(self, module: str) -> socket.socket:
+        """Fork a process that runs `main(fd, kernel_pid)` of this module as soon as the zygote is warm, and return the
+        other end of its socket at once. That function must end its process: it never returns."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self.socket, [b"w"], [theirs.fileno()])
+            socket.send_fds(self.socket, [module.encode()], [theirs.fileno()])
         return ours
 
     def alive(self) -> bool:
@@ -135,8 +140,8 @@ def main(fd: int, kernel_pid: int) -> None:
                 _warm(later.pop(0))
             continue
         quiet_since, quiet_s = time.monotonic(), NEXT_S
-        data, fds, _, _ = socket.recv_fds(connection, 16, 4)
-        if not data:
+        module, fds, _, _ = socket.recv_fds(connection, 256, 4)
+        if not module:
             return
         # The trick of the whole launcher: a fork copies no memory, so the warden has torch imported at once. It is safe
         # because this process has one thread and holds no lock, no ZeroMQ context and no CUDA context that would be
@@ -146,9 +151,7 @@ def main(fd: int, kernel_pid: int) -> None:
         gc.freeze()
         if os.fork() == 0:
             connection.close()
-            from labkit.launch import warden
-
-            warden.main(fds[0], kernel_pid)
+            importlib.import_module(module.decode()).main(fds[0], kernel_pid)
         for fd in fds:  # a copy left open here would keep the end of file from the other end
             os.close(fd)
 

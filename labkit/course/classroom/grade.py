@@ -70,7 +70,7 @@ class PreforkServers:
         """The report on an attempt, from the next server that is free."""
         one = self.free.get()
         try:
-            if not one.alive() or one.process.stdin is None or one.process.stdin.closed:
+            if not one.alive():
                 one = PreforkServer()
                 self.all.append(one)
             return one.judge(key, attempt, seed)

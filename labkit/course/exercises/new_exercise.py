@@ -27,9 +27,7 @@ def new_exercise(name: str, problems: Path = PROBLEMS) -> Path:
     lab, place, function = match.groups()
     for key, other in folders():
         if key == f"{lab}.{place}" or other.split("_", 2)[2] == function:
-            raise ValueError(
-                f"exercise {key} is there already, in {problems.name}/{folder}: choose another place or name"
-            )
+            raise ValueError(f"exercise {key} is there already, in {other}: choose another place or name")
     folder = problems / f"p{lab}_{place}_{function}"
     folder.mkdir()
     for file in (files("labkit.course.exercises") / "skeleton").iterdir():

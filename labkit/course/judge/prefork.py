@@ -1,10 +1,10 @@
-"""The prefork server: a process that has imported torch once, runs nothing of a learner's, and forks a judge for each
-attempt.
+"""The prefork server: a process that has imported the judge once, and forks a judge for each attempt.
 
-    kernel ──exec──> prefork server ──fork──> judge of one attempt ──fork──> ranks of one case
+    kernel ──exec──> zygote ──fork──> prefork server ──fork──> judge of one attempt ──fork──> ranks of one case
 
-A check therefore begins in milliseconds with a library as it was installed. When the kernel ends, or the stop button is
-pressed, the judge and its ranks go with it: each watches its parent.
+It is a fork of the same zygote that clusters are forked from (labkit/launch/zygote.py), so it has torch from the start,
+and it runs nothing of a learner's: a check begins in milliseconds, with a library as it was installed. When the kernel
+ends, or the stop button is pressed, the judge and its ranks go with it: each ends with its parent.
 
     report = prefork_server().judge("03.2", attempt)
 """
@@ -17,37 +17,35 @@ import importlib
 import itertools
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from typing import Any
+
+import psutil
 
 from labkit.course.judge.attempt import Attempt
 from labkit.course.judge.report import Report
 from labkit.launch.reply import Stopped
+from labkit.launch.zygote import zygote
 
 MOST_S = 120.0
 """No check takes so long; one that does has a mistake in it that is ours."""
 
 
 class PreforkServer:
-    """The kernel's end of it. The process is started at once, and ready when it has imported torch."""
+    """The kernel's end of it. The process is asked for at once, and ready when it has imported the judge."""
 
     def __init__(self) -> None:
         self.lock, self.numbers = threading.Lock(), itertools.count()
-        begin = f"from labkit.course.judge.prefork import main; main({os.getpid()})"
-        code = f"import sys; sys.path[:] = {sys.path!r}; {begin}"
-        pinned = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "MKL", "OPENBLAS")}
-        self.process = subprocess.Popen(
-            ["env", *(f"{name}={value}" for name, value in pinned.items()), sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # the kernel's signals go to its whole process group; not to us
-        )
+        self.connection = Connection(zygote().fork("labkit.course.judge.prefork").detach())
+
+    @functools.cached_property
+    def pid(self) -> int:
+        """The server's process id, which is the first thing that it says. RuntimeError if it has ended before."""
+        return int(self._received()["pid"])
 
     def judge(self, key: str, attempt: Attempt, seed: int | None = None) -> Report:
         """The report on an attempt. KeyboardInterrupt ends the check; RuntimeError if the judge itself fails."""
@@ -55,52 +53,63 @@ class PreforkServer:
         request = {"number": number, "key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
         with self.lock:
             try:
-                answer = self._ask(json.dumps(request).encode() + b"\n", number)
+                reply = self._ask(request)
             except BaseException as error:
                 self.close()  # whatever was under way; the next check begins with a new one
                 if isinstance(error, KeyboardInterrupt):
                     raise Stopped(f"Stopped before {key} was judged. Nothing of this attempt counts.") from None
                 raise
-        if "failed" in answer:
-            raise RuntimeError(f"the judge itself failed on {key}:\n{answer['failed']}")
-        return Report.of_dict(answer)
+        if "failed" in reply:
+            raise RuntimeError(f"the judge itself failed on {key}:\n{reply['failed']}")
+        return Report.of_dict(reply)
 
-    def _ask(self, line: bytes, number: int) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(line)
-        self.process.stdin.flush()
-        until = time.monotonic() + MOST_S
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self.pid  # its greeting is received before any reply
+        with contextlib.suppress(BrokenPipeError):  # then there is no reply, which is told below
+            _send(self.connection, request)
         while True:
-            while not select.select([self.process.stdout], [], [], 0.5)[0]:
+            reply = self._received()
+            if reply.pop("number") == request["number"]:  # a judge that reports and then dies is told of twice
+                return reply
+
+    def _received(self) -> dict[str, Any]:
+        until = time.monotonic() + MOST_S
+        try:
+            while not self.connection.poll(0.5):
                 if time.monotonic() > until:
                     raise RuntimeError(f"the judge has said nothing for {MOST_S:g} s: this is a mistake of labkit")
-            reply = self.process.stdout.readline()
-            if not reply:
-                raise RuntimeError(f"the process that judges has ended ({self.process.wait(5)}): is torch installed?")
-            answer: dict[str, Any] = json.loads(reply)
-            if answer.pop("number") == number:  # a judge that reports, and dies before it ends, is told of twice
-                return answer
+            message: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            raise RuntimeError("the process that judges has ended: is torch installed?") from None
+        return message
 
     def alive(self) -> bool:
-        """Whether the server's process still runs."""
-        return self.process.poll() is None
+        """True if the server can be asked: it is under way, or its process runs."""
+        if self.connection.closed:
+            return False
+        if "pid" not in self.__dict__ and not self.connection.poll():
+            return zygote().alive()  # it is not forked yet
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except (psutil.NoSuchProcess, RuntimeError):
+            return False
 
     def close(self) -> None:
         """End it, and whoever is under way."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                assert pipe is not None
-                pipe.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.connection.closed:
+            return
+        with contextlib.suppress(RuntimeError):
+            pid = self.pid if "pid" in self.__dict__ or self.connection.poll() else None
+            with contextlib.suppress(ProcessLookupError):
+                if pid is not None:
+                    os.killpg(pid, signal.SIGKILL)
+        self.connection.close()  # one that is not forked yet finds it closed, and ends
 
 
 def prefork_server() -> PreforkServer:
     """This process's prefork server: started at the first call, warm from then on."""
     ours = _server_of(os.getpid())
-    if not ours.alive() or (ours.process.stdin is not None and ours.process.stdin.closed):
+    if not ours.alive():
         _server_of.cache_clear()
         ours = _server_of(os.getpid())
     return ours
@@ -111,51 +120,54 @@ def _server_of(pid: int) -> PreforkServer:  # by process id: a fork must not use
     return PreforkServer()
 
 
-def main(kernel: int) -> None:
-    """The server's own life: a line in is an attempt, a line out is its report."""
+def main(fd: int, kernel_pid: int) -> None:
+    """The server's own life, in a fork of the zygote: each message is an attempt, and its report is sent back."""
     from labkit.course.judge import sandbox
 
-    # torch, and what the first optimizer of every rank would import for seconds: before the first fork
+    sandbox.end_with(os.getppid())  # the zygote, which ends with the kernel
+    os.setsid()  # whoever ends this process's group ends all ranks, and nobody else
+    # As file descriptor 1 the connection is closed in every rank (sandboxed_rank.py), so no attempt can write a report.
+    os.dup2(fd, 1)
+    os.close(fd)
+    kernel = Connection(1)
+    _send(kernel, {"pid": os.getpid()})
+    # the judge, and what the first optimizer of every rank would import for seconds: before the first fork
     for name in ("labkit.course.judge.judge", "torch._dynamo"):
         importlib.import_module(name)
-
-    sandbox.end_with(kernel)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    while os.getppid() == kernel:
-        if not select.select([sys.stdin], [], [], 0.5)[0]:
-            continue
-        line = sys.stdin.readline()
-        if not line:
-            return
-        judging = os.fork()
-        if judging == 0:
-            sandbox.end_with(os.getppid())
-            _sit(json.loads(line))
-        _, status = os.waitpid(judging, 0)
-        if status:
-            _say(
-                {
-                    "number": json.loads(line)["number"],
-                    "failed": f"the judge ended with {os.waitstatus_to_exitcode(status)}",
-                }
-            )
+    with contextlib.suppress(EOFError, ConnectionError):
+        while psutil.pid_exists(kernel_pid):
+            if kernel.poll(0.5):
+                _serve(kernel, json.loads(kernel.recv_bytes()))
+    os._exit(0)
 
 
-def _sit(request: dict[str, Any]) -> None:
+def _serve(kernel: Connection, request: dict[str, Any]) -> None:
+    """Judge one attempt in a fork, and wait for its end."""
+    from labkit.course.judge import sandbox
+
+    server_pid = os.getpid()
+    judge_pid = os.fork()
+    if judge_pid == 0:
+        sandbox.end_with(server_pid)
+        with contextlib.suppress(BrokenPipeError):
+            _send(kernel, {"number": request["number"], **_judged(request)})
+        os._exit(0)
+    _, status = os.waitpid(judge_pid, 0)
+    if status:
+        failure = f"the judge ended with {os.waitstatus_to_exitcode(status)}"
+        _send(kernel, {"number": request["number"], "failed": failure})
+
+
+def _judged(request: dict[str, Any]) -> dict[str, Any]:
     from labkit.course.exercises.catalogue import problem
     from labkit.course.judge.judge import judge
 
     try:
         report = judge(problem(request["key"]), request["source"], request["before"], request["seed"])
-        answer: dict[str, Any] = report.as_dict()
+        return report.as_dict()
     except BaseException:
-        answer = {"failed": traceback.format_exc()}
-    _say({"number": request["number"], **answer})
-    os._exit(0)
+        return {"failed": traceback.format_exc()}
 
 
-def _say(what: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(what) + "\n")
-        sys.stdout.flush()
+def _send(connection: Connection, message: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps(message).encode())

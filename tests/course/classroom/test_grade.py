@@ -20,6 +20,7 @@ from labkit.course.classroom.submission import points_of, read
 from labkit.course.classroom.table import Row, Table
 from labkit.course.exercises.catalogue import problem
 from labkit.course.judge.prefork import prefork_server
+from labkit.launch.zygote import zygote
 from tests.course.classroom.submissions import allowed, answers, hand_in, notebook
 
 KEYS = ("03.2", "07.2")
@@ -32,9 +33,9 @@ def children() -> set[int]:
 
 
 def left(running: set[int]) -> set[int]:
-    """Processes that were not there, and do not end; but for check's server, which ends with this process."""
+    """Processes that were not there, and do not end; but for the zygote and check's server, which end with us."""
     until = time.monotonic() + 5
-    while (more := children() - running - {prefork_server().process.pid}) and time.monotonic() < until:
+    while (more := children() - running - {zygote().process.pid, prefork_server().pid}) and time.monotonic() < until:
         time.sleep(0.05)  # a judge that has just answered is still on its way out
     return more
 
@@ -245,8 +246,9 @@ def test_a_judge_that_is_ended_meanwhile_is_replaced() -> None:
     """One server that dies and takes the grades of all who come after."""
     servers = PreforkServers(1)
     try:
-        servers.all[0].process.kill()
-        servers.all[0].process.wait()
+        one = psutil.Process(servers.all[0].pid)
+        one.kill()
+        psutil.wait_procs([one])
         from labkit.course.judge.attempt import attempt_in
 
         report = servers.judge("03.2", attempt_in([problem("03.2").solution], "ring_reduce_scatter"), 1)

@@ -110,7 +110,7 @@ def test_a_patched_library_in_the_notebook_is_told_and_changes_nothing(monkeypat
 def test_a_check_can_be_stopped_and_the_next_one_works() -> None:
     """A stop button that leaves ranks behind, or breaks what comes after."""
     stopped = prefork_server()
-    family: list[psutil.Process] = [psutil.Process(stopped.process.pid)]
+    family: list[psutil.Process] = [psutil.Process(stopped.pid)]
 
     def ranks_compute() -> bool:
         family[1:] = family[0].children(recursive=True)
@@ -130,7 +130,7 @@ def test_nothing_outlives_a_kernel_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "kernel.py"
     script.write_text(
         "from labkit.course.judge.attempt import Attempt\nfrom labkit.course.judge.prefork import prefork_server\n"
-        "b = prefork_server()\nprint(b.process.pid, flush=True)\n"
+        "b = prefork_server()\nprint(b.pid, flush=True)\n"
         f"b.judge('03.2', Attempt('ring_reduce_scatter', {ENDLESS!r}))\n"
     )
     kernel = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
@@ -146,7 +146,7 @@ def test_nothing_outlives_a_kernel_that_is_killed(tmp_path: Path) -> None:
 def test_a_judge_that_dies_is_told_and_not_waited_for() -> None:
     """Two minutes of silence."""
     one = prefork_server()
-    judges = psutil.Process(one.process.pid).children
+    judges = psutil.Process(one.pid).children
     assert until(lambda: not judges())  # the last one has reported, and may still be there
     with (
         pytest.raises(RuntimeError, match="the judge ended with -9"),
@@ -161,10 +161,9 @@ def test_a_judge_that_dies_after_its_report_is_not_taken_for_the_next_one() -> N
     one = prefork_server()
     asked = one._ask
 
-    def twice(line: bytes, number: int) -> dict[str, object]:
-        assert one.process.stdin is not None
-        one.process.stdin.write(line)
-        return asked(line, number)
+    def twice(request: dict[str, object]) -> dict[str, object]:
+        one.connection.send_bytes(json.dumps(request).encode())
+        return asked(request)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one, "_ask", twice)
