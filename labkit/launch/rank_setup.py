@@ -20,6 +20,7 @@ import threading
 from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_LINE_BUFFERED = 1  # _IOLBF of stdio.h
 
 
 class Screen(io.TextIOWrapper):
@@ -44,6 +45,7 @@ def set_up_rank(spec: dict[str, Any]) -> None:
     os.close(out)
     sys.stdin = open(os.devnull, encoding="utf-8")
     sys.stdout, sys.stderr = Screen(1), Screen(2)
+    _print_lines_at_once()
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
     os.chdir(spec["cwd"])
@@ -65,6 +67,15 @@ def set_up_rank(spec: dict[str, Any]) -> None:
         sys.modules["numpy"].random.seed(0)
     if spec["device"].startswith("cuda"):
         torch.cuda.set_device(torch.device(spec["device"]))
+
+
+def _print_lines_at_once() -> None:
+    """Have C's stdout written line by line. By default C keeps what is printed to a file until a page of it is full, and
+    it would appear after what Python prints later, in the middle of a line."""
+    libc = ctypes.CDLL(None)
+    name = {"linux": "stdout", "darwin": "__stdoutp"}.get(sys.platform, "")
+    if hasattr(libc, name):
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _LINE_BUFFERED, 0)
 
 
 def _keep_memory() -> None:

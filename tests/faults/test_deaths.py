@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,7 +46,8 @@ def test_f13_f17_a_rank_killed_in_a_collective_frees_the_others(cluster, victim)
     with pytest.raises(WorkerError) as caught:
         cluster.run(dies, victim)
     assert caught.value.rank == victim
-    assert f"rank {victim} was killed by SIGKILL" in caught.value.reason
+    # a slow machine may see the hang of the others first, and then says why they wait in vain
+    assert re.search(rf"rank {victim}(, which)? was killed by SIGKILL", caught.value.reason)
     assert replaced(before, cluster) == [victim]
     all_well(cluster, remembers=False)
 
