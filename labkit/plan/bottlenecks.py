@@ -49,7 +49,7 @@ def split(ranks: Sequence[RankTime], flops: float = 0.0, peak_flops: float = 0.0
             f"a split needs ranks, and flops with a peak; got {len(ranks)} ranks, {flops:g}, {peak_flops:g}"
         )
     n, starved = len(ranks), starved_s(ranks)
-    compute, communication, bubble, data = (sum(b - a for each in ranks for a, b in each[k]) / n for k in range(4))
+    compute, communication, bubble, data = (sum(b - a for rank in ranks for a, b in rank[k]) / n for k in range(4))
     if not compute + communication + bubble + data > 0:
         raise ValueError("ranks that did nothing have no time to split")
     rows = [("compute", compute, "neither waits nor reads")]
@@ -68,16 +68,16 @@ def split(ranks: Sequence[RankTime], flops: float = 0.0, peak_flops: float = 0.0
 def starved_s(ranks: Sequence[RankTime]) -> float:
     """Seconds, of all ranks together, in which a rank waits for others while nobody works and somebody reads data."""
     events: list[tuple[float, int, int]] = []
-    for each in ranks:
-        for kind, spans in enumerate(((*each.compute, *each.communication), each.bubble, each.data)):
+    for rank in ranks:
+        for kind, spans in enumerate(((*rank.compute, *rank.communication), rank.bubble, rank.data)):
             events += [(t, kind, by) for a, b in spans for t, by in ((a, 1), (b, -1))]
-    now, before, found = [0, 0, 0], 0.0, 0.0
+    now, before, starved = [0, 0, 0], 0.0, 0.0
     for t, kind, by in sorted(events):
         if now[0] == 0 and now[2] > 0:
-            found += now[1] * (t - before)
+            starved += now[1] * (t - before)
         now[kind] += by
         before = t
-    return found
+    return starved
 
 
 # -- what if --------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def gain(parts: Breakdown, name: str, times: float = math.inf) -> float:
 
 
 def culprit(parts: Breakdown) -> str:
-    """The largest part that is lost: not what is useful, nor compute of which nobody knows how useful it is.
+    """The name of the largest part that is lost. "useful" is not lost; "compute" may be useful, so it does not count.
 
     ValueError where nothing is lost."""
     lost = {name: parts[name] for name in parts if name not in WORK and parts[name] > 0}
