@@ -18,7 +18,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.topology import Links
 
 PIECE_S = 1.0
-"""What the law says of the longest piece, unless a single call takes longer."""
+"""Predicted seconds of the longest piece, unless a single call takes longer."""
 
 
 def pieces(run: Callable[..., Any], layout: Layout, demand: Demand, links: Links) -> Iterator[tuple[str, float, float]]:
@@ -28,11 +28,11 @@ def pieces(run: Callable[..., Any], layout: Layout, demand: Demand, links: Links
     whole = on_wires(layout, demand, links).total or 1.0
     for axis in ("tp", "pp", "dp"):
         left, n_bytes = demand[axis]
-        each = call_s(layout, axis, n_bytes, links)
+        one_call_s = call_s(layout, axis, n_bytes, links)
         while left:
-            count = min(left, max(1, int(PIECE_S / each)))
+            count = min(left, max(1, int(PIECE_S / one_call_s)))
             took = run(traffic_s, layout, axis, count, n_bytes)
-            yield axis, max(reply.value for reply in took), count * each / whole
+            yield axis, max(reply.value for reply in took), count * one_call_s / whole
             left -= count
 
 

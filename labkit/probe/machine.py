@@ -8,8 +8,8 @@
     an op          the seconds of x + 1 on ten elements            what it costs to start one
     a link         alpha + bytes beta, a line through ping-pongs   ranks 0 and 1
 
-All ranks of the group measure at the same time and the slowest counts, for ranks that share cores, or memory, are as
-slow in training. One step that was measured makes predictions closer still: see `Hardware.fitted`.
+All ranks of the group measure at the same time and the slowest counts, because ranks that share cores or memory are as
+slow in training. One measured step makes predictions better still: see `Hardware.fitted`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def measure_hardware(group: Group, size: int = 512, repeats: int = 8) -> Hardwar
 
 
 def through(samples: Samples) -> Link:
-    """The link that explains ping-pongs [(bytes, seconds)]. On a busy machine large ones may be no slower than small
-    ones: then the largest tells the least that the link can carry."""
+    """The link that explains ping-pongs [(bytes, seconds)]. On a busy machine large messages may be no slower than
+    small ones: then the largest one gives a lower bound of the bandwidth."""
     line, (n_bytes, seconds) = fit(samples), max(samples)
     speed = line.bandwidth if line.beta_s_per_byte else n_bytes / seconds
     return Link("measured link", line.alpha_s, speed, "ping-pong between ranks 0 and 1")
@@ -75,7 +75,7 @@ def _slowest(group: Group, op: Callable[[], object], repeats: int) -> float:
     times = []
     for attempt in range(repeats + 2):
         if attempt == 2:
-            group.barrier()  # the first two warm caches; from here on all are at it
+            group.barrier()  # the first two warm caches; from here on all ranks measure together
         started = time.perf_counter()
         op()
         if torch.device(group.device).type == "cuda":
