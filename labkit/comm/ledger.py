@@ -101,7 +101,7 @@ class Ledger:
 
     def keep(self, message: Any) -> Any:
         """Keep a message alive until it is done, also when nobody waits for it: the wire uses its memory."""
-        if len(self.under_way) > 256:  # somebody never waits
+        if len(self.under_way) > 256:  # a program that never waits: drop what is done
             self.under_way = {key: message for key, message in self.under_way.items() if not message.done()}
         self.under_way[id(message)] = message
         return message

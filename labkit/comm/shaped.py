@@ -56,7 +56,7 @@ class Shaped:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def isend(self, x: Tensor, to: int, tag: int) -> Handle:
-        """Start sending the bytes of x: the real wire has no part in the timing."""
+        """Start sending the bytes of x at once; `lane` decides when they count as arrived."""
         return self.wire.isend(x, to, tag)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> Handle:
@@ -98,7 +98,7 @@ class Shaped:
 
     def _in_order(self, algorithm: Algorithm) -> Algorithm:
         def verb(x: Tensor, group: Group, **options: Any) -> Tensor:
-            self.stream.drain()  # what was started first goes first, as on a stream of NCCL
+            self.stream.drain()  # a verb that was started before goes first, as on a stream of NCCL
             return algorithm(x, group, **options)
 
         return verb
