@@ -70,7 +70,7 @@ def _tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, p
     kind = getattr(torch, dtype)
     writable = raw if not memoryview(raw).readonly else bytearray(raw)
     x = torch.frombuffer(writable, dtype=kind).reshape(shape) if len(raw) else torch.empty(shape, dtype=kind)
-    x = torch.ops.aten.lift_fresh.default(x)  # as torch.tensor does: who counts tensors hears of it
+    x = torch.ops.aten.lift_fresh.default(x)  # as torch.tensor does, so that a probe sees the new tensor
     if parameter:
         return torch.nn.Parameter(x, requires_grad=requires_grad)
     return x.requires_grad_(requires_grad)

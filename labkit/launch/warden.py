@@ -91,7 +91,7 @@ class Warden:
         return os.getppid() == self.zygote_pid and psutil.pid_exists(self.kernel_pid)
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Fork one rank (or execute it afresh where forking is not to be had)."""
+        """Fork one rank (or execute it afresh where the spec asks for it)."""
         try:
             if spec["fresh"]:
                 pid = _execute(spec)
@@ -133,7 +133,7 @@ class Warden:
                 _end_tree(pid)
 
     def reap(self) -> None:
-        """Collect whatever has ended and tell the kernel how."""
+        """Collect every process that has ended, and tell the kernel how each rank ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
