@@ -91,7 +91,7 @@ class Stage(nn.Sequential):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """One layer after another."""
+        """Run the layers one after another."""
         with self.autocast():
             return super().forward(x)
 

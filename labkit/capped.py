@@ -12,7 +12,7 @@
 What a rank holds is what a MemoryProbe counts (probe/memory.py): each storage once, at its true size, by kind. One
 probe lives as long as the rank and listens during its calls: what a call leaves behind in `group.state`, or under a
 name of a %%ranks cell, counts in the next until nothing refers to it. Garbage is collected before anything is refused
-(until then it stands in `status()` too). A call's arguments count from their arrival, a message that is received as the
+(until then it counts in `status()` too). A call's arguments count from their arrival, a message that is received as the
 tensor that it becomes.
 
 Not counted is what no device would hold for a rank: the Python process, and the bytes of what travels (a result is

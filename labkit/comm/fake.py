@@ -60,7 +60,7 @@ class FakeGroup(Group):
     wire: Any
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
-        """Nobody takes it. x is kept as a real wire would keep it, until `wait()`."""
+        """Sends nothing. x is kept alive until `wait()`, as on a real wire."""
         x, tag = _fake(check_message(self, x, to)), check_tag(tag)
         call = self._call("send", x, to, tag)
         if self.tap is not None:
@@ -71,7 +71,7 @@ class FakeGroup(Group):
         return Work(self.ledger, call, sending, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
-        """What would come from member `source`: memory for it is taken when you wait, as on a real wire."""
+        """Receives nothing. Memory for what member `source` would send is taken when you wait, as on a real wire."""
         check_peer(self, source, "receive from")
         if into is not None:
             check_in_place(into, "into=")
@@ -185,7 +185,7 @@ class Nobody:
         self.given: Tensor | None = None  # the tensor given to the collective under way
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
-        self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
+        self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in
 
     def all_reduce_start(self, x: Tensor, op: str) -> UnderWay:
         """In place."""

@@ -141,7 +141,7 @@ class Group:
         A ring sends (n-1)/n of the result's bytes. Parts of different lengths want `ring.all_gather`."""
         if checked(self, x).dim() == 0:
             raise ValueError("all_gather joins along dim 0, and a scalar has none: use x.reshape(1)")
-        # a swapped-in algorithm may take parts of different lengths: dim 0 is then -1, which no witness compares
+        # a swapped-in algorithm may take parts of different lengths: dim 0 is then -1, so that the shapes compare equal
         ragged = self.algorithms["all_gather"] is not getattr(self.wire, "all_gather", None)
         return self._collective("all_gather", x, (-1, *x.shape[1:]) if ragged else x.shape)
 

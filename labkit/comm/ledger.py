@@ -54,7 +54,7 @@ class Call:
 
 
 class Witness(Protocol):
-    """Is told before and after every wait. `enter` may raise ValueError if the ranks' calls do not match."""
+    """Is called before and after every wait. `enter` may raise ValueError if the ranks' calls do not match."""
 
     def enter(self, call: Call) -> None:
         """The rank is about to wait for `call`."""

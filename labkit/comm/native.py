@@ -133,8 +133,7 @@ class UnderWay:
 
 
 class Message(UnderWay):
-    """A message under gloo, whose handle never says that it is done unless somebody waits: so `done` starts a thread
-    that waits."""
+    """A message under gloo. Its handle says that it is done only if a thread waits for it, so `done` starts one."""
 
     asking: threading.Thread | None = None
     error: BaseException | None = None
@@ -181,7 +180,7 @@ class Native:
             self.up, self.down = companion(process_group, "nccl", "up"), companion(process_group, "nccl", "down")
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
-        self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
+        self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in
 
     def algorithms(self) -> dict[str, Any]:
         """Verb -> how this backend does it."""

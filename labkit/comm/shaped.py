@@ -32,7 +32,7 @@ from labkit.comm.traffic import Traffic
 
 
 def shape(group: Group, traffic: Traffic) -> Group:
-    """The same group with its messages, and so its collectives, in the time of the links of `traffic`."""
+    """The same group; its messages, and so its collectives, take the time that the links of `traffic` would take."""
     traffic.punctual()
     wire = Shaped(group.wire, traffic, group.ranks, group.rank, group.device)
     return Group(group.axis, group.ranks, group.rank, wire, wire.verbs, group.ledger, group.device, group.state)

@@ -33,10 +33,11 @@ from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
 
 GRACE_S = 0.25
-"""So long other answers are awaited after the first failure: those ranks may be failing for reasons of their own."""
+"""How long other answers are awaited after the first failure: those ranks may fail for reasons of their own."""
 LOOK_S = 0.5
 SURE_S = 1.0
-"""A rank that waits for one that is gone is given up after this long; ranks that wait in a circle after twice that."""
+"""A rank that waits for a rank that is gone is given up after this long; ranks that wait in a circle after twice
+that."""
 STRAGGLER_S = 5.0
 RELEASE_S = 2.0
 

@@ -201,7 +201,7 @@ class RankProcesses(Channels):
             output = os.path.join(self.folder, f"output{rank}")
             own = {"rank": rank, "output": output, "device": self.devices[rank], "generation": self.generation}
             # The warden answers each message. If both sides only sent, each would fill its direction of the socket and
-            # wait for ever. So what the warden has answered is taken out before more is asked of it.
+            # wait for ever. So the warden's answers are read before it is asked for more.
             self.waiting = self.poll(0)
             self.warden.send(("start", {**self.spec, **own}))
             self.sent_sources.clear()

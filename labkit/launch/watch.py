@@ -5,7 +5,7 @@ The reasoning is pure: `diagnose` takes the whereabouts of all ranks and finds t
     a rank that runs Python can go on
     a rank that waits can go on if everybody it waits for can
     a rank that has finished, raised or died will not come any more
-    whoever is left waits for ever
+    all ranks that are left wait for ever
 """
 
 from __future__ import annotations

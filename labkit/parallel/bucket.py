@@ -112,7 +112,7 @@ class Bucket:
         self.work: Pending | None = None
 
     def take(self, k: int, share: float = 1.0) -> None:
-        """Make p.grad of member k its window, holding `share` times the gradient. ValueError for one that cannot."""
+        """Make p.grad of member k its window, holding `share` times the gradient. ValueError if it does not fit in."""
         p, window = self.flat.params[k], self.windows[k]
         if p.grad is None:
             window.zero_()  # the window still holds the last step's sum

@@ -323,7 +323,7 @@ def _write(file: Path, content: Any) -> int:
 
 
 def _on_all_ranks(mine: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:
-    """What any rank has, the same on every rank, so that all raise or none does."""
+    """The names and shapes of all ranks together, the same on every rank, so that all raise or none does."""
     text = json.dumps(mine).encode()
     longest = int(mesh.world.all_reduce(torch.tensor([len(text)], device=mesh.world.device), op="max"))
     padded = torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=mesh.world.device)

@@ -11,7 +11,7 @@
 Whatever trains is kept in fp32 in any precision; activations take 4 bytes an element in fp32 and 2 in the others.
 
 Autograd keeps the input x of a linear only for the gradient of a weight that multiplies it. A frozen linear does not
-need its x; one with an adapter does, for A, and A x besides. All linears: as much as full fine-tuning, to a per
+need its x; one with an adapter does, for A, and keeps A x as well. All linears: as much as full fine-tuning, to a per
 cent or so. Query and value only: what the MLP's linears would have kept is saved. Nothing is kept before the first.
 
 Elements that are held for one token in a block of width D, hidden F, H heads, and what needs them (fp32, fused

@@ -1,5 +1,4 @@
-"""How long the wires take for one training step, axis by axis: its bytes divided by the speed of the links that it
-crosses.
+"""How long the wires take for one training step: for each axis, bytes divided by the speed of the links it crosses.
 
     Layout(dp=2, tp=2) on two nodes          tp pairs       dp pairs
       placed [[0, 1], [2, 3]]                inside         between, two at a time through each card
@@ -33,7 +32,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Demand:
-    """What one step asks of the wires along each axis: how often, and how many bytes each time (fp32, DDP).
+    """The traffic of one step along each axis: how often, and how many bytes each time (fp32, DDP).
 
     tp, dp   all_reduces;   pp   round trips through all stages. A count of 0 where the axis has one rank."""
 
@@ -72,8 +71,7 @@ def hops(layout: Layout, axis: str) -> tuple[Pairs, ...]:
 
 
 def crosses(layout: Layout, axis: str, links: Links) -> int:
-    """How many edges of an axis join two nodes; 0: the axis lies inside. ValueError for links of another number of
-    ranks."""
+    """How many edges of an axis join two nodes (0: it lies inside). ValueError for links of another size."""
     links.check(layout.size)
     return sum(links.home[a] != links.home[b] for pairs in hops(layout, axis) for a, b in pairs)
 

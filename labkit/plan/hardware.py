@@ -101,8 +101,7 @@ class Hardware:
         source: str = "measured",
     ) -> Hardware:
         """A device by what was measured on it: flop/s of a large product (for all precisions, or by precision), and
-        bytes/s of an elementwise op. A link: a Link, a preset's name, (alpha_s, bytes_per_s); loopback if none is
-        given."""
+        bytes/s of an elementwise op. A link: a Link, a preset's name, (alpha_s, bytes_per_s); None: loopback."""
         rates = dict(flops) if isinstance(flops, Mapping) else dict.fromkeys(PRECISIONS, float(flops))
         unknown = sorted(set(rates) - set(PRECISIONS))
         if unknown or not rates:

@@ -6,7 +6,7 @@
     ZeRO2     N         those of one bucket; then 1/n of each that has left               one bucket
     ZeRO3     N/n       those of one unit; then 1/n of each that has left                 one unit (see units.py)
 
-A keeper hears what happens (a unit is needed, a gradient arrives, a pass ends) and changes what is alive. The sizes are
+A keeper is called when a unit is needed, a gradient arrives or a pass ends, and changes what is alive. The sizes are
 those of labkit.parallel: parameters from last to first in buckets of `bucket_bytes` (the first of 1 MiB), flat, padded
 so that n divides them; what leaves is packed into one buffer first, which lives until it has been reduced.
 """
@@ -94,8 +94,7 @@ class Keeper:
         self.passes += 1
 
     def fill(self, live: Live, numel: int, times: int) -> None:
-        """Adds the gradients that `times` earlier passes left, `numel` parameters of blocks that are not walked
-        included."""
+        """Adds the gradients that `times` earlier passes left, also for `numel` parameters that are not walked."""
         self.passes += 1
 
     def finish(self, live: Live) -> None:

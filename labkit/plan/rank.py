@@ -3,7 +3,7 @@
     stages       the first or second half of the blocks, say, with 1/tp of each matrix          stack.py
     keepers      around each stage, what its strategy holds of weights and gradients           keep.py, units.py
     owned        what this rank's optimizer steps on, and keeps its state for
-    in flight    so many micro-batches between their forward and their backward                 stages.py
+    in flight    micro-batches that are between their forward and their backward                stages.py
 
 `bounds` says cheaply between which numbers the highest moment lies; labkit.plan.memory finds it exactly.
 Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXiv:2104.04473, section 2.2.
@@ -62,8 +62,7 @@ class Rank:
     # -- between steps -----------------------------------------------------------------------------------------------
 
     def owned(self) -> list[int]:
-        """Elements of each tensor that the optimizer steps on; blocks that are not walked count like their
-        neighbour."""
+        """Elements of each tensor that the optimizer steps on, those of blocks that are not walked included."""
         sizes: list[int] = []
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
             sizes += keeper.owned
@@ -75,7 +74,7 @@ class Rank:
         return sizes
 
     def base(self) -> Bytes:
-        """What is there between two steps: weights, gradients that stay, the optimizer's state.
+        """Bytes by kind between two steps: weights, gradients that stay, the optimizer's state.
 
         With offloading, masters and room for their gradients count where the CPU is the device; a ZeRO-3 shard is then
         only the source of gathers, in the gathered width, and counts as "other", because no optimizer owns it."""

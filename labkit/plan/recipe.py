@@ -29,7 +29,7 @@ class Recipe:
     checkpointing    keep the input of each block only, and run it again in backward
     precision        "fp32", "fp64"; "bf16": products in bf16, weights in fp32; "fp16": the same with loss scaling
     clip_norm        limit of the gradients' norm, None for no limit
-    warmup_steps     the learning rate rises in a line over so many steps
+    warmup_steps     the learning rate rises in a line over this many steps
     """
 
     strategy: str = "ddp"

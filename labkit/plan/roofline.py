@@ -21,7 +21,8 @@ from labkit.plan.ops import Setting
 from labkit.plan.shape import ModelShape
 
 NORM_FLOPS = (("layer", 8), ("rms", 4))
-"""Of an element: mean 1, variance 3, shift and divide 2, scale and bias 2; RMSNorm: square, sum, divide and scale."""
+"""Flops of an element: mean 1, variance 3, shift and divide 2, scale and bias 2; RMSNorm: square, sum, divide and
+scale."""
 GELU, SILU_GATE, ROTARY, SOFTMAX, CROSS_ENTROPY = 8, 5, 3, 5, 5
 """Flops of an element, an exponential or a tanh counted as one: with polynomial and products 8; with the gate 5; two
 products and a sum; maximum, difference, exponential, sum, quotient; the same with a logarithm for the quotient."""
@@ -43,7 +44,7 @@ class Operation:
         return self.flops / self.n_bytes
 
     def seconds(self, hardware: Hardware, precision: str) -> float:
-        """How long it takes once, with what it takes to start it."""
+        """Seconds of running it once, the time to start it included."""
         return hardware.op_s(self.flops, self.n_bytes, precision)
 
     def bound(self, hardware: Hardware, precision: str) -> str:

@@ -92,8 +92,7 @@ def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
 
 
 def rounds(n_ranks: int, n_micro: int) -> list[int]:
-    """How many micro-batches each round of `interleaved` has: n_ranks, or a few more where it does not divide
-    n_micro."""
+    """Micro-batches in each round of `interleaved`: n_ranks, or a few more where it does not divide n_micro."""
     size, more = divmod(n_micro, max(1, n_micro // n_ranks))
     return [size + (k < more) for k in range(max(1, n_micro // n_ranks))]
 

@@ -1,4 +1,4 @@
-"""plans: every way to lay a model on so many ranks, the fast ones first, the impossible ones with the reason.
+"""plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
     dp x pp x tp = n_ranks
       x strategy (ddp, zero1, zero2, zero3)  x schedule (1f1b, interleaved, zero_bubble)  x checkpointing  x micro-batch
@@ -206,8 +206,7 @@ class Search:
         return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
-        """Bytes that are needed, and why that is too much; "" if it fits. Only a plan near the limit is walked
-        exactly."""
+        """Bytes needed, and why that is too much; "" if it fits. Only a plan near the limit is walked exactly."""
         for rank in ends(layout):
             step = Walk(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = step.bounds()

@@ -1,6 +1,6 @@
 """The sizes of a GPT, and those that follow from them: what the layers' program (ops.py, layers.py) needs to know.
 
-ModelShape (shape.py) is made of these, and knows besides what they come to: parameters, flops, activations.
+ModelShape (shape.py) extends these by what follows from them: parameters, flops, activations.
 """
 
 from __future__ import annotations

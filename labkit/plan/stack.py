@@ -66,7 +66,7 @@ class Stage:
 
 @lru_cache(maxsize=1024)
 def stage_of(shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool) -> Stage:
-    """A stage with so many blocks, with the embedding if it is the first, with the head if it is the last."""
+    """A stage of `n_blocks` blocks, with the embedding if it is the first, with the head if it is the last."""
     walked = min(n_blocks, WALKED)
     kinds = ["embedding"] * first + ["block"] * walked + ["head", "loss"] * last
     profiles = tuple(profile(shape, kind, setting) for kind in kinds)

@@ -80,7 +80,7 @@ class StepTime:
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
     def layers(self, index: int, n_stages: int) -> list[tuple[str, int]]:
-        """What a stage holds: (layer, how often)."""
+        """The layers of a stage: (layer, how often)."""
         ends = [("embedding", int(index == 0)), ("head", int(index == n_stages - 1))]
         return [("block", blocks_of(self.shape.n_layer, n_stages, index)), *ends]
 
@@ -143,7 +143,7 @@ class StepTime:
             return 0.0, 0.0
         n_bytes = self.params * self.master
         line = line_of(self.hardware.link(n, self.layout.tp * self.p))
-        # gloo, which serves CPUs, has no reduce_scatter: each rank sums everything and keeps its part
+        # on gloo, which serves CPUs, a reduce_scatter sums everything on every rank and keeps a part
         whole = self.hardware.device == "cpu" and recipe.strategy != "ddp"
         scatter = seconds("ring", "all_reduce" if whole else "reduce_scatter", n, n_bytes, line)
         gather = seconds("ring", "all_gather", n, n_bytes * self.wide / self.master, line)

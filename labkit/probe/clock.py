@@ -196,7 +196,7 @@ class Clock:
 def clock_offset(group: Group, rounds: int = 16) -> tuple[float, float]:
     """(seconds that this rank's clock is ahead of rank 0's, how far off that may be); every rank must call it.
 
-    Rank 0 asks one rank after the other, and tells each what came out at the end, so that all go on together."""
+    Rank 0 asks one rank after the other. It sends each its offset only at the end, so that all go on together."""
     ledger = Ledger(group.ledger.witness)  # one of its own: what the clock sends is no part of the program
     wire = group.wire
     quiet = Group(group.axis, group.ranks, group.rank, wire, group.algorithms, ledger, group.device, group.state)

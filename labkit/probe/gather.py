@@ -7,7 +7,7 @@
     unit    unshard_start    unshard                      reshard
     sharded ........|  coming   |  whole: forward            |........ sharded ....| coming | whole: backward |....
 
-`unshard_start` is where the all_gather begins, `unshard` where somebody needs the weights (they may have come long
+`unshard_start` is where the all_gather begins, `unshard` where the weights are needed (they may have come long
 before), `reshard` where their memory is given back. A unit is needed in "forward", in "backward", or "again": by a
 checkpointed layer that runs a second time while backward goes on. Bytes by kind come from a MemoryProbe around the same
 code. The probe wraps the unit's own methods and notes their calls: nothing is polled, and the program runs as it does
@@ -203,7 +203,8 @@ class GatherProbe:
 
 
 def unit_name(names: Sequence[str]) -> str:
-    """What a unit's parameters have in common: `blocks.3`; one name alone is itself, none `rest (12 tensors)`."""
+    """The name that a unit's parameters have in common: `blocks.3`; one name alone is itself, none `rest (12
+    tensors)`."""
     parts = [name.split(".") for name in names]
     common = parts[0] if len(parts) == 1 else [column[0] for column in zip(*parts, strict=False) if len({*column}) == 1]
     while len(parts) > 1 and any(part[: len(common)] != common for part in parts):

@@ -40,8 +40,8 @@ def measure_hardware(group: Group, size: int = 512, repeats: int = 8) -> Hardwar
     flops = {name: matmul_flops(group, dtype, size, repeats) for name, dtype in DTYPES}
     x = torch.zeros(4_000_000, device=group.device)
     y, few = torch.empty_like(x), x[:10]
-    copied = _slowest(group, lambda: torch.add(x, 1, out=y), repeats)
-    begun = _slowest(group, lambda: few + 1, 20 * repeats)
+    copy_s = _slowest(group, lambda: torch.add(x, 1, out=y), repeats)
+    start_s = _slowest(group, lambda: few + 1, 20 * repeats)
     link = None
     if group.size > 1:
         link = through(ping_pong(group, LINK_BYTES, repeats))
@@ -51,11 +51,11 @@ def measure_hardware(group: Group, size: int = 512, repeats: int = 8) -> Hardwar
         name, memory = "this machine", psutil.virtual_memory().total // group.size
     return Hardware.measured(
         flops,
-        2 * x.nbytes / copied,
+        2 * x.nbytes / copy_s,
         memory_bytes=memory,
         intra=link,
         node_size=max(8, group.size),
-        launch_s=begun,
+        launch_s=start_s,
         name=name,
         device=torch.device(group.device).type,
         source=f"measured by {group.size} rank{'s' * (group.size > 1)} at a time",

@@ -167,8 +167,7 @@ class MemoryProbe:
 
     @property
     def saved(self) -> tuple[Saved, ...]:
-        """What autograd held when a backward began, of all backwards the most; before any backward, what it holds
-        now."""
+        """The most that autograd held when any backward began; before the first backward, what it holds now."""
         if self._saved:
             return self._saved
         return self._walk([tensor.grad_fn for ref in self._ends if (tensor := ref()) is not None])

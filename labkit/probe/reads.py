@@ -61,8 +61,8 @@ class Fake(FakeTensorMode):
     def __init__(self) -> None:
         """No tensor is fake before the mode is entered."""
         super().__init__()
-        # torch remembers each fake tensor in a weak dictionary, and then refuses module.to(...): a parameter that
-        # somebody refers to weakly cannot be exchanged. Nobody looks fresh tensors up.
+        # torch remembers each fake tensor in a weak dictionary, and then refuses module.to(...): a parameter with a
+        # weak reference cannot be exchanged. No code looks fresh tensors up.
         self.fake_tensor_converter.set_tensor_memo = _forget  # type: ignore[method-assign, assignment]
         self.flops: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()

@@ -117,7 +117,7 @@ class Recording:
         return sum(seconds(part.wire) for part in self._chosen(rank))
 
     def hidden_s(self, rank: int | None = None) -> float:
-        """Those of `wire_s` during which the rank computed."""
+        """Seconds of `wire_s` during which the rank computed."""
         return sum(seconds(common(part.wire, part.compute)) for part in self._chosen(rank))
 
     def exposed_s(self, rank: int | None = None) -> float:

@@ -107,7 +107,7 @@ def rehearsed(
     hear      hear(axis, source, tag) -> the tensor that global rank `source` would send (labkit.comm.fake says when it
               is needed)
 
-    ValueError where somebody asks for the value of a fake tensor (with file and line), where a real tensor from outside
+    ValueError where the value of a fake tensor is asked for (with file and line), where a real tensor from outside
     is used, and for a rank that is not there."""
     began = time.perf_counter()
     group = fake.world(n_ranks, rank, hear)

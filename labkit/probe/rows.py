@@ -7,8 +7,8 @@
                                                             ^ the last rank has come: from here on bytes can move
 
     compute    the main thread is not blocked in a verb of a group; sleeping and reading data count, too
-    exposed    it is blocked, and everybody that the verb needs has come: what it waits for is the wire
-    bubble     it is blocked, and somebody has not come yet; and the time before a rank begins and after it ends
+    exposed    it is blocked, and every rank that the verb needs has come: it waits for the wire
+    bubble     it is blocked, and a rank has not come yet; and the time before a rank begins and after it ends
     wire       something is on its way from or to this rank, whatever its main thread does meanwhile
 
 The first three add up to the whole, the time from the first rank's begin to the last one's end. "Has come" means: all

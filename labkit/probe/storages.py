@@ -4,9 +4,9 @@
         \\    |    /
         storage: n bytes  <---- weak reference: says when the last tensor is gone, keeps nothing alive
 
-A storage is known by its address, which is safe because its death is heard before the address can be given away again.
-Fake tensors have storages with sizes and without memory, so all of this holds for them too; tensors on the meta device
-hold nothing and count nothing.
+A storage is known by its address, which is safe because its death is noticed before the address can be given away
+again. Fake tensors have storages with sizes and without memory, so all of this holds for them too; tensors on the meta
+device hold nothing and count nothing.
 
 A log has the live bytes of every moment, each storage under the kind that it turned out to be of:
 
@@ -46,7 +46,7 @@ KEPT_MOMENTS = 1 << 12
 
 
 class Held:
-    """One storage that is alive: its true size, its kind (an index into KINDS), and who made it where.
+    """One storage that is alive: its true size, its kind (an index into KINDS), and what made it and where.
 
     `certainty` orders what is known of its kind: 0 guessed at birth, higher for what it was found to be (owners.py)."""
 

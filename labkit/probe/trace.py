@@ -110,7 +110,7 @@ def _slices(kind: str, row: Row, parts: Parts, leaves: Mapping[int, float], orig
 
 
 def _lanes(slices: Iterable[Slice], kind: str) -> list[list[Slice]]:
-    """As few lanes as it takes: in one lane bars follow each other, or (your spans) lie wholly in one another."""
+    """As few lanes as possible: in a lane bars follow each other; spans may also lie wholly in one another."""
     lanes: list[list[Slice]] = []
     around: list[list[int]] = []  # for each lane, the ends of the bars that are still open
     for bar in sorted(slices, key=lambda bar: (bar.t0, -bar.t1)):

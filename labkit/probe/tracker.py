@@ -95,7 +95,7 @@ class Operators(TorchDispatchMode):
                 try:
                     raise refused
                 finally:
-                    del refused  # and with it, in a circle, the frames of whoever catches this and goes on
+                    del refused  # in a reference cycle it would keep the frames of the code that catches it
         return output
 
     def heard_here(self) -> bool:
@@ -168,7 +168,7 @@ SPARSE = MappingProxyType({
 })  # fmt: skip
 """Layout -> what gives the tensors of a sparse tensor."""
 NESTED = ("values", "_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
-"""What gives the tensors of a nested tensor that is none of Python's: strided, as it is if no layout is asked for."""
+"""What gives the tensors of a nested tensor that is no Python subclass: strided, as it is if no layout is asked for."""
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:

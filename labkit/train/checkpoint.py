@@ -136,7 +136,7 @@ class Region:
         return value
 
     def fill_places_(self) -> None:
-        """Run the function again, up to the last tensor that somebody still waits for."""
+        """Run the function again, up to the last tensor that is still needed."""
         last = max(index for index, place in enumerate(self.places) if place() is not None)
         saved = 0
 
@@ -192,7 +192,7 @@ class Surroundings:
     The GPUs in use are those of the tensors among the arguments and the current one."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Note them as they are now."""
+        """Note these states as they are now."""
         cuda = torch.cuda.is_initialized()
         current = {torch.cuda.current_device()} if cuda else set()
         self.devices = sorted(current.union(x.device.index for x in tensors if x.is_cuda and cuda))
