@@ -263,8 +263,7 @@ class Group:
 
 
 class Work:
-    """An operation that was started. `wait()` returns its tensor (None for a send) when it is done; `done` only
-    looks."""
+    """A started operation. `wait()` returns its tensor (None for a send) when it is done; `done` only looks."""
 
     def __init__(self, ledger: Ledger, call: Call, under_way: Any, number: int | None = None, tap: Tap | None = None):
         self.ledger, self.call, self.under_way, self.number, self.tap = ledger, call, under_way, number, tap

@@ -88,8 +88,7 @@ def _before_a_person() -> bool:
     """True if a notebook runs this, in front of a person.
 
     papermill, nbconvert and nbval keep what a cell shows, and compare it: the remains of a bar, which a slow machine
-    shows and a fast one does not, would be a difference. They are recognised by this: no cell may ask them for
-    input."""
+    shows and a fast one does not, would be a difference. They are recognised by this: no cell may ask for input."""
     if "ipykernel" not in sys.modules or not type(sys.stdout).__module__.startswith("ipykernel"):
         return False
     from IPython import get_ipython

@@ -102,7 +102,7 @@ class Parcel:
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("labkit", os.MFD_CLOEXEC)
             file = open(fd, "wb", buffering=0)
-            path = f"/proc/{os.getpid()}/fd/{fd}"
+            path = f"/proc/{os.getpid()}/fd/{fd}"  # by which the receiver opens the sender's memory
         else:  # no memfd: an unnamed file would have no path to hand over
             named = tempfile.NamedTemporaryFile(prefix="labkit-", suffix=".parcel")
             file, path = named, named.name  # type: ignore[assignment]

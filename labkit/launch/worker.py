@@ -70,6 +70,7 @@ class Rank:
         self.libc = ctypes.CDLL(None)
 
     def _interrupted(self, _: int, frame: types.FrameType | None) -> None:
+        """SIGINT: KeyboardInterrupt in the learner's code; ignored outside of it and in the middle of an import."""
         if not self.busy:
             return
         while frame is not None:
@@ -204,6 +205,7 @@ class Rank:
             trim(0)
 
     def _retire_threads(self) -> None:
+        """What threads print that this call has left behind belongs to no later cell: it is dropped."""
         alive = frozenset(t.ident for t in threading.enumerate() if t.ident is not None) - {self.main_thread}
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, Screen):

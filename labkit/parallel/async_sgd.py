@@ -4,9 +4,9 @@
     rank 1     \\_v0_ compute _/ \\_v1_ compute ___/ \\_...            staleness 0, then 1
     rank 2     \\_v0_______ compute _____/ \\_v2_ ... _____/           staleness 1, then 1
 
-A gradient that was computed from version a and is applied to version b has staleness b - a. The gain: nobody
-waits for the slowest worker. The price: a gradient is applied to weights that have changed since. On a quadratic of
-curvature 1, SGD with constant staleness t diverges from a learning rate of 2 sin(pi / (2(2t + 1))) on, 2 for t = 0.
+A gradient that was computed from version a and is applied to version b has staleness b - a. The gain: nobody waits for
+the slowest worker. The price: a gradient is applied to weights that have changed since. On a quadratic of curvature 1,
+SGD with constant staleness t diverges from a learning rate of 2 sin(pi / (2(2t + 1))) on, 2 for t = 0.
 
     bytes sent    worker   N a push                    N = bytes of the weights, plus 16 bytes a message of control
                   server   N a pull: (n-1) N when every worker does a step, all over one link

@@ -129,8 +129,7 @@ class Bucket:
         p.grad = window
 
     def complete(self, share: float) -> None:
-        """Take in gradients that have not arrived in this pass: of earlier passes, or set by hand; zero if there is
-        none."""
+        """Take in gradients that did not arrive in this pass: of earlier passes, or set by hand; zero for none."""
         for k in range(len(self.windows)):
             if k not in self.arrived:
                 self.take(k, share)

@@ -66,8 +66,7 @@ def split(ranks: Sequence[RankTime], flops: float = 0.0, peak_flops: float = 0.0
 
 
 def starved_s(ranks: Sequence[RankTime]) -> float:
-    """Seconds, of all ranks together, in which a rank waits for others while no rank works and at least one reads
-    data."""
+    """Seconds, summed over ranks, in which a rank waits for others while no rank works and at least one reads data."""
     events: list[tuple[float, int, int]] = []
     for rank in ranks:
         for kind, spans in enumerate(((*rank.compute, *rank.communication), rank.bubble, rank.data)):

@@ -31,8 +31,7 @@ class Params(NamedTuple):
 
 
 class Live:
-    """Bytes that are alive, by kind, and the highest moment so far. What a layer's own tape counts is added in
-    `see`."""
+    """Bytes that are alive, by kind, and the highest moment so far. `see` adds what a layer's own tape counts."""
 
     def __init__(self, base: Bytes) -> None:
         self.now = list(base)

@@ -164,8 +164,7 @@ class Hardware:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def link(self, size: int, stride: int) -> Link:
-        """The link that a ring over `size` ranks, `stride` apart, has to itself: the slower of the links that it
-        crosses.
+        """The link that a ring over `size` ranks, `stride` apart, has to itself: the slower of those that it crosses.
 
         Inside a node that is the node's link. Between nodes a ring has one port for each of its members in a node, for
         the devices of a node share the work of crossing (as NCCL's rings do), up to what the node's own link takes."""

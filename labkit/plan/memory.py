@@ -78,8 +78,7 @@ class Walk(Rank):
         return live
 
     def turn(self, live: Live, busy: int, final: bool) -> None:
-        """One micro-batch forward, and one backward through each stage; `busy`: 1 with all others in flight, 0
-        alone."""
+        """One micro-batch forward, and one back through each stage; `busy`: 1 with all others in flight, 0 alone."""
         total, counts = busy * self.in_flight_bytes(), self.in_flight
         newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
         self.forward(live, newest, max(0, total - self.stages[newest].held) + busy * self.unanswered())

@@ -230,21 +230,16 @@ def _receive(mine: Cell, sent: Cell, recording: Recording) -> Cell:
     return Cell(joined(mine.value, sent.value), tuple(sorted({*mine.origins, *sent.origins})))
 
 
-def _agreed(cell: Cell, value: float, recording: Recording, n_ranks: int, did: str) -> Cell:
+def _agreed(cell: Cell, value: float, report: Recording, n_ranks: int, did: str) -> Cell:
     """The cell with the number that was really seen; ValueError if it cannot be the one that the film expects."""
     if value == cell.value or (math.isnan(value) and math.isnan(cell.value)):
         return cell
-    room = (
-        4
-        * n_ranks
-        * recording.eps
-        * max(1.0, abs(cell.value), *(abs(b) for b in recording.before if not math.isnan(b)))
-    )
-    whole = len(cell.origins) == n_ranks and recording.op == "mean"  # a mean divides when the sum is complete
+    room = 4 * n_ranks * report.eps * max(1.0, abs(cell.value), *(abs(b) for b in report.before if not math.isnan(b)))
+    whole = len(cell.origins) == n_ranks and report.op == "mean"  # a mean divides when the sum is complete
     if abs(value - cell.value) <= room or (whole and abs(value - cell.value / n_ranks) <= room):
         return Cell(value, cell.origins)
     raise ValueError(
-        f"rank {recording.rank} {did} {value:g} where its messages add up to {cell.value:g}: either it adds wrongly, "
+        f"rank {report.rank} {did} {value:g} where its messages add up to {cell.value:g}: either it adds wrongly, "
         "or its messages do not carry the number of their chunk as tag"
     )
 

@@ -203,8 +203,7 @@ class GatherProbe:
 
 
 def unit_name(names: Sequence[str]) -> str:
-    """The name that a unit's parameters have in common: `blocks.3`; one name alone is itself, none `rest (12
-    tensors)`."""
+    """The start that parameters' names share: `blocks.3`; one name alone is itself, no start: `rest (12 tensors)`."""
     parts = [name.split(".") for name in names]
     common = parts[0] if len(parts) == 1 else [column[0] for column in zip(*parts, strict=False) if len({*column}) == 1]
     while len(parts) > 1 and any(part[: len(common)] != common for part in parts):

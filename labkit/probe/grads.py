@@ -31,8 +31,7 @@ COLUMNS = ("layer", "n", "norm", "max", "zeros", "under", "low", "over", "not fi
 
 
 class Limits(Protocol):
-    """The limits of a number format. A `Format` of labkit.train has them; `LimitsOf.dtype` reads those of a torch
-    dtype."""
+    """The limits of a number format. A `Format` of labkit.train has them; `LimitsOf.dtype` reads a torch dtype's."""
 
     @property
     def largest(self) -> float:

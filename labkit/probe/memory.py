@@ -254,8 +254,7 @@ class MemoryProbe:
 
 
 class Holder(NamedTuple):
-    """One storage that holds memory, for people to read: what it is, what made it and where, how many bytes it
-    keeps."""
+    """One storage that holds memory, for people to read: what it is, what made it and where, and its bytes."""
 
     kind: str
     n_bytes: int

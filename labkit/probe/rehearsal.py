@@ -101,8 +101,7 @@ def rehearsed(
     """Run `fn(group)` as `rank` of a fake world of `n_ranks`, on fake tensors, and measure it.
 
     setup     setup(group) runs first: what it makes is held, but its peak, bytes and flops do not count; fn is then
-    called
-              as fn(group, what setup returned)
+              called as fn(group, what setup returned)
     inputs    inputs(group) makes what is not to be counted, a batch say; it goes to setup and fn as their last argument
     hear      hear(axis, source, tag) -> the tensor that global rank `source` would send (labkit.comm.fake says when it
               is needed)

@@ -159,9 +159,8 @@ def messages(rows: Sequence[Row]) -> list[Message]:
                 flying[pair] -= 1
                 continue
             at[key] += 1
-            t0 = min(
-                transfer.t0, left
-            )  # the ledger notes a send when it is under way, and the sender may have been paused
+            # the ledger notes a send when it is under way, and the sender may have been paused before that
+            t0 = min(transfer.t0, left)
             t1 = max(t0, min(left, transfer.t1) if transfer.t1 > transfer.t0 else left)
             header = (*pair, transfer.axis, transfer.tag, transfer.n_bytes, first.inside)
             paired.append(Message(*header, t0, t1, first.t0, left, number, first.call))
