@@ -87,10 +87,10 @@ class Rank:
         state = sum(owned) * wide * dict(STATES)[r.optimizer] + 4 * len(owned) * r.optimizer.startswith("adam")
         if not r.offload:
             return weights, gradients, state, 0, 0
-        here = self.device == "cpu"
-        masters = sum(owned) * wide * here
+        on_cpu = self.device == "cpu"
+        masters = sum(owned) * wide * on_cpu
         shard = sum(owned) * self.gathered if r.strategy == "zero3" else 0
-        return masters + (0 if shard else weights), gradients, state * here, 0, masters + shard
+        return masters + (0 if shard else weights), gradients, state * on_cpu, 0, masters + shard
 
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""

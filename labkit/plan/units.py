@@ -38,9 +38,9 @@ class ZeRO3Keeper(ZeRO2Keeper):
             own = [(name, size) for name, size in layer.sizes if name not in self.stays]
             if own:
                 buckets.append(Bucket([(layer.layer, name) for name, _ in own], sum(size for _, size in own), self.n))
-        both = [(layer.layer, name, size) for layer in self.layers for name, size in layer.sizes if name in self.stays]
-        if both:
-            buckets.append(Bucket([(k, name) for k, name, _ in both], sum(size for *_, size in both), self.n))
+        tied = [(layer.layer, name, size) for layer in self.layers for name, size in layer.sizes if name in self.stays]
+        if tied:
+            buckets.append(Bucket([(k, name) for k, name, _ in tied], sum(size for *_, size in tied), self.n))
         return buckets
 
     @property
