@@ -86,7 +86,7 @@ _ALSO = MappingProxyType(
         "view.traffic": "traffic",
     }
 )
-"""What can be had from here as well: widgets, and names that a reader meets less often. Their home is the module."""
+"""More names that labkit gives: widgets, and names that a reader meets less often. They live in these modules."""
 _WHERE = MappingProxyType(
     {name: f"labkit.{module}" for module, names in _ALSO.items() for name in names.split()} | _PUBLIC
 )
@@ -107,7 +107,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext labkit`: the %%ranks magic, and torch is imported for the ranks while you read on."""
+    """`%load_ext labkit`: the %%ranks magic, and torch is imported for the ranks in the background."""
     from labkit.launch import magic
 
     magic.load(shell)

@@ -1,4 +1,4 @@
-"""assemble: a model, a recipe and a mesh become one training step. The one page where all parts meet.
+"""assemble: a model, a recipe and a mesh become one training step. All parts of labkit meet in this file.
 
     GPT on the meta device                             no bytes yet
       1  tp: cut layers into shards                    before anything holds on to a parameter
@@ -75,12 +75,12 @@ class Stage(nn.Sequential):
         super().__init__(OrderedDict((str(index), layer) for index, (_, layer) in enumerate(layers)))
         self.paths = tuple(path for path, _ in layers)
         cuts = {name: p.shard_dim for name, p in self.named_parameters() if hasattr(p, "shard_dim")}
-        self.to_empty(device=mesh.world.device)  # makes new parameters, which know nothing of a cut
+        self.to_empty(device=mesh.world.device)  # makes new parameters, which lack `shard_dim`
         for name, cut in cuts.items():
             self.get_parameter(name).shard_dim = cut  # type: ignore[attr-defined]
         ends = {id(layer) for layer in (model.embedding, model.head)}
         if {id(layer) for _, layer in layers} >= ends and model.config.tied:
-            model.head.out.weight = model.embedding.token.weight  # to_empty has parted them
+            model.head.out.weight = model.embedding.token.weight  # to_empty has separated them
         if recipe.checkpointing:
             for _, layer in layers:
                 if id(layer) not in ends:
@@ -91,17 +91,17 @@ class Stage(nn.Sequential):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """One layer after another."""
+        """Run the layers one after another."""
         with self.autocast():
             return super().forward(x)
 
     def names(self) -> dict[str, str]:
         """{name of a parameter here: its name in the whole model}."""
-        found = {}
+        full_names = {}
         for name, _ in self.named_parameters():
             index, _, rest = name.partition(".")
-            found[name] = f"{self.paths[int(index)]}.{rest}"
-        return found
+            full_names[name] = f"{self.paths[int(index)]}.{rest}"
+        return full_names
 
 
 def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
@@ -177,11 +177,11 @@ class TrainStep:
             for group in sync.optimizer.param_groups:
                 group["lr"] = recipe.lr * self.warmup(number)
         rows = tokens.tensor_split(recipe.n_micro), targets.tensor_split(recipe.n_micro)
-        loss = self.pipeline.step(*rows, loss_weights=[len(each) for each in rows[0]])
+        loss = self.pipeline.step(*rows, loss_weights=[len(micro_batch) for micro_batch in rows[0]])
         mean = self._everybodys(loss, self.scaler.loss_scale.scale if self.scaler else 1.0)
         if self.scaler:
-            found = [self.scaler.unscale_(sync) for sync in syncs]  # all of them, finite or not
-            self.skipped = not all(found)
+            finite = [self.scaler.unscale_(sync) for sync in syncs]  # all of them, finite or not
+            self.skipped = not all(finite)
         elif not math.isfinite(mean):
             raise ValueError(
                 f"the loss of step {number} is {mean}: nothing was stepped. Look at the data of this step, or "

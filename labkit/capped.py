@@ -12,14 +12,14 @@
 What a rank holds is what a MemoryProbe counts (probe/memory.py): each storage once, at its true size, by kind. One
 probe lives as long as the rank and listens during its calls: what a call leaves behind in `group.state`, or under a
 name of a %%ranks cell, counts in the next until nothing refers to it. Garbage is collected before anything is refused
-(until then it stands in `status()` too). A call's arguments count from their arrival, a message that is received as the
+(until then it counts in `status()` too). A call's arguments count from their arrival, a message that is received as the
 tensor that it becomes.
 
 Not counted is what no device would hold for a rank: the Python process, and the bytes of what travels (a result is
-copied to be sent, gloo has buffers). Not heard is what threads of the learner's own make, until a module keeps it. On a
-GPU tensors of the host do not count, as they do not fill a real one.
+copied to be sent, gloo has buffers). Tensors that the learner's own threads make are not
+counted until a module keeps them. On a GPU tensors of the host do not count, since they do not fill a real GPU either.
 
-Nothing stays of what is refused: the call ends with the error in its rank, and the cluster goes on.
+A refused tensor leaves nothing behind: the call ends with the error in its rank, and the cluster goes on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cluster(cluster.Cluster):
     n_ranks        how many processes
     device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo)
     timeout_s      how long the ranks may go without a sign of life (a finished verb, a print, a return) before the
-                   call is given up with an autopsy; None: for ever. Certain deadlocks are found in 1 to 2 s anyhow
+    call is given up with an autopsy; None: for ever. Deadlocks that are certain are found in 1 to 2 s anyway
     links          `Links.two_nodes(2, scale=1e-3)` and the like: the ranks' wire takes the time of those links
     memory_bytes   bytes that a rank may hold, 67108864 or "64MiB" or "1.5 GB": beyond it VirtualOutOfMemory is raised
                    there, as on a device of that size (see above); None: as many as the machine has
@@ -87,8 +87,8 @@ def run(
     **kwargs: Any,
 ) -> list[Reply]:
     """One shot: a cluster of `n_ranks`, one call of `fn(group, *args, **kwargs)`, and everything is gone again."""
-    with Cluster(n_ranks, device, memory_bytes=memory_bytes, quiet=True) as made:
-        return made.run(fn, *args, **kwargs)
+    with Cluster(n_ranks, device, memory_bytes=memory_bytes, quiet=True) as ranks:
+        return ranks.run(fn, *args, **kwargs)
 
 
 def bytes_of(memory_bytes: int | float | str) -> int:
@@ -112,7 +112,7 @@ def bytes_of(memory_bytes: int | float | str) -> int:
 
 @dataclass(frozen=True)
 class Cap:
-    """So many bytes a rank: makes, in each rank, the probe that sees to it."""
+    """A cap of `n_bytes` for each rank; in each rank it makes the probe that enforces it."""
 
     n_bytes: int
 
@@ -142,7 +142,7 @@ class Capped:
 
     def __enter__(self) -> Capped:
         with ExitStack() as stack:
-            self.probe.cap_bytes = None  # what is there is there: only a call can free it, so calls go on
+            self.probe.cap_bytes = None  # what is held already is not refused: only a call can free it
             stack.enter_context(self.probe)
             self.probe.cap_bytes = self.cap_bytes
             self._entered = stack.pop_all()

@@ -9,12 +9,12 @@
 What runs is `labkit.assemble`'s TrainStep: strategies, pipeline, checkpointing, clipping, loss scaling, optimizer. Only
 kernels and peers are missing. The step that is measured is the second: in the first one the optimizer makes its state
 and ZeRO-3 learns in which order its units are needed. Beside what was rehearsed stands what the law predicts
-(`predict_memory`): two accounts of the same step that know nothing of each other.
+(`predict_memory`), which is computed independently.
 
-Exact, to the byte, against a real rank on gloo: memory at the peak by kind, bytes sent by verb and axis, flops. Of a
-pipeline too: a received tensor is made when it is waited for, and a sent one is let go when something comes back, both
-of which the program decides and not the wire. What is left to time is gloo's own thread, which may hold a tensor for a
-moment after the rank has gone on: a real peak is the rehearsed one, or now and then a tensor more, never less.
+Memory at the peak by kind, bytes sent by verb and axis, and flops equal those of a real rank on gloo, to the byte. So
+do those of a pipeline: a received tensor is allocated when the program waits for it, and a sent one is freed when a
+result comes back, so neither depends on the speed of the wire. Only gloo's own thread depends on time: it may hold a
+tensor for a moment after the rank has gone on. A real peak is the rehearsed one or, now and then, a tensor more.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def rehearse(shape: ModelShape | GPTConfig | str, layout: Layout, recipe: Recipe
     def measured(group: Group, step: TrainStep, tokens: Tensor) -> None:
         step(tokens, tokens, 1)
 
-    rows = [len(each) for each in range_of(recipe.batch_size // layout.dp, recipe.n_micro)]
-    found = rehearsed(
+    rows = [len(run) for run in range_of(recipe.batch_size // layout.dp, recipe.n_micro)]
+    rehearsal = rehearsed(
         measured, layout.size, rank, setup=setup, inputs=batch, hear=Boundary(config, layout, recipe, rows)
     )
-    return replace(found, predicted=predicted, notes=notes)
+    return replace(rehearsal, predicted=predicted, notes=notes)
 
 
 class Boundary:
@@ -82,7 +82,7 @@ class Boundary:
         self.dtype = DTYPES[recipe.precision] if half else wide
 
     def __call__(self, axis: str, source: int, tag: int) -> Tensor | None:
-        """The message of this tag on the pipeline's axis; others nobody sends."""
+        """The message of this tag on the pipeline's axis; None on other axes, where no messages are sent."""
         if axis != "pp":
             return None
         return torch.empty(self.rows[action_of_tag(tag, self.n_micro).micro], self.length, self.width, dtype=self.dtype)
@@ -90,13 +90,13 @@ class Boundary:
 
 def range_of(rows: int, parts: int) -> list[range]:
     """`rows` in `parts` runs, the first ones longer by one: as tensor_split cuts."""
-    each, more = divmod(rows, parts)
-    starts = [k * each + min(k, more) for k in range(parts + 1)]
+    size, more = divmod(rows, parts)
+    starts = [k * size + min(k, more) for k in range(parts + 1)]
     return [range(low, high) for low, high in zip(starts, starts[1:], strict=False)]
 
 
 def as_gpt(shape: Any) -> tuple[GPTConfig, tuple[str, ...]]:
-    """The GPT that stands for a shape, and what of the shape it does not have, in words.
+    """The GPT that stands for a shape, and notes that say what it lacks of that shape.
 
     Where attention or the MLP is of another kind, the hidden width is chosen such that a block has as many parameters,
     and so as many flops, as the shape's:  2 D F' = (2 or 3) D F + 2 D A + 2 D K - 4 D D.  ValueError if that leaves
@@ -112,14 +112,14 @@ def as_gpt(shape: Any) -> tuple[GPTConfig, tuple[str, ...]]:
             f"many parameters, its hidden width would be {hidden:g}. Give a shape of its kind, ModelShape.gpt(...)"
         )
     notes = []
-    other = [
+    differences = [
         "a gated MLP" * asked.gated,
         f"{asked.kv_heads} key heads for {asked.n_head}" * (asked.kv_heads != asked.n_head),
         f"heads {asked.width} wide" * (a != d),
     ]
-    if any(other):
+    if any(differences):
         notes.append(
-            f"labkit's GPT does not have {', nor '.join(filter(None, other))}: rehearsed is one whose MLP is "
+            f"labkit's GPT does not have {', nor '.join(filter(None, differences))}: rehearsed is one whose MLP is "
             f"{int(hidden):,} wide, with as many parameters and flops a block; activations differ somewhat"
         )
     if asked.norm != "layer":

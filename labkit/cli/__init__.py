@@ -62,8 +62,10 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         kind = "" if isinstance(error, (ValueError, RuntimeError)) else f"{type(error).__name__}: "
-        told = " ".join([error.reason, *error.notes]) if isinstance(error, labkit.WorkerError) else f"{error}"
-        Console(stderr=True).print(f"labkit: {kind}{told}", style="red", markup=False, highlight=False, soft_wrap=True)
+        message = " ".join([error.reason, *error.notes]) if isinstance(error, labkit.WorkerError) else f"{error}"
+        Console(stderr=True).print(
+            f"labkit: {kind}{message}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
         sys.exit(1)
 
 
@@ -115,7 +117,7 @@ def lab(
     from labkit.course.server.server import command
     from labkit.course.server.trust import SUMS, trust
 
-    if (path.parent / SUMS).exists() and path.parent.name == "notebooks":  # one that is shipped
+    if (path.parent / SUMS).exists() and path.parent.name == "notebooks":  # a notebook of the checkout
         root = path.parents[1]
         home = home or root / "my"
         print("\n".join([f"Your copies are in {home}.", *bring(root, home)]))
@@ -189,12 +191,12 @@ def plan(
     from labkit.plan.explain import explain, table
     from labkit.plan.search import plans
 
-    found = plans(model, gpu, gpus, batch, seq)
+    candidates = plans(model, gpu, gpus, batch, seq)
     with words_beside(to):
-        print(table(found, count=count, refused=(count + 1) // 2))
+        print(table(candidates, count=count, refused=(count + 1) // 2))
         print()
-        print(explain(found))
-    write(to, lambda: [_data_of(one) for one in found])
+        print(explain(candidates))
+    write(to, lambda: [_data_of(candidate) for candidate in candidates])
 
 
 @app.command()
@@ -236,10 +238,10 @@ def _find(name: str) -> Path:
     """A notebook by path (`notebooks/03_collectives.ipynb`), name (`03_collectives`) or number (`3`)."""
     if Path(name).is_file():
         return Path(name).resolve()
-    found = labs()
-    for path in (*found, *labs("[a-z]*.ipynb")):
+    numbered = labs()
+    for path in (*numbered, *labs("[a-z]*.ipynb")):
         if path.name.startswith(name.zfill(2)) or path.name == f"{name}.ipynb":
             return path
-    if not found:
+    if not numbered:
         raise ValueError("no notebooks here: run labkit lab in a checkout of labkit, or name a notebook by its path")
-    raise typer.BadParameter(f"no lab {name!r}; there are {', '.join(path.stem for path in found)}")
+    raise typer.BadParameter(f"no lab {name!r}; there are {', '.join(path.stem for path in numbered)}")

@@ -89,7 +89,7 @@ def _review(console: Console, box: Box, tags: list[str], lab: str, new: int) -> 
 
 
 def _key(console: Console, words: str, keys: str) -> str:
-    """One of the keys, or q; also at the end of what is typed."""
+    """One of the keys, or q, which also stands for the end of the input."""
     console.print(words, style="dim", end="", markup=False)
     while True:
         try:
@@ -104,23 +104,23 @@ def _key(console: Console, words: str, keys: str) -> str:
 
 def _back(card: Any) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for part, said in card.parts().items():
-        table.add_row(TITLES[part], _plain(said))
+    for part, text in card.parts().items():
+        table.add_row(TITLES[part], _plain(text))
     for name, cells in card.rows.items():
         pairs = zip(card.axes, cells, strict=True)
-        said = "; ".join(f"{card.said(axis)}: {card.said(cell)}" for axis, cell in pairs)
-        table.add_row(_plain(card.said(name)), _plain(said))
+        text = "; ".join(f"{card.said(axis)}: {card.said(cell)}" for axis, cell in pairs)
+        table.add_row(_plain(card.said(name)), _plain(text))
     if card.wrong:
         table.add_row("often heard", _plain(f"{card.said(card.wrong.said)} But: {card.said(card.wrong.but)}"))
-    for each in card.audited():
-        table.add_row("tested", brief(each).replace("[", "\\["))
+    for claim in card.audited():
+        table.add_row("tested", brief(claim).replace("[", "\\["))
     if card.lab:
         table.add_row("shown by", ", ".join(f"lab {cell[:2]}, cell {cell}" for cell in card.lab))
     return table
 
 
-def _plain(said: str) -> str:
-    return said.replace("`", "").replace("[", "\\[")
+def _plain(text: str) -> str:
+    return text.replace("`", "").replace("[", "\\[")
 
 
 def _list(box: Box, tags: list[str], lab: str) -> Table:

@@ -71,20 +71,20 @@ def _run(chosen: Iterable[Claim], console: Console) -> Iterator[Result]:
     """The proofs, with a line at the foot of the terminal that says which one is running."""
     from labkit.course.claims.audit import audit
 
-    every = list(chosen)
+    listed = list(chosen)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(every))
-        for each in every:
-            progress.update(task, description=f"{each.id} {each.claim}"[: max(10, console.width - 56)])
-            yield from audit([each.id])
+        task = progress.add_task("", total=len(listed))
+        for claim in listed:
+            progress.update(task, description=f"{claim.id} {claim.claim}"[: max(10, console.width - 56)])
+            yield from audit([claim.id])
             progress.advance(task)
 
 
 def _stored(chosen: Iterable[Claim]) -> Iterable[Result]:
     from labkit.course.claims.shown import claims as shown
 
-    return shown(*(each.id for each in chosen), stored=True)
+    return shown(*(claim.id for claim in chosen), stored=True)
 
 
 def _text(result: Result) -> Text:
@@ -93,4 +93,4 @@ def _text(result: Result) -> Text:
 
     first, *rest = lines(result)
     text = Text(first, style=dict(STYLES)[verdict_of(result)[0]])
-    return text.append("".join(f"\n{each}" for each in rest), style="default")
+    return text.append("".join(f"\n{line}" for line in rest), style="default")

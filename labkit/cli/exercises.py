@@ -48,12 +48,12 @@ def check(
     reports, read = [], set[Path]()
     with words_beside(to):
         console = Console()
-        for it in problems() if everything else chosen:
-            path = file or _notebook(it.lab, home or CHECKOUT / "my")
+        for exercise in problems() if everything else chosen:
+            path = file or _notebook(exercise.lab, home or CHECKOUT / "my")
             if path not in read:
                 console.print(_saved(path), style="dim", highlight=False, soft_wrap=True)
                 read.add(path)
-            reports.append(check_file(it.key, path))
+            reports.append(check_file(exercise.key, path))
             if len(chosen) == 1 and not everything:
                 console.print(reports[-1])
             elif not reports[-1].passed and not everything:

@@ -112,8 +112,8 @@ def _verdict(outcome: Outcome) -> str:
 
 def _summary(console: Console, asked: Quiz) -> None:
     left = len(asked.questions) - asked.of
-    told = f"{asked.score:g} of {plural(asked.of, 'point')}" + (f", {left} not answered" if left else "")
-    console.print(f"{told}; seed {asked.seed}", style="bold", markup=False, highlight=False)
+    result = f"{asked.score:g} of {plural(asked.of, 'point')}" + (f", {left} not answered" if left else "")
+    console.print(f"{result}; seed {asked.seed}", style="bold", markup=False, highlight=False)
     labs = asked.labs()
     for outcome in asked.outcomes:
         claim = outcome.question.claim

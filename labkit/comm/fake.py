@@ -1,4 +1,4 @@
-"""A fake world: one rank whose peers are nobody, for rehearsals on fake tensors.
+"""A fake world: one rank without any peers, for rehearsals on fake tensors.
 
     real    rank 0 <--- bytes ---> rank 1 ... rank 255        each rank: memory, ledger, time
     fake    rank 0 ---> nobody     (n = 256)                  one rank: the same memory, the same ledger, no values
@@ -7,8 +7,8 @@ The same verbs, in a world of any size, in one process. A verb makes the tensors
 (native.py), gives back one of the right shape, and charges the ledger with the bytes that this rank would send; no
 value is ever computed, so tensors must be fake ones (torch's FakeTensorMode). Memory of a group: none.
 
-A collective knows what comes back. A message does not: what it carries, the sender says. So a fake world is told,
-in this order:
+What a collective gives back is known. What a message carries is not: its sender decides. So a fake world takes it from
+the first of these that says it:
 
     into=           it lands there, and so has that shape
     hear            `world(n, hear=f)`: f(axis, source, tag) gives the tensor that global rank `source` would send
@@ -16,8 +16,8 @@ in this order:
                     were): ranks run one program, and in it they mostly do the same
     the argument    inside a swapped-in collective that has sent nothing yet: like the tensor it was given
 
-and ValueError where none of them says anything. When a sent tensor is let go: at `wait()`, as on a real wire, whatever
-the receiver's speed; a message of up to 3,968 bytes is copied into its header and holds nothing.
+and raises ValueError where none does. A sent tensor is freed at `wait()`, as on a real wire; a message of up to 3,968
+bytes is copied into its header and holds nothing.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def world(n_ranks: int, rank: int = 0, hear: Hear | None = None, ledger: Ledger 
 
 
 def along(whole: Group, axis: str, ranks: tuple[int, ...], rank: int) -> Group:
-    """A group of some ranks of a fake world: same ledger, told by the same `hear`."""
+    """A group of some ranks of a fake world, with the same ledger and the same `hear`."""
     wire: Any = Nobody(len(ranks), whole.wire.hear)  # type: ignore[attr-defined]
     return FakeGroup(axis, ranks, rank, wire, wire.bound, whole.ledger)
 
 
 class FakeGroup(Group):
-    """A Group on which nobody else is. ValueError for a tensor with values: nobody could add to them."""
+    """A Group of which only this member exists. ValueError for a tensor with values: nobody could add to them."""
 
     wire: Any
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
-        """Nobody takes it. x is kept as a real wire would keep it, until `wait()`."""
+        """Sends nothing. x is kept alive until `wait()`, as on a real wire."""
         x, tag = _fake(check_message(self, x, to)), check_tag(tag)
         call = self._call("send", x, to, tag)
         if self.tap is not None:
@@ -71,7 +71,7 @@ class FakeGroup(Group):
         return Work(self.ledger, call, sending, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
-        """What would come from member `source`: memory for it is taken when you wait, as on a real wire."""
+        """Receives nothing. Memory for what member `source` would send is taken when you wait, as on a real wire."""
         check_peer(self, source, "receive from")
         if into is not None:
             check_in_place(into, "into=")
@@ -102,8 +102,8 @@ class FakeGroup(Group):
         wire.received[self.axis] += 1
         if into is not None:
             return into
-        if wire.hear is not None and (told := wire.hear(self.axis, self.ranks[source], tag)) is not None:
-            return _fake(told)
+        if wire.hear is not None and (heard := wire.hear(self.axis, self.ranks[source], tag)) is not None:
+            return _fake(heard)
         if sent := wire.sent[self.axis]:
             shape, dtype = sent[min(place, len(sent) - 1)]
         elif wire.given is not None:
@@ -118,7 +118,7 @@ class FakeGroup(Group):
 
 
 class Prompt:
-    """Something that never waits for a peer."""
+    """An operation that never waits for a peer."""
 
     def done(self) -> bool:
         """True: there is no peer to wait for."""
@@ -136,7 +136,7 @@ class Unreceived(Prompt):
         self.kept = [raw] if raw.numel() > EAGER_BYTES else []
 
     def wait(self) -> None:
-        """Let go of the tensor."""
+        """Free the tensor."""
         self.kept.clear()
 
 
@@ -167,7 +167,7 @@ class Unsent(Prompt):
 
 
 class Over(Prompt):
-    """The handle of something that is done already."""
+    """The handle of an operation that is done already."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -182,10 +182,10 @@ class Nobody:
         self.size, self.hear = size, hear
         self.sent: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = defaultdict(list)
         self.received: dict[str, int] = defaultdict(int)
-        self.given: Tensor | None = None  # to the collective that is under way
+        self.given: Tensor | None = None  # the tensor given to the collective under way
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
-        self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
+        self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in
 
     def all_reduce_start(self, x: Tensor, op: str) -> UnderWay:
         """In place."""

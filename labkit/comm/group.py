@@ -141,6 +141,7 @@ class Group:
         A ring sends (n-1)/n of the result's bytes. Parts of different lengths want `ring.all_gather`."""
         if checked(self, x).dim() == 0:
             raise ValueError("all_gather joins along dim 0, and a scalar has none: use x.reshape(1)")
+        # a swapped-in algorithm may take parts of different lengths: dim 0 is then -1, so that the shapes compare equal
         ragged = self.algorithms["all_gather"] is not getattr(self.wire, "all_gather", None)
         return self._collective("all_gather", x, (-1, *x.shape[1:]) if ragged else x.shape)
 
@@ -242,7 +243,7 @@ class Group:
             with Watched(self.ledger, call):
                 return self.algorithms[verb](x, self, **given)
         finally:
-            if self.ledger.within:
+            if self.ledger.within:  # empty if the algorithm cleared the ledger
                 self.ledger.within.pop()
             self.ledger.close(number)
 
@@ -262,7 +263,7 @@ class Group:
 
 
 class Work:
-    """Something that was started. `wait()` returns its tensor (None for a send) when it is done; `done` only looks."""
+    """A started operation. `wait()` returns its tensor (None for a send) when it is done; `done` only looks."""
 
     def __init__(self, ledger: Ledger, call: Call, under_way: Any, number: int | None = None, tap: Tap | None = None):
         self.ledger, self.call, self.under_way, self.number, self.tap = ledger, call, under_way, number, tap
@@ -319,7 +320,7 @@ class Work:
 
 
 class Watched:
-    """Tells the ledger's witness before and after something that may block, so that a hang can be named."""
+    """Tells the ledger's witness before and after an operation that may block, so that a hang can be named."""
 
     def __init__(self, ledger: Ledger, call: Call):
         self.witness, self.call = ledger.witness, call

@@ -21,9 +21,9 @@ def all_to_all(x: Tensor, group: Group) -> Tensor:
     sent = [group.send(parts[rank], rank) for rank in others]
     out = [parts[group.rank].clone()] * group.size
     for rank, work in expected:
-        came = work.wait()
-        assert came is not None
-        out[rank] = came
+        arrived = work.wait()
+        assert arrived is not None
+        out[rank] = arrived
     for work in sent:
         work.wait()
     return torch.cat(out)

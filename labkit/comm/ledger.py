@@ -54,7 +54,7 @@ class Call:
 
 
 class Witness(Protocol):
-    """Is told before and after every wait. `enter` may raise ValueError if the ranks' calls do not match."""
+    """Is called before and after every wait. `enter` may raise ValueError if the ranks' calls do not match."""
 
     def enter(self, call: Call) -> None:
         """The rank is about to wait for `call`."""
@@ -101,7 +101,7 @@ class Ledger:
 
     def keep(self, message: Any) -> Any:
         """Keep a message alive until it is done, also when nobody waits for it: the wire uses its memory."""
-        if len(self.under_way) > 256:  # somebody never waits
+        if len(self.under_way) > 256:  # a program that never waits: drop what is done
             self.under_way = {key: message for key, message in self.under_way.items() if not message.done()}
         self.under_way[id(message)] = message
         return message

@@ -46,7 +46,7 @@ def _connect(axis: str, layout: Layout, world: Group) -> Group:
         return along(world, axis, mine, index)
     handle = None
     for ranks in sorted({layout.ranks(axis, rank) for rank in range(layout.size)}):
-        made = native.subgroup(ranks)  # a collective of the whole world: everybody forms everybody's group
-        handle = made if ranks == mine else handle
+        formed = native.subgroup(ranks)  # a collective of the whole world: every rank helps to form every group
+        handle = formed if ranks == mine else handle
     group = native.over(handle, axis, mine, index, world.device, world.ledger)
     return shaped.shape(group, world.wire.traffic) if isinstance(world.wire, shaped.Shaped) else group

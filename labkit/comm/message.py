@@ -70,7 +70,7 @@ class Free:
     """The lane of a wire whose timing is not shaped: every message is there when the wire says so."""
 
     def book(self, n_bytes: int) -> Stamp:
-        """The stamp that says nothing."""
+        """An empty stamp."""
         return UNSTAMPED
 
     def rest(self, stamp: Stamp, behind: int = 0) -> None:
@@ -83,7 +83,7 @@ class Free:
 
 
 class Sending:
-    """A message on its way out; keeps its tensors alive until the wire has let go of them."""
+    """A message on its way out; keeps its tensors alive until the wire no longer needs them."""
 
     def __init__(self, wire: Wire, x: Tensor, to: int, tag: int):
         x = x.detach()
@@ -125,7 +125,7 @@ class Receiving:
         self.pieces: list[Handle] = []
         self.lane, self.stamp = _lane(wire, source, False), UNSTAMPED
         if into is not None and not wire_is_device(wire) and into.numel() * into.element_size() > EAGER_BYTES:
-            self._ask(as_bytes(into))  # the size is known: do not lose a trip to waiting for the header
+            self._ask(as_bytes(into))  # the size is known: the payload need not wait for the header
         self.result: Tensor | None = None
 
     def open(self) -> None:
@@ -194,8 +194,9 @@ def _announcing(tag: int) -> int:
 
 
 def _carrying(tag: int, raw: Tensor) -> int:
-    # the size is part of the wire's tag: gloo aborts the process if a message meets a buffer of another size, and
-    # this way it waits for a receive that never comes while the receiver's header tells of the mismatch
+    # The size (modulo a prime, to fit into ten bits) is part of the wire's tag, because gloo aborts the process if a
+    # message meets a buffer of another size. This way the message waits for a receive that never comes, while the
+    # header tells the receiver of the mismatch.
     return (tag << 10) + 1 + raw.numel() % 1021
 
 

@@ -1,6 +1,6 @@
 """Groups over torch.distributed: gloo between processes on CPUs (or on one shared GPU), NCCL between GPUs.
 
-The one place that knows how torch spells its collectives. What a backend sends is charged to the ledger by the
+Only this file knows how torch spells its collectives. What a backend sends is charged to the ledger by the
 textbook law of a ring, whatever the backend does inside (gloo's reduce_scatter, for one, is an all_reduce in disguise):
 
     all_reduce      2(n-1)/n N     N = bytes of the whole tensor
@@ -27,6 +27,7 @@ from torch import Tensor
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 
+# a mean is a sum that is divided afterwards, on every backend
 _REDUCE = (
     ("sum", dist.ReduceOp.SUM),
     ("mean", dist.ReduceOp.SUM),
@@ -132,8 +133,7 @@ class UnderWay:
 
 
 class Message(UnderWay):
-    """A message under gloo, whose handle never says that it is done unless somebody waits: so `done` starts a thread
-    that waits."""
+    """A message under gloo. Its handle says that it is done only if a thread waits for it, so `done` starts one."""
 
     asking: threading.Thread | None = None
     error: BaseException | None = None
@@ -154,7 +154,7 @@ class Message(UnderWay):
         if self.asking is None:
             self.asking = threading.Thread(target=self._ask, daemon=True)
             self.asking.start()
-        self.asking.join(1e-3)  # so that what has arrived already is seen by the first question
+        self.asking.join(1e-3)  # so that the first call already sees a message that has arrived
         return not self.asking.is_alive()
 
     def _ask(self) -> None:
@@ -174,13 +174,13 @@ class Native:
         self.rank, self.headers, self.up, self.down = dist.get_rank(process_group), *[process_group] * 3
         if self.on_device:
             # NCCL queues all sends and receives between two GPUs on one stream, so two ranks that both send first would
-            # wait for each other. So what goes to a higher member and what goes to a lower one have a group each.
+            # wait for each other. So messages to higher members and messages to lower ones have a group each.
             # NCCL also ignores tags: headers, which must find their receive by tag, go over gloo.
             self.headers = companion(process_group, "gloo", "headers")
             self.up, self.down = companion(process_group, "nccl", "up"), companion(process_group, "nccl", "down")
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
-        self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
+        self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in
 
     def algorithms(self) -> dict[str, Any]:
         """Verb -> how this backend does it."""
@@ -211,13 +211,13 @@ class Native:
 
     def all_reduce_start(self, x: Tensor, op: str) -> UnderWay:
         """In place, asynchronous."""
-        staged = self._here(x)
+        staged = self._staged(x)
         work = dist.all_reduce(staged, _op(op), self.pg, async_op=True)
         return UnderWay(work, staged, None if staged is x else x, self.size if op == "mean" else 1)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> UnderWay:
         """Asynchronous; keeps x alive meanwhile.   [n*k, ...] -> [k, ...]"""
-        source = self._here(x)
+        source = self._staged(x)
         y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         work = _reduce_scatter()(y, source, _op(op), group=self.pg, async_op=True)
         back = None if source is x else torch.empty_like(y, device=x.device)
@@ -225,7 +225,7 @@ class Native:
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> UnderWay:
         """Asynchronous; keeps x alive meanwhile.   [k, ...] -> [n*k, ...]"""
-        source = self._here(x)
+        source = self._staged(x)
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
         y = out if source is x else torch.empty_like(out, device=source.device)
         work = _all_gather()(y, source, group=self.pg, async_op=True)
@@ -236,55 +236,55 @@ class Native:
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """Sum of x over the group.   same shape"""
         group.ledger.charge(2 * (self.size - 1) * x.numel() * x.element_size() // self.size)
-        y = self._here(x).clone(memory_format=torch.contiguous_format)
+        y = self._staged(x).clone(memory_format=torch.contiguous_format)
         dist.all_reduce(y, _op(op), self.pg)
-        return self._there(_mean(y, op, self.size), x)
+        return self._back_on(_mean(y, op, self.size), x)
 
     def reduce_scatter(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """This rank's part of the sum.   [n*k, ...] -> [k, ...]"""
         group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
         if x.shape[0] % self.size:  # torch wants equal parts; ours are those of tensor_split
-            y = self._here(x).clone(memory_format=torch.contiguous_format)
+            y = self._staged(x).clone(memory_format=torch.contiguous_format)
             dist.all_reduce(y, _op(op), self.pg)
             y = y.tensor_split(self.size)[group.rank].clone()
         else:
-            source = self._here(x).contiguous()
+            source = self._staged(x).contiguous()
             y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
             _reduce_scatter()(y, source, _op(op), group=self.pg)
-        return self._there(_mean(y, op, self.size), x)
+        return self._back_on(_mean(y, op, self.size), x)
 
     def all_gather(self, x: Tensor, group: Group) -> Tensor:
         """Everybody's x, joined along dim 0.   [k, ...] -> [n*k, ...]"""
         group.ledger.charge((self.size - 1) * x.numel() * x.element_size())
-        source = self._here(x).contiguous()
+        source = self._staged(x).contiguous()
         y = source.new_empty((self.size * x.shape[0], *x.shape[1:]))
         _all_gather()(y, source, group=self.pg)
-        return self._there(y, x)
+        return self._back_on(y, x)
 
     def broadcast(self, x: Tensor, group: Group, source: int = 0) -> Tensor:
         """The source's x.   same shape"""
         group.ledger.charge(x.numel() * x.element_size() if group.rank == source else 0)
-        y = self._here(x).clone(memory_format=torch.contiguous_format)
+        y = self._staged(x).clone(memory_format=torch.contiguous_format)
         dist.broadcast(y, group.ranks[source], self.pg)
-        return self._there(y, x)
+        return self._back_on(y, x)
 
     def all_to_all(self, x: Tensor, group: Group) -> Tensor:
         """Part j of x goes to rank j.   [n*k, ...] -> [n*k, ...]"""
         group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
-        source = self._here(x).contiguous()
+        source = self._staged(x).contiguous()
         y = torch.empty_like(source)
         dist.all_to_all_single(y, source, group=self.pg)
-        return self._there(y, x)
+        return self._back_on(y, x)
 
     def barrier(self, x: Tensor, group: Group) -> Tensor:
         """Wait for everybody."""
         dist.barrier(self.pg)
         return x
 
-    def _here(self, x: Tensor) -> Tensor:
+    def _staged(self, x: Tensor) -> Tensor:
         return x.cpu() if x.is_cuda and not self.on_device else x
 
-    def _there(self, y: Tensor, like: Tensor) -> Tensor:
+    def _back_on(self, y: Tensor, like: Tensor) -> Tensor:
         return y.to(like.device)
 
 

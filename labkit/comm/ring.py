@@ -14,7 +14,7 @@ n ranks stand on a ring. At each step everybody gives one chunk to the right and
     all_reduce     2(n - 1)    2(n-1)/n N         N = bytes of the whole tensor
     broadcast      n - 1        N (the last rank of the chain 0)
 
-Bandwidth-optimal: no rank can send less. What it trades is latency, n - 1 hops where a tree needs log n.
+A ring is bandwidth-optimal: no rank can send less. It pays in latency, n - 1 hops where a tree needs log n.
 Sums are taken in the tensor's own dtype, in ring order, as NCCL's rings do; every rank ends with the same bits.
 """
 
@@ -89,7 +89,7 @@ def _reduce_scatter(parts: Sequence[Tensor], out: Sequence[Tensor], group: Group
         take = (me - step - 2) % n
         return group.recv_start((me - 1) % n, tag=take, into=scratch[step % 2][: len(parts[take])])
 
-    coming = [expect(step) for step in range(min(2, n - 1))]  # asked for one step ahead: nobody waits for a request
+    coming = [expect(step) for step in range(min(2, n - 1))]  # one step ahead: no sender waits for its receiver
     for step in range(n - 1):
         give, take = (me - step - 1) % n, (me - step - 2) % n
         sent = group.send(parts[give] if step == 0 else out[give], (me + 1) % n, tag=give)

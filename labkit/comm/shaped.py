@@ -32,7 +32,7 @@ from labkit.comm.traffic import Traffic
 
 
 def shape(group: Group, traffic: Traffic) -> Group:
-    """The same group with its messages, and so its collectives, in the time of the links of `traffic`."""
+    """The same group; its messages, and so its collectives, take the time that the links of `traffic` would take."""
     traffic.punctual()
     wire = Shaped(group.wire, traffic, group.ranks, group.rank, group.device)
     return Group(group.axis, group.ranks, group.rank, wire, wire.verbs, group.ledger, group.device, group.state)
@@ -56,7 +56,7 @@ class Shaped:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def isend(self, x: Tensor, to: int, tag: int) -> Handle:
-        """Start sending the bytes of x: the real wire has no part in the timing."""
+        """Start sending the bytes of x at once; `lane` decides when they count as arrived."""
         return self.wire.isend(x, to, tag)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> Handle:
@@ -98,7 +98,7 @@ class Shaped:
 
     def _in_order(self, algorithm: Algorithm) -> Algorithm:
         def verb(x: Tensor, group: Group, **options: Any) -> Tensor:
-            self.stream.drain()  # what was started first goes first, as on a stream of NCCL
+            self.stream.drain()  # a verb that was started before goes first, as on a stream of NCCL
             return algorithm(x, group, **options)
 
         return verb

@@ -3,9 +3,9 @@
     main thread     start(a)  start(b)  ... backward ...          wait(a)   wait(b)
     stream               [ a ========== ][ b ============ ]
 
-What NCCL does on a stream of its own, for collectives that are made of messages. Their order is that in which they were
-started, the same on every rank, and their messages carry tags of their own, so that they never meet those of the main
-thread. The thread ends when it has had nothing to do for a moment.
+NCCL does this on a stream of the GPU; this does it for collectives that are made of messages. They run in the order in
+which they were started, the same on every rank, and their messages carry tags of their own, so that they never meet
+those of the main thread. The thread ends when it has had nothing to do for a moment.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Started:
 
     def wait(self) -> Tensor | None:
         """The verb's result, when it is done; or raise what it raised."""
-        while not self.over.wait(WAKE_S):  # a signal is heard between two looks
+        while not self.over.wait(WAKE_S):  # in short waits, so that a signal is handled in between
             continue
         if self.error is not None:
             raise self.error
@@ -87,7 +87,7 @@ class Stream:
         return started
 
     def drain(self) -> None:
-        """Wait until all that was started is through. (Errors are for those who wait for the verb itself.)"""
+        """Wait until all that was started is through. (Its errors are raised where the verb itself is waited for.)"""
         while self.last is not None and not self.last.over.wait(WAKE_S):
             continue
         self.last = None

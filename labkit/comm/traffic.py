@@ -7,15 +7,15 @@ The bytes themselves take the real wire, at once. What is shaped is when they co
         │ booked += bytes                                         served reaches the mark
         └ mark = booked                                           of the message
 
-For each directed edge the page holds two counts, `booked` and `served`. Whoever looks, advances: from the time of the
-last look to now, all edges with bytes to carry are served at their fair rates, from one change of rates to the next. An
-idle edge gives t + alpha + bytes * beta to the microsecond; two edges that share a trunk get half each for as long as
-both are busy, whenever the second came. As rates change, a history for each edge remembers since when it was served
-how fast, so that whoever looks late still finds when the mark was passed. Nothing runs in the background.
+For each directed edge the page holds two counts, `booked` and `served`. Every look brings them up to date: from the
+time of the last look to now, all edges with bytes to carry are served at their fair rates, from one change of rates to
+the next. An idle edge gives t + alpha + bytes * beta to the microsecond; two edges that share a trunk get half each for
+as long as both are busy, whenever the second came. As rates change, a history for each edge remembers since when it was
+served how fast, so that a rank which looks late still finds when the mark was passed. Nothing runs in the background.
 
-A rank that should have gone on at t is woken by a busy machine some time later. That is not the links' doing, so it is
-forgiven: until it next waits, what this rank hands over counts as handed over so much sooner (`late`, at most alpha and
-10 ms). Otherwise the latencies of a ring would grow by a wake-up at every step.
+A busy machine wakes a rank that should have gone on at t some time later. The links did not cause that, so it is
+forgiven: until it next waits, what this rank hands over counts as handed over that much sooner (`late`, at most alpha
+and 10 ms). Otherwise the latencies of a ring would grow by a wake-up at every step.
 
 All times are CLOCK_MONOTONIC, one clock for all processes of a machine. A look takes 5 to 10 us and is done under a
 file lock, which the system frees when a process dies.
@@ -45,21 +45,22 @@ FORGIVEN_S = 10e-3
 HISTORY = 48
 _PR_SET_TIMERSLACK = 29
 _SEGMENT = 3  # since when (s), served by then (bytes), rate (bytes/s)
-_SLACK_BYTES = 0.5
+_SLACK_BYTES = 0.5  # rounding below this is no change
 
 T = TypeVar("T")
 Doubles: TypeAlias = "array[float]"
 
 
 class Traffic:
-    """The page, seen from one process. `path` is made where it is missing; every rank says the same links.
+    """The page, seen from one process. `path` is created if it is missing; every rank must give the same links.
 
-    `beat` is called now and then by whoever sleeps here: sleeping is honest work, not a hang."""
+    `beat` is called now and then by a thread that sleeps here, so that nobody takes the sleep for a hang."""
 
     def __init__(self, path: str, links: Links, beat: Callable[[], None] | None = None):
         self.links, self.beat, self.n = links, beat, links.n_ranks
         self.edges = [a * self.n + b for a in range(self.n) for b in range(self.n) if a != b]
         self.alpha = {a * self.n + b: link.alpha_s for (a, b), link in links.wires}
+        # doubles in the page: the time of the last look; booked and served of each edge; then each edge's history
         self.core = 1 + 2 * self.n**2
         size = 8 * (self.core + self.n**2 * (1 + _SEGMENT * HISTORY))
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -77,7 +78,7 @@ class Traffic:
         return Road(self, a * self.n + b)
 
     def close(self) -> None:
-        """Let go of the page; whoever still sleeps on it is told."""
+        """Release the page; a thread that still sleeps on it gets a RuntimeError."""
         with self.lock:
             if not self.closed:
                 self.closed = True
@@ -92,12 +93,12 @@ class Traffic:
 
     def due(self, edge: int, stamp: Stamp, behind: int = 0) -> float:
         """When all but the last `behind` bytes of a message are there, if nobody hands over anything more."""
-        left, mark, late = stamp
+        handed_over, mark, late = stamp
         passed = self._look(lambda core, _: self._passed(core, edge, mark - behind))
-        return max(left, passed) + self.alpha[edge] - late
+        return max(handed_over, passed) + self.alpha[edge] - late
 
     def rest(self, edge: int, stamp: Stamp, behind: int = 0) -> None:
-        """Sleep until `due`. A signal is heard at once."""
+        """Sleep until `due`. A signal is handled at once."""
         beat_at, on_time = time.monotonic() + BEAT_S, time.monotonic() - self._late()
         while True:
             due, now = self.due(edge, stamp, behind), time.monotonic()
@@ -110,7 +111,7 @@ class Traffic:
                 beat_at = now + BEAT_S
 
     def punctual(self) -> None:
-        """Nobody is late in this process: a new call begins."""
+        """Forget how late the threads of this process are: a new call begins."""
         self.own = threading.local()
 
     def _late(self) -> float:
@@ -139,7 +140,7 @@ class Traffic:
         return now, core[1 + 2 * edge]
 
     def _advance(self, core: Doubles, until: float, edge: int = -1, mark: float = 0.0) -> float:
-        """Serve all edges until `until`, or until `edge` has been served up to `mark`; the time reached."""
+        """Serve all edges until `until`, or until `edge` has been served up to `mark`. Returns the time reached."""
         now = core[0] or until
         while now < until:
             busy = tuple(e for e in self.edges if core[1 + 2 * e] > core[2 + 2 * e])
@@ -156,7 +157,7 @@ class Traffic:
                 served = core[2 + 2 * e] + rate[e] * step
                 core[2 + 2 * e] = core[1 + 2 * e] if served > core[1 + 2 * e] - _SLACK_BYTES / 1e3 else served
             now += step
-            if edge in rate and core[2 + 2 * edge] >= mark:  # it came to its end with another, but for a rounding
+            if edge in rate and core[2 + 2 * edge] >= mark:  # done together with another edge, but for rounding
                 return now
         core[0] = until
         return until

@@ -1,10 +1,10 @@
-"""What stands around every call of a rank, decided by somebody above the launcher: a memory cap, for one.
+"""A context around every call of a rank, chosen by code above the launcher: a memory cap, for example.
 
     kernel    Cluster(4, around=spec)   pickled into what each rank is started with
     rank      around = spec(device)     once, so that it remembers from call to call; a re-forked rank makes its own
               with around: fn(group)    each call, its arguments included
 
-The launcher knows no more of it than this page says.
+This file is all that the launcher knows of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Around(AbstractContextManager, Protocol):
 
     @property
     def cap_bytes(self) -> int:
-        """The most that there may be."""
+        """The most live bytes that there may be."""
         ...
 
 

@@ -115,7 +115,7 @@ class BlackBox:
         return _MEMORY.unpack_from(self.memory, rank * PAGE + _MEMORY_AT)
 
     def posted(self, rank: int, call_id: int, axis: str, ranks: Sequence[int], seq: int) -> str | None:
-        """What `rank` brought to collective `seq` of this group in this call, or None if it has not come."""
+        """What `rank` brought to collective `seq` of this group in this call, or None if it has not called it yet."""
         key = _key(axis, ranks)
         post = _POST.unpack_from(self.memory, rank * PAGE + _POSTS_AT + (key + seq) % _N_POSTS * _POST.size)
         if post[:3] == (key, seq, call_id):
@@ -204,9 +204,9 @@ class Page:
         where = self.at + _POSTS_AT + (key + call.seq) % _N_POSTS * _POST.size
         packed = _POST.pack(key, call.seq, self.call_id, len(text), text)
         memory = self.box.memory
-        memory[where : where + 4] = bytes(4)
+        memory[where : where + 4] = bytes(4)  # no key while the post is being written
         memory[where + 4 : where + len(packed)] = packed[4:]
-        memory[where : where + 4] = packed[:4]  # the key last: whoever finds it finds the rest complete
+        memory[where : where + 4] = packed[:4]  # the key last: a reader that finds it finds the rest complete
         for rank in call.ranks:
             theirs = None if rank == self.rank else self.box.posted(rank, self.call_id, call.axis, call.ranks, call.seq)
             if theirs is not None and theirs != text.decode(errors="replace"):

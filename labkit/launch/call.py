@@ -1,4 +1,5 @@
-"""One call: collect the answers, show the output, notice when it can never end, free whoever is stuck, name the cause.
+"""One call: collect the answers, show the output, notice when it can never end, free the ranks that are stuck, name the
+cause.
 
     answers of all ranks                         -> replies
     one rank fails, others are still under way   -> a moment's grace, then free the others; root cause first
@@ -32,10 +33,11 @@ from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
 
 GRACE_S = 0.25
-"""After the first failure others may be failing for reasons of their own: so long their answers are awaited."""
+"""How long other answers are awaited after the first failure: those ranks may fail for reasons of their own."""
 LOOK_S = 0.5
 SURE_S = 1.0
-"""A rank that waits for one that is gone is given up after this long; ranks that wait in a circle after twice that."""
+"""A rank that waits for a rank that is gone is given up after this long; ranks that wait in a circle after twice
+that."""
 STRAGGLER_S = 5.0
 RELEASE_S = 2.0
 
@@ -138,13 +140,13 @@ class Call:
         return any(autopsy.ranks[rank].state in ("finished", "raised", "dead", "idle") for rank in awaited)
 
     def _straggler(self, seen: Sequence[watch.Whereabouts]) -> None:
-        long = [rank for rank in seen if rank.state == "waiting" and rank.seconds > STRAGGLER_S and rank.waits_for]
-        if long:
+        patient = [rank for rank in seen if rank.state == "waiting" and rank.seconds > STRAGGLER_S and rank.waits_for]
+        if patient:
             self.told_straggler = True
-            late = [str(seen[rank]) for rank in long[0].waits_for if seen[rank].state == "running"]
-            who = watch.name_ranks([waiting.rank for waiting in long])
+            late = [str(seen[rank]) for rank in patient[0].waits_for if seen[rank].state == "running"]
+            names = watch.name_ranks([waiting.rank for waiting in patient])
             print(
-                f"{who} waiting in {long[0].call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.",
+                f"{names} waiting in {patient[0].call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.",
                 flush=True,
             )
 
@@ -237,8 +239,8 @@ def error_of(call: Call) -> WorkerError | None:
         autopsy = watch.Autopsy(reason, autopsy.ranks, autopsy.stuck)
     notes = []
     if call.replaced:
-        who = watch.name_ranks(call.replaced)
-        notes.append(f"A fresh process took the place of {who} (its names are gone); the other ranks kept theirs.")
+        names = watch.name_ranks(call.replaced)
+        notes.append(f"A fresh process took the place of {names} (its names are gone); the other ranks kept theirs.")
     if rank in failures:
         notes += advice(failures[rank].message)
     cause = {rank: failures[rank]} if rank in failures and _is_cause(rank, failures[rank], autopsy) else {}

@@ -30,7 +30,7 @@ class Cluster:
     n_ranks        how many processes
     device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo)
     timeout_s      how long the ranks may go without a sign of life (a finished verb, a print, a return) before the
-                   call is given up with an autopsy; None: for ever. Certain deadlocks are found in 1 to 2 s anyhow
+    call is given up with an autopsy; None: for ever. Deadlocks that are certain are found in 1 to 2 s anyway
     links          `Links.two_nodes(2, scale=1e-3)` and the like: the ranks' wire takes the time of those links
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
@@ -115,8 +115,8 @@ class Cluster:
             return self._replies(call)
 
     def _mend(self) -> None:
-        """Before a call: replace ranks that died while idle, and set right what an impatient interrupt left."""
-        self._processes.waiting = self._processes.poll(0) and []
+        """Before a call: replace ranks that died while idle, and all of them if interrupts broke off a release."""
+        self._processes.waiting = self._processes.poll(0) and []  # notes deaths; other events belong to no call
         dead = [rank for rank in range(self.n_ranks) if not self._processes.alive(rank)]
         if dead or self._doubt:
             why = "; ".join(
@@ -169,16 +169,16 @@ class Cluster:
         """Messages that nobody received must not be found by the next call: a new generation throws them away."""
         lost = undelivered(call)
         if lost:
-            who = ", ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in lost.items())
-            print(f"Messages were sent and never received: {who}. They are thrown away.", flush=True)
+            listed = ", ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in lost.items())
+            print(f"Messages were sent and never received: {listed}. They are thrown away.", flush=True)
             self._processes.heal()
 
     def restart(self, *ranks: int) -> None:
         """Fresh processes for `ranks` (for all when none is named); what the others remember stays."""
-        some = self.on(*ranks).ranks if ranks else tuple(range(self.n_ranks))
+        chosen = self.on(*ranks).ranks if ranks else tuple(range(self.n_ranks))
         with self._lock:
             self._ensure_open()
-            self._processes.kill(some)
+            self._processes.kill(chosen)
             self._processes.heal()
 
     def interrupt(self) -> None:
@@ -251,7 +251,7 @@ def _check_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """ValueError, before any rank is asked, for a function that cannot be called as `fn(group, *args, **kwargs)`."""
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # built-ins that tell nothing of themselves
+    except (TypeError, ValueError):  # built-ins without a signature
         return
     try:
         signature.bind(None, *args, **kwargs)

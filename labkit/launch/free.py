@@ -1,4 +1,4 @@
-"""The control thread of a rank: where is the main thread, and how to get it out of a collective.
+"""The control thread of a rank: it tells where the main thread is, and gets it out of a collective.
 
 Nothing in torch frees a rank that waits in a gloo collective: neither a signal nor abort nor shutdown, only a peer's
 death or the time-out. Cutting the TCP connections between ranks does: the collective raises within milliseconds,
@@ -61,8 +61,8 @@ def position(main_thread: int) -> Position | None:
     frame = frame or innermost
     if frame is None:
         return None
-    file, line, name = frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name  # no line between two
-    # Who holds a frame holds its tensors: the main thread may return from it while a file is read below, and its
+    file, line, name = frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name  # None between two lines
+    # A frame keeps its tensors alive: the main thread may return from it while a file is read below, and its
     # memory would be counted as still in use.
     del frame, innermost
     text = linecache.getline(file, line).strip()

@@ -49,16 +49,16 @@ def limits() -> list[Limit]:
     free = free_bytes()
     discriminant = math.sqrt(RANK_BYTES**2 + 4 * SOCKET_BYTES * free)
     by_memory = int((discriminant - RANK_BYTES) / (2 * SOCKET_BYTES))
-    here, theirs = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = here - psutil.Process().num_fds() - 50  # the notebook opens files of its own
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = soft - psutil.Process().num_fds() - 50  # the notebook opens files of its own
     processes = _processes()
     return [
         Limit(by_memory, f"{free / 1e9:.1f} GB of memory are free, and a rank takes {RANK_BYTES >> 20} MiB and more"),
         Limit(
             files // KERNEL_FILES,
-            f"a process may open {here:,} files (ulimit -n), {KERNEL_FILES} of them for each rank",
+            f"a process may open {soft:,} files (ulimit -n), {KERNEL_FILES} of them for each rank",
         ),
-        Limit(theirs - RANK_FILES, f"a rank may open {theirs:,} files (ulimit -Hn), one of them for each other rank"),
+        Limit(hard - RANK_FILES, f"a rank may open {hard:,} files (ulimit -Hn), one of them for each other rank"),
         Limit(processes // RANK_THREADS, f"{processes:,} more processes and threads may be started (ulimit -u)"),
     ]
 

@@ -57,7 +57,7 @@ class Bar:
             self.display.update(self.display.task_ids[0], completed=share, description=text, refresh=True)
 
     def end(self, text: str) -> None:
-        """Take the bar away. In a notebook `text` takes its place, where no output can be deleted alone."""
+        """Take the bar away. A notebook cannot delete a single output, so there `text` takes its place."""
         if self.display is None:
             return
         if hasattr(self.display, "stop"):  # the bar of a terminal
@@ -95,7 +95,7 @@ def _before_a_person() -> bool:
     """True if a notebook runs this, in front of a person.
 
     papermill, nbconvert and nbval keep what a cell shows, and compare it: the remains of a bar, which a slow machine
-    shows and a fast one does not, would be a difference. They are known by this: no cell may ask them anything."""
+    shows and a fast one does not, would be a difference. They are recognised by this: no cell may ask for input."""
     if "ipykernel" not in sys.modules or not type(sys.stdout).__module__.startswith("ipykernel"):
         return False
     from IPython import get_ipython

@@ -34,7 +34,7 @@ from labkit.launch.zygote import zygote
 from labkit.plan.topology import Links
 
 START_S, JOIN_S, JOIN_RANK_S = 120.0, 60.0, 1.0
-"""How long ranks may take to meet: executed afresh or forked, and so much more for each. It ends when they have met."""
+"""How long ranks may take to meet at most: if executed afresh, if forked, and how much more for each rank."""
 TORCH_TIMEOUT_S = 1800.0
 """torch's own time-out of a collective. labkit's watch is far sooner and says why; this one is the last resort."""
 
@@ -98,17 +98,17 @@ class Channels:
 
     def _from_warden(self, events: list[Event]) -> None:
         try:
-            kind, *what = self.warden.recv()
+            kind, *details = self.warden.recv()
         except (EOFError, OSError):
             raise RuntimeError(
                 "the warden of this cluster is gone, and its ranks with it: make a new Cluster"
             ) from None
         if kind == "started":
-            self.pids[what[0]] = what[1]
+            self.pids[details[0]] = details[1]
         elif kind == "refused":
-            raise RuntimeError(f"the system refused a process for rank {what[0]} ({what[1]}): use fewer ranks")
+            raise RuntimeError(f"the system refused a process for rank {details[0]} ({details[1]}): use fewer ranks")
         elif kind == "ended":
-            ended: Ended = what[0]
+            ended: Ended = details[0]
             if self.pids.get(ended.rank) == ended.pid:
                 del self.pids[ended.rank]
                 self.ended[ended.rank] = ended
@@ -122,12 +122,12 @@ class Channels:
                 return
             name = identity.bytes.decode()
             rank, _, pid = name[1:].partition(".")
-            kind, *what = pickle.loads(head.buffer)
+            kind, *details = pickle.loads(head.buffer)
             if kind == "joined":
-                if what[1] == self.generation:
-                    self.joined[int(rank)] = what[2]
+                if details[1] == self.generation:
+                    self.joined[int(rank)] = details[2]
             elif kind != "hello" and self.pids.get(int(rank)) == int(pid):  # else it is from a rank that was replaced
-                events.append(Event(kind, int(rank), tuple(what), [frame.buffer for frame in frames]))
+                events.append(Event(kind, int(rank), tuple(details), [frame.buffer for frame in frames]))
 
     def wait(self, until: Callable[[], Any], timeout_s: float) -> bool:
         """Handle messages until `until()` holds; keeps the events for the next `poll`."""
@@ -201,7 +201,7 @@ class RankProcesses(Channels):
             output = os.path.join(self.folder, f"output{rank}")
             own = {"rank": rank, "output": output, "device": self.devices[rank], "generation": self.generation}
             # The warden answers each message. If both sides only sent, each would fill its direction of the socket and
-            # wait for ever. So what the warden has answered is taken out before more is asked of it.
+            # wait for ever. So the warden's answers are read before it is asked for more.
             self.waiting = self.poll(0)
             self.warden.send(("start", {**self.spec, **own}))
             self.sent_sources.clear()

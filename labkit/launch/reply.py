@@ -32,7 +32,7 @@ class Failure(NamedTuple):
     kind: str
     message: str
     traceback: str
-    collateral: bool  # the wire failed under it: somebody else is the cause
+    collateral: bool  # its connections broke: another rank is the cause
     pickled: bytes | None
     last_call: str = ""
 
@@ -62,12 +62,12 @@ class Answer(NamedTuple):
 
 def failure_of(error: BaseException, page: Page) -> Failure:
     """Describe `error` where it happened. The traceback begins, and for bad input ends, at the learner's own lines."""
-    told = traceback.TracebackException.from_exception(error)
-    while len(told.stack) > 1 and told.stack[0].filename.startswith(_OURS):
-        del told.stack[0]
-    while len(told.stack) > 1 and told.stack[-1].filename.startswith(_OURS) and isinstance(error, ValueError):
-        del told.stack[-1]  # a verb refused what it was given: the line that called it is the place to look
-    text = "".join(told.format())
+    report = traceback.TracebackException.from_exception(error)
+    while len(report.stack) > 1 and report.stack[0].filename.startswith(_OURS):
+        del report.stack[0]
+    while len(report.stack) > 1 and report.stack[-1].filename.startswith(_OURS) and isinstance(error, ValueError):
+        del report.stack[-1]  # a verb refused what it was given: the line that called it is the place to look
+    text = "".join(report.format())
     wire = type(error).__name__ in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(
         _CONNECTION.search(str(error))
     )

@@ -70,7 +70,7 @@ def _tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, p
     kind = getattr(torch, dtype)
     writable = raw if not memoryview(raw).readonly else bytearray(raw)
     x = torch.frombuffer(writable, dtype=kind).reshape(shape) if len(raw) else torch.empty(shape, dtype=kind)
-    x = torch.ops.aten.lift_fresh.default(x)  # as torch.tensor does: who counts tensors hears of it
+    x = torch.ops.aten.lift_fresh.default(x)  # as torch.tensor does, so that a probe sees the new tensor
     if parameter:
         return torch.nn.Parameter(x, requires_grad=requires_grad)
     return x.requires_grad_(requires_grad)
@@ -102,7 +102,7 @@ class Parcel:
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("labkit", os.MFD_CLOEXEC)
             file = open(fd, "wb", buffering=0)
-            path = f"/proc/{os.getpid()}/fd/{fd}"
+            path = f"/proc/{os.getpid()}/fd/{fd}"  # by which the receiver opens the sender's memory
         else:  # no memfd: an unnamed file would have no path to hand over
             named = tempfile.NamedTemporaryFile(prefix="labkit-", suffix=".parcel")
             file, path = named, named.name  # type: ignore[assignment]

@@ -1,9 +1,10 @@
 """The warden of one cluster: forks its ranks, reaps them, says how each ended, and leaves nothing behind.
 
-It is a fork of the zygote with a session of its own and a single thread. It obeys the kernel over one socket and
-knows that the kernel is gone by end of file or by having another grandparent; then it ends every rank with all
-that rank started. A rank also dies with the warden (the kernel's parent-death signal, on Linux), which is why only
-this thread forks ranks: that signal follows the thread, not the process.
+It is a fork of the zygote with a session of its own and a single thread. It obeys the notebook's kernel over one
+socket. The kernel is gone when that socket ends or when the zygote, which leaves with the kernel, is no longer the
+warden's parent; then the warden ends every rank with all that the rank started. A rank also dies with the warden
+(Linux's parent-death signal), which is why only this thread forks ranks: that signal follows the thread, not the
+process.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main(fd: int, kernel_pid: int) -> None:
     code = 1
     try:
         os.setsid()
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of ranks become our children, so that we can end them
         Warden(Connection(fd), kernel_pid).serve()
         code = 0
     finally:
@@ -65,6 +66,7 @@ class Warden:
         self.ranks: dict[int, int] = {}  # pid -> rank
         self.oom_kills = _oom_kills()
         self.folder = ""
+        # a death writes a byte into this pipe, which wakes `serve` at once; the handler of SIGCHLD itself does nothing
         self.wake, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -91,7 +93,7 @@ class Warden:
         return os.getppid() == self.zygote_pid and psutil.pid_exists(self.kernel_pid)
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Fork one rank (or execute it afresh where forking is not to be had)."""
+        """Fork one rank (or execute it afresh where the spec asks for it)."""
         try:
             if spec["fresh"]:
                 pid = _execute(spec)
@@ -133,7 +135,7 @@ class Warden:
                 _end_tree(pid)
 
     def reap(self) -> None:
-        """Collect whatever has ended and tell the kernel how."""
+        """Collect every process that has ended, and tell the kernel how each rank ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -229,7 +231,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _oom_kills() -> int | None:
-    """How many processes of our memory control group the kernel has killed for want of memory; None if unknown."""
+    """How many processes of our memory control group Linux has killed for want of memory; None if unknown."""
     try:
         line = next(x for x in Path("/proc/self/cgroup").read_text().splitlines() if x.startswith("0::"))
         events = Path("/sys/fs/cgroup" + line[3:]) / "memory.events"

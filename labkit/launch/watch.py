@@ -5,7 +5,7 @@ The reasoning is pure: `diagnose` takes the whereabouts of all ranks and finds t
     a rank that runs Python can go on
     a rank that waits can go on if everybody it waits for can
     a rank that has finished, raised or died will not come any more
-    whoever is left waits for ever
+    all ranks that are left wait for ever
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from labkit.launch.blackbox import BlackBox, Position, State
 
 FEW = 3
-"""So many ranks that stand at the same place share a line."""
+"""From so many ranks on, those that stand at the same place share a line."""
 STATES = ("waiting", "running", "finished", "raised", "dead", "idle")
 
 
@@ -57,9 +57,9 @@ class Whereabouts:
         where = f", {self.place}" + (f": {self.source}" if self.source else "") if self.file else ""
         has, stands = ("has", "is") if len(ranks) == 1 else ("have", "are")
         if self.state == "waiting":
-            whom = f", waiting for {name_ranks(self.waits_for)}" if self.waits_for else ", everybody has come"
-            what = f"{self.call} {self.shape}".rstrip()
-            return f"{name_ranks(ranks)} {has} been in {what} for {self.seconds:.1f} s{whom}{where}"
+            awaited = f", waiting for {name_ranks(self.waits_for)}" if self.waits_for else ", everybody has come"
+            activity = f"{self.call} {self.shape}".rstrip()
+            return f"{name_ranks(ranks)} {has} been in {activity} for {self.seconds:.1f} s{awaited}{where}"
         words = {
             "running": f"{stands} running Python",
             "finished": f"{has} finished",
@@ -104,14 +104,14 @@ def lines(ranks: Iterable[Whereabouts]) -> list[str]:
     places: dict[Whereabouts, list[Whereabouts]] = {}
     for stance in ranks:
         places.setdefault(replace(stance, rank=0, seconds=0.0), []).append(stance)
-    told = []
-    for there in places.values():
-        if len(there) < FEW:
-            told += [(stance.rank, str(stance)) for stance in there]
+    rows = []
+    for stances in places.values():
+        if len(stances) < FEW:
+            rows += [(stance.rank, str(stance)) for stance in stances]
         else:  # the one that came last: the others have been there for longer
-            last = min(there, key=lambda stance: stance.seconds)
-            told.append((there[0].rank, last.told([stance.rank for stance in there])))
-    return [line for _, line in sorted(told)]
+            last = min(stances, key=lambda stance: stance.seconds)
+            rows.append((stances[0].rank, last.told([stance.rank for stance in stances])))
+    return [line for _, line in sorted(rows)]
 
 
 def is_cell(file: str) -> bool:
@@ -182,18 +182,18 @@ def _in_torch(rank: int, position: Position, seconds: float, at: dict[str, Any])
 
 
 def join_torch(seen: Sequence[Whereabouts]) -> list[Whereabouts]:
-    """Cut down whom a collective of torch itself waits for to the members that are not in the same collective."""
+    """In collectives of torch itself, leave in `waits_for` only the members that are not in the same collective."""
     taking_part = {stance.rank for stance in seen if stance.state != "idle"}
     out = []
     for stance in seen:
         if stance.state == "waiting" and stance.axis.startswith("torch "):
             members = set(stance.waits_for or taking_part)
-            here = {
+            present = {
                 o.rank
                 for o in seen
                 if o.state == "waiting" and (o.axis, o.seq, o.verb) == (stance.axis, stance.seq, stance.verb)
             }
-            stance = replace(stance, waits_for=tuple(sorted(members - here - {stance.rank})))
+            stance = replace(stance, waits_for=tuple(sorted(members - present - {stance.rank})))
         out.append(stance)
     return out
 
@@ -240,8 +240,8 @@ def _headline(stuck: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
     gone = sorted({o for r in stuck for o in by_rank[r].waits_for if by_rank[o].state not in ("waiting", "running")})
     if gone:
         wait = "wait" if len(together) > 1 else "waits"
-        whom = "" if first.verb in ("send", "recv") else f" for {name_ranks(gone)}"
-        return f"Hang: {name_ranks(together)} {wait} in {first.call}{whom}, {_absence(gone, by_rank)}."
+        awaited = "" if first.verb in ("send", "recv") else f" for {name_ranks(gone)}"
+        return f"Hang: {name_ranks(together)} {wait} in {first.call}{awaited}, {_absence(gone, by_rank)}."
     collectives = all(by_rank[r].verb not in ("send", "recv") for r in stuck)
     if (
         collectives
@@ -261,10 +261,10 @@ def _wait(stance: Whereabouts) -> str:
 
 
 def _absence(gone: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
-    one = len(gone) == 1
+    single = len(gone) == 1
     state, detail = by_rank[gone[0]].state, by_rank[gone[0]].detail
     if state == "finished":
-        return "which has finished without it" if one else "which have finished without it"
+        return "which has finished without it" if single else "which have finished without it"
     if state == "idle":
-        return "which is not part of this call" if one else "which are not part of this call"
+        return "which is not part of this call" if single else "which are not part of this call"
     return f"which {detail}"

@@ -1,7 +1,7 @@
 """The life of a rank: join the world, wait for calls, run them, reply.
 
-The main thread runs the learner's code and nothing else does. A control thread answers while the main thread is
-stuck: it tells where the main thread stands, and frees it from a gloo collective by cutting the sockets.
+Only the main thread runs the learner's code. A control thread answers while the main thread is stuck: it tells where
+the main thread stands, and frees it from a gloo collective by cutting the sockets.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ class Rank:
         self.libc = ctypes.CDLL(None)
 
     def _interrupted(self, _: int, frame: types.FrameType | None) -> None:
+        """SIGINT: KeyboardInterrupt in the learner's code; ignored outside of it and in the middle of an import."""
         if not self.busy:
             return
         while frame is not None:
             if frame.f_code.co_filename == "<frozen importlib._bootstrap>" and self.spared < SPARED:
-                self.spared += 1  # half an import breaks every later one; the kernel will ask again
+                self.spared += 1  # half an import breaks every later one; the kernel signals again
                 return
             frame = frame.f_back
         raise KeyboardInterrupt
@@ -159,7 +160,7 @@ class Rank:
         self._retire_threads()
 
     def _run(self, frames: list[Any]) -> Any:
-        """The only place where the learner's code runs, and where the stop button is heard."""
+        """The only place where the learner's code runs, and where the stop button takes effect."""
         try:
             self.spared, self.busy = 0, True
             try:
@@ -204,6 +205,7 @@ class Rank:
             trim(0)
 
     def _retire_threads(self) -> None:
+        """What threads print that this call has left behind belongs to no later cell: it is dropped."""
         alive = frozenset(t.ident for t in threading.enumerate() if t.ident is not None) - {self.main_thread}
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, Screen):

@@ -33,8 +33,9 @@ LATER = ("numpy", "sympy", "torch.fx.experimental.symbolic_shapes", "torch._dyna
 """What ranks want sooner or later (the first optimizer pulls in torch._dynamo): imported when there is time."""
 
 QUIET_S, NEXT_S = 8.0, 1.0
-"""So long before the first cluster, and after each, nobody must ask for one until those imports go on: an import cannot
-be broken off. A cluster at work will be followed by others, and each rank of them saves what is imported by then."""
+"""How long nobody may have asked for a cluster before those imports go on: at first, and after a cluster. An import
+cannot be broken off, so a cluster would have to wait for it; but each later rank saves the time of what is imported by
+then."""
 
 
 class Hello(NamedTuple):

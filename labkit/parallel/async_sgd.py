@@ -4,9 +4,9 @@
     rank 1     \\_v0_ compute _/ \\_v1_ compute ___/ \\_...            staleness 0, then 1
     rank 2     \\_v0_______ compute _____/ \\_v2_ ... _____/           staleness 1, then 1
 
-A gradient that was computed from version a and is applied to version b has staleness b - a. Nobody waits for the
-slowest, which is the gain; the step is taken where the weights no longer are, which is the price: on a quadratic of
-curvature 1, SGD with constant staleness t diverges from a learning rate of 2 sin(pi / (2(2t + 1))) on, 2 for t = 0.
+A gradient that was computed from version a and is applied to version b has staleness b - a. The gain: nobody waits for
+the slowest worker. The price: a gradient is applied to weights that have changed since. On a quadratic of curvature 1,
+SGD with constant staleness t diverges from a learning rate of 2 sin(pi / (2(2t + 1))) on, 2 for t = 0.
 
     bytes sent    worker   N a push                    N = bytes of the weights, plus 16 bytes a message of control
                   server   N a pull: (n-1) N when every worker does a step, all over one link
@@ -90,14 +90,14 @@ class ParameterServer:
         return len(self.history)
 
     def serve(self) -> list[Applied]:
-        """Answer the workers until each of them has closed; what was applied, in order."""
+        """Answer the workers until each of them has closed. Returns what was applied, in order."""
         workers = range(1, self.group.size)
         expected = {worker: self._expect(worker) for worker in workers}
         clock = dict.fromkeys(workers, 0)  # steps of each worker that has not closed
         waiting: list[int] = []
         while expected:
-            came = [worker for worker, work in expected.items() if work.done]
-            for worker in came:
+            ready = [worker for worker, work in expected.items() if work.done]
+            for worker in ready:
                 request, computed_from = _control(expected[worker])
                 if request == BYE:
                     del expected[worker], clock[worker]
@@ -112,7 +112,7 @@ class ParameterServer:
             for worker in [worker for worker in waiting if self._may_go_on(worker, clock)]:
                 waiting.remove(worker)
                 self._answer(worker)
-            if not came:
+            if not ready:
                 time.sleep(NAP_S)  # polled: there is no wait for the first of several messages
         return self.history
 
@@ -166,7 +166,7 @@ class Worker:
         self._closed = False
 
     def pull(self) -> int:
-        """Ask for the weights, wait for them (with a bound: until the slowest has caught up); their version."""
+        """Ask for the weights, wait for them (with a bound: until the slowest has caught up). Returns their version."""
         self._request(PULL)
         self.version = int(self.group.recv(0, VERSION))
         for flat, buffer in zip(self.flats, self._buffers, strict=True):
@@ -189,15 +189,15 @@ class Worker:
             self.group.send(buffer, 0, PAYLOAD).wait()
 
     def close(self) -> None:
-        """Tell the server that nothing more will come. Twice is once."""
+        """Tell the server that nothing more will come. A second call does nothing."""
         if not self._closed:
             self._request(BYE)
             self._closed = True
 
-    def _request(self, what: int) -> None:
+    def _request(self, kind: int) -> None:
         if self._closed:
             raise ValueError("this worker is closed, and the server no longer listens: make a new pair")
-        self.group.send(torch.tensor([what, self.version], device=self.group.device), 0, CONTROL).wait()
+        self.group.send(torch.tensor([kind, self.version], device=self.group.device), 0, CONTROL).wait()
 
     def __enter__(self) -> Worker:
         return self

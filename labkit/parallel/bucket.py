@@ -11,9 +11,9 @@ equal, which is what reduce_scatter and all_gather want.
     expected         last                                        first          in backward
     buckets        |     bucket 2     |     bucket 1     | bucket 0 |
 
-But what waits to be sent with all the others cannot overlap with backward. Buckets are the compromise: some 25 MB each
-(Li 2020, arXiv:2006.15704, section 3.2.2). Memory: the bytes of the gradients, since each p.grad of a `Bucket` is a
-window into its buffer and has no memory of its own.
+But a buffer of all gradients is complete only when backward is over, so nothing overlaps. Buckets are the compromise:
+some 25 MB each (Li 2020, arXiv:2006.15704, section 3.2.2). Memory: the bytes of the gradients, since each p.grad of a
+`Bucket` is a window into its buffer and has no memory of its own.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Flat:
         return buffer[rank * self.shard_numel : (rank + 1) * self.shard_numel]
 
     def owned(self, rank: int) -> Iterator[tuple[str, nn.Parameter, int, int, int]]:
-        """What lies in a rank's shard: (name, parameter, first element of it, first place in the shard, count)."""
+        """The parameters in a rank's shard: (name, parameter, first element of it, first place in the shard, count)."""
         low, high = rank * self.shard_numel, (rank + 1) * self.shard_numel
         for name, p, start in zip(self.names, self.params, self.starts, strict=True):
             first, last = max(low, start), min(high, start + p.numel())
@@ -112,7 +112,7 @@ class Bucket:
         self.work: Pending | None = None
 
     def take(self, k: int, share: float = 1.0) -> None:
-        """Make p.grad of member k its window, holding `share` times the gradient. ValueError for one that cannot."""
+        """Make p.grad of member k its window, holding `share` times the gradient. ValueError if it does not fit in."""
         p, window = self.flat.params[k], self.windows[k]
         if p.grad is None:
             window.zero_()  # the window still holds the last step's sum
@@ -129,7 +129,7 @@ class Bucket:
         p.grad = window
 
     def complete(self, share: float) -> None:
-        """Take in what has not arrived: what came in earlier backward passes or was set by hand; zero for nothing."""
+        """Take in gradients that did not arrive in this pass: of earlier passes, or set by hand; zero for none."""
         for k in range(len(self.windows)):
             if k not in self.arrived:
                 self.take(k, share)

@@ -10,7 +10,7 @@ long as k is well below N / n words. Memory: HalfGradients one 16-bit copy of a 
 residual of the bucket's size, in fp32 at least.
 
 Each is called by DDP as `compress(grads, group)` on a flat buffer that holds g/n and that it may change, and returns
-something whose `wait()` leaves the sum over the group (the mean of g) in that buffer, the same bits on every rank.
+an object whose `wait()` leaves the sum over the group (the mean of g) in that buffer, the same bits on every rank.
 
 Sources: Lin 2018, arXiv:1712.01887, section 3 (sparse gradients, accumulated locally); Stich 2018, arXiv:1809.07599,
 algorithm 1 (with memory, top-k converges as dense SGD does); Micikevicius 2018, arXiv:1710.03740 (what fp16 holds).
@@ -38,9 +38,9 @@ def exact(grads: Tensor, group: Group) -> Pending:
 
 
 class HalfGradients:
-    """Gradients travel as 16-bit words and are rounded once on the way out and once a sum: half the bytes of fp32.
+    """Gradients travel as 16-bit words, half the bytes of fp32. They are rounded before they leave and after each sum.
 
-    What comes is divided by n already, so that the sum cannot overflow where the mean would not. fp16 loses what is
+    DDP has divided them by n already, so that the sum cannot overflow where the mean would not. fp16 loses what is
     below 6e-8 (scale the loss), bf16 keeps the range and has 8 bits of precision.
     """
 
@@ -57,6 +57,8 @@ class HalfGradients:
 
 
 class _Widen:
+    """A sum of 16-bit words under way; `wait` copies it into `grads`, in their dtype."""
+
     def __init__(self, work: Pending, grads: Tensor) -> None:
         self.work, self.grads = work, grads
 
@@ -73,7 +75,7 @@ class TopK:
 
     Nothing is lost, only late: the sum of all that was sent follows the sum of all gradients, and SGD reaches the
     optimum of the dense one. With `feedback=False` the rest is forgotten, and it does not: small gradients that all
-    ranks agree on never get a word in.
+    ranks agree on are never sent.
 
     An overflow (NaN, inf) is larger than anything else, is sent, and is not remembered. One residual per buffer; it
     stays on its rank and is not saved with a checkpoint.
@@ -125,6 +127,8 @@ class TopK:
 
 
 class _Scatter:
+    """Everybody's values and indices under way; `wait` adds them up in `grads`."""
+
     def __init__(self, work: Pending, grads: Tensor, k: int, n: int) -> None:
         self.work, self.grads, self.k, self.n = work, grads, k, n
 

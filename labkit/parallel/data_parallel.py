@@ -80,8 +80,8 @@ class DataParallelReplicas:
 
         def forward(k: int) -> Tensor:
             # grad mode and autocast belong to a thread: a fresh one does not have the caller's
-            here = torch.autocast(self.devices[k].type, dtype, enabled=autocast)
-            with torch.set_grad_enabled(grad), here, torch.cuda.device_of(parts[k]):
+            context = torch.autocast(self.devices[k].type, dtype, enabled=autocast)
+            with torch.set_grad_enabled(grad), context, torch.cuda.device_of(parts[k]):
                 return self.replicas[k](parts[k])
 
         # threads and not a loop: kernels of several GPUs overlap only if somebody launches them at the same time

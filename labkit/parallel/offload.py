@@ -92,7 +92,7 @@ class Offloaded(torch.optim.Optimizer):
 
     @torch.no_grad()
     def masters_to_params(self) -> None:
-        """The parameters are what the masters are: for masters that were loaded."""
+        """Copy the masters into the parameters, for masters that were loaded."""
         for p, master in self.masters.items():
             p.copy_(master)
 
@@ -105,7 +105,7 @@ class Offloaded(torch.optim.Optimizer):
                 p.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of `inner`, and the masters: in it they are exact where the parameters may be rounded."""
+        """The state of `inner` and the masters, which are exact where the parameters may be rounded."""
         return {**self.inner.state_dict(), "masters": [master.detach().clone() for master in self.masters.values()]}
 
     @torch.no_grad()

@@ -145,7 +145,7 @@ class Pipeline:
                 y = self.loss(y, targets[action.micro])
             if not isinstance(y, Tensor) or not y.is_floating_point() or (ends and y.numel() != 1):
                 wanted = "the loss must be one floating number" if ends else "must give one floating tensor to the next"
-                raise ValueError(f"stage {action.stage}: {wanted}, got {_what(y)}{': reduce it, mean()' * ends}")
+                raise ValueError(f"stage {action.stage}: {wanted}, got {_described(y)}{': reduce it, mean()' * ends}")
             # a share of the mean: gradients of all micro-batches then simply add up to those of the mean loss
             y = y.reshape(()) * shares[action.micro] if ends else y
         if ends:
@@ -165,8 +165,8 @@ class Pipeline:
                 if weights := self.weights.pop(key, None):  # none where B has done it all
                     weights()
                 return None
-            x, y, one = self.held.pop(key)
-            grad, gx = received if one is None else one, None
+            x, y, loss_grad = self.held.pop(key)
+            grad, gx = received if loss_grad is None else loss_grad, None
             assert grad is not None
             # ZeRO-3 brings weights back for one backward through a whole layer: there W cannot be left for later
             if y is not None and (not self.splits or action.stage in self.sharded):
@@ -395,5 +395,5 @@ def _kind(x: Any) -> str:
     return f"{x.dim()} dims {str(x.dtype)[6:]}" if isinstance(x, Tensor) else type(x).__name__
 
 
-def _what(y: Any) -> str:
+def _described(y: Any) -> str:
     return f"shape {tuple(y.shape)} {str(y.dtype)[6:]}" if isinstance(y, Tensor) else type(y).__name__

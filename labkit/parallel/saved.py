@@ -107,10 +107,10 @@ def _load_piece(
     high = min(own.start + own.window.stop - own.window.start, start + value.numel())
     if low >= high:
         return
-    here = slice(low - start, high - start)
-    there = slice(own.window.start + low - own.start, own.window.start + high - own.start)
+    in_value = slice(low - start, high - start)
+    in_param = slice(own.window.start + low - own.start, own.window.start + high - own.start)
     param = stepped_on(optimizer, own.param)
-    param.detach().view(-1)[there] = value[here].to(param.device)
+    param.detach().view(-1)[in_param] = value[in_value].to(param.device)
     kept = optimizer.state[param] if state else {}
     for key, saved in state.items():
         if _is_long(saved):
@@ -119,7 +119,7 @@ def _load_piece(
                 # a moment in the parameter's dtype follows the parameter into this run's; any other keeps its own
                 dtype = param.dtype if saved.dtype == value.dtype else saved.dtype
                 kept[key] = room = torch.zeros_like(param.detach(), dtype=dtype)
-            room.view(-1)[there] = saved[here].to(param.device)
+            room.view(-1)[in_param] = saved[in_value].to(param.device)
         elif isinstance(saved, Tensor):  # a copy for each parameter: optimizers count steps in place
             options = optimizer.param_groups[0]
             on_device = options.get("capturable") or options.get("fused")  # else torch wants the step on the CPU
@@ -197,9 +197,9 @@ def check(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is no finished checkpoint: whole.json cannot be read ({error})") from None
     for rank, size in enumerate(sizes):
         file = folder / f"rank-{rank}.pt"
-        there = file.stat().st_size if file.is_file() else None
-        if there != size:
-            is_now = "is missing" if there is None else f"has {there:,} bytes"
+        found_bytes = file.stat().st_size if file.is_file() else None
+        if found_bytes != size:
+            is_now = "is missing" if found_bytes is None else f"has {found_bytes:,} bytes"
             raise ValueError(f"{file} {is_now}, {size:,} were written: load an earlier step, {folder.parent}/step-*")
     return whole
 
@@ -215,8 +215,8 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh) -> dict[str, Any]:
     now = _on_all_ranks({name: _whole_shape(piece, mesh) for name, piece in owned}, mesh)
     for name in sorted({*now, *store.shapes}):
         if now.get(name) != store.shapes.get(name):
-            here, there = (f"{shapes[name]}" if name in shapes else "not there" for shapes in (now, store.shapes))
-            raise ValueError(f"{folder} is of another model: {name} is {here} in this one, {there} in the checkpoint")
+            ours, saved = (f"{shapes[name]}" if name in shapes else "not there" for shapes in (now, store.shapes))
+            raise ValueError(f"{folder} is of another model: {name} is {ours} in this one, {saved} in the checkpoint")
     if whole["optimizer"] != _optimizer(parts):
         raise ValueError(
             f"{folder} holds the state of {whole['optimizer']}, this run steps with {_optimizer(parts)}: take "
@@ -314,16 +314,16 @@ def _ours(store: _Store, name: str, piece: Piece, mesh: Mesh) -> tuple[str, int,
     return piece.name, piece.start, _cut(value, piece, mesh), ours
 
 
-def _write(file: Path, what: Any) -> int:
+def _write(file: Path, content: Any) -> int:
     with file.open("wb") as stream:
-        torch.save(what, stream)
+        torch.save(content, stream)
         stream.flush()
         os.fsync(stream.fileno())  # else a power cut may leave a named file without its bytes
     return file.stat().st_size
 
 
 def _on_all_ranks(mine: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:
-    """What any rank has, the same on every rank, so that all raise or none does."""
+    """The names and shapes of all ranks together, the same on every rank, so that all raise or none does."""
     text = json.dumps(mine).encode()
     longest = int(mesh.world.all_reduce(torch.tensor([len(text)], device=mesh.world.device), op="max"))
     padded = torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=mesh.world.device)

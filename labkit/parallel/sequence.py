@@ -2,7 +2,7 @@
 arXiv:2205.05198, section 4.2.2).
 
 Norms, dropouts and residual sums work on each position by itself. So between the tensor-parallel pairs each rank keeps
-only T/n positions, and the two doors of a pair change:
+only T/n positions, and the entry f and the exit g of a pair change:
 
     x_r [B,T/n,D] --f'--> x [B,T,D] --> column --> act --> row --> [B,T,D] --g'--> y_r [B,T/n,D] + b
                   gather            heads or H/n                    reduce-scatter
@@ -18,7 +18,7 @@ only T/n positions, and the two doors of a pair change:
                      (the paper keeps x_r alone and gathers it again in backward, for (n-1)/n N more on the wire)
 
 A parameter that stays whole but meets only T/n positions has 1/n of its gradient on each rank. It is sent through f on
-its way into the layer, and f's backward, an all-reduce, makes its gradient whole: nobody downstream need know.
+its way into the layer, and f's backward, an all-reduce, makes its gradient whole; no other code has to know of it.
 """
 
 from __future__ import annotations
@@ -156,5 +156,5 @@ def shared(weight: Tensor | None, bias: Tensor | None, group: Group) -> tuple[Te
     """A module's whole parameters through one f: their small gradients travel in one message, not in two."""
     if weight is None or bias is None or group.size == 1:  # one message needs both, of the same shape
         return (None if weight is None else copy_to(weight, group)), bias
-    both = copy_to(torch.stack([weight, bias]), group)
-    return both[0], both[1]
+    stacked = copy_to(torch.stack([weight, bias]), group)
+    return stacked[0], stacked[1]

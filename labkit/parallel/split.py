@@ -7,7 +7,7 @@ first pattern that matches a module decides.
     "gathered"   Linear    W[O/n, I]   the same, its output joined: [.., O] on every rank
     "row"        Linear    W[O, I/n]   part in, whole out
     "vocab"      Embedding W[V/n, D]   tokens in, whole out
-    "enter"      any module with column layers inside that share its input: one f at its door in place of one in each
+    "enter"      any module with column layers inside that share its input: one f at its input in place of one in each
     "sequence"   LayerNorm, RMSNorm or Embedding that stays whole and works on T/n positions (and what has no parameters
                  at all). One such entry makes the whole plan sequence-parallel: f and g become f' and g' (sequence.py)
 
@@ -88,13 +88,13 @@ def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
     Dropout outside the pairs works on whole activations: seed the ranks of the group alike (or use a sequence plan)."""
     styles = _styles(model, plan)
     in_sequence = "sequence" in plan.values()
-    # all checks before the first swap: a model that is half split is of no use
+    # all checks before the first swap: a model that is split by half can neither be used nor put back
     _check_sizes(model, styles, group)
     _check_ties(model, styles)
     _check_doors(model, styles)
     if in_sequence:
         _check_nothing_left_out(model, styles)
-    made: dict[int, nn.Module] = {}  # by the id of what it stands for: a module with two names stays one module
+    swapped: dict[int, nn.Module] = {}  # by the id of what it stands for: a module with two names stays one module
     tied: dict[int, nn.Parameter] = {}
     for name, style in styles.items():
         module = model.get_submodule(name)
@@ -102,12 +102,12 @@ def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
             if group.size > 1:  # a hook and not a wrapper: names and state_dict keys stay as they are
                 module.register_forward_pre_hook(_Door(group, in_sequence))
             continue
-        if id(module) not in made:
+        if id(module) not in swapped:
             entered = any(styles.get(above) == "enter" for above in _above(name))
-            made[id(module)] = _swap(module, style, group, in_sequence, entered).train(module.training)
-            _tie(module, made[id(module)], tied)
+            swapped[id(module)] = _swap(module, style, group, in_sequence, entered).train(module.training)
+            _tie(module, swapped[id(module)], tied)
         parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, made[id(module)])
+        setattr(model.get_submodule(parent), leaf, swapped[id(module)])
     return model
 
 
@@ -199,10 +199,10 @@ def _check_sizes(model: nn.Module, styles: Mapping[str, str], group: Group) -> N
             numbers.append((f"{name}: in_features", module.in_features))
         elif style == "vocab":
             numbers.append((f"{name}: num_embeddings", module.num_embeddings))
-    for what, number in numbers:
+    for label, number in numbers:
         if number % group.size:
             would = divisors(gcd(*(number for _, number in numbers)))
-            raise ValueError(f"{what} = {number} has no {group.size} equal parts; for this plan tp = {would} would do")
+            raise ValueError(f"{label} = {number} has no {group.size} equal parts; for this plan tp = {would} would do")
 
 
 def _check_ties(model: nn.Module, styles: Mapping[str, str]) -> None:

@@ -12,11 +12,12 @@ Rank r owns the V/n words from r V/n on: their rows of the embedding table, and 
                 mean of log(sum) - mine
 
     sent per rank      embedding 2(n-1)/n B T D elements forward; loss 2(n-1)/n * 3 B T numbers forward, 0 backward
-                       (gathering the logits first would send (n-1)/n B T V elements: V is 50,000, 3 is 3)
+                       (gathering the logits first would send (n-1)/n B T V elements, with V of about 50,000)
     memory per rank    table / n, logits / n, and one buffer of [B,T,V/n] kept for backward
 
-Taking the whole row's maximum away keeps exp in range whatever the logits are. Low precision logits are worked on in
-float32. A tied head shares its shard with the embedding: both are cut by rows of [V, D], so it is the same shard.
+Subtracting the whole row's maximum keeps exp in range whatever the logits are. Logits of low precision are computed
+with in float32. A tied head shares its shard with the embedding: both are cut by rows of [V, D], so it is the same
+shard.
 """
 
 from __future__ import annotations
@@ -96,34 +97,34 @@ class _CrossEntropy(Function):
         wide = torch.promote_types(logits.dtype, torch.float32)
         # the maximum over all ranks, not this rank's: the terms of one sum must be shifted alike
         top = group.all_reduce(logits.amax(-1).to(wide), op="max")
-        shifted = logits - top.unsqueeze(-1)  # a wide tensor of our own, so that what follows may happen in it
+        shifted = logits - top.unsqueeze(-1)  # a new wide tensor, so that the next steps may change it in place
         picked = shifted.gather(-1, index).squeeze(-1).where(mine, 0)
-        grown = shifted.exp_()  # in place: one buffer of [.., V/n] and not three
-        total, picked = group.all_reduce(torch.stack([grown.sum(-1), picked])).unbind()
-        ctx.save_for_backward(grown, total, index, mine, counted)
+        exps = shifted.exp_()  # in place: one buffer of [.., V/n] and not three
+        total, picked = group.all_reduce(torch.stack([exps.sum(-1), picked])).unbind()
+        ctx.save_for_backward(exps, total, index, mine, counted)
         ctx.dtype = logits.dtype
         return (total.log() - picked).where(counted, 0).sum() / counted.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        grown, total, index, mine, counted = ctx.saved_tensors
+        exps, total, index, mine, counted = ctx.saved_tensors
         # no communication: the sums of forward are all that a rank needs for its own columns
         share = (grad / counted.sum()).where(counted, 0)
-        out = grown * (share / total).unsqueeze(-1)  # softmax, and one less at the target's place
+        out = exps * (share / total).unsqueeze(-1)  # softmax, minus one at the target's place
         out.scatter_add_(-1, index, -share.where(mine, 0).unsqueeze(-1))
         return out.to(ctx.dtype), None, None, None
 
 
-def _mine(tokens: Tensor, n_rows: int, group: Group, what: str) -> tuple[Tensor, Tensor]:
+def _mine(tokens: Tensor, n_rows: int, group: Group, kind: str) -> tuple[Tensor, Tensor]:
     """Row of each token in this rank's shard (0 if another rank has it), and True where it is here.   [..], [..]"""
     n_words = n_rows * group.size
     if tokens.device.type == "cpu" and tokens.numel():
         low, high = (int(bound) for bound in tokens.aminmax())
         if low < 0 or high >= n_words:
-            raise ValueError(f"{what} {low if low < 0 else high} is outside the vocabulary of 0 to {n_words - 1}")
+            raise ValueError(f"{kind} {low if low < 0 else high} is outside the vocabulary of 0 to {n_words - 1}")
     index = tokens - group.rank * n_rows
     mine = (index >= 0) & (index < n_rows)
-    # what no rank has is left outside the shard, for the look-up to trip over: a check on the GPU would have to wait
+    # a token that no rank has keeps an index outside the shard, so the look-up fails: a check would make a GPU wait
     elsewhere = (tokens >= 0) & (tokens < n_words) & ~mine
     return index.masked_fill(elsewhere, 0), mine

@@ -133,7 +133,7 @@ class InOrder:
         """The members of each bucket; `send(b)` sends bucket b."""
         self.sizes, self.send = tuple(map(len, buckets)), send
         self.home: dict[Tensor, int] = {p: b for b, members in enumerate(buckets) for p in members}
-        self.patient: set[int] = set()
+        self.patient: set[int] = set()  # buckets that wait for the flush: once they left too early
         self._begin()
 
     @property
@@ -152,7 +152,7 @@ class InOrder:
             self._leave()
 
     def flush(self) -> None:
-        """Send the others, complete or not, and begin anew."""
+        """Send the buckets that have not left, and those that are late; then begin anew."""
         # every bucket leaves on every rank, complete or not: the other ranks wait for its reduce_scatter
         while self.next < len(self.sizes):
             self._leave()

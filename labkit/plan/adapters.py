@@ -3,18 +3,18 @@
     y = W x + (alpha / r) B A x         W [O, I] frozen, A [r, I] and B [O, r] train: r (I + O) numbers instead of I O
 
     kind          full fine-tuning      LoRA, a adapter numbers                      fp32, N parameters
-    parameters    4 N                   w N + 4 a        w = 4, 2 (bf16), 0.52 (4 bits): frozen weights only stand there
+    parameters    4 N                   w N + 4 a        w, bytes of a frozen weight: 4, 2 (bf16), 0.52 (4 bits)
     gradients     4 N                   4 a
     optimizer     8 N + 4 a tensor      8 a + 4 a tensor                             AdamW: two moments, a step count
     activations   every layer's         nearly the same: see below
 
-What trains is kept in fp32 in any precision; activations take 4 bytes an element in fp32 and 2 in the others.
+Whatever trains is kept in fp32 in any precision; activations take 4 bytes an element in fp32 and 2 in the others.
 
 Autograd keeps the input x of a linear only for the gradient of a weight that multiplies it. A frozen linear does not
-need its x; one with an adapter does, for A, and A x besides. All linears: as much as full fine-tuning, to a per
+need its x; one with an adapter does, for A, and keeps A x as well. All linears: as much as full fine-tuning, to a per
 cent or so. Query and value only: what the MLP's linears would have kept is saved. Nothing is kept before the first.
 
-Elements that one token leaves behind in a block of width D, hidden F, H heads, and who needs them (fp32, fused
+Elements that are held for one token in a block of width D, hidden F, H heads, and what needs them (fp32, fused
 attention, a GPT of labkit):
 
     x of norm1, norm2        D + 2 each         the norm, if a gradient goes on below it
@@ -87,7 +87,7 @@ def lora_memory(
 ) -> Breakdown:
     """Bytes by kind of a step with AdamW, each kind at its own highest moment; `targets` None: full fine-tuning.
 
-    Activations are those that autograd holds when backward begins. ValueError for a precision there is not."""
+    Activations are those that autograd holds when backward begins. ValueError for an unknown precision."""
     if precision not in FROZEN_BYTES:
         raise ValueError(f"precision is one of {', '.join(FROZEN_BYTES)}, got {precision!r}")
     n, word = shape.n_params, FROZEN_BYTES[precision]
@@ -102,7 +102,7 @@ def lora_memory(
     kinds = ("parameters", "gradients", "optimizer", "activations")
     source = QLORA if precision == "4 bits" else LORA
     return Breakdown(
-        Item(kind, value, "B", said, source) for kind, value, said in zip(kinds, values, formulas, strict=True)
+        Item(kind, value, "B", formula, source) for kind, value, formula in zip(kinds, values, formulas, strict=True)
     )
 
 

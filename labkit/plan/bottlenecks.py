@@ -7,7 +7,7 @@
     compute         works                                       useful: flops / peak    underutilisation: the rest
     communication   waits for the wire                          what is hidden behind compute does not count
     bubble          waits for a rank                            imbalance, fill and drain of a pipeline
-    data            has no input, or waits for those that have none: when nobody works and somebody reads
+    data            has no input, or waits for ranks that have none: no rank works, and one reads
 
 The parts of a split are those of the average rank, and add up to the step. `labkit.plan.scaling.bottlenecks` predicts
 the same names. A part p of the step that gets k times as fast makes the step 1 / (1 - p + p/k) times as fast: that is
@@ -42,14 +42,14 @@ def split(ranks: Sequence[RankTime], flops: float = 0.0, peak_flops: float = 0.0
     """Seconds of the average rank by what they went to: compute, communication, bubble, data.
 
     With the `flops` of the model in this time on all ranks together, and the `peak_flops` a second of one rank, compute
-    is told apart: useful is flops / (n x peak), underutilisation the rest; useful over the total is the MFU.
+    is split: useful is flops / (n x peak), underutilisation the rest; useful over the total is the MFU.
     ValueError for no ranks, for no time, and for flops without a peak."""
     if not ranks or (flops > 0) != (peak_flops > 0) or flops < 0:
         raise ValueError(
             f"a split needs ranks, and flops with a peak; got {len(ranks)} ranks, {flops:g}, {peak_flops:g}"
         )
     n, starved = len(ranks), starved_s(ranks)
-    compute, communication, bubble, data = (sum(b - a for each in ranks for a, b in each[k]) / n for k in range(4))
+    compute, communication, bubble, data = (sum(b - a for rank in ranks for a, b in rank[k]) / n for k in range(4))
     if not compute + communication + bubble + data > 0:
         raise ValueError("ranks that did nothing have no time to split")
     rows = [("compute", compute, "neither waits nor reads")]
@@ -66,25 +66,25 @@ def split(ranks: Sequence[RankTime], flops: float = 0.0, peak_flops: float = 0.0
 
 
 def starved_s(ranks: Sequence[RankTime]) -> float:
-    """Seconds, of all ranks together, in which a rank waits for others while nobody works and somebody reads data."""
+    """Seconds, summed over ranks, in which a rank waits for others while no rank works and at least one reads data."""
     events: list[tuple[float, int, int]] = []
-    for each in ranks:
-        for kind, spans in enumerate(((*each.compute, *each.communication), each.bubble, each.data)):
+    for rank in ranks:
+        for kind, spans in enumerate(((*rank.compute, *rank.communication), rank.bubble, rank.data)):
             events += [(t, kind, by) for a, b in spans for t, by in ((a, 1), (b, -1))]
-    now, before, found = [0, 0, 0], 0.0, 0.0
+    now, before, starved = [0, 0, 0], 0.0, 0.0
     for t, kind, by in sorted(events):
         if now[0] == 0 and now[2] > 0:
-            found += now[1] * (t - before)
+            starved += now[1] * (t - before)
         now[kind] += by
         before = t
-    return found
+    return starved
 
 
 # -- what if --------------------------------------------------------------------------------------------------------
 
 
 def shrunk(parts: Breakdown, faster: Mapping[str, float]) -> Breakdown:
-    """The same step with some parts so many times as fast: {"data": 4.0}; inf makes a part vanish.
+    """The same step with faster parts: {"data": 4.0} makes data 4 times as fast; inf makes a part vanish.
 
     ValueError for a part that is not there, and for a factor that is not above 0."""
     for name, times in faster.items():
@@ -105,7 +105,7 @@ def gain(parts: Breakdown, name: str, times: float = math.inf) -> float:
 
 
 def culprit(parts: Breakdown) -> str:
-    """The largest part that is lost: not what is useful, nor compute of which nobody knows how useful it is.
+    """The name of the largest part that is lost. "useful" is not lost; "compute" may be useful, so it does not count.
 
     ValueError where nothing is lost."""
     lost = {name: parts[name] for name in parts if name not in WORK and parts[name] > 0}

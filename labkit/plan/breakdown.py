@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "other")
-"""What memory is held for: the names of a memory breakdown, in the order in which it is told and drawn."""
+"""What memory is held for: the names of a memory breakdown, in the order in which they are listed and drawn."""
 MEASURED, REHEARSED = "measured", "rehearsed"
 """Where numbers beside a prediction come from: a real run, or one on simulated devices (labkit.rehearse)."""
 

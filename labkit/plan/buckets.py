@@ -31,18 +31,18 @@ class Params(NamedTuple):
 
 
 class Live:
-    """What is alive, by kind, and the highest moment; everything that a layer's tape says comes on top."""
+    """Bytes that are alive, by kind, and the highest moment so far. `see` adds what a layer's own tape counts."""
 
     def __init__(self, base: Bytes) -> None:
         self.now = list(base)
         self.top, self.highest, self.when = base, sum(base), "between steps"
 
     def add(self, kind: int, n_bytes: int) -> None:
-        """Bytes are born (or die, below 0)."""
+        """Bytes are allocated, or freed if `n_bytes` is below 0."""
         self.now[kind] += n_bytes
 
     def see(self, more: Bytes, when: str) -> None:
-        """A moment: what is alive, and `more`."""
+        """Note a moment in which `more` is alive besides; it is kept if it is the highest so far."""
         a, b, c, d, e = self.now
         total = a + b + c + d + e + sum(more)
         if total > self.highest:
@@ -50,8 +50,8 @@ class Live:
 
 
 class Bucket:
-    """Gradients that travel together. `grads`: bytes of those that are here; `packed`: on their way, and the kind of
-    memory that the answer will be."""
+    """Gradients that travel together. `grads`: bytes of those that have arrived; `packed`: the kind of memory that the
+    answer will be while the bucket is on its way, otherwise None."""
 
     def __init__(self, members: Sequence[tuple[int, str]], numel: int, n: int) -> None:
         self.members, self.numel = frozenset(members), numel + -numel % n
@@ -61,8 +61,8 @@ class Bucket:
 
 
 def fill(sizes: Sequence[tuple[Hashable, int]], bucket_bytes: int) -> list[list[int]]:
-    """Parameters (kind, bytes) from last to first in buckets of one kind: the places of each bucket's members, the
-    buckets sorted by when their last member is expected.
+    """Parameters (kind, bytes) from last to first in buckets of one kind. Returns the places of each bucket's members;
+    the buckets are sorted by when their last member is expected.
 
     A bucket holds `bucket_bytes` at most, unless one parameter is larger; the first of each kind is full at 1 MiB."""
     filling: dict[Hashable, tuple[int, list[int]]] = {}  # kind -> bytes, members
@@ -88,5 +88,5 @@ def fill(sizes: Sequence[tuple[Hashable, int]], bucket_bytes: int) -> list[list[
 def in_buckets(layers: Sequence[Params], n: int, width: int, bucket_bytes: int) -> list[Bucket]:
     """The buckets of parameters of `width` bytes an element, padded to a multiple of n elements."""
     named = [(layer.layer, name, size) for layer in layers for name, size in layer.sizes]
-    found = fill([("", size * width) for _, _, size in named], bucket_bytes)
-    return [Bucket([named[k][:2] for k in members], sum(named[k][2] for k in members), n) for members in found]
+    groups = fill([("", size * width) for _, _, size in named], bucket_bytes)
+    return [Bucket([named[k][:2] for k in members], sum(named[k][2] for k in members), n) for members in groups]

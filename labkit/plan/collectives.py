@@ -109,7 +109,7 @@ def seconds(algorithm: str, verb: str, n_ranks: int, n_bytes: float, link: Line)
     The table at the head of this file, exact where n divides the tensor; sums themselves take no time in this law."""
     count = steps(algorithm, verb, n_ranks)
     if algorithm == "ring":
-        each = n_bytes if verb == "broadcast" else n_bytes / n_ranks
+        message_bytes = n_bytes if verb == "broadcast" else n_bytes / n_ranks
     elif verb == "reduce_scatter":
         hops = n_ranks - 1
         return (count - hops) * link.seconds(n_bytes) + hops * link.seconds(n_bytes / n_ranks)
@@ -117,8 +117,8 @@ def seconds(algorithm: str, verb: str, n_ranks: int, n_bytes: float, link: Line)
         up = count // 2
         return up * link.alpha_s + n_bytes * (n_ranks - 1) / n_ranks * link.beta_s_per_byte + up * link.seconds(n_bytes)
     else:
-        each = n_bytes
-    return count * link.seconds(each)
+        message_bytes = n_bytes
+    return count * link.seconds(message_bytes)
 
 
 def crossover_bytes(n_ranks: int, link: Line, a: str = "ring", b: str = "tree") -> float:
@@ -129,10 +129,10 @@ def crossover_bytes(n_ranks: int, link: Line, a: str = "ring", b: str = "tree") 
     2L(alpha + N beta)."""
     latency = seconds(a, "all_reduce", n_ranks, 0, Line(1, 0)) - seconds(b, "all_reduce", n_ranks, 0, Line(1, 0))
     volume = seconds(a, "all_reduce", n_ranks, 1, Line(0, 1)) - seconds(b, "all_reduce", n_ranks, 1, Line(0, 1))
-    fixed, each = latency * link.alpha_s, volume * link.beta_s_per_byte
-    if fixed * each < 0:  # one has less latency, the other moves fewer bytes
-        return -fixed / each
-    return 0.0 if fixed <= 0 and each <= 0 else math.inf
+    fixed, slope = latency * link.alpha_s, volume * link.beta_s_per_byte
+    if fixed * slope < 0:  # one has less latency, the other moves fewer bytes
+        return -fixed / slope
+    return 0.0 if fixed <= 0 and slope <= 0 else math.inf
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> Line:

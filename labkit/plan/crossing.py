@@ -1,4 +1,4 @@
-"""How long the wires take for one training step, axis by axis: bytes over the speed of the links that it crosses.
+"""How long the wires take for one training step: for each axis, bytes divided by the speed of the links it crosses.
 
     Layout(dp=2, tp=2) on two nodes          tp pairs       dp pairs
       placed [[0, 1], [2, 3]]                inside         between, two at a time through each card
@@ -32,7 +32,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Demand:
-    """What one step asks of the wires along each axis: how often, and how many bytes each time (fp32, DDP).
+    """The traffic of one step along each axis: how often, and how many bytes each time (fp32, DDP).
 
     tp, dp   all_reduces;   pp   round trips through all stages. A count of 0 where the axis has one rank."""
 
@@ -42,7 +42,8 @@ class Demand:
 
     @classmethod
     def of(cls, shape: Any, layout: Layout, recipe: Recipe) -> Demand:
-        """Of the fullest rank. `shape` is a ModelShape or a GPTConfig. ValueError for what cannot be cut or run."""
+        """The demand of the rank with most to send. `shape` is a ModelShape or a GPTConfig. ValueError for what cannot
+        be cut or run."""
         shape = ModelShape.of(shape)
         check_plan(shape, recipe, layout)
         m, p = recipe.n_micro, layout.pp
@@ -70,7 +71,7 @@ def hops(layout: Layout, axis: str) -> tuple[Pairs, ...]:
 
 
 def crosses(layout: Layout, axis: str, links: Links) -> int:
-    """How many edges of an axis join two nodes; 0: the axis lies inside. ValueError for links of other ranks."""
+    """How many edges of an axis join two nodes (0: it lies inside). ValueError for links of another size."""
     links.check(layout.size)
     return sum(links.home[a] != links.home[b] for pairs in hops(layout, axis) for a, b in pairs)
 
@@ -87,8 +88,8 @@ def call_s(layout: Layout, axis: str, n_bytes: float, links: Links) -> float:
 
 def slowest(pairs: Iterable[tuple[int, int]], n_bytes: float, links: Links) -> float:
     """Seconds until `n_bytes` have crossed each of these edges, all at the same time."""
-    found = rates(links, pairs)
-    return max((links.link(*edge).alpha_s + n_bytes / rate for edge, rate in found.items()), default=0.0)
+    speeds = rates(links, pairs)
+    return max((links.link(*edge).alpha_s + n_bytes / rate for edge, rate in speeds.items()), default=0.0)
 
 
 def on_wires(layout: Layout, demand: Demand, links: Links) -> Breakdown:
@@ -97,19 +98,19 @@ def on_wires(layout: Layout, demand: Demand, links: Links) -> Breakdown:
     items = []
     for axis in reversed(AXES):
         count, n_bytes = demand[axis]
-        said = f"{count} x {'round trip' if axis == 'pp' else 'all_reduce'} of {n_bytes:,.0f} B"
+        formula = f"{count} x {'round trip' if axis == 'pp' else 'all_reduce'} of {n_bytes:,.0f} B"
         seconds = count * call_s(layout, axis, n_bytes, links)
-        items.append(Item(axis, seconds, "s", said, "arXiv:2104.04473, 3"))
+        items.append(Item(axis, seconds, "s", formula, "arXiv:2104.04473, 3"))
     return Breakdown(items)
 
 
 def together(n_ranks: int, n_nodes: int = 2) -> list[list[int]]:
-    """Neighbours in rank on the same node: [[0, 1], [2, 3]]. ValueError for nodes that would not be alike."""
+    """Neighbours in rank on the same node: [[0, 1], [2, 3]]. ValueError if nodes would differ in size."""
     return _dealt(n_ranks, n_nodes, lambda rank, per: rank // per)
 
 
 def apart(n_ranks: int, n_nodes: int = 2) -> list[list[int]]:
-    """Neighbours in rank on different nodes: [[0, 2], [1, 3]]. ValueError for nodes that would not be alike."""
+    """Neighbours in rank on different nodes: [[0, 2], [1, 3]]. ValueError if nodes would differ in size."""
     return _dealt(n_ranks, n_nodes, lambda rank, _: rank % n_nodes)
 
 
@@ -123,6 +124,6 @@ def _dealt(n_ranks: int, n_nodes: int, home: Callable[[int, int], int]) -> list[
 
 
 def layouts_of(n_ranks: int) -> list[Layout]:
-    """Every layout of so many ranks, tp growing last."""
+    """Every layout of `n_ranks` ranks, sorted by tp and then by pp."""
     whole = range(1, n_ranks + 1)
     return [Layout(n_ranks // (tp * pp), pp, tp) for tp in whole for pp in whole if n_ranks % (tp * pp) == 0]

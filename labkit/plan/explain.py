@@ -63,16 +63,16 @@ def _memory(plan: Plan) -> str:
     shape, room = plan.shape, plan.hardware.memory_bytes.value
     n, width = shape.n_params, 8 if plan.recipe.precision == "fp64" else 4
     states = dict(STATES)[plan.recipe.optimizer]
-    each = width * (2 + states)
+    n_bytes = width * (2 + states)
     return (
         f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters. Weights {width} B, gradients "
-        f"{width} B, {plan.recipe.optimizer} {states * width} B: {each} N = {each * n / GB:,.0f} GB, so at least "
-        f"{-(-each * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
+        f"{width} B, {plan.recipe.optimizer} {states * width} B: {n_bytes} N = {n_bytes * n / GB:,.0f} GB, so at least "
+        f"{-(-n_bytes * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
     )
 
 
-def _baselines(found: Sequence[Plan]) -> str:
-    plain = [plan for plan in found if plan.layout.pp == plan.layout.tp == 1]
+def _baselines(plans: Sequence[Plan]) -> str:
+    plain = [plan for plan in plans if plan.layout.pp == plan.layout.tp == 1]
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
         fits = [plan for plan in plain if plan.recipe.strategy == strategy and plan.kept]
         if fits:
@@ -81,10 +81,10 @@ def _baselines(found: Sequence[Plan]) -> str:
     return f"2 baselines      data parallelism alone does not do, not even ZeRO-3: {why}"
 
 
-def _simplest(found: Sequence[Plan]) -> str:
-    easy, best = simplest(found), found[0]
+def _simplest(plans: Sequence[Plan]) -> str:
+    easy, best = simplest(plans), plans[0]
     if easy is None:
-        near = min(found, key=lambda plan: plan.needs_bytes or math.inf)
+        near = min(plans, key=lambda plan: plan.needs_bytes or math.inf)
         return f"3 simplest       nothing fits. Nearest comes {near}"
     if easy == best:
         return f"3 simplest       the simplest that fits is the fastest too: {best}"
@@ -92,8 +92,8 @@ def _simplest(found: Sequence[Plan]) -> str:
     return f"3 simplest       {easy}\n  fastest        {best}, {gain:.2f} times as fast for more ideas"
 
 
-def _communication(found: Sequence[Plan]) -> str:
-    plan = found[0]
+def _communication(plans: Sequence[Plan]) -> str:
+    plan = plans[0]
     if plan.step is None:
         return "4 communication  nothing runs, so nothing is sent"
     step, hw = plan.step, plan.hardware
@@ -106,8 +106,8 @@ def _communication(found: Sequence[Plan]) -> str:
     )
 
 
-def _batch(found: Sequence[Plan]) -> str:
-    plan, r = found[0], found[0].recipe
+def _batch(plans: Sequence[Plan]) -> str:
+    plan, r = plans[0], plans[0].recipe
     rows, tokens = r.batch_size // plan.layout.dp, r.batch_size * plan.shape.seq
     bubble = f"; the bubble is {100 * plan.step['bubble'] / plan.step.total:.0f}%" if plan.step is not None else ""
     return (

@@ -101,7 +101,7 @@ class Hardware:
         source: str = "measured",
     ) -> Hardware:
         """A device by what was measured on it: flop/s of a large product (for all precisions, or by precision), and
-        bytes/s of an elementwise op. A link: a Link, a preset's name, (alpha_s, bytes_per_s); loopback if not told."""
+        bytes/s of an elementwise op. A link: a Link, a preset's name, (alpha_s, bytes_per_s); None: loopback."""
         rates = dict(flops) if isinstance(flops, Mapping) else dict.fromkeys(PRECISIONS, float(flops))
         unknown = sorted(set(rates) - set(PRECISIONS))
         if unknown or not rates:
@@ -125,16 +125,16 @@ class Hardware:
         return replace(self, **changes)
 
     def fitted(self, samples: Sequence[tuple[float, float]]) -> Hardware:
-        """The same, as slow as it was seen to be: all rates times the geometric mean of predicted / measured seconds.
+        """The same device, as slow as measured: all rates times the geometric mean of predicted / measured seconds.
 
         `samples` are (predicted_s, measured_s) of a few steps; predictions for other shapes then need no more numbers.
         ValueError for no samples, and seconds that are not above zero."""
-        if not samples or any(not 0 < each < math.inf for pair in samples for each in pair):
+        if not samples or any(not 0 < seconds < math.inf for pair in samples for seconds in pair):
             raise ValueError(f"pairs of predicted and measured seconds above zero are needed, got {list(samples)[:4]}")
         factor = math.exp(sum(math.log(predicted / seen) for predicted, seen in samples) / len(samples))
-        said = f"{factor:.3g} x, fitted to {len(samples)} measured steps; "
-        flops = tuple(replace(i, value=i.value * factor, source=said + i.source) for i in self.flops)
-        moved = replace(self.bytes_per_s, value=self.bytes_per_s.value * factor, source=said + self.bytes_per_s.source)
+        note = f"{factor:.3g} x, fitted to {len(samples)} measured steps; "
+        flops = tuple(replace(i, value=i.value * factor, source=note + i.source) for i in self.flops)
+        moved = replace(self.bytes_per_s, value=self.bytes_per_s.value * factor, source=note + self.bytes_per_s.source)
         return replace(self, flops=flops, bytes_per_s=moved, launch_s=self.launch_s / factor)
 
     # -- rates -------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Hardware:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def link(self, size: int, stride: int) -> Link:
-        """What a ring over `size` ranks, `stride` apart, has to itself: the slower of the links that it crosses.
+        """The link that a ring over `size` ranks, `stride` apart, has to itself: the slower of those that it crosses.
 
         Inside a node that is the node's link. Between nodes a ring has one port for each of its members in a node, for
         the devices of a node share the work of crossing (as NCCL's rings do), up to what the node's own link takes."""

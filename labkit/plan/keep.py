@@ -6,7 +6,7 @@
     ZeRO2     N         those of one bucket; then 1/n of each that has left               one bucket
     ZeRO3     N/n       those of one unit; then 1/n of each that has left                 one unit (see units.py)
 
-A keeper hears what happens (a unit is needed, a gradient arrives, a pass ends) and changes what is alive. The sizes are
+A keeper is called when a unit is needed, a gradient arrives or a pass ends, and changes what is alive. The sizes are
 those of labkit.parallel: parameters from last to first in buckets of `bucket_bytes` (the first of 1 MiB), flat, padded
 so that n divides them; what leaves is packed into one buffer first, which lives until it has been reduced.
 """
@@ -20,7 +20,7 @@ from labkit.plan.tape import GRADIENTS, NOTHING, OTHER, Bytes, minus
 
 
 class Keeper:
-    """DDP: the buckets are the gradients, and nothing else ever changes. Also what all keepers have in common.
+    """DDP: the gradients live in the buckets, so a step changes nothing. All other keepers extend this one.
 
     n: ranks that share the state; width: bytes of a weight."""
 
@@ -50,7 +50,7 @@ class Keeper:
         return self.numel * self.width
 
     def gradients(self) -> int:
-        """Bytes of gradients that are there all the time."""
+        """Bytes of gradients that are held all the time, between steps too."""
         return self.numel * self.width
 
     def pass_begins(self, sending: bool) -> None:
@@ -78,7 +78,7 @@ class Keeper:
             self.send(live, self.buckets[self.next - 1], more, when)
 
     def take(self, live: Live, more: Bytes, bucket: Bucket, member: tuple[int, str], fresh: int) -> Bytes:
-        """The gradient goes into its bucket and is gone; what is left of `more`."""
+        """The gradient is copied into its bucket and freed. Returns what is left of `more`."""
         return minus(more, (0, fresh, 0, 0, 0))
 
     def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
@@ -94,7 +94,7 @@ class Keeper:
         self.passes += 1
 
     def fill(self, live: Live, numel: int, times: int) -> None:
-        """`times` backwards were there before, also of `numel` parameters that are not walked: their gradients."""
+        """Adds the gradients that `times` earlier passes left, also for `numel` parameters that are not walked."""
         self.passes += 1
 
     def finish(self, live: Live) -> None:
@@ -103,7 +103,7 @@ class Keeper:
 
 
 class ZeRO1Keeper(Keeper):
-    """Gradients stay as they are until the last pass; then each bucket leaves, and 1/n of it comes back."""
+    """ZeRO-1: gradients stay whole until the last pass; then each bucket leaves, and 1/n of it comes back."""
 
     leaving: Bucket | None = None
 
@@ -117,7 +117,7 @@ class ZeRO1Keeper(Keeper):
         return [bucket.numel // self.n for bucket in self.buckets]
 
     def gradients(self) -> int:
-        """None are there all the time."""
+        """No gradients are held all the time."""
         return 0
 
     def take(self, live: Live, more: Bytes, bucket: Bucket, member: tuple[int, str], fresh: int) -> Bytes:
@@ -129,7 +129,8 @@ class ZeRO1Keeper(Keeper):
         return minus(more, (0, fresh, 0, 0, 0))
 
     def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
-        """Pack and drop what is here, when the bucket before has arrived; memory for 1/n of it is made at once."""
+        """Waits for the bucket before, packs this one's gradients and frees them. Memory for the answer, 1/n of the
+        bucket, is allocated at once."""
         if self.leaving is not None:
             self.settle(live, self.leaving)
         self.leaving = bucket
@@ -144,7 +145,7 @@ class ZeRO1Keeper(Keeper):
             live.add(OTHER, -bucket.numel * self.width)
 
     def settle(self, live: Live, bucket: Bucket) -> None:
-        """What was on its way is here: its buffer is let go, and parts of later passes are added to the first's."""
+        """A bucket has arrived: its buffer is freed, and a part of a later pass is added to that of the first pass."""
         if bucket.packed is not None:
             live.add(OTHER, -bucket.numel * self.width if self.n > 1 else 0)
             if bucket.packed == OTHER:
@@ -153,11 +154,11 @@ class ZeRO1Keeper(Keeper):
 
     @property
     def part(self) -> int:
-        """What an arriving 1/n is held for: it is this rank's gradient, or is added to it."""
+        """The kind of memory of an arriving 1/n: it is this rank's gradient."""
         return GRADIENTS
 
     def between(self, live: Live, numel: int) -> None:
-        """They stay until the last pass; then 1/n of them."""
+        """These gradients stay whole until the last pass, which leaves 1/n of them."""
         n_bytes = numel * self.width
         if not self.passes:
             live.add(GRADIENTS, n_bytes)
@@ -165,13 +166,13 @@ class ZeRO1Keeper(Keeper):
             live.add(GRADIENTS, n_bytes // self.n - n_bytes)
 
     def pass_ends(self, live: Live) -> None:
-        """At the end of the last pass everything arrives; before that, what is on its way may stay on its way."""
+        """At the end of the last pass everything arrives; after earlier passes a bucket may still be on its way."""
         if self.final:
             self.finish(live)
         super().pass_ends(live)
 
     def fill(self, live: Live, numel: int, times: int) -> None:
-        """They are as autograd made them."""
+        """Earlier passes have left whole gradients, as autograd made them."""
         for bucket in self.buckets:
             bucket.here = set(bucket.members)
             bucket.grads = sum(self.sizes[member] for member in bucket.members) * self.width
@@ -186,25 +187,25 @@ class ZeRO1Keeper(Keeper):
 
 
 class ZeRO2Keeper(ZeRO1Keeper):
-    """Every pass sends."""
+    """ZeRO-2: every pass sends its gradients, so that 1/n of them stays."""
 
     @property
     def part(self) -> int:
-        """Parts of later passes are added to those of the first."""
+        """The first pass's part is the gradient; a part of a later pass is a temporary that is added to it."""
         return OTHER if self.passes else GRADIENTS
 
     def pass_begins(self, sending: bool) -> None:
-        """Every pass sends what it has."""
+        """Every pass sends its gradients, also one that is not the last of the step."""
         super().pass_begins(sending)
         self.sending = True
 
     def between(self, live: Live, numel: int) -> None:
-        """1/n of them stays."""
+        """1/n of these gradients stays."""
         if not self.passes:
             live.add(GRADIENTS, numel * self.width // self.n)
 
     def fill(self, live: Live, numel: int, times: int) -> None:
-        """1/n of each, and the last bucket is still on its way."""
+        """Earlier passes have left 1/n of each bucket, and the last bucket is still on its way."""
         live.add(GRADIENTS, (self.numel + numel) * self.width // self.n)
         self.passes = times
         if self.n > 1:

@@ -1,4 +1,5 @@
-"""The layers of labkit's GPT on shadows: what autograd holds of each, tensor by tensor, and its highest moments.
+"""The layers of labkit's GPT on shadows, tensors that have a size and no values (tape.py): what autograd holds of each
+layer, tensor by tensor, and how much at its highest moments.
 
     Embedding   ids                                                  -> x [B,T,D]
     Block       x, n1, q, k, v, mixed, x1, n2, u [F], g [F]          -> x            (8 D + 2 F) B T elements are held
@@ -35,9 +36,9 @@ class Profile(NamedTuple):
     """What one layer holds and when. All bytes are by kind and count from an empty memory.
 
     forward    the highest moment of its forward, its input included
-    held       what is left of it after its forward, its input included and its result not
+    held       what stays alive after its forward, including its input and without its result
     result     bytes of its result
-    cached     what autocast's cache holds besides until the forward of all layers is over
+    cached     what autocast's cache holds on top, until the forward of all layers is over
     segments   its backward, cut where a weight's gradient arrives
     tensors    what is held, tensor by tensor: (name, bytes)
     top        the highest moment of its backward
@@ -54,20 +55,20 @@ class Profile(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def profile(shape: Sizes, layer: str, setting: Setting) -> Profile:
-    """Run one layer of the model on a tape, forward and backward. The same question is answered once."""
+    """Run one layer of the model on a tape, forward and backward. Equal questions are answered from a cache."""
     return Program(shape, setting).measured(layer)
 
 
 def held(shape: Sizes, setting: Setting) -> Breakdown:
     """What autograd holds of one block, item by item; equal names are added up."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for name, n_bytes in profile(shape, "block", setting).tensors:
-        found[name] = found.get(name, 0) + n_bytes
+        totals[name] = totals.get(name, 0) + n_bytes
     b, t = setting.rows, setting.seq
     per = b * t
     return Breakdown(
         Item(name, n_bytes, "B", f"{n_bytes / per:,.6g} bytes x B T = {b} x {t}", "labkit.plan.layers")
-        for name, n_bytes in found.items()
+        for name, n_bytes in totals.items()
     )
 
 
@@ -92,7 +93,7 @@ class Program(Ops):
         before = tape.total
         self.cache.clear()
         held, cached = tape.moment(), before - tape.total
-        tensors = tuple((each.name, each.n_bytes) for each in tape.held(end))
+        tensors = tuple((storage.name, storage.n_bytes) for storage in tape.held(end))
         grad = tape.new(result, OTHER)
         tape.mark()
         left = tape.backward(end, grad)

@@ -1,7 +1,7 @@
 """Where each rank sits on the dp x pp x tp grid.
 
-Rank order is dp-major, tp-minor: neighbours in rank are neighbours in tp, the axis that talks most, so that a
-tensor-parallel group lands on one node (Megatron-LM, arXiv:2104.04473, section 3).
+Rank order is dp-major, tp-minor: neighbours in rank are neighbours in tp, the axis that sends most, so that a
+tensor-parallel group lies on one node (Megatron-LM, arXiv:2104.04473, section 3).
 
     rank = (dp_index * pp + pp_index) * tp + tp_index
 
@@ -53,5 +53,5 @@ class Layout:
         """The ranks that differ from `of` along `axis` alone, in axis order: its group. ValueError for another axis."""
         if axis not in AXES:
             raise ValueError(f"the axes of a layout are {', '.join(AXES)}, got {axis!r}")
-        here = self.coords(of)
-        return tuple(self.rank(**{**here, axis: index}) for index in range(getattr(self, axis)))
+        position = self.coords(of)
+        return tuple(self.rank(**{**position, axis: index}) for index in range(getattr(self, axis)))

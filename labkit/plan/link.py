@@ -3,10 +3,10 @@
 A message of b bytes takes alpha + b beta seconds: alpha the latency, 1/beta the bandwidth of one direction (Hockney
 1994; Thakur, Rabenseifner and Gropp 2005, section 3).
 
-`slower(1e-3)` is slow motion: the wire runs a thousand times slower, bandwidth and latency alike, so that the wire of a
-laptop is faster than the one it plays and every ratio stays: from how many bytes on a ring beats a tree is decided as
-on the real machine. A second here is a millisecond there. `latency_scale=1` keeps the latency: right for tensors a
-thousand times smaller than real ones, but microseconds are less than a laptop's own wire needs.
+`slower(1e-3)` is slow motion: bandwidth and latency are both a thousand times worse. A laptop's own wire is then faster
+than the one it plays, and all ratios stay: a ring beats a tree from the same number of bytes on as on the real machine.
+A second here is a millisecond there. `latency_scale=1` keeps the latency. That is right for tensors a thousand times
+smaller than real ones, but a laptop's own wire needs longer than those few microseconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """predict_memory: what one rank holds at the highest moment of a step, by kind.
 
-    between steps    parameters, the optimizer's state, gradients that stay            one look at a keeper (keep.py)
+    between steps    parameters, the optimizer's state, gradients that stay            see the keepers (keep.py)
     forward          + what each layer holds, layer by layer
     backward         + gradients that come and go, - what is held; the last layer, the first, and all between
     step             + two temporaries of the optimizer
@@ -42,10 +42,10 @@ def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, de
     `predict_memory(...).against(probe.peak)`. ValueError for what cannot be cut or run."""
     step = Walk(ModelShape.of(shape), layout, recipe, rank, device)
     live = step.walk()
-    said = step.formulas()
+    laws = step.formulas()
     return Breakdown(
         Item(
-            kind, n_bytes, "B", said[kind] + f"; at the peak: {live.when}" * (kind in ("activations", "other")), source
+            kind, n_bytes, "B", laws[kind] + f"; at the peak: {live.when}" * (kind in ("activations", "other")), source
         )
         for kind, n_bytes, source in zip(KINDS, live.top, SOURCES, strict=True)
     )
@@ -64,7 +64,7 @@ class Walk(Rank):
         live, m = Live(self.base()), self.recipe.n_micro
         live.add(ACTIVATIONS, self.message() * (self.place < self.layout.pp - 1))  # on its way to the next stage
         live.add(OTHER, self.message() * (self.place > 0))  # a gradient on its way to the one before
-        if m * len(self.stages) > sum(self.in_flight):  # with as many in flight, and gradients of passes before
+        if m * len(self.stages) > sum(self.in_flight):  # not all fit in flight: earlier ones have left gradients
             for stage, keeper in zip(self.stages, self.keepers, strict=True):
                 keeper.fill(live, stage.middle, min(2, m - 1))
             self.turn(live, 1, False)
@@ -78,7 +78,7 @@ class Walk(Rank):
         return live
 
     def turn(self, live: Live, busy: int, final: bool) -> None:
-        """A micro-batch forward, and one back through each stage; `busy`: with all others in flight, 0: alone."""
+        """One micro-batch forward, and one back through each stage; `busy`: 1 with all others in flight, 0 alone."""
         total, counts = busy * self.in_flight_bytes(), self.in_flight
         newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
         self.forward(live, newest, max(0, total - self.stages[newest].held) + busy * self.unanswered())
@@ -92,16 +92,16 @@ class Walk(Rank):
         live.add(ACTIVATIONS, others)
         order = range(len(stage.profiles))
         for k in order:
-            each, copies = stage.profiles[k], stage.skipped + 1 if k == stage.at else 1
+            profile, copies = stage.profiles[k], stage.skipped + 1 if k == stage.at else 1
             ahead = [*order[k + 1 :], *order[::-1]]
             if stage.kinds[k] != "loss":
                 keeper.need(live, k, ahead, (0, 0, 0, stage.profiles[k - 1].result if k else 0, 0))
-            cached += each.cached * (copies - 1)
-            live.add(ACTIVATIONS, each.held[ACTIVATIONS] * (copies - 1))
-            more = cached if stage.kinds[k] != "loss" else 0  # which is outside of autocast
-            live.see((0, 0, 0, each.forward[ACTIVATIONS] + more, each.forward[OTHER]), "forward")
-            live.add(ACTIVATIONS, each.held[ACTIVATIONS])
-            cached += each.cached
+            cached += profile.cached * (copies - 1)
+            live.add(ACTIVATIONS, profile.held[ACTIVATIONS] * (copies - 1))
+            more = cached if stage.kinds[k] != "loss" else 0  # the loss runs outside of autocast
+            live.see((0, 0, 0, profile.forward[ACTIVATIONS] + more, profile.forward[OTHER]), "forward")
+            live.add(ACTIVATIONS, profile.held[ACTIVATIONS])
+            cached += profile.cached
             keeper.left(live, k)
         live.now[ACTIVATIONS] = before
 
@@ -113,14 +113,14 @@ class Walk(Rank):
             live.see((0, 0, 0, 0, kept), "between B and W of the last micro-batch in flight")
         keeper.pass_begins(sending)
         for k in range(len(stage.profiles) - 1, -1, -1):
-            each = stage.profiles[k]
+            profile = stage.profiles[k]
             if stage.kinds[k] != "loss":
-                keeper.need(live, k, range(k - 1, -1, -1), (0, 0, 0, 0, each.result))
-            live.add(ACTIVATIONS, -each.held[ACTIVATIONS])
-            self.layer_back(live, keeper, each, k)
-            keeper.left(live, k, (0, 0, 0, 0, each.segments[-1].end[OTHER]))
+                keeper.need(live, k, range(k - 1, -1, -1), (0, 0, 0, 0, profile.result))
+            live.add(ACTIVATIONS, -profile.held[ACTIVATIONS])
+            self.layer_back(live, keeper, profile, k)
+            keeper.left(live, k, (0, 0, 0, 0, profile.segments[-1].end[OTHER]))
             if k == stage.at and stage.skipped:
-                live.add(ACTIVATIONS, -stage.skipped * each.held[ACTIVATIONS])
+                live.add(ACTIVATIONS, -stage.skipped * profile.held[ACTIVATIONS])
                 keeper.between(live, stage.middle)
         keeper.pass_ends(live)
         live.add(ACTIVATIONS, -others)
@@ -128,14 +128,14 @@ class Walk(Rank):
     def layer_back(self, live: Live, keeper: Keeper, each: Profile, k: int) -> None:
         """A layer's backward, gradient by gradient."""
         when = "backward of the last layers" if k > 1 else "backward of the first layers"
-        if self.recipe.strategy == "ddp" and not self.tied:  # buckets stand still, so one look is enough
+        if self.recipe.strategy == "ddp" and not self.tied:  # buckets never change: see the highest moment
             live.see(each.top, when)
             return
         for seg in each.segments:
             live.see(seg.top, when)
             if seg.weight is None:
                 continue
-            if self.tied and seg.weight.name == "logits":  # waits for the other use of the table, below everything
+            if self.tied and seg.weight.name == "logits":  # waits for the table's other use
                 live.add(GRADIENTS, seg.grad_bytes)
                 continue
             if self.tied and seg.weight.name == "token":

@@ -1,4 +1,4 @@
-"""The ops of a GPT on shadows: what each makes, what its derivative holds, and what its backward makes.
+"""The ops of a GPT on shadows (tape.py): what each makes, what its derivative holds, and what its backward makes.
 
     op            holds                              backward makes
     linear        x, [W's half copy]                 gx, gW, gb
@@ -27,7 +27,7 @@ WAYS = ("fp32", "fp64", "autocast", "half")
 class Setting:
     """How a layer is run: `rows` x `seq` tokens, over `tp` ranks (`in_sequence`: also cut by position), which `way`.
 
-    ValueError for a way there is not, and sizes below 1."""
+    ValueError for an unknown way, and sizes below 1."""
 
     rows: int
     seq: int
@@ -45,7 +45,7 @@ class Setting:
 
 
 class Ops:
-    """The ops, in one setting, on one tape."""
+    """The ops of one layer, run in one setting and noted on one tape."""
 
     def __init__(self, shape: Sizes, setting: Setting) -> None:
         self.shape, self.setting, self.tape = shape, setting, Tape()
@@ -63,7 +63,7 @@ class Ops:
 
     def makes(self, *sizes: int) -> Run:
         """A backward that makes gradients of these sizes."""
-        return lambda g: [self.tape.new(each, OTHER) for each in sizes]
+        return lambda g: [self.tape.new(size, OTHER) for size in sizes]
 
     def view(self, x: Shadow) -> Shadow:
         """The same memory in another shape."""
@@ -84,14 +84,14 @@ class Ops:
         x = self.cast(x, self.narrow)
         count = 2 if (self.shape.bias if bias is None else bias) else 1
         weights = [Weight(name, x.numel // self.rows * out), Weight(f"{name}.bias", out)][:count]
-        copies = [self.half(each) for each in weights] if self.narrow < self.wide else [[]]
-        givers = [self.giver(each) for each in weights]
+        copies = [self.half(weight) for weight in weights] if self.narrow < self.wide else [[]]
+        givers = [self.giver(weight) for weight in weights]
         x = self.view(x)
-        back, sizes = x.numel * x.width, [each.numel * self.narrow for each in weights]
+        back, sizes = x.numel * x.width, [weight.numel * self.narrow for weight in weights]
         kind = GRADIENTS if self.narrow == self.wide else OTHER
         node = self.tape.node(
             (x.node, *givers),
-            lambda g: [self.tape.new(back, OTHER), *(self.tape.new(each, kind) for each in sizes)],
+            lambda g: [self.tape.new(back, OTHER), *(self.tape.new(size, kind) for size in sizes)],
             (x.storage, *copies[0]),
         )
         return Shadow(self.tape.new(self.rows * out * self.narrow, name=name), self.rows * out, self.narrow, node)
@@ -114,7 +114,8 @@ class Ops:
         return Shadow(self.tape.new(y.numel * self.wide), y.numel, self.wide, node)
 
     def enter(self, x: Shadow) -> Shadow:
-        """f: nothing forward, a sum backward; in sequence f': the whole of all parts, and backward one's part."""
+        """f: the identity forward, a sum over tp backward. In sequence f': all parts are gathered forward, and backward
+        each rank gets its part of the sum."""
         if self.setting.tp == 1:
             return x
         back = x.numel * x.width
@@ -132,7 +133,8 @@ class Ops:
         return Shadow(y, x.numel * self.cut, x.width, self.tape.node((x.node,), run, ()))
 
     def leave(self, x: Shadow) -> Shadow:
-        """g: a sum forward, nothing backward; in sequence g': one's part of the sum, and backward the whole."""
+        """g: a sum over tp forward, the identity backward. In sequence g': each rank gets its part of the sum forward,
+        and backward all parts are gathered."""
         numel, whole = x.numel // self.cut, x.numel * x.width
         if self.cut == 1:
             return Shadow(self.tape.new(whole), numel, x.width, self.tape.node((x.node,), lambda g: [g], ()))
@@ -205,7 +207,7 @@ class Ops:
 
     def attend(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
         """A fused attention. Holds query, key, value, its result, and one number a row and head."""
-        sizes = [each.numel * each.width for each in (query, key, value)]
+        sizes = [shadow.numel * shadow.width for shadow in (query, key, value)]
         if not self.shape.fused_attention:
             return self.attend_plainly(query, key, value, heads)
         y = self.tape.new(sizes[0], name="mixed values [B,T,A]")
@@ -219,7 +221,7 @@ class Ops:
     def attend_plainly(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
         """Scores, softmax, and the mean of values, one after the other. Holds the T x T probabilities, too."""
         n = self.rows * self.setting.seq * heads
-        back, table = [each.numel * each.width for each in (query, key, value)], n * query.width
+        back, table = [shadow.numel * shadow.width for shadow in (query, key, value)], n * query.width
         scores = self.tape.new(table)
         first = self.tape.node((query.node, key.node), self.makes(*back[:2]), (query.storage, key.storage))
         shares = self.tape.new(table, name="probabilities [B,h,T,T]")

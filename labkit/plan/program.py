@@ -65,12 +65,12 @@ class Schedule:
 
     @property
     def splits(self) -> bool:
-        """Whether backward comes in two actions: B for the input's gradient, W for those of the weights."""
+        """True if a backward is two actions: B for the input's gradient, W for those of the weights."""
         return any(action.kind == "W" for program in self.programs for action in program)
 
 
 def needs(action: Action, n_stages: int) -> list[Action]:
-    """What must be done, on whatever rank, before `action` can start: happens-before, said once."""
+    """What must be done, on whatever rank, before `action` can start. This function alone defines it."""
     kind, stage, i = action
     if kind == "F":
         return [Action("F", stage - 1, i)] if stage > 0 else []
@@ -93,7 +93,7 @@ def play(schedule: Schedule) -> Iterator[tuple[int, Action, list[Action]]]:
         while at[rank] < len(program):
             action = program[at[rank]]
             before = needs(action, schedule.n_stages)
-            missing = next((each for each in before if each not in done), None)
+            missing = next((needed for needed in before if needed not in done), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(rank)
                 break
@@ -103,8 +103,12 @@ def play(schedule: Schedule) -> Iterator[tuple[int, Action, list[Action]]]:
             yield rank, action, before
     if waiting:
         stuck = sorted((rank, missing) for missing, ranks in waiting.items() for rank in ranks)
-        said = "; ".join(f"rank {rank} at {schedule.programs[rank][at[rank]]} needs {what}" for rank, what in stuck)
-        raise ValueError(f"schedule {schedule.name!r} deadlocks: {said}: move what is needed before what waits for it")
+        reasons = "; ".join(
+            f"rank {rank} at {schedule.programs[rank][at[rank]]} needs {needed}" for rank, needed in stuck
+        )
+        raise ValueError(
+            f"schedule {schedule.name!r} deadlocks: {reasons}: move what is needed before what waits for it"
+        )
 
 
 def validate(schedule: Schedule) -> Schedule:
@@ -122,18 +126,20 @@ def validate(schedule: Schedule) -> Schedule:
     want = {Action(kind, s, i) for kind in kinds for s in range(schedule.n_stages) for i in range(schedule.n_micro)}
     have = Counter(action for program in schedule.programs for action in program)
     doubled = [action for action, count in have.items() if count > 1]
-    for what, wrong in (("lacks", want - set(have)), ("knows no", set(have) - want), ("does twice", doubled)):
+    for complaint, wrong in (("lacks", want - set(have)), ("knows no", set(have) - want), ("does twice", doubled)):
         if wrong:
-            raise ValueError(f"{name} {what} {_some(wrong)}: each of {', '.join(kinds)} once for every stage and micro")
+            raise ValueError(
+                f"{name} {complaint} {_listed(wrong)}: each of {', '.join(kinds)} once for every stage and micro"
+            )
     for rank, program in enumerate(schedule.programs):
         if strays := [action for action in program if schedule.rank_of(action.stage) != rank]:
             at = f"stage {strays[0].stage} lives on rank {schedule.rank_of(strays[0].stage)}"
-            raise ValueError(f"{name} has {_some(strays)} on rank {rank}, but {at}")
+            raise ValueError(f"{name} has {_listed(strays)} on rank {rank}, but {at}")
     deque(play(schedule), maxlen=0)
     return schedule
 
 
-def _some(actions: Iterable[Action]) -> str:
+def _listed(actions: Iterable[Action]) -> str:
     named = sorted(map(str, actions))
     return ", ".join(named[:6]) + (f" and {len(named) - 6} more" if len(named) > 6 else "")
 

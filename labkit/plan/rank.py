@@ -3,9 +3,9 @@
     stages       the first or second half of the blocks, say, with 1/tp of each matrix          stack.py
     keepers      around each stage, what its strategy holds of weights and gradients           keep.py, units.py
     owned        what this rank's optimizer steps on, and keeps its state for
-    in flight    so many micro-batches between their forward and their backward                 stages.py
+    in flight    micro-batches that are between their forward and their backward                stages.py
 
-`bounds` says between which numbers the highest moment lies; labkit.plan.memory finds it.
+`bounds` says cheaply between which numbers the highest moment lies; labkit.plan.memory finds it exactly.
 Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXiv:2104.04473, section 2.2.
 """
 
@@ -62,22 +62,22 @@ class Rank:
     # -- between steps -----------------------------------------------------------------------------------------------
 
     def owned(self) -> list[int]:
-        """Elements of each tensor that the optimizer steps on; the blocks between as one more run of the same."""
-        found: list[int] = []
+        """Elements of each tensor that the optimizer steps on, those of blocks that are not walked included."""
+        sizes: list[int] = []
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
-            found += keeper.owned
+            sizes += keeper.owned
             if stage.skipped:
-                each = [size for _, size in stage.params[stage.at].sizes]
+                block_sizes = [size for _, size in stage.params[stage.at].sizes]
                 if self.recipe.strategy != "ddp":
-                    each = [-(-sum(each) // self.layout.dp)]
-                found += each * stage.skipped
-        return found
+                    block_sizes = [-(-sum(block_sizes) // self.layout.dp)]
+                sizes += block_sizes * stage.skipped
+        return sizes
 
     def base(self) -> Bytes:
-        """What is there between two steps: weights, gradients that stay, the optimizer's state.
+        """Bytes by kind between two steps: weights, gradients that stay, the optimizer's state.
 
         With offloading, masters and room for their gradients count where the CPU is the device; a ZeRO-3 shard is then
-        only what is gathered from, in the width that it is gathered in, and no owner claims it: "other"."""
+        only the source of gathers, in the gathered width, and counts as "other", because no optimizer owns it."""
         r, n, w = self.recipe, self.layout.dp, self.width
         weights = gradients = 0
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
@@ -87,10 +87,10 @@ class Rank:
         state = sum(owned) * wide * dict(STATES)[r.optimizer] + 4 * len(owned) * r.optimizer.startswith("adam")
         if not r.offload:
             return weights, gradients, state, 0, 0
-        here = self.device == "cpu"
-        masters = sum(owned) * wide * here
+        on_cpu = self.device == "cpu"
+        masters = sum(owned) * wide * on_cpu
         shard = sum(owned) * self.gathered if r.strategy == "zero3" else 0
-        return masters + (0 if shard else weights), gradients, state * here, 0, masters + shard
+        return masters + (0 if shard else weights), gradients, state * on_cpu, 0, masters + shard
 
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
@@ -98,7 +98,7 @@ class Rank:
         if not (kept := self.for_weights()):
             return held
         layers = [*zip(self.stages[0].kinds, self.stages[0].profiles, strict=True)]
-        loss = sum(each.held[ACTIVATIONS] for kind, each in layers if kind == "loss")  # B lets go of it
+        loss = sum(profile.held[ACTIVATIONS] for kind, profile in layers if kind == "loss")  # B frees it
         return held + min(self.place, self.recipe.n_micro - 1) * (kept - loss)
 
     def bounds(self) -> tuple[int, int]:
@@ -128,8 +128,8 @@ class Rank:
         return count * self.boundary()
 
     def unanswered(self) -> int:
-        """Bytes that gpipe has sent forward when its last forward runs: nothing has come back yet that says they are
-        there (labkit.parallel.pipeline)."""
+        """Bytes of messages that gpipe still holds when its last forward runs: nothing has come back yet that proves
+        their delivery (labkit.parallel.pipeline)."""
         sends = self.recipe.schedule == "gpipe" and self.place < self.layout.pp - 1
         return (self.recipe.n_micro - 1) * self.boundary() * sends
 
@@ -142,7 +142,8 @@ class Rank:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
         weight (under autocast some are narrower).
 
-        0 without such a W, and on the first stage, where it does all (labkit.parallel.pipeline)."""
+        0 for a schedule without W, and on the first stage, where W does the whole backward
+        (labkit.parallel.pipeline)."""
         if self.recipe.schedule != "zero_bubble" or self.place == 0:
             return 0
         (stage,), d, tp = self.stages, self.shape.d_model, self.layout.tp

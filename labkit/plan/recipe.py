@@ -21,7 +21,7 @@ WHOLE_LAYERS = ("lamb", "lars")
 
 @dataclass(frozen=True)
 class Recipe:
-    """The choices of a run. Raises ValueError for a choice that is not there, or that excludes another.
+    """The choices of a run. Raises ValueError for an unknown choice, and for two that exclude each other.
 
     strategy         what data parallelism does with state: "ddp", "zero1", "zero2", "zero3"
     schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble"
@@ -29,7 +29,7 @@ class Recipe:
     checkpointing    keep the input of each block only, and run it again in backward
     precision        "fp32", "fp64"; "bf16": products in bf16, weights in fp32; "fp16": the same with loss scaling
     clip_norm        limit of the gradients' norm, None for no limit
-    warmup_steps     the learning rate rises in a line over so many steps
+    warmup_steps     the learning rate rises in a line over this many steps
     """
 
     strategy: str = "ddp"
@@ -94,12 +94,12 @@ class Recipe:
 
     def __str__(self) -> str:
         """What differs from the defaults: `strategy=zero3, n_micro=4`."""
-        changed = [each for each in fields(self) if getattr(self, each.name) != each.default]
-        return ", ".join(f"{each.name}={getattr(self, each.name)}" for each in changed) or "the default recipe"
+        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in changed) or "the default recipe"
 
 
 class Sizes(Protocol):
-    """What of a model's sizes decides whether a recipe fits it."""
+    """Those of a model's sizes that decide whether a recipe fits it."""
 
     @property
     def n_layer(self) -> int:
@@ -111,11 +111,11 @@ class Sizes(Protocol):
 
     @property
     def tied(self) -> bool:
-        """Whether the head's weight is the embedding's."""
+        """True if the head's weight is the embedding's."""
 
 
 def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
-    """ValueError, with the numbers and the mend, for a combination that cannot work; no rank is asked."""
+    """ValueError, with the numbers and the mend, for a combination that cannot work. Nothing is built for it."""
     n_stages = layout.pp * recipe.stages_per_rank
     rows = recipe.batch_size // layout.dp
     if n_stages > config.n_layer:

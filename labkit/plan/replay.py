@@ -1,4 +1,4 @@
-"""Replay of one backward pass with other buckets: when each bucket is full, when it travels, what nobody can hide.
+"""Replay of one backward pass with other buckets: when each bucket is full, when it travels, and what cannot be hidden.
 
     time -->     backward of block 3 | block 2 | block 1 | block 0 |
     gradients                        a         b         c         d      each ready at a recorded moment
@@ -48,7 +48,7 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of it: the buckets in the order in which they left, and how long backward itself took."""
+    """The result: the buckets in the order in which they left, and how long backward itself took."""
 
     flights: tuple[Flight, ...]
     backward_s: float
@@ -56,12 +56,12 @@ class Replay:
     @property
     def end_s(self) -> float:
         """When backward is over and all buckets are through."""
-        return max(self.backward_s, *(each.end_s for each in self.flights))
+        return max(self.backward_s, *(flight.end_s for flight in self.flights))
 
     @property
     def wire_s(self) -> float:
         """Seconds during which a bucket is on the wire."""
-        return sum(each.end_s - each.start_s for each in self.flights)
+        return sum(flight.end_s - flight.start_s for flight in self.flights)
 
     @property
     def exposed_s(self) -> float:
@@ -79,24 +79,24 @@ def replay(ready: Sequence[Ready], bucket_bytes: float, wire: Line, backward_s: 
 
     Backward ends at `backward_s`, or with the last gradient if that is later. ValueError for no gradients, for buckets
     of less than a byte and for moments before the begin."""
-    if not ready or any(not 0 <= each.at_s < math.inf or each.n_bytes < 1 for each in ready):
+    if not ready or any(not 0 <= gradient.at_s < math.inf or gradient.n_bytes < 1 for gradient in ready):
         raise ValueError(f"a replay needs gradients of 1 byte or more, ready at 0 s or later; got {list(ready)[:3]}")
     if not 1 <= bucket_bytes < math.inf:
         raise ValueError(f"a bucket holds 1 byte or more, got {bucket_bytes:g}")
     flights: list[Flight] = []
     free = 0.0
-    for members in fill([("", each.n_bytes) for each in ready], int(bucket_bytes)):
+    for members in fill([("", gradient.n_bytes) for gradient in ready], int(bucket_bytes)):
         gradients = [ready[k] for k in members]
-        n_bytes, full = sum(each.n_bytes for each in gradients), max(each.at_s for each in gradients)
+        n_bytes, full = sum(gradient.n_bytes for gradient in gradients), max(gradient.at_s for gradient in gradients)
         start = max(full, free)
         free = start + wire.seconds(n_bytes)
-        flights.append(Flight(tuple(each.name for each in gradients), n_bytes, full, start, free))
-    return Replay(tuple(flights), max(backward_s, *(each.at_s for each in ready)))
+        flights.append(Flight(tuple(gradient.name for gradient in gradients), n_bytes, full, start, free))
+    return Replay(tuple(flights), max(backward_s, *(gradient.at_s for gradient in ready)))
 
 
 def sizes_of(ready: Sequence[Ready]) -> list[int]:
     """Bucket sizes worth a look: doublings from the smallest gradient's bytes to all of them together."""
-    least, whole = min(each.n_bytes for each in ready), sum(each.n_bytes for each in ready)
+    least, whole = min(gradient.n_bytes for gradient in ready), sum(gradient.n_bytes for gradient in ready)
     return [*(least << k for k in range(40) if least << k < whole), whole]
 
 

@@ -21,7 +21,8 @@ from labkit.plan.ops import Setting
 from labkit.plan.shape import ModelShape
 
 NORM_FLOPS = (("layer", 8), ("rms", 4))
-"""Of an element: mean 1, variance 3, shift and divide 2, scale and bias 2; RMSNorm: square, sum, divide and scale."""
+"""Flops of an element: mean 1, variance 3, shift and divide 2, scale and bias 2; RMSNorm: square, sum, divide and
+scale."""
 GELU, SILU_GATE, ROTARY, SOFTMAX, CROSS_ENTROPY = 8, 5, 3, 5, 5
 """Flops of an element, an exponential or a tanh counted as one: with polynomial and products 8; with the gate 5; two
 products and a sum; maximum, difference, exponential, sum, quotient; the same with a logarithm for the quotient."""
@@ -43,7 +44,7 @@ class Operation:
         return self.flops / self.n_bytes
 
     def seconds(self, hardware: Hardware, precision: str) -> float:
-        """How long it takes once, with what it takes to start it."""
+        """Seconds of running it once, the time to start it included."""
         return hardware.op_s(self.flops, self.n_bytes, precision)
 
     def bound(self, hardware: Hardware, precision: str) -> str:
@@ -76,7 +77,7 @@ def operations(shape: ModelShape, setting: Setting) -> tuple[Operation, ...]:
 
     ValueError for a `tp` that cannot cut the model."""
     shape.check_cut(setting.tp, in_sequence=setting.in_sequence)
-    return tuple(each for each in _all(shape, setting) if each.count and each.n_bytes)
+    return tuple(operation for operation in _all(shape, setting) if operation.count and operation.n_bytes)
 
 
 def _all(s: ModelShape, setting: Setting) -> list[Operation]:
@@ -87,16 +88,16 @@ def _all(s: ModelShape, setting: Setting) -> list[Operation]:
     d, f, v = s.d_model, s.hidden // tp, s.vocab // tp
     a, k = s.n_head // tp * s.width, max(1, s.kv_heads // tp) * s.width
     norm = dict(NORM_FLOPS)[s.norm] * outside * d
-    found: list[Operation] = []
+    ops: list[Operation] = []
 
     def product(name: str, inside: int, out: int, count: int) -> None:
         moved = narrow * (t * (inside + out) + inside * out)
-        found.append(Operation(name, 2.0 * t * inside * out, moved, count, True))
+        ops.append(Operation(name, 2.0 * t * inside * out, moved, count, True))
         if narrow < wide:
-            found.append(Operation(f"{name}'s weight to half", 0.0, (wide + narrow) * inside * out, count))
+            ops.append(Operation(f"{name}'s weight to half", 0.0, (wide + narrow) * inside * out, count))
 
     def moves(name: str, flops: float, n_bytes: float, count: int) -> None:
-        found.append(Operation(name, flops, n_bytes, count))
+        ops.append(Operation(name, flops, n_bytes, count))
 
     scores = t * setting.seq * (s.n_head // tp)
     moves("embedding", outside * d if s.position == "learned" else 0.0, 2 * wide * outside * d, 1)
@@ -105,7 +106,7 @@ def _all(s: ModelShape, setting: Setting) -> list[Operation]:
     product("key, value", d, k, 2 * n)
     if s.position == "rotary":
         moves("rotary", ROTARY * t * (a + k), 4 * max(4, narrow) * t * (a + k), n)
-    found.append(Operation("attention", 4.0 * t * setting.seq * a, narrow * t * (2 * a + 2 * k), n, True))
+    ops.append(Operation("attention", 4.0 * t * setting.seq * a, narrow * t * (2 * a + 2 * k), n, True))
     if not s.fused_attention:
         moves("softmax", SOFTMAX * scores, 6 * narrow * scores, n)
     product("attention out", a, d, n)
@@ -119,4 +120,4 @@ def _all(s: ModelShape, setting: Setting) -> list[Operation]:
     moves("last norm", norm, 2 * wide * outside * d, 1)
     product("logits", d, v, 1)
     moves("loss", CROSS_ENTROPY * t * v, 3 * max(4, narrow) * t * v, 1)
-    return found
+    return ops

@@ -3,7 +3,7 @@
     Amdahl         speed-up = 1 / (s + (1 - s) / n)         s: the share of one device's step that does not shrink
                    s = 5%:  n = 8: 5.9x   64: 15.4x   256: 18.6x   without end: 20x
     weak           the batch grows with n: what one device does stays, only communication grows
-    strong         the batch stays: what one device does shrinks until products are too small and messages too many
+    strong         the batch stays: what one device does shrinks, until products are too small and messages too many
 
     four reasons why more devices do not help          seconds of a step that are lost to it
     communication        what is sent and not hidden   tp + pp + dp + overlap
@@ -138,21 +138,21 @@ def scaling(
     micro-batches keep their size as long as there are enough. Sizes smaller than pp x tp are left out, as are, when the
     batch stays, those that have no row for a rank. ValueError for sizes that pp x tp does not divide, or none left."""
     shape, group = ModelShape.of(shape), layout.pp * layout.tp
-    rows, each = recipe.batch_size // layout.dp, micro_rows(recipe, layout)
+    rows, micro_size = recipe.batch_size // layout.dp, micro_rows(recipe, layout)
     points: list[Point] = []
     for n in (n for n in n_ranks if n >= group):
         if n % group:
             raise ValueError(f"{n} ranks are no multiple of pp x tp = {layout.pp} x {layout.tp} = {group}")
-        here = Layout(n // group, layout.pp, layout.tp)
-        batch = rows * here.dp if weak else recipe.batch_size
-        if batch // here.dp < 1 or batch % here.dp:
+        grown = Layout(n // group, layout.pp, layout.tp)
+        batch = rows * grown.dp if weak else recipe.batch_size
+        if batch // grown.dp < 1 or batch % grown.dp:
             continue
-        now = replace(recipe, batch_size=batch, n_micro=max(1, batch // here.dp // each))
-        step = predict_step(shape, here, now, hardware)
+        changed = replace(recipe, batch_size=batch, n_micro=max(1, batch // grown.dp // micro_size))
+        step = predict_step(shape, grown, changed, hardware)
         speed = batch * shape.seq / step.total
         first = points[0] if points else None
         gain = speed / first.tokens_per_s if first else 1.0
-        points.append(Point(here, now, step, speed, gain, gain * (first.n_ranks if first else n) / n))
+        points.append(Point(grown, changed, step, speed, gain, gain * (first.n_ranks if first else n) / n))
     if not points:
         raise ValueError(f"none of {list(n_ranks)} ranks holds pp x tp = {group} and has a row for each")
     return points

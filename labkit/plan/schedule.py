@@ -75,7 +75,7 @@ def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
     """1f1b with v thinner stages on each rank (r, r + p, r + 2p ...): a v-th of the bubble for v times the messages.
 
     Micro-batches travel in rounds of p: a round passes through all stages before the next one enters. Where p does not
-    divide n_micro, rounds are larger and as even as can be, and the bubble is larger than the law says.
+    divide n_micro, rounds are larger and as equal as possible, and the bubble is larger than the law says.
     With one stage a rank this is not 1f1b: twice as many forwards go ahead, which hides messages behind work."""
     check_counts(n_ranks=n_ranks, n_micro=n_micro, stages_per_rank=stages_per_rank)
     p, v, sizes = n_ranks, stages_per_rank, rounds(n_ranks, n_micro)
@@ -92,9 +92,9 @@ def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
 
 
 def rounds(n_ranks: int, n_micro: int) -> list[int]:
-    """The micro-batches of each round of `interleaved`: n_ranks; more, as even as can be, if that leaves a rest."""
-    each, more = divmod(n_micro, max(1, n_micro // n_ranks))
-    return [each + (k < more) for k in range(max(1, n_micro // n_ranks))]
+    """Micro-batches in each round of `interleaved`: n_ranks, or a few more where it does not divide n_micro."""
+    size, more = divmod(n_micro, max(1, n_micro // n_ranks))
+    return [size + (k < more) for k in range(max(1, n_micro // n_ranks))]
 
 
 def zero_bubble(n_ranks: int, n_micro: int) -> Schedule:
@@ -151,8 +151,8 @@ def simulate(
     end: dict[Action, float] = {}
     for rank, action, before in play(schedule):
         start = free[rank]
-        for each in before:
-            ready = end[each] + (send if home[each.stage] != rank else 0.0)
+        for needed in before:
+            ready = end[needed] + (send if home[needed.stage] != rank else 0.0)
             start = max(start, ready)
         free[rank] = end[action] = start + costs[action.kind][action.stage]
         spans.append(Span(rank, action, start, free[rank]))
@@ -161,7 +161,7 @@ def simulate(
 
 def _costs(name: str, cost: float | Sequence[float], schedule: Schedule) -> list[float]:
     costs = [cost] * schedule.n_stages if isinstance(cost, int | float) else list(cost)
-    if len(costs) != schedule.n_stages or any(each < 0 for each in costs):
+    if len(costs) != schedule.n_stages or any(seconds < 0 for seconds in costs):
         raise ValueError(
             f"{name} is a number of seconds, 0 or more, or {schedule.n_stages} of them, one for each stage; got {cost}"
         )

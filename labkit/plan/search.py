@@ -1,4 +1,4 @@
-"""plans: every way to lay a model on so many ranks, the fast ones first, the impossible ones with the reason.
+"""plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
     dp x pp x tp = n_ranks
       x strategy (ddp, zero1, zero2, zero3)  x schedule (1f1b, interleaved, zero_bubble)  x checkpointing  x micro-batch
@@ -58,12 +58,12 @@ class Plan:
     def memory(self) -> Breakdown:
         """Bytes of the fullest rank by kind, worked out when it is asked for. ValueError where nothing can be run."""
         lay, device = self.layout, self.hardware.device
-        found = [predict_memory(self.shape, lay, self.recipe, rank, device) for rank in ends(lay)]
-        return max(found, key=lambda each: each.total)
+        breakdowns = [predict_memory(self.shape, lay, self.recipe, rank, device) for rank in ends(lay)]
+        return max(breakdowns, key=lambda breakdown: breakdown.total)
 
     @property
     def kept(self) -> bool:
-        """Whether it can be run."""
+        """True if this plan can be run, that is, if it was not refused."""
         return not self.refused
 
     @property
@@ -82,7 +82,7 @@ class Plan:
 
 
 def gb(n_bytes: float) -> str:
-    """`70.3 GB`; below a tenth of one, on devices that are played by a laptop, `11.2 MB`."""
+    """`70.3 GB`; below a tenth of a GB `11.2 MB`, for the small devices that a laptop plays."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
 
 
@@ -117,8 +117,8 @@ def plans(
     words = shape.vocab + -shape.vocab % WORDS if n_ranks > 1 else shape.vocab
     shape = shape.changed(seq=seq or shape.seq, vocab=words, name=shape.name, source=shape.source)
     search = Search(shape, hardware, headroom, precision)
-    found = [plan for layout in layouts(n_ranks) for plan in search.on(layout, global_batch, optimizer)]
-    return sorted(found, key=lambda plan: plan.step_s)
+    candidates = [plan for layout in layouts(n_ranks) for plan in search.on(layout, global_batch, optimizer)]
+    return sorted(candidates, key=lambda plan: plan.step_s)
 
 
 def ends(layout: Layout) -> list[int]:
@@ -134,13 +134,13 @@ def layouts(n_ranks: int) -> Iterator[Layout]:
 
 
 def divisors(number: int) -> list[int]:
-    """What divides `number`, ascending."""
+    """The divisors of `number`, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
 class Search:
-    """The questions, in the order in which they are cheap."""
+    """Makes the plans of a layout, and asks the cheap questions about each plan first."""
 
     def __init__(self, shape: ModelShape, hardware: Hardware, headroom: float, precision: str) -> None:
         self.shape, self.hardware, self.precision = shape, hardware, precision
@@ -187,7 +187,7 @@ class Search:
     def judge(
         self, layout: Layout, base: Recipe, strategy: str, schedule: str, v: int, again: bool, rows: int
     ) -> Plan | None:
-        """One plan; None for a combination that is no choice (no recipe has it, or another is the same)."""
+        """One plan; None for a combination that no recipe allows, or that equals another one."""
         m = base.batch_size // layout.dp // rows
         if schedule == "zero_bubble" and (again or strategy == "zero3"):
             return None
@@ -206,16 +206,16 @@ class Search:
         return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
-        """Bytes and the reason; "" if it fits. Only what is neither far above nor far below is walked."""
+        """Bytes needed, and why that is too much; "" if it fits. Only a plan near the limit is walked exactly."""
         for rank in ends(layout):
             step = Walk(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = step.bounds()
-            said = "at least "
+            prefix = "at least "
             if needs <= self.room < most:
-                needs, said = sum(step.walk().top), ""
+                needs, prefix = sum(step.walk().top), ""
             if needs > self.room:
                 return needs, (
-                    f"{said}{gb(needs)} on rank {rank}, {gb(self.room)} are there: "
+                    f"{prefix}{gb(needs)} on rank {rank}, {gb(self.room)} are there: "
                     f"{gb(step.in_flight_bytes())} activations, else weights, gradients, optimizer"
                 )
         return 0.0, ""

@@ -15,7 +15,7 @@ L < A / I, of one layer each. Nothing kept but the very first input, layer i is 
 
     from the start    I + A                      L (L + 1) / 2 layer forwards in backward
 
-Pure arithmetic; a run's gradients on their way, two or three I, come on top. Flops are at most so many, because a
+Pure arithmetic; a run's gradients on their way, two or three I, come on top. The flops are an upper bound, since a
 segment that is filled again stops at its last saved tensor. Source: Chen et al., arXiv:1604.06174, sections 4.1 to 4.4.
 """
 
@@ -58,7 +58,7 @@ class Stack:
         return -(-self.n_layer // length)
 
     def peak_bytes(self, segments: int) -> float:
-        """(s - 1) I + k A: what is held at most with so many segments, gradients on their way apart."""
+        """(s - 1) I + k A: what is held at most with this many segments, without gradients on their way."""
         return (segments - 1) * self.input_bytes + max(self.lengths(segments)) * self.layer_bytes
 
     def forwards(self, segments: int) -> int:

@@ -28,12 +28,12 @@ PALM_B = "arXiv:2204.02311, appendix B"
 
 @dataclass(frozen=True)
 class ModelShape(Sizes):
-    """The sizes of a GPT, frozen, and what they come to. Its fields, and what of them is refused: see Sizes."""
+    """The sizes of a GPT, frozen, and what follows from them. Sizes lists the fields, and which values it refuses."""
 
     @classmethod
     def gpt(cls, n_layer: int, d_model: int, n_head: int, vocab: int, seq: int, **more: Any) -> ModelShape:
-        """A GPT of these sizes; `more` are other fields, such as tied=False. ValueError for a field there is not."""
-        known = [each.name for each in fields(cls)]
+        """A GPT of these sizes; `more` are other fields, such as tied=False. ValueError for an unknown field."""
+        known = [field.name for field in fields(cls)]
         for name in more:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -59,7 +59,7 @@ class ModelShape(Sizes):
         """The shape of a GPTConfig, or of anything else with fields of these names; a shape is its own."""
         if isinstance(config, cls):
             return config
-        given = {each.name: getattr(config, each.name) for each in fields(cls) if hasattr(config, each.name)}
+        given = {field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)}
         return cls(**given)
 
     def changed(self, **changes: Any) -> ModelShape:

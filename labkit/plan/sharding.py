@@ -60,7 +60,7 @@ class ModelState:
         return weight, gradient, master + 4 * OPTIMIZERS[self.optimizer]
 
     def cut(self, stage: int) -> tuple[bool, bool, bool]:
-        """Whether weights, gradients and optimizer's state are sharded. ValueError for a stage that there is not."""
+        """For weights, gradients and optimizer's state: True if they are sharded. ValueError for an unknown stage."""
         if stage not in STAGES:
             raise ValueError(f"ZeRO has stages 1, 2 and 3, and 0 is DDP; got {stage!r}")
         return stage >= 3, stage >= 2, stage >= 1
@@ -82,11 +82,11 @@ class ModelState:
         return self.held(stage).total / self.n_params
 
     def times_less(self, stage: int) -> float:
-        """How many times less than DDP: towards 4 and 8 for ZeRO-1 and ZeRO-2 in mixed precision, as K grows."""
+        """How many times fewer bytes than DDP: towards 4 and 8 for ZeRO-1 and ZeRO-2 in mixed precision, as K grows."""
         return self.held(0).total / self.held(stage).total
 
     def redundant(self, stage: int) -> float:
-        """Bytes on all ranks together that are there more than once."""
+        """Bytes that all ranks together hold beyond one copy of everything."""
         return self.n_ranks * self.held(stage).total - sum(self.widths) * self.n_params
 
     def sent(self, stage: int, n_micro: int = 1) -> float:

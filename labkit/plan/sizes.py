@@ -1,6 +1,6 @@
 """The sizes of a GPT, and those that follow from them: what the layers' program (ops.py, layers.py) needs to know.
 
-ModelShape (shape.py) is made of these, and knows besides what they come to: parameters, flops, activations.
+ModelShape (shape.py) extends these by what follows from them: parameters, flops, activations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NORMS = ("layer", "rms")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a GPT, frozen. What is None is the usual: d_ff 4 d_model, as many key heads as heads, width D / heads.
+    """Sizes of a GPT, frozen. None means the usual: d_ff 4 d_model, as many key heads as heads, width D / heads.
 
     `fused_attention=False`: the T x T scores are written to memory, as before FlashAttention (arXiv:2205.14135).
 
@@ -79,10 +79,10 @@ class Sizes:
 
     def check_cut(self, tp: int = 1, n_stages: int = 1, in_sequence: bool = False) -> None:
         """ValueError, with the numbers, if `tp` ranks or `n_stages` stages cannot share the model evenly."""
-        for what, number in (("n_head", self.n_head), ("the hidden width", self.hidden), ("vocab", self.vocab)):
+        for name, number in (("n_head", self.n_head), ("the hidden width", self.hidden), ("vocab", self.vocab)):
             if number % tp:
-                mend = f": pad it to {number + -number % tp}" if what == "vocab" else ""
-                raise ValueError(f"{what}={number:,} has no tp={tp} equal parts{mend}")
+                mend = f": pad it to {number + -number % tp}" if name == "vocab" else ""
+                raise ValueError(f"{name}={number:,} has no tp={tp} equal parts{mend}")
         if self.kv_heads % tp and tp % self.kv_heads:
             raise ValueError(f"n_kv_head={self.kv_heads} cannot be cut or copied evenly for tp={tp}")
         if in_sequence and self.seq % tp:

@@ -4,7 +4,8 @@
                                    skipped: like the others
 
 Blocks are alike, so of a long stage only six are walked one by one when its memory is predicted; the others hold what
-their neighbours hold. Parameters stand in the order in which the module names them, for buckets are filled by it.
+their neighbours hold. Parameters stand in the order in which the module names them, because buckets are filled in that
+order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Stage:
     def held(self) -> int:
         """Bytes of activations of one micro-batch between its forward and its backward."""
         middle = self.profiles[self.at].held[ACTIVATIONS] * self.skipped
-        return sum(each.held[ACTIVATIONS] for each in self.profiles) + middle
+        return sum(layer.held[ACTIVATIONS] for layer in self.profiles) + middle
 
     @cached_property
     def middle(self) -> int:
@@ -50,28 +51,28 @@ class Stage:
     @cached_property
     def numel(self) -> int:
         """Elements of all parameters."""
-        return self.middle + sum(each.numel for each in self.params)
+        return self.middle + sum(layer.numel for layer in self.params)
 
     @cached_property
     def largest(self) -> tuple[int, int]:
         """Elements of the largest layer, and of the largest parameter."""
-        return max(each.numel for each in self.params), max(n for each in self.params for _, n in each.sizes)
+        return max(layer.numel for layer in self.params), max(n for layer in self.params for _, n in layer.sizes)
 
     @cached_property
     def highest(self) -> int:
         """Bytes of the highest moment of any layer alone."""
-        return max(max(sum(each.forward), sum(each.top)) for each in self.profiles)
+        return max(max(sum(layer.forward), sum(layer.top)) for layer in self.profiles)
 
 
 @lru_cache(maxsize=1024)
 def stage_of(shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool) -> Stage:
-    """A stage with so many blocks, with the embedding if it is the first, with the head if it is the last."""
+    """A stage of `n_blocks` blocks, with the embedding if it is the first, with the head if it is the last."""
     walked = min(n_blocks, WALKED)
     kinds = ["embedding"] * first + ["block"] * walked + ["head", "loss"] * last
     profiles = tuple(profile(shape, kind, setting) for kind in kinds)
     params = []
-    for index, each in enumerate(profiles):
-        sizes = {seg.weight.name: seg.weight.numel for seg in each.segments if seg.weight is not None}
+    for index, layer in enumerate(profiles):
+        sizes = {seg.weight.name: seg.weight.numel for seg in layer.segments if seg.weight is not None}
         if kinds[index] == "head" and first and shape.tied:
             del sizes["logits"]  # it is the token table
         params.append(Params(index, tuple((name, sizes[name]) for name in _in_order(sizes))))

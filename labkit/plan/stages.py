@@ -1,6 +1,6 @@
 """How a model, a batch and a schedule fall on the ranks of a layout: blocks of a stage, rows of a micro-batch.
 
-12 blocks on 5 stages      2 2 3 2 3      a stage gets those between 12 s/5 and 12 (s+1)/5, as labkit.assemble cuts
+12 blocks on 5 stages      2 2 3 2 3      stage s gets blocks 12 s/5 to 12 (s+1)/5, as labkit.assemble cuts
 micro-batches in flight    of stage and micro-batch, on each rank: the law of each schedule (labkit.plan.schedule)
 """
 
@@ -72,9 +72,9 @@ def state_params(shape: ModelShape, tp: int, p: int, v: int) -> tuple[float, ...
     sizes = shape.parameters
     block = (sizes["attention"] + sizes["mlp"] + sizes["norms"]) / shape.n_layer / tp
     table = shape.vocab * shape.d_model / tp
-    found = [0.0] * p
+    params = [0.0] * p
     for stage in range(p * v):
-        found[stage % p] += block * blocks_of(shape.n_layer, p * v, stage)
-        found[stage % p] += (table + sizes["position embedding"]) * (stage == 0)
-        found[stage % p] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
-    return tuple(found)
+        params[stage % p] += block * blocks_of(shape.n_layer, p * v, stage)
+        params[stage % p] += (table + sizes["position embedding"]) * (stage == 0)
+        params[stage % p] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
+    return tuple(params)

@@ -2,13 +2,13 @@
 
     w(t+1) = w(t) - lr h w(t-s)                    h = curvature, w = distance from the optimum, s = staleness
 
-    fresh, s = 0     below lr h = 1: straight down; at 1: there in one step; from 2 on: diverges
+    fresh, s = 0     below lr h = 1: straight down; at 1: done in one step; from 2 on: diverges
     stale            best    lr h = s^s / (s+1)^(s+1)     each step keeps s/(s+1) of the distance
                      limit   lr h = 2 sin(pi / (2 (2s+1)))   from here on it diverges
                      between the two it swings: the step still pushes after the optimum is passed, as momentum does
 
 If the staleness is not constant but geometric, P(s = l) = (1 - mu) mu^l, the mean over all runs *is* SGD with momentum
-mu and dampening mu, with the same lr: the server's past gradients do what a velocity does. Mean staleness s means
+mu and dampening mu, with the same lr: old gradients act as the velocity of momentum does. Mean staleness s means
 mu = s / (s+1).
 
 Sources: the characteristic polynomial z^(s+1) = z^s - lr h; Mitliagkas et al., arXiv:1605.09774, theorem 1.
@@ -48,7 +48,7 @@ def distances(staleness: int, rate: float, steps: int) -> list[float]:
     for t in range(steps):
         after = w[t] - rate * w[max(0, t - s)]
         w.append(after if abs(after) < 1e12 else math.inf)
-    return [abs(each) for each in w]
+    return [abs(distance) for distance in w]
 
 
 def verdict(staleness: int, rate: float) -> str:

@@ -1,13 +1,13 @@
 """A tape of shadows: the ops of a layer on tensors that have a size and nothing else, forward and backward.
 
     x --norm--> n --linear--> q --...--> y          forward: an op makes a shadow and notes what its derivative needs
-      <--------   <--------     <-----   gy         backward: newest op first, as in autograd; then it lets go
+      <--------   <--------     <-----   gy         backward: newest op first, as in autograd; then it frees them
 
 A shadow's bytes are counted from when it is made until nobody holds it, just as torch counts a storage; so the same
 program, written once on shadows, tells what it holds at every moment, its highest moment included. What is followed:
 
     an op holds what its derivative needs until its own backward has run
-    a gradient that comes from two sides is summed into a new tensor, and both parts are let go
+    a gradient that comes from two sides is summed into a new tensor, and both parts are freed
     a weight's gradient is handed over ("arrives") right after the op that made it
     inside a checkpointed region ops hold nothing; the first backward in it runs the region again, up to its last need
 
@@ -29,12 +29,12 @@ NOTHING: Bytes = (0, 0, 0, 0, 0)
 
 
 def plus(a: Bytes, b: Bytes) -> Bytes:
-    """Kind by kind."""
+    """a + b, kind by kind."""
     return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4])
 
 
 def minus(a: Bytes, b: Bytes) -> Bytes:
-    """Kind by kind."""
+    """a - b, kind by kind."""
     return (a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3], a[4] - b[4])
 
 
@@ -71,7 +71,7 @@ Run = Callable[[Storage], Sequence[Storage | None]]
 
 
 class Node:
-    """An op that was run: what it holds for its derivative, and whom it gives gradients to."""
+    """An op that was run: what it holds for its derivative, and what it gives gradients to."""
 
     __slots__ = ("inputs", "place", "region", "run", "saved")
 
@@ -81,7 +81,7 @@ class Node:
 
 
 class Segment(NamedTuple):
-    """A stretch of a backward up to the arrival of a weight's gradient (weight None: up to the end).
+    """A part of a backward up to the arrival of a weight's gradient (weight None: up to the end).
 
     `top` is its highest moment, `end` the moment in which the gradient is handed over, both in bytes by kind."""
 
@@ -101,7 +101,7 @@ class Region:
 
 
 class Filled(Exception):
-    """All that backward needs is there again."""
+    """Stops the second run of a checkpointed region as soon as all that backward needs is computed again."""
 
 
 class Tape:
@@ -119,14 +119,14 @@ class Tape:
     # -- counting ----------------------------------------------------------------------------------------------------
 
     def count(self, kind: int, change: int) -> None:
-        """Bytes were born or have died."""
+        """`change` bytes of a kind were allocated, or freed if it is below 0."""
         self.now[kind] += change
         self.total += change
         if self.total > self.highest:
             self.highest, self.top = self.total, self.moment()
 
     def moment(self) -> Bytes:
-        """What is alive, by kind."""
+        """Bytes that are alive now, by kind."""
         a, b, c, d, e = self.now
         return (a, b, c, d, e)
 
@@ -175,21 +175,22 @@ class Tape:
 
     def held(self, end: Node) -> list[Storage]:
         """What the ops from `end` down to the layer's input hold, each storage once."""
-        nodes, found = [end], {}
+        nodes, storages = [end], {}
         for node in nodes:
-            nodes += [each for each in node.inputs if isinstance(each, Node) and each not in nodes]
-            for each in (*node.saved, *([node.region.x] if node.region else [])):
-                found[id(each)] = each
-        return list(found.values())
+            nodes += [parent for parent in node.inputs if isinstance(parent, Node) and parent not in nodes]
+            for storage in (*node.saved, *([node.region.x] if node.region else [])):
+                storages[id(storage)] = storage
+        return list(storages.values())
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
     def backward(self, end: Node, grad: Storage | None) -> Storage | None:
-        """From `end` down to the layer's input; its gradient. Arrivals close a segment each."""
+        """Runs backward from `end` down to the layer's input and returns the input's gradient. A segment ends whenever
+        a weight's gradient arrives. References are dropped with `del` at once, since each one keeps a Storage alive."""
         waiting: dict[Node, Storage | None] = {end: grad}
         del grad
         while waiting:
-            node = max(waiting, key=lambda each: each.place)
+            node = max(waiting, key=lambda candidate: candidate.place)
             if not node.inputs:
                 return waiting.pop(node)
             self._refill(node)
@@ -210,9 +211,9 @@ class Tape:
                     waiting[to] = grad
                 del grad
             while arriving:
-                weight, each = arriving.pop()
-                self.segments.append(Segment(self.mark(), self.moment(), weight, each.n_bytes))
-                del each
+                weight, gradient = arriving.pop()
+                self.segments.append(Segment(self.mark(), self.moment(), weight, gradient.n_bytes))
+                del gradient
                 self.mark()
         return None
 
@@ -220,7 +221,7 @@ class Tape:
         region = node.region
         if region is not None and region.last is not None:
             self.refilling = region.nodes[: region.nodes.index(region.last) + 1]
-            region.nodes, region.last = [], None
+            region.nodes, region.last = [], None  # the first backward in a region refills it for all others
             with contextlib.suppress(Filled):
                 region.again()
             region.after()

@@ -2,12 +2,13 @@
 
     compute        products at the rate of large products, all else at the rate of memory (work.py)
     tp, pp, dp     communication along each axis (collectives.py, over the link that the axis crosses)
-    overlap        below zero: what of it goes on while something is computed
-    bubble         what the slowest rank of a pipeline waits: its schedule simulated, or the law of it if that is long
+    overlap        below zero: the part of this communication that goes on while something is computed
+    bubble         how long the slowest rank of a pipeline waits: its schedule is simulated, or follows its law if long
     optimizer      weights, gradients and state, read and written
 
-    Their sum is the step. tp cannot hide: the next product wants the sum. dp hides behind the last micro-batch's
-    backward, but for the last bucket (ZeRO-3: behind everything); ZeRO-1 and 2 gather the new weights in the open.
+    Their sum is the step. tp cannot be hidden, because the next product needs the sum. dp is hidden behind the backward
+    of the last micro-batch, except for the last bucket (ZeRO-3: behind every forward and backward). Nothing hides the
+    gather of new weights in ZeRO-1 and 2.
 
 Sources: Narayanan et al., arXiv:2104.04473, sections 2.2 and 3.2; Li et al., arXiv:2006.15704, section 3.2.3 (overlap);
 Rajbhandari et al., arXiv:1910.02054, section 7; Thakur et al. 2005, section 3 (alpha-beta).
@@ -53,7 +54,7 @@ def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float
 
 
 class StepTime:
-    """The parts of a step."""
+    """The parts of one predicted step, in seconds."""
 
     def __init__(
         self, shape: ModelShape, layout: Layout, recipe: Recipe, hardware: Hardware, simulated: int = SIMULATED
@@ -79,7 +80,7 @@ class StepTime:
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
     def layers(self, index: int, n_stages: int) -> list[tuple[str, int]]:
-        """What a stage holds: (layer, how often)."""
+        """The layers of a stage: (layer, how often)."""
         ends = [("embedding", int(index == 0)), ("head", int(index == n_stages - 1))]
         return [("block", blocks_of(self.shape.n_layer, n_stages, index)), *ends]
 
@@ -87,9 +88,9 @@ class StepTime:
         """Seconds of computing, forward and backward; a checkpointed block is run forward again."""
         forward = backward = 0.0
         for layer, count in self.layers(index, n_stages):
-            each = self.each[layer]
-            again = each.forward if self.recipe.checkpointing and layer == "block" else 0.0
-            forward, backward = forward + count * each.forward, backward + count * (each.backward + again)
+            cost = self.each[layer]
+            again = cost.forward if self.recipe.checkpointing and layer == "block" else 0.0
+            forward, backward = forward + count * cost.forward, backward + count * (cost.backward + again)
         return forward, backward
 
     def tp_sum(self) -> tuple[float, float]:
@@ -98,15 +99,15 @@ class StepTime:
         if n == 1:
             return 0.0, 0.0
         line = line_of(self.hardware.link(n, 1))
-        there = seconds("ring", "all_reduce", n, size * self.narrow, line)
-        return there, seconds("ring", "all_reduce", n, size * self.wide, line)
+        forward = seconds("ring", "all_reduce", n, size * self.narrow, line)
+        return forward, seconds("ring", "all_reduce", n, size * self.wide, line)
 
     def stage_tp(self, index: int, n_stages: int) -> tuple[float, float]:
         """Seconds of tensor-parallel sums: two in a block each way (one more if it is run again), one at each end."""
-        there, back = self.sum_s
+        forward, back = self.sum_s
         blocks, ends = self.layers(index, n_stages)[0][1], (index == 0, index == n_stages - 1)
-        again = blocks * there if self.recipe.checkpointing else 0.0
-        return (2 * blocks + ends[0]) * there, (2 * blocks + ends[1]) * back + again
+        again = blocks * forward if self.recipe.checkpointing else 0.0
+        return (2 * blocks + ends[0]) * forward, (2 * blocks + ends[1]) * back + again
 
     def message_s(self) -> float:
         """Seconds of one activation from stage to stage."""
@@ -128,7 +129,7 @@ class StepTime:
             return own, own, 0.0
         if 2 * self.m * len(cost) <= self.simulated:
             schedule = self.recipe.schedule_for(self.p)
-            forward, backward = [each[0] for each in cost], [each[1] for each in cost]
+            forward, backward = [pair[0] for pair in cost], [pair[1] for pair in cost]
             plain = max(span.end for span in simulate(schedule, forward, backward))
             return plain, own, max(span.end for span in simulate(schedule, forward, backward, send)) - plain
         slowest = max(cost, key=sum)
@@ -136,13 +137,13 @@ class StepTime:
         return own + (self.p - 1) * waits, own, 2 * (self.p * self.v - 1) * send
 
     def dp(self) -> tuple[float, float]:
-        """(seconds of data-parallel communication, those of it that stand in the open)."""
+        """(seconds of data-parallel communication, those of it that nothing hides)."""
         n, recipe = self.layout.dp, self.recipe
         if n == 1:
             return 0.0, 0.0
         n_bytes = self.params * self.master
         line = line_of(self.hardware.link(n, self.layout.tp * self.p))
-        # gloo, which serves CPUs, sums everything everywhere and keeps a part
+        # on gloo, which serves CPUs, a reduce_scatter sums everything on every rank and keeps a part
         whole = self.hardware.device == "cpu" and recipe.strategy != "ddp"
         scatter = seconds("ring", "all_reduce" if whole else "reduce_scatter", n, n_bytes, line)
         gather = seconds("ring", "all_gather", n, n_bytes * self.wide / self.master, line)
@@ -151,7 +152,7 @@ class StepTime:
         scatters, gathers = dp_moves(recipe.strategy, self.m)
         moved = scatters * scatter + gathers * gather
         if recipe.strategy == "zero3" and not recipe.prefetch:
-            return moved, moved  # who gathers a layer when it is wanted waits for all of it
+            return moved, moved  # a layer that is gathered only when it is needed hides nothing
         if recipe.strategy == "zero3":
             layers = max(1, self.shape.n_layer // (self.p * self.v))
             waits = max(0.0, gather - forward) + max(0.0, gather + scatter - backward) + gather / layers
@@ -169,7 +170,7 @@ class StepTime:
         return owned * STATE_BYTES * self.master / 4 * factor / self.hardware.reachable_bytes_per_s
 
     def breakdown(self) -> Breakdown:
-        """The items."""
+        """The step as named items, in seconds."""
         whole, own, sent = self.pipeline()
         ranks = range(self.p)
         slowest = max(ranks, key=lambda rank: sum(sum(self.work[s]) + sum(self.talk[s]) for s in self.mine(rank)))
@@ -179,9 +180,9 @@ class StepTime:
         waits = max(0.0, whole - own) + max(0.0, sent - pp)
         dp, open_ = self.dp()
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
-        said, n = f"{self.setting.rows} rows x {self.m} micro-batches", self.layout.dp
+        batch, n = f"{self.setting.rows} rows x {self.m} micro-batches", self.layout.dp
         rows = [
-            ("compute", compute, f"roofline of every op, {flops:,.0f} flops a token, {said}", "labkit.plan.work"),
+            ("compute", compute, f"roofline of every op, {flops:,.0f} flops a token, {batch}", "labkit.plan.work"),
             ("tp", tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
             ("pp", pp, f"2 x {self.m} x {self.v} messages of B T D", "arXiv:2104.04473, 3.2"),
             ("dp", dp, f"{self.recipe.strategy} over n = {n}, N = bytes of the rank's weights", "arXiv:1910.02054, 7"),

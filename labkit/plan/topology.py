@@ -70,11 +70,11 @@ class Links:
         Raises ValueError for no bandwidth, an unknown preset, fewer than 1 rank."""
         if (link is None) == (bytes_per_s is None):
             raise ValueError("say either a link (a preset's name or a Link), or alpha_s= and bytes_per_s=")
-        one = Link("a link", alpha_s, bytes_per_s) if bytes_per_s is not None else link_of(link)
-        one = one.slower(scale, latency_scale)
+        wire = Link("a link", alpha_s, bytes_per_s) if bytes_per_s is not None else link_of(link)
+        wire = wire.slower(scale, latency_scale)
         ranks = range(_whole(n_ranks, "n_ranks"))
-        wires = {(a, b): one for a in ranks for b in ranks if a != b}
-        return cls._made((0,) * n_ranks, wires, ports, (), f"{one.words} between any two ranks")
+        wires = {(a, b): wire for a in ranks for b in ranks if a != b}
+        return cls._made((0,) * n_ranks, wires, ports, (), f"{wire.words} between any two ranks")
 
     @classmethod
     def two_nodes(

@@ -4,7 +4,7 @@
     whole         0 1    1 2    2                       2 1    1 0    0         prefetch=1
     gradients                                           2      2 1    1 0       one unit's appear, one is on its way
 
-What is used in several layers (a tied table) is a unit that stays whole from its first use to the end of the backward.
+A weight that several layers use (a tied table) is a unit that stays whole from its first use to the end of backward.
 Sizes are those of labkit.parallel.zero3 and .unit.
 """
 
@@ -18,7 +18,8 @@ from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
 
 
 class ZeRO3Keeper(ZeRO2Keeper):
-    """One bucket a layer, and one for what `stays`. `gathered`: bytes of a weight that is whole."""
+    """One bucket for each layer, and one for the weights named in `stays`. `gathered`: bytes of an element of a
+    gathered weight; `prefetch`: how many units are gathered ahead."""
 
     def __init__(
         self, layers: Sequence[Params], n: int, width: int, gathered: int, prefetch: int, stays: frozenset[str]
@@ -32,46 +33,46 @@ class ZeRO3Keeper(ZeRO2Keeper):
 
     def cut(self, bucket_bytes: int) -> list[Bucket]:
         """A bucket for each layer, first to last, and one for what is used in several."""
-        found = []
+        buckets = []
         for layer in self.layers:
             own = [(name, size) for name, size in layer.sizes if name not in self.stays]
             if own:
-                found.append(Bucket([(layer.layer, name) for name, _ in own], sum(size for _, size in own), self.n))
-        both = [(layer.layer, name, size) for layer in self.layers for name, size in layer.sizes if name in self.stays]
-        if both:
-            found.append(Bucket([(k, name) for k, name, _ in both], sum(size for *_, size in both), self.n))
-        return found
+                buckets.append(Bucket([(layer.layer, name) for name, _ in own], sum(size for _, size in own), self.n))
+        tied = [(layer.layer, name, size) for layer in self.layers for name, size in layer.sizes if name in self.stays]
+        if tied:
+            buckets.append(Bucket([(k, name) for k, name, _ in tied], sum(size for *_, size in tied), self.n))
+        return buckets
 
     @property
     def last(self) -> Bucket:
-        """The first layer's, or what stays."""
+        """The bucket that leaves last: the one that stays, or else the first layer's."""
         return self.staying[-1] if self.staying else self.buckets[0]
 
     def weights(self) -> int:
-        """1/n of every unit."""
+        """Bytes of weights between steps: 1/n of every unit."""
         return sum(self.owned) * self.width
 
     def pass_begins(self, sending: bool) -> None:
-        """Units leave one by one, not when they are complete but when backward has left them."""
+        """A unit's gradients are sent when backward has left the unit, and not as soon as they are complete."""
         super().pass_begins(sending)
         self.sending = False
 
     def need(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
-        """Gather a unit if it is not there, and start on those ahead."""
+        """Gather a unit that is not whole yet, and start to gather the next `prefetch` ones."""
         for bucket in [*self.staying, *([self.units[layer]] if layer in self.units else [])]:
             self.start(live, bucket, more)
             if bucket in self.coming:
                 self.coming.discard(bucket)
                 live.add(OTHER, -self.cast(bucket))
-        for each in [k for k in ahead if k in self.units][: self.prefetch]:
-            self.start(live, self.units[each], more)
+        for upcoming in [k for k in ahead if k in self.units][: self.prefetch]:
+            self.start(live, self.units[upcoming], more)
 
     def cast(self, bucket: Bucket) -> int:
-        """Bytes of this rank's part in the width that travels, where that is a copy."""
+        """Bytes of a copy of this rank's part in the width that is sent; 0 if it is sent as it is stored."""
         return bucket.numel // self.n * self.gathered if self.gathered != self.width else 0
 
     def start(self, live: Live, bucket: Bucket, more: Bytes) -> None:
-        """A unit begins to come: its whole memory is there from now on."""
+        """Starts to gather a unit: from now on memory for all of it is held."""
         if bucket in self.whole:
             return
         self.whole.add(bucket)
@@ -93,7 +94,7 @@ class ZeRO3Keeper(ZeRO2Keeper):
                 live.add(OTHER, -self.cast(bucket))
 
     def left(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
-        """Free, then reduce what has gradients."""
+        """Frees the unit, then reduces its gradients if there are any."""
         if layer in self.units:
             self.free(live, self.units[layer])
             self.reduce(live, self.units[layer], more)
@@ -104,7 +105,7 @@ class ZeRO3Keeper(ZeRO2Keeper):
             self.send(live, bucket, more, "a unit's gradients leave")
 
     def pass_ends(self, live: Live) -> None:
-        """What backward has not left (the first layer, what stays) is freed and reduced."""
+        """Frees and reduces what backward has not left yet: the first layer, and the unit that stays."""
         for bucket in self.buckets:
             self.free(live, bucket)
             self.reduce(live, bucket)

@@ -42,7 +42,7 @@ def sent_per_step(
 
 
 def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:
-    """How often a step (reduce-scatters, all-gathers) a rank's parameters, (n-1)/n N each; an all_reduce is both."""
+    """(reduce-scatters, all-gathers) of a rank's parameters in a step, (n-1)/n N each; an all_reduce is one of both."""
     return {"zero2": (n_micro, 1), "zero3": (n_micro, 2 * n_micro)}.get(strategy, (1, 1))
 
 

@@ -37,7 +37,7 @@ def seconds_of(shape: ModelShape, layer: str, setting: Setting, precision: str, 
 
 
 class Bench:
-    """Adds up ops."""
+    """Adds up the seconds of a layer's ops: `forward` and `backward`."""
 
     def __init__(self, shape: ModelShape, setting: Setting, precision: str, hardware: Hardware) -> None:
         self.shape, self.setting, self.precision, self.hardware = shape, setting, precision, hardware
@@ -48,7 +48,7 @@ class Bench:
         self.forward = self.backward = 0.0
 
     def time(self, layer: str) -> Seconds:
-        """Both directions of one layer."""
+        """Seconds of one layer in both directions."""
         {"embedding": self.embedding, "block": self.block, "head": self.head}[layer]()
         return Seconds(self.forward, self.backward)
 

@@ -11,17 +11,19 @@
                                     ^ the ledger's witness hears both     ^
     ledger             |t0 ------------------ all_reduce -------------- t1|
 
-Communication is what the ledger has; waiting is what its witness hears, and the clock stands between the ledger and
-the witness that was there before. Nothing is polled; a verb or a span takes a few microseconds more.
+Communication is what the ledger records; waiting is what its witness hears. So the clock steps between the ledger and
+the witness that was there before, and passes every call on. Nothing is polled; a verb or a span takes a few
+microseconds more.
 
-Clocks: rank 0 asks every other rank for the time, `rounds` times. If the answer, stamped b there, comes d - a after the
-question, the other clock is b - (a + d)/2 ahead, give or take (d - a)/2; the quickest answer counts. That sends
-(2 rounds + 1)(n-1) messages of 16 bytes at most, which no ledger counts. Ranks of one machine share a clock: there it
-comes out near 0. Clocks of different machines drift apart, 10 us or so each second: record a step, not an hour.
+Clocks: rank 0 asks every other rank for the time, `rounds` times. A question leaves at a, is answered at b on the other
+clock, and the answer is back at d: the other clock is then b - (a + d)/2 ahead, with an error of at most (d - a)/2. The
+quickest answer counts. That sends at most (2 rounds + 1)(n-1) messages of 16 bytes, which no ledger counts. Ranks of
+one machine share a clock, so their offset is near 0. Clocks of different machines drift apart by about 10 us a second:
+record a step, not an hour.
 
-On CUDA `span` also puts an event before and behind itself on the current stream, which tells when the device did the
-work. Under NCCL verbs return when the device has been told, and waiting is seldom the host's: there compute, exposed
-and bubble are what the host saw.
+On CUDA `span` also puts an event before and after itself on the current stream, which tells when the device did the
+work. Under NCCL a verb returns as soon as the device has it in its queue, so the host seldom waits: there compute,
+exposed and bubble are only what the host saw.
 
 Source: Cristian 1989, Distributed Computing 3, section 3; Mills, RFC 5905, section 8 (the offset) and 10 (the filter).
 """
@@ -50,7 +52,7 @@ from labkit.probe.watched import WatchedModule
 __all__ = ("Clock", "Recording", "Shares", "bubble_share", "clock_offset", "overlap_share")
 
 TAG = (1 << 20) - 1
-"""The highest that a wire takes: the clock's questions must not meet messages of the program."""
+"""The highest tag that a wire takes, so that the clock's questions do not meet messages of the program."""
 
 
 class Clock:
@@ -97,10 +99,10 @@ class Clock:
                 self._row = self._read(listener)
         finally:
             listener.deaf, self._listener = True, None
-            if self._ledger.witness is listener:  # else somebody listens through ours, which only passes on from now on
+            if self._ledger.witness is listener:  # else a later witness listens through ours, which then only passes on
                 self._ledger.witness = listener.inner
-            for each in self._watched:
-                each.let_go()
+            for watched in self._watched:
+                watched.let_go()
             self._watched.clear()
 
     @contextmanager
@@ -151,14 +153,14 @@ class Clock:
         return self.recording.to_perfetto(path)
 
     def _passed(self, span: Span) -> bool:
-        """A watched module went by: keep its span, if it was ours."""
+        """Keep a watched module's span if it ran in this clock's thread while the clock ran; returns whether it did."""
         ours = self._listener is not None and threading.get_ident() == self._thread
         if ours and span.t1 > span.t0:
             self._spans.append(span)
         return ours
 
     def _on_device(self, event: Any) -> float:
-        """When the device came to an event, on this rank's clock: events know their distance from one another."""
+        """When the device reached an event, on this rank's clock: events only know how far they are from each other."""
         return self._begin + self._zero.elapsed_time(event) / 1e3
 
     def _read(self, listener: VerbListener) -> Row:
@@ -166,14 +168,15 @@ class Clock:
         if ledger.transfers is not listener.transfers:
             raise ValueError("the ledger was cleared while the clock ran, and its transfers are lost: clear it before")
         heard = listener.taken()
+        # of these messages some may never have been waited for: their ranks go into `unseen`
         came = {rank: n - self._received[rank] for rank, n in ledger.received.items()}
-        backward = [span for each in self._watched for span in each.backward_spans()]
+        backward = [span for watched in self._watched for span in watched.backward_spans()]
         device = [
             Span(name, self._on_device(start), self._on_device(stop), "gpu")
             for name, start, stop in self._events
             if stop.query()
         ]
-        sent = Counter(each.to for each in ledger.transfers[: listener.first] if each.to is not None)
+        sent = Counter(transfer.to for transfer in ledger.transfers[: listener.first] if transfer.to is not None)
         return Row(
             rank=0 if group is None else group.ranks[group.rank],
             begin=self._begin,
@@ -193,7 +196,7 @@ class Clock:
 def clock_offset(group: Group, rounds: int = 16) -> tuple[float, float]:
     """(seconds that this rank's clock is ahead of rank 0's, how far off that may be); every rank must call it.
 
-    Rank 0 asks one rank after the other, and tells each what came out at the end, so that all go on together."""
+    Rank 0 asks one rank after the other. It sends each its offset only at the end, so that all go on together."""
     ledger = Ledger(group.ledger.witness)  # one of its own: what the clock sends is no part of the program
     wire = group.wire
     quiet = Group(group.axis, group.ranks, group.rank, wire, group.algorithms, ledger, group.device, group.state)
@@ -207,19 +210,19 @@ def clock_offset(group: Group, rounds: int = 16) -> tuple[float, float]:
             quiet.send(stamped(time.perf_counter()), 0, TAG).wait()
         ahead, error = quiet.recv(0, TAG).tolist()
         return ahead, error
-    found: list[tuple[float, float]] = []
+    offsets: list[tuple[float, float]] = []
     for peer in range(1, group.size):
         answers = []
         for _ in range(rounds):
             asked = time.perf_counter()
             asking = quiet.send(stamped(asked), peer, TAG)
-            there = float(quiet.recv(peer, TAG))
+            theirs = float(quiet.recv(peer, TAG))
             back = time.perf_counter()
             asking.wait()
-            answers.append((back - asked, there - (asked + back) / 2))
+            answers.append((back - asked, theirs - (asked + back) / 2))
         quickest, ahead = min(answers)
-        found.append((ahead, quickest / 2))
-    told = [quiet.send(stamped(*each), peer, TAG) for peer, each in enumerate(found, 1)]
-    for each in told:
-        each.wait()
+        offsets.append((ahead, quickest / 2))
+    sendings = [quiet.send(stamped(*offset), peer, TAG) for peer, offset in enumerate(offsets, 1)]
+    for sending in sendings:
+        sending.wait()
     return 0.0, 0.0

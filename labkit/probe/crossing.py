@@ -18,21 +18,21 @@ from labkit.plan.layout import Layout
 from labkit.plan.topology import Links
 
 PIECE_S = 1.0
-"""What the law says of the longest piece, unless a single call takes longer."""
+"""Predicted seconds of the longest piece, unless a single call takes longer."""
 
 
 def pieces(run: Callable[..., Any], layout: Layout, demand: Demand, links: Links) -> Iterator[tuple[str, float, float]]:
     """Measure one step's traffic with a cluster's `run`: (axis, seconds, share of the whole) for each piece of it.
 
-    The ranks' wires must be `links`, which say how long a piece may be; whoever iterates may stop between two."""
+    The ranks' wires must be `links`, which say how long a piece may be; the caller may stop between two pieces."""
     whole = on_wires(layout, demand, links).total or 1.0
     for axis in ("tp", "pp", "dp"):
         left, n_bytes = demand[axis]
-        each = call_s(layout, axis, n_bytes, links)
+        one_call_s = call_s(layout, axis, n_bytes, links)
         while left:
-            count = min(left, max(1, int(PIECE_S / each)))
-            took = run(traffic_s, layout, axis, count, n_bytes)
-            yield axis, max(reply.value for reply in took), count * each / whole
+            count = min(left, max(1, int(PIECE_S / one_call_s)))
+            replies = run(traffic_s, layout, axis, count, n_bytes)
+            yield axis, max(reply.value for reply in replies), count * one_call_s / whole
             left -= count
 
 

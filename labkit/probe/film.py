@@ -4,8 +4,8 @@
         return film.record(ring.all_reduce, x, group)[1]
     Film.of([reply.value for reply in cluster.run(shoot)])
 
-Nothing is taken from theory. A recording holds the first number of every message as it was sent; the film follows those
-numbers from rank to rank and refuses a recording that does not add up.
+Nothing is taken from theory. A recording holds the first number of every message as it was sent. The film follows
+those numbers from rank to rank, and refuses recordings whose numbers do not add up.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class Film:
     def of(cls, recordings: Sequence[Recording], name: str = "") -> Film:
         """Put the recordings of all ranks together. ValueError if a rank is missing, a message has only one end, or a
         rank sends or ends with a number that is not the one it must hold."""
-        by_rank = {each.rank: each for each in recordings}
+        by_rank = {recording.rank: recording for recording in recordings}
         if not by_rank or sorted(by_rank) != list(range(len(recordings))):
             raise ValueError(
                 f"a film needs the recording of every rank, once; got ranks {[r.rank for r in recordings]}"
             )
         n_ranks = len(recordings)
-        chunks = {rank: len(each.before) for rank, each in by_rank.items()}
+        chunks = {rank: len(recording.before) for rank, recording in by_rank.items()}
         if len(set(chunks.values())) > 1:
             raise ValueError(f"the ranks cut their tensors into different numbers of chunks, by rank: {chunks}")
         held = [_start(by_rank[rank]) for rank in range(n_ranks)]
@@ -105,17 +105,17 @@ class Film:
         for step in steps:
             before = _frozen(held)  # what is received in a step leaves in the next one
             for message in step:
-                told = by_rank[message.source]
-                sent = _agreed(before[message.source][message.chunk], message.value, told, n_ranks, "sent")
+                recording = by_rank[message.source]
+                sent = _agreed(before[message.source][message.chunk], message.value, recording, n_ranks, "sent")
                 held[message.source][message.chunk] = sent
             for message in step:
                 mine, sent = held[message.to][message.chunk], held[message.source][message.chunk]
                 held[message.to][message.chunk] = _receive(mine, sent, by_rank[message.to])
             states.append(_frozen(held))
-        for rank, told in by_rank.items():
-            for chunk, value in enumerate(told.after):
-                if told.verb != "reduce_scatter" or chunk == rank:
-                    held[rank][chunk] = _agreed(held[rank][chunk], value, told, n_ranks, "ended with")
+        for rank, recording in by_rank.items():
+            for chunk, value in enumerate(recording.after):
+                if recording.verb != "reduce_scatter" or chunk == rank:
+                    held[rank][chunk] = _agreed(held[rank][chunk], value, recording, n_ranks, "ended with")
         states[-1] = _frozen(held)
         return cls(name or by_rank[0].verb, n_ranks, chunks[0], tuple(map(tuple, steps)), tuple(states))
 
@@ -129,7 +129,7 @@ def record(
     `verb` is read from the function's name; options such as op="max" are passed on. Raises ValueError for a tree's or a
     star's reduce_scatter and all_gather, whose messages hold several chunks at a time."""
     name = getattr(collective, "__name__", "")
-    verb = verb or next((each for each in VERBS if each in name), "all_reduce")
+    verb = verb or next((candidate for candidate in VERBS if candidate in name), "all_reduce")
     seen: list[Event] = []
 
     def tap(kind: str, peer: int, tag: int, payload: Tensor) -> None:
@@ -161,21 +161,21 @@ def _first(x: Tensor) -> float:
     return float(x.reshape(-1)[0]) if x.numel() else math.nan
 
 
-def _start(told: Recording) -> list[Cell]:
-    absent = (lambda chunk: chunk != told.rank) if told.verb == "all_gather" else (lambda chunk: False)
-    return [Cell(value, () if absent(chunk) else (told.rank,)) for chunk, value in enumerate(told.before)]
+def _start(recording: Recording) -> list[Cell]:
+    absent = (lambda chunk: chunk != recording.rank) if recording.verb == "all_gather" else (lambda chunk: False)
+    return [Cell(value, () if absent(chunk) else (recording.rank,)) for chunk, value in enumerate(recording.before)]
 
 
 def _pair(by_rank: Mapping[int, Recording]) -> dict[tuple[int, int], tuple[Message, int]]:
     """(receiver, place of its event) -> the message, and the place of the sender's event in its own order."""
     sent: dict[tuple[int, int, int], deque[tuple[Event, int]]] = defaultdict(deque)
-    for rank, each in by_rank.items():
-        for place, event in enumerate(each.events):
+    for rank, recording in by_rank.items():
+        for place, event in enumerate(recording.events):
             if event.kind == "send":
                 sent[rank, event.peer, event.chunk].append((event, place))
     pairs = {}
-    for rank, each in by_rank.items():
-        for place, event in enumerate(each.events):
+    for rank, recording in by_rank.items():
+        for place, event in enumerate(recording.events):
             if event.kind == "recv":
                 queue = sent[event.peer, rank, event.chunk]
                 if not queue:
@@ -191,8 +191,8 @@ def _pair(by_rank: Mapping[int, Recording]) -> dict[tuple[int, int], tuple[Messa
 
 
 def _steps(pairs: Mapping[tuple[int, int], tuple[Message, int]]) -> list[list[Message]]:
-    """Each message goes into the first step in which its sender has all that it had received before, and in which
-    neither end is busy: every rank's events are walked through in their own order."""
+    """Each message goes into the first step in which its sender has everything that it had received before it sent,
+    and in which neither end is busy. Every rank's events are walked through in their own order."""
     arrives = {(message.source, started): end for end, (message, started) in pairs.items()}
     walk: dict[int, list[int]] = defaultdict(list)
     for rank, place in sorted([*arrives, *pairs]):
@@ -206,40 +206,40 @@ def _steps(pairs: Mapping[tuple[int, int], tuple[Message, int]]) -> list[list[Me
         moved = False
         for rank in sorted(walk):
             while at[rank] < len(walk[rank]):
-                here = (rank, walk[rank][at[rank]])
-                if here in arrives:
-                    leaves[arrives[here]] = sending[rank] = 1 + max(taking[rank], sending[rank])
-                elif here in leaves:
-                    step = max(leaves[here], 1 + taking[rank])
-                    source = pairs[here][0].source
+                key = (rank, walk[rank][at[rank]])
+                if key in arrives:
+                    leaves[arrives[key]] = sending[rank] = 1 + max(taking[rank], sending[rank])
+                elif key in leaves:
+                    step = max(leaves[key], 1 + taking[rank])
+                    source = pairs[key][0].source
                     taking[rank], sending[source] = step, max(step, sending[source])
-                    steps[step].append(pairs[here][0])
+                    steps[step].append(pairs[key][0])
                 else:
-                    break  # its sender has not come to it yet
+                    break  # its sender has not reached this message yet
                 at[rank], moved = at[rank] + 1, True
         if not moved:
             raise ValueError("the recordings contradict each other: a message was received before it was sent")
     return [sorted(steps[k]) for k in sorted(steps)]
 
 
-def _receive(mine: Cell, sent: Cell, told: Recording) -> Cell:
-    """What a rank holds after a message: the sum (or max, or min), unless what came holds its part already."""
-    if not mine.origins or told.verb == "broadcast" or set(mine.origins) & set(sent.origins):
+def _receive(mine: Cell, sent: Cell, recording: Recording) -> Cell:
+    """What a rank holds after a message: both combined (sum, max or min), or what came if it has its part already."""
+    if not mine.origins or recording.verb == "broadcast" or set(mine.origins) & set(sent.origins):
         return sent
-    joined = {"max": max, "min": min}.get(told.op, lambda a, b: a + b)
+    joined = {"max": max, "min": min}.get(recording.op, lambda a, b: a + b)
     return Cell(joined(mine.value, sent.value), tuple(sorted({*mine.origins, *sent.origins})))
 
 
-def _agreed(cell: Cell, value: float, told: Recording, n_ranks: int, did: str) -> Cell:
+def _agreed(cell: Cell, value: float, report: Recording, n_ranks: int, did: str) -> Cell:
     """The cell with the number that was really seen; ValueError if it cannot be the one that the film expects."""
     if value == cell.value or (math.isnan(value) and math.isnan(cell.value)):
         return cell
-    room = 4 * n_ranks * told.eps * max(1.0, abs(cell.value), *(abs(b) for b in told.before if not math.isnan(b)))
-    whole = len(cell.origins) == n_ranks and told.op == "mean"  # a mean divides when the sum is complete
+    room = 4 * n_ranks * report.eps * max(1.0, abs(cell.value), *(abs(b) for b in report.before if not math.isnan(b)))
+    whole = len(cell.origins) == n_ranks and report.op == "mean"  # a mean divides when the sum is complete
     if abs(value - cell.value) <= room or (whole and abs(value - cell.value / n_ranks) <= room):
         return Cell(value, cell.origins)
     raise ValueError(
-        f"rank {told.rank} {did} {value:g} where its messages add up to {cell.value:g}: either it adds wrongly, "
+        f"rank {report.rank} {did} {value:g} where its messages add up to {cell.value:g}: either it adds wrongly, "
         "or its messages do not carry the number of their chunk as tag"
     )
 

@@ -7,12 +7,13 @@
     unit    unshard_start    unshard                      reshard
     sharded ........|  coming   |  whole: forward            |........ sharded ....| coming | whole: backward |....
 
-`unshard_start` is where the all_gather begins, `unshard` where somebody needs the weights (they may have come long
+`unshard_start` is where the all_gather begins, `unshard` where the weights are needed (they may have come long
 before), `reshard` where their memory is given back. A unit is needed in "forward", in "backward", or "again": by a
 checkpointed layer that runs a second time while backward goes on. Bytes by kind come from a MemoryProbe around the same
-code. The probe calls the unit's own methods and adds a note: nothing is polled, and what runs is what runs without it.
+code. The probe wraps the unit's own methods and notes their calls: nothing is polled, and the program runs as it does
+without it.
 
-The film's idea of states: PyTorch FSDP2, torch.distributed.fsdp.fully_shard, whose states are named the same way.
+The film's states follow PyTorch FSDP2, torch.distributed.fsdp.fully_shard, whose states are named the same way.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class GatherFilm:
 
     names      of the units, in the order in which they are numbered
     sizes      bytes of each unit when it is whole
-    n_ranks    who share it: a rank keeps 1/n_ranks
+    n_ranks    ranks that share each unit: one keeps 1/n_ranks of it
     changes    in order of time
     held       (seconds, bytes by kind in the order of KINDS): what was there from that moment on"""
 
@@ -79,7 +80,7 @@ class GatherFilm:
         return (0.0, *(change.t for change in self.changes))
 
     def states(self, moment: int) -> tuple[Stretch, ...]:
-        """What each unit is after the first `moment` changes. ValueError for a moment that is not there."""
+        """The state of each unit after the first `moment` changes. ValueError for a moment that is not there."""
         if not 0 <= moment <= len(self.changes):
             raise ValueError(f"the film has moments 0 to {len(self.changes)}, not {moment}")
         now = [Stretch(0.0, 0.0, SHARDED) for _ in self.names]
@@ -88,11 +89,11 @@ class GatherFilm:
         return tuple(now)
 
     def bytes_at(self, moment: int) -> tuple[int, ...]:
-        """By kind: the weights as they were at the moment, the most of all kinds together until the next change."""
+        """Bytes by kind when their total was highest, from this moment until the next change."""
         first = self.moments[moment]
         last = self.moments[moment + 1] if moment < len(self.changes) else self.seconds
-        before = [each for t, each in self.held if t <= first][-1:] or [(0,) * len(KINDS)]
-        return max([*before, *(each for t, each in self.held if first < t < last)], key=sum)
+        before = [by_kind for t, by_kind in self.held if t <= first][-1:] or [(0,) * len(KINDS)]
+        return max([*before, *(by_kind for t, by_kind in self.held if first < t < last)], key=sum)
 
     def gathers(self, unit: int) -> int:
         """How often a unit was gathered."""
@@ -106,7 +107,7 @@ class GatherFilm:
 
     @property
     def model_bytes(self) -> int:
-        """All units, whole."""
+        """Bytes of all units when they are whole."""
         return sum(self.sizes)
 
     def _whole_bytes(self, moment: int) -> int:
@@ -121,7 +122,7 @@ class GatherFilm:
 
 
 class Gathering(Protocol):
-    """A strategy with such units."""
+    """What the probe needs of a strategy: units that unshard and reshard, and what a MemoryProbe watches."""
 
     units: list[Any]
     module: nn.Module
@@ -141,16 +142,18 @@ class GatherProbe:
 
     def __enter__(self) -> GatherProbe:
         if any(unit.state != SHARDED for unit in self.sync.units):
-            told = ", ".join(f"unit {unit.index} is {unit.state}" for unit in self.sync.units if unit.state != SHARDED)
-            raise ValueError(f"a gather film begins between two steps, with all units sharded, but {told}")
+            states = ", ".join(
+                f"unit {unit.index} is {unit.state}" for unit in self.sync.units if unit.state != SHARDED
+            )
+            raise ValueError(f"a gather film begins between two steps, with all units sharded, but {states}")
         self._memory = MemoryProbe(self.sync.module, self.sync.optimizer)
         self._memory.__enter__()
         for unit in self.sync.units:
-            for shard in unit.shards:  # empty now, and nobody's parameter: its memory comes and goes by resizing
+            for shard in unit.shards:  # empty now, and no parameter: its memory comes and goes by resizing
                 self._memory.label(shard.weights, "parameters", shard.flat.names[0])
         self._changes, self._phases, self._began = [], {}, time.perf_counter()
         self._before = self._memory.seconds  # the same moment on the other clock
-        for number, unit in enumerate(self.sync.units):
+        for number, unit in enumerate(self.sync.units):  # wrapped on these objects alone, not on their class
             for verb in ("unshard_start", "unshard", "reshard"):
                 setattr(unit, verb, self._noting(number, unit, getattr(unit, verb)))
         return self
@@ -166,9 +169,11 @@ class GatherProbe:
             sum(shard.weights.numel() * shard.weights.element_size() for shard in unit.shards) for unit in units
         )
         timeline = self._memory.timeline
-        there = [each for each in timeline if each.t <= self._before][-1:]  # what the probe found when it was entered
-        held = [(0.0, each.bytes) for each in there]
-        held += [(each.t - self._before, each.bytes) for each in timeline if each.t > self._before]
+        entered = [moment for moment in timeline if moment.t <= self._before][
+            -1:
+        ]  # what the probe found when it was entered
+        held = [(0.0, moment.bytes) for moment in entered]
+        held += [(moment.t - self._before, moment.bytes) for moment in timeline if moment.t > self._before]
         names = tuple(unit_name([name for shard in unit.shards for name in shard.flat.names]) for unit in units)
         self._film = GatherFilm(names, sizes, self.sync.group.size, tuple(self._changes), tuple(held), seconds)
 
@@ -198,9 +203,9 @@ class GatherProbe:
 
 
 def unit_name(names: Sequence[str]) -> str:
-    """What a unit's parameters have in common: `blocks.3`; one name alone is itself, none `rest (12 tensors)`."""
+    """The start that parameters' names share: `blocks.3`; one name alone is itself, no start: `rest (12 tensors)`."""
     parts = [name.split(".") for name in names]
-    common = parts[0] if len(parts) == 1 else [each[0] for each in zip(*parts, strict=False) if len({*each}) == 1]
-    while len(parts) > 1 and any(each[: len(common)] != common for each in parts):
+    common = parts[0] if len(parts) == 1 else [column[0] for column in zip(*parts, strict=False) if len({*column}) == 1]
+    while len(parts) > 1 and any(part[: len(common)] != common for part in parts):
         common = common[:-1]
     return ".".join(common) or f"rest ({len(names)} tensors)"

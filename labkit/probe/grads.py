@@ -6,8 +6,8 @@
 
 `under` are gradients that are not zero and lie below the format's smallest number: at half of it or less they become
 zero. `low` are those and the rest that have fewer bits than usual. `over` lie beyond the largest: they become infinite,
-or the largest, as the format has it. The histogram counts gradients by power of two, so a loss scale of 2^16 moves it
-16 places to the right (`scale=2**16` shows that).
+or the largest number, as the format defines. The histogram counts gradients by power of two, so a loss scale of 2^16
+moves it 16 places to the right (`scale=2**16` shows that).
 
     gradient_statistics((name, p.grad) for name, p in model.named_parameters())
 
@@ -31,7 +31,7 @@ COLUMNS = ("layer", "n", "norm", "max", "zeros", "under", "low", "over", "not fi
 
 
 class Limits(Protocol):
-    """What is asked of a number format; a `Format` of labkit.train has it, and `LimitsOf` makes it of a torch dtype."""
+    """The limits of a number format. A `Format` of labkit.train has them; `LimitsOf.dtype` reads a torch dtype's."""
 
     @property
     def largest(self) -> float:
@@ -138,8 +138,10 @@ class GradientTable:
     def _bars(self, row: GradientRow) -> str:
         low, high = self.span
         counts, most = dict(row.histogram), max((count for _, count in row.histogram), default=1)
-        found = (counts.get(e, 0) for e in range(low, high + 1))
-        return "".join(BARS[math.ceil(count / most * (len(BARS) - 1))] for count in found)  # one gradient is seen too
+        heights = (counts.get(e, 0) for e in range(low, high + 1))
+        return "".join(
+            BARS[math.ceil(count / most * (len(BARS) - 1))] for count in heights
+        )  # rounded up: one gradient shows
 
     def _title(self) -> str:
         times = "" if self.scale == 1 else f", gradients times {self.scale:g}"
@@ -192,15 +194,15 @@ def _row(name: str, gradient: Tensor | None, limits: Limits, scale: float) -> Gr
         raise ValueError(f"{name}: gradients are floating tensors, got {gradient.dtype}")
     dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
     size = dense.double().mul(scale).abs().flatten()
-    finite, some = size.isfinite(), size > 0
-    counted = size[finite & some]
+    finite, nonzero = size.isfinite(), size > 0
+    counted = size[finite & nonzero]
     exponents = torch.frexp(counted).exponent - 1  # frexp's mantissa is 0.5 to 1
-    found, counts = torch.unique(exponents, return_counts=True)
+    present, counts = torch.unique(exponents, return_counts=True)
     sums = torch.stack(
         [
             (size == 0).sum(),
-            (some & (size < limits.smallest_subnormal)).sum(),
-            (some & (size < limits.smallest_normal)).sum(),
+            (nonzero & (size < limits.smallest_subnormal)).sum(),
+            (nonzero & (size < limits.smallest_normal)).sum(),
             (finite & (size > limits.largest)).sum(),
             (~finite).sum(),
         ]
@@ -216,5 +218,5 @@ def _row(name: str, gradient: Tensor | None, limits: Limits, scale: float) -> Gr
         low,
         over,
         not_finite,
-        tuple(zip(found.tolist(), counts.tolist(), strict=True)),
+        tuple(zip(present.tolist(), counts.tolist(), strict=True)),
     )

@@ -26,7 +26,7 @@ def union(spans: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def common(left: Sequence[Interval], right: Sequence[Interval]) -> tuple[Interval, ...]:
-    """The time that both cover; each is disjoint and in order, as `union` gives it."""
+    """The time that both cover. Both must be disjoint and in order, as `union` returns them."""
     out, i, j = [], 0, 0
     while i < len(left) and j < len(right):
         a, b = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])

@@ -8,8 +8,8 @@
     an op          the seconds of x + 1 on ten elements            what it costs to start one
     a link         alpha + bytes beta, a line through ping-pongs   ranks 0 and 1
 
-All ranks of the group measure at the same time and the slowest counts, for ranks that share cores, or memory, are as
-slow in training. One step that was measured makes predictions closer still: see `Hardware.fitted`.
+All ranks of the group measure at the same time and the slowest counts, because ranks that share cores or memory are as
+slow in training. One measured step makes predictions better still: see `Hardware.fitted`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def measure_hardware(group: Group, size: int = 512, repeats: int = 8) -> Hardwar
     flops = {name: matmul_flops(group, dtype, size, repeats) for name, dtype in DTYPES}
     x = torch.zeros(4_000_000, device=group.device)
     y, few = torch.empty_like(x), x[:10]
-    copied = _slowest(group, lambda: torch.add(x, 1, out=y), repeats)
-    begun = _slowest(group, lambda: few + 1, 20 * repeats)
+    copy_s = _slowest(group, lambda: torch.add(x, 1, out=y), repeats)
+    start_s = _slowest(group, lambda: few + 1, 20 * repeats)
     link = None
     if group.size > 1:
         link = through(ping_pong(group, LINK_BYTES, repeats))
@@ -51,11 +51,11 @@ def measure_hardware(group: Group, size: int = 512, repeats: int = 8) -> Hardwar
         name, memory = "this machine", psutil.virtual_memory().total // group.size
     return Hardware.measured(
         flops,
-        2 * x.nbytes / copied,
+        2 * x.nbytes / copy_s,
         memory_bytes=memory,
         intra=link,
         node_size=max(8, group.size),
-        launch_s=begun,
+        launch_s=start_s,
         name=name,
         device=torch.device(group.device).type,
         source=f"measured by {group.size} rank{'s' * (group.size > 1)} at a time",
@@ -63,8 +63,8 @@ def measure_hardware(group: Group, size: int = 512, repeats: int = 8) -> Hardwar
 
 
 def through(samples: Samples) -> Link:
-    """The link that explains ping-pongs [(bytes, seconds)]. On a busy machine large ones may be no slower than small
-    ones: then the largest tells the least that the link can carry."""
+    """The link that explains ping-pongs [(bytes, seconds)]. On a busy machine large messages may be no slower than
+    small ones: then the largest one gives a lower bound of the bandwidth."""
     line, (n_bytes, seconds) = fit(samples), max(samples)
     speed = line.bandwidth if line.beta_s_per_byte else n_bytes / seconds
     return Link("measured link", line.alpha_s, speed, "ping-pong between ranks 0 and 1")
@@ -75,7 +75,7 @@ def _slowest(group: Group, op: Callable[[], object], repeats: int) -> float:
     times = []
     for attempt in range(repeats + 2):
         if attempt == 2:
-            group.barrier()  # the first two warm caches; from here on all are at it
+            group.barrier()  # the first two warm caches; from here on all ranks measure together
         started = time.perf_counter()
         op()
         if torch.device(group.device).type == "cuda":

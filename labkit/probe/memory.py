@@ -7,7 +7,7 @@
     probe.now               the same for this moment            probe.timeline      the same for every moment
     probe.modules           the peak while each module was at work
     probe.saved             what autograd held when a backward began, by operator and module
-    probe.largest(5)        who holds the most
+    probe.largest(5)        the storages that hold the most
 
 Bytes are those of storages: views and ties count once, a storage resized to 0 counts 0. They are the same for real
 tensors on any device and for fake ones, so that a prediction, a rehearsal and a run can be held against each other.
@@ -18,10 +18,10 @@ tensors on any device and for fake ones, so that a prediction, a rehearsal and a
     activations    made in a module's forward or recorded by autograd, and whatever autograd holds
     other          the rest: buffers, gradients of activations, temporaries of a step
 
-Seen is what is made in the context, and what is watched. Not seen: tensors made before and not watched (a batch) or by
-other threads, and what C++ allocates for itself: scratch of kernels and of gloo or NCCL, the allocator's rounding,
-buckets of torch's DDP that were made before the context and are no `.grad`'s storage; and what mkldnn's tensors hold
-(`x.to_mkldnn()`), which is no storage. Nothing is polled or copied.
+Counted are tensors that are made in the context, and those of what is watched. Not counted are tensors made before and
+not watched (a batch) or by other threads, and what C++ allocates for itself: scratch of kernels and of gloo or NCCL,
+the allocator's rounding, buckets of torch's DDP that were made before the context and are no `.grad`'s storage; and
+what mkldnn's tensors hold (`x.to_mkldnn()`), which is no storage. Nothing is polled or copied.
 
 Kinds follow Rajbhandari 2020, arXiv:1910.02054, section 3.1 ("where did all the memory go"): 16 N bytes for fp32 AdamW.
 """
@@ -64,7 +64,7 @@ class MemoryProbe:
         self._storages = Storages(device, None)
         self._entered: ExitStack | None = None
         self.cap_bytes = cap_bytes
-        self._mode = Operators(self._made)
+        self._mode = Operators(self._after_operator)
         self._modules = ModuleTracker(self._mode.heard_here, self._called)
         self._owners = Owners(self._storages, self._modules, self._mode)
         self._ends: deque[weakref.ref[Tensor]] = deque(maxlen=64)
@@ -87,9 +87,9 @@ class MemoryProbe:
             self._check_cap()
 
     def label(self, tensor: Tensor, kind: str, name: str = "") -> None:
-        """Say what a tensor's storage is held for, a bucket or a flat shard; counted from now on if it was not known.
+        """Say what a tensor's storage is held for, such as a bucket or a flat shard. It is counted from now on.
 
-        Overrules whatever is found out. Gradients of a leaf that is labelled as a parameter are found by themselves.
+        A label overrules what the probe finds out. Gradients of a leaf that is labelled as a parameter are found too.
         ValueError for a kind that is not one of KINDS."""
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no kind of memory; there are {', '.join(KINDS)}")
@@ -167,7 +167,7 @@ class MemoryProbe:
 
     @property
     def saved(self) -> tuple[Saved, ...]:
-        """What autograd held when that backward began whose graph held most; before any backward: what it holds now."""
+        """The most that autograd held when any backward began; before the first backward, what it holds now."""
         if self._saved:
             return self._saved
         return self._walk([tensor.grad_fn for ref in self._ends if (tensor := ref()) is not None])
@@ -183,7 +183,7 @@ class MemoryProbe:
         return tuple(map(holder, self._storages.largest(n)))
 
     def reset_peak(self) -> None:
-        """From now on peaks, also those of modules, and `saved` are those of what follows."""
+        """Forget all peaks so far, also those of modules, and `saved`."""
         self._look()
         self._storages.history.reset_peak()
         self._saved = ()
@@ -192,22 +192,22 @@ class MemoryProbe:
         self._storages.sweep()
         self._owners.look()
 
-    def _made(self, op: str, args: tuple[Any, ...], output: Any) -> Exception | None:
-        here = self._modules.here()
-        kind = ACTIVATIONS if here[0] in ("forward", "recompute") else OTHER
-        if here[0] == "backward":
+    def _after_operator(self, op: str, args: tuple[Any, ...], output: Any) -> Exception | None:
+        where = self._modules.here()
+        kind = ACTIVATIONS if where[0] in ("forward", "recompute") else OTHER
+        if where[0] == "backward":
             task = torch._C._current_graph_task_id()
             if task != self._backward:
                 self._backward = task
                 saved = self._walk([torch._C._current_autograd_node()])
                 self._saved = max(saved, self._saved, key=held_bytes)
-        elif not here[0] and any(tensor.requires_grad for tensor in given_back(args)):
+        elif not where[0] and any(tensor.requires_grad for tensor in given_back(args)):
             kind = ACTIVATIONS if torch.is_grad_enabled() else OTHER
             self._ends.extend(weakref.ref(tensor) for tensor in given_back(output))
         for tensor in given_back(output):
-            wanted = self._storages.born(tensor, kind, op, here)
+            wanted = self._storages.born(tensor, kind, op, where)
             if wanted is not None:
-                self._look()  # the holders are named by what they have become
+                self._look()  # so that the holders have their final kinds and names
                 wanted.kind = would_have_been(wanted)
                 return self._refusal(wanted)
         return None
@@ -232,10 +232,10 @@ class MemoryProbe:
     def _check_cap(self) -> None:
         held = self._storages.by_kind()
         if self.cap_bytes is not None and held.total > self.cap_bytes:
-            told = ", ".join(f"{name} {held[name]:,}" for name in held if held[name])
+            kinds = ", ".join(f"{name} {held[name]:,}" for name in held if held[name])
             raise ValueError(
                 f"cap_bytes={self.cap_bytes:,} is less than the {held.total:,} bytes that are there before anything "
-                f"runs ({told}): raise the cap, or shard the model"
+                f"runs ({kinds}): raise the cap, or shard the model"
             )
 
     def _walk(self, roots: list[Any]) -> tuple[Saved, ...]:
@@ -254,7 +254,7 @@ class MemoryProbe:
 
 
 class Holder(NamedTuple):
-    """One storage that holds memory, for people to read: what it is, what made it where, how many bytes it keeps."""
+    """One storage that holds memory, for people to read: what it is, what made it and where, and its bytes."""
 
     kind: str
     n_bytes: int
@@ -266,17 +266,17 @@ class Holder(NamedTuple):
     dtype: str
 
     def __str__(self) -> str:
-        made = "made from data" if self.op == "lift_fresh" else f"made by {self.op}" if self.op else ""
+        origin = "made from data" if self.op == "lift_fresh" else f"made by {self.op}" if self.op else ""
         place = f"in {self.phase} of {self.module}" if self.module else f"in {self.phase}" if self.phase else ""
         looks = f"{self.dtype} {list(self.shape)}"
-        return " ".join(f"{self.n_bytes:,} B of {self.kind}: {self.name} {looks} {made} {place}".split())
+        return " ".join(f"{self.n_bytes:,} B of {self.kind}: {self.name} {looks} {origin} {place}".split())
 
 
 class VirtualOutOfMemory(torch.OutOfMemoryError):
-    """What would not have fitted under `cap_bytes`; the program's memory is untouched and it can go on. Code that
+    """A storage would not have fitted under `cap_bytes`. The program's memory is untouched, so it can go on. Code that
     catches torch's error of a GPU catches this one too.
 
-    wanted  the Holder that was refused    held  Breakdown of what was alive    largest  who held the most of it"""
+    wanted  the Holder that was refused    held  Breakdown of what was alive    largest  the Holders of most"""
 
     wanted: Holder
     held: Breakdown

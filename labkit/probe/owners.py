@@ -16,8 +16,8 @@ What autograd holds for backward is found by walking its graph: nothing is unpac
               target      result        mat1,2    self     mat1,2       the raw saved tensors of each node
 
 A hook on saving would see the same tensors, but it would switch off autograd's check that they were not changed, and
-tensors packed by somebody else's hook (checkpointing, offloading) would pass it by. Here a packed tensor shows as what
-it is: a checkpoint's place-holder holds no bytes, one that was offloaded holds those of its copy.
+it would miss tensors packed by another hook (checkpointing, offloading). Here a packed tensor counts as what it is: a
+checkpoint's place-holder holds no bytes, an offloaded tensor holds those of its copy.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Owners:
             self._parameter(tensor, kind, name)
 
     def look(self) -> None:
-        """Give every storage that an owner holds its kind, and count those that were not known."""
+        """Give every storage that an owner holds its kind, and count storages that were not known before."""
         self._widest = 0
         for module, name in self._modules.modules():
             before = f"{name}." if name else ""
@@ -245,12 +245,12 @@ def walk(
         if fields is None:
             fields = fields_of[type(node)] = tuple(name for name in dir(node) if name.startswith(RAW))
         op = module = ""
-        for what, tensor in _tensors(node, fields):
+        for slot, tensor in _tensors(node, fields):
             if not op:
                 op, module = node.name().removesuffix("Backward0").removesuffix("Backward"), module_of(node)
             looks = (_shape(tensor), str(tensor.dtype).removeprefix("torch."))
             for address, n_bytes, kind in storages_of(tensor):
-                saved.append(Saved(op, module, what, *looks, n_bytes, kind, address in listed))
+                saved.append(Saved(op, module, slot, *looks, n_bytes, kind, address in listed))
                 listed.add(address)
     return tuple(saved)
 
@@ -276,7 +276,7 @@ def _tensors(node: Any, fields: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]
     for name in fields:
         try:
             raw = getattr(node, name)
-        except RuntimeError:  # this node has run and let go
+        except RuntimeError:  # this node has run and freed its tensors
             continue
         for holder in raw if isinstance(raw, tuple | list) else (raw,):
             for tensor in tensors_in(getattr(holder, "data", None)):

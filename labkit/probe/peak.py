@@ -1,4 +1,4 @@
-"""How many flops a rank can do in a second here: what MFU is a share of.
+"""How many flops a rank can do in a second on this machine: the peak of which MFU is a share.
 
     flops of an [m, m] x [m, m] product = 2 m^3
 

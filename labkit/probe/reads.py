@@ -1,7 +1,7 @@
-"""Fake tensors that say who asks them for a value, and that count the flops of every product.
+"""Fake tensors that report which line asks them for a value, and that count the flops of every product.
 
-A fake tensor has a shape, a dtype and a device, and no values. Most of a training step never looks at one. Where it is
-done all the same, somebody wants to decide something:
+A fake tensor has a shape, a dtype and a device, and no values. Most of a training step never reads a value. Where it
+does, it wants to decide something:
 
     float(loss)    if x.any():    x.nonzero()    x[mask]    torch.equal(a, b)
 
@@ -12,9 +12,9 @@ done all the same, somebody wants to decide something:
 
 (*) Whether a step is refused does not change what a step costs. Each such place is noted in `assumed`.
 
-Flops are torch's own formulas (torch.utils.flop_counter): 2 m k n for a product, as every operator comes by. Its table
-has no entry for the attention kernel of CPUs; it gets that of the fused kernels of GPUs, so that attention counts here
-as it would there: all T x T products, causal or not.
+Flops follow torch's own formulas (torch.utils.flop_counter), operator by operator: 2 m k n for a product. Its table has
+no entry for the attention kernel of CPUs. Here that kernel gets the formula of the fused kernels of GPUs, so that
+attention counts as it would there: all T x T products, causal or not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LONG = 160
 
 
 DEVICE = torch.ops.prim.device.default
-"""What C++ asks a fake tensor; two of three calls."""
+"""The question for a tensor's device, which C++ asks: two of three calls."""
 
 
 class Fake(FakeTensorMode):
@@ -61,8 +61,8 @@ class Fake(FakeTensorMode):
     def __init__(self) -> None:
         """No tensor is fake before the mode is entered."""
         super().__init__()
-        # torch remembers each fake tensor in a weak dictionary, and then refuses module.to(...): a parameter that
-        # somebody refers to weakly cannot be exchanged. Nobody looks fresh tensors up.
+        # torch remembers each fake tensor in a weak dictionary, and then refuses module.to(...): a parameter with a
+        # weak reference cannot be exchanged. No code looks fresh tensors up.
         self.fake_tensor_converter.set_tensor_memo = _forget  # type: ignore[method-assign, assignment]
         self.flops: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()
@@ -73,7 +73,7 @@ class Fake(FakeTensorMode):
         return False  # the usual answer imports torch's compiler, one second at the first operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator on shapes; count its flops; say who asked for a value."""
+        """Run the operator on shapes and count its flops. If it needs a value, answer or refuse (see `_answer`)."""
         if func is DEVICE:
             return args[0].device
         formula = formulas().get(func._overloadpacket) if isinstance(func, torch._ops.OpOverload) else None
@@ -86,7 +86,7 @@ class Fake(FakeTensorMode):
             if "allow_non_fake_inputs" not in str(error):
                 raise
             raise ValueError(
-                f"{_told(_asking())} works on a real tensor that was made outside of the rehearsal: make models, "
+                f"{_line_of(_asking())} works on a real tensor that was made outside of the rehearsal: make models, "
                 "batches and optimizers inside the function that is rehearsed, where they are fake"
             ) from None
         finally:
@@ -103,10 +103,10 @@ class Fake(FakeTensorMode):
         name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
         if frame.f_code.co_filename in DECIDING and name in ("_local_scalar_dense", "equal"):
             self.assumed[place] += 1
-            return name == "equal" or _nought(args[0])
+            return name == "equal" or _zero_of(args[0])
         looks = next((f" of {tuple(x.shape)} {str(x.dtype)[6:]}" for x in args if isinstance(x, Tensor)), "")
-        what = "the value" if name == "_local_scalar_dense" else f"the values, for {name.strip('_')},"
-        raise ValueError(f"{_told(frame)} asks for {what} of a fake tensor{looks}. {MEND}") from None
+        wish = "the value" if name == "_local_scalar_dense" else f"the values, for {name.strip('_')},"
+        raise ValueError(f"{_line_of(frame)} asks for {wish} of a fake tensor{looks}. {MEND}") from None
 
 
 @cache
@@ -131,7 +131,7 @@ def _forget(t: Tensor, fake: Tensor) -> None:
     return None
 
 
-def _nought(x: Tensor) -> bool | int | float:
+def _zero_of(x: Tensor) -> bool | int | float:
     if x.dtype == torch.bool:
         return False
     return 0.0 if x.is_floating_point() else 0
@@ -158,7 +158,7 @@ def _place(frame: Any) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _told(frame: Any) -> str:
+def _line_of(frame: Any) -> str:
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     short = text if len(text) <= LONG else f"{text[:LONG]} ..."
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}: `{short}`"

@@ -6,7 +6,7 @@
 
 A hook on each parameter looks at the clock when autograd has added to its p.grad; 0 is `began`, when the context was
 entered (time.perf_counter). Of a parameter that got several gradients, in several backward passes, the last one counts.
-Those are the moments that plan/replay.py wants.
+plan/replay.py takes these moments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Arrivals:
 
     @property
     def gradients(self) -> tuple[Ready, ...]:
-        """The gradients that came, in the module's order; a parameter without one is left out."""
+        """The gradients that arrived, in the module's order; a parameter without one is left out."""
         return tuple(
             Ready(name, p.numel() * p.element_size(), self._at[id(p)]) for name, p in self.named if id(p) in self._at
         )

@@ -6,18 +6,18 @@
     recording.mfu(flops, peak_flops)
     recording.to_perfetto("step.json")
 
-What compute, exposed, bubble and wire are is said at the head of `rows.py`. A recording of one rank cannot tell whether
-another one came late: it has no bubble but its own, and counts all waiting as exposed. Merged recordings can tell.
+The head of `rows.py` defines compute, exposed, bubble and wire. A recording of one rank cannot tell whether another
+rank came late, so it counts all waiting as exposed. Merged recordings can tell.
 
     overlap   share of the time on the wire during which the main thread computes: |wire & compute| / |wire|
-    bubble    share of the ranks' time in which they neither compute nor get what they wait for through the wire.
+    bubble    share of the ranks' time in which they wait for a rank that has not come yet, and not for the wire.
               plan.schedule's `bubble` of measured or simulated spans counts the wire, too: compare 1 - compute
     mfu       flops of the model / (seconds x ranks x peak flop/s of a rank)
               Chowdhery et al., arXiv:2204.02311, appendix B: model flops, without those of recomputing
 
-The end of an asynchronous verb is known when somebody looks, in `wait` or `done`; until then a collective counts as on
-the wire, and a message from when its receiver waits for it. So what is exposed is exact, while `overlap` is an upper
-bound where the end of a collective went unseen for long, and does not count messages that came before anybody looked.
+The end of an asynchronous verb is known only when the program asks, in `wait` or `done`. Until then a collective counts
+as on the wire; a message counts from when its receiver waits for it. So exposed time is exact, while `overlap` is an
+upper bound where nobody asked for long, and leaves out messages that had arrived before anybody asked.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Recording:
         ValueError for none at all, two of one rank, one that is merged already, and clocks that were not compared with
         the same rank's clock."""
         given = list(recordings)
-        rows = sorted((row for each in given for row in each.rows), key=lambda row: row.rank)
+        rows = sorted((row for recording in given for row in recording.rows), key=lambda row: row.rank)
         ranks = [row.rank for row in rows]
-        if not rows or len(set(ranks)) < len(ranks) or any(each.merged for each in given):
+        if not rows or len(set(ranks)) < len(ranks) or any(recording.merged for recording in given):
             raise ValueError(
                 f"give the recording of each rank once, as its clock made it; got ranks {ranks}"
-                + ", merged already" * any(each.merged for each in given)
+                + ", merged already" * any(recording.merged for recording in given)
             )
         if len(references := {row.reference for row in rows}) > 1:
             raise ValueError(
@@ -78,8 +78,8 @@ class Recording:
         for row in self.rows:
             named = [span for span in row.spans if span.name == name]
             if not named:
-                there = ", ".join(sorted({repr(span.name) for span in row.spans})) or "none"
-                raise ValueError(f"rank {row.rank} has no span {name!r}; it has {there}")
+                names = ", ".join(sorted({repr(span.name) for span in row.spans})) or "none"
+                raise ValueError(f"rank {row.rank} has no span {name!r}; it has {names}")
             rows.append(row._replace(begin=min(s.t0 for s in named), end=max(s.t1 for s in named)))
         return Recording(tuple(rows), self.merged)
 
@@ -108,21 +108,21 @@ class Recording:
         chosen, whole = self._chosen(rank), self.seconds
         if whole <= 0:
             raise ValueError(f"a recording of {whole} seconds has no shares: do something while the clock runs")
-        compute, exposed, bubble = (sum(seconds(each[k]) for each in chosen) for k in range(3))
+        compute, exposed, bubble = (sum(seconds(part[k]) for part in chosen) for k in range(3))
         total = compute + exposed + bubble  # whole times ranks, but for rounding
         return Shares(compute / total, exposed / total, bubble / total)
 
     def wire_s(self, rank: int | None = None) -> float:
         """Seconds during which something was on its way from or to this rank; of all ranks: their sum."""
-        return sum(seconds(each.wire) for each in self._chosen(rank))
+        return sum(seconds(part.wire) for part in self._chosen(rank))
 
     def hidden_s(self, rank: int | None = None) -> float:
-        """Those of `wire_s` during which the rank computed."""
-        return sum(seconds(common(each.wire, each.compute)) for each in self._chosen(rank))
+        """Seconds of `wire_s` during which the rank computed."""
+        return sum(seconds(common(part.wire, part.compute)) for part in self._chosen(rank))
 
     def exposed_s(self, rank: int | None = None) -> float:
         """Seconds during which this rank had nothing to do but wait for the wire; of all ranks: their sum."""
-        return sum(seconds(each.exposed) for each in self._chosen(rank))
+        return sum(seconds(part.exposed) for part in self._chosen(rank))
 
     @property
     def overlap(self) -> float:
@@ -154,13 +154,13 @@ class Recording:
         return list(self.parts.values()) if rank is None else [self.parts[rank]]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"rows": self.rows, "merged": self.merged}  # not what was worked out from them
+        return {"rows": self.rows, "merged": self.merged}  # what was computed from them is computed again
 
     def __repr__(self) -> str:
         lines = [f"Recording of {len(self.rows)} ranks, {self.seconds:.6f} s"]
         for rank in self.ranks if self.seconds > 0 else ():
-            told = "  ".join(f"{name} {share:6.1%}" for name, share in self.shares(rank)._asdict().items())
-            lines.append(f"  rank {rank:3d}  {told}  overlap {overlap_share(self, rank):6.1%}")
+            words = "  ".join(f"{name} {share:6.1%}" for name, share in self.shares(rank)._asdict().items())
+            lines.append(f"  rank {rank:3d}  {words}  overlap {overlap_share(self, rank):6.1%}")
         return "\n".join(lines)
 
 
@@ -169,7 +169,7 @@ def overlap_share(recording: Recording, rank: int | None = None, alone_s: float 
 
     1 where nothing was on the wire: nothing is exposed. With `alone_s`, the seconds that the same communication takes
     with nothing beside it (the `exposed_s` of a run that waits for each verb at once), it is 1 - exposed_s / alone_s,
-    which no end that went unseen can flatter. ValueError for an `alone_s` that is not above 0."""
+    which does not depend on when the end of a verb was seen. ValueError for an `alone_s` that is not above 0."""
     if alone_s is not None and not alone_s > 0:
         raise ValueError(f"alone_s is how long the communication takes by itself, above 0; got {alone_s:g} s")
     if alone_s is not None:

@@ -2,17 +2,17 @@
 
     def step(group):                              one rank's real code: it may build a model, talk, step
         ...
-    found = rehearsed(step, n_ranks=1024, rank=3)
-    found.memory          Breakdown of bytes by kind when their total was highest        found.peak      that total
-    found.before, .after  what was held when the measured part began and ended           found.timeline  every moment
-    found.ledger          what this rank sent, by verb and axis                          found.largest   who holds most
-    found.flops           Breakdown of flops by operator                                 found.saved     autograd's
+    run = rehearsed(step, n_ranks=1024, rank=3)
+    run.memory          Breakdown of bytes by kind when their total was highest        run.peak      that total
+    run.before, .after  what was held when the measured part began and ended           run.timeline  every moment
+    run.ledger          what this rank sent, by verb and axis                          run.largest   largest storages
+    run.flops           Breakdown of flops by operator                                 run.saved     held by autograd
 
-What is real: all Python code of the program, autograd, torch's optimizers, labkit's strategies; every operator runs on
-shapes. What is not: values, kernels, other ranks, time. So memory, bytes and flops come out as on a real rank, in
-seconds and without the memory, and nothing that depends on values can be known (see reads.py for who asks for one).
+Real are all Python code of the program, autograd, torch's optimizers and labkit's strategies; every operator runs on
+shapes. Not real are values, kernels, other ranks and time. So memory, bytes and flops come out as on a real rank, in
+seconds and without the memory, and nothing that depends on values can be known (see reads.py).
 
-Memory is counted as by `MemoryProbe` on a real rank of gloo, to the byte; seen by neither are batches that were made
+Memory equals what `MemoryProbe` counts on a real rank of gloo, to the byte. Neither counts batches that were made
 before (`inputs`), scratch inside kernels, and the buffers of the wire. The process that rehearses is left as it was:
 its generators, default dtype and device, modes; torch.distributed is not touched.
 """
@@ -81,8 +81,8 @@ class Rehearsal:
         return self.predicted.against(self.memory)
 
     def __repr__(self) -> str:
-        told = f"rehearsal of rank {self.rank} of {self.n_ranks:,} on fake tensors, {self.seconds:.1f} s"
-        rows = [told, *(f"note: {note}" for note in self.notes), "memory at the peak"]
+        head = f"rehearsal of rank {self.rank} of {self.n_ranks:,} on fake tensors, {self.seconds:.1f} s"
+        rows = [head, *(f"note: {note}" for note in self.notes), "memory at the peak"]
         rows += [str(self.memory if self.predicted is None else self.against), repr(self.ledger), "flops"]
         rows += [str(self.flops)] if len(self.flops) else ["none"]
         rows += [f"0 was assumed for a value at {place} ({count} times)" for place, count in self.assumed.items()]
@@ -100,13 +100,13 @@ def rehearsed(
 ) -> Rehearsal:
     """Run `fn(group)` as `rank` of a fake world of `n_ranks`, on fake tensors, and measure it.
 
-    setup     setup(group) runs first: what it makes is held, its peak, bytes and flops are not fn's; fn is then called
-              as fn(group, what setup returned)
+    setup     setup(group) runs first: what it makes is held, but its peak, bytes and flops do not count; fn is then
+              called as fn(group, what setup returned)
     inputs    inputs(group) makes what is not to be counted, a batch say; it goes to setup and fn as their last argument
     hear      hear(axis, source, tag) -> the tensor that global rank `source` would send (labkit.comm.fake says when it
               is needed)
 
-    ValueError where somebody asks for the value of a fake tensor (with file and line), where a real tensor from outside
+    ValueError where the value of a fake tensor is asked for (with file and line), where a real tensor from outside
     is used, and for a rank that is not there."""
     began = time.perf_counter()
     group = fake.world(n_ranks, rank, hear)
@@ -114,20 +114,20 @@ def rehearsed(
         given = () if inputs is None else (inputs(group),)
         probe = MemoryProbe()
         with probe:
-            made = () if setup is None else (setup(group, *given),)
+            built = () if setup is None else (setup(group, *given),)
             building = probe.peak
             before = probe.now
             probe.reset_peak()
             group.ledger.clear()
             mode.flops.clear()
-            value = fn(group, *made, *given)
+            value = fn(group, *built, *given)
             after, largest = probe.now, probe.largest()
             memory, timeline, modules, saved = probe.peak, probe.timeline, probe.modules, probe.saved
     return Rehearsal(
-        memory=_told(memory),
-        before=_told(before),
-        after=_told(after),
-        building=_told(building),
+        memory=_as_rehearsed(memory),
+        before=_as_rehearsed(before),
+        after=_as_rehearsed(after),
+        building=_as_rehearsed(building),
         ledger=group.ledger,
         flops=Breakdown.of(mode.flops, "flops", REHEARSED),
         seconds=time.perf_counter() - began,
@@ -144,14 +144,14 @@ def rehearsed(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whatever is done inside, the process goes on afterwards as it was: generators, default dtype, device and modes.
+    """Restores the process after whatever is done inside: generators, default dtype, default device and modes.
 
     Inside, gradients are recorded and the default device is the CPU: torch's CPU build has no fake GPU with a gradient.
     """
     dtype, device, grad, python = (
         torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), random.getstate(),
     )  # fmt: skip
-    log = logging.getLogger(torch._subclasses.fake_tensor.__name__)  # it repeats, at length, what is raised anyway
+    log = logging.getLogger(torch._subclasses.fake_tensor.__name__)  # it would repeat at length what is raised anyway
     was_silent, log.disabled = log.disabled, True
     with ExitStack() as stack:
         stack.callback(setattr, log, "disabled", was_silent)
@@ -170,6 +170,6 @@ def undisturbed() -> Iterator[None]:
                 torch.set_default_device(device)
 
 
-def _told(found: Breakdown) -> Breakdown:
-    """The same numbers, with where they come from: beside a prediction they are called rehearsed, not measured."""
-    return Breakdown.of(dict(found), "B", REHEARSED)
+def _as_rehearsed(measured: Breakdown) -> Breakdown:
+    """The same numbers marked with their source: beside a prediction they are called rehearsed, not measured."""
+    return Breakdown.of(dict(measured), "B", REHEARSED)

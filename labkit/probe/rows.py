@@ -7,13 +7,13 @@
                                                             ^ the last rank has come: from here on bytes can move
 
     compute    the main thread is not blocked in a verb of a group; sleeping and reading data count, too
-    exposed    it is blocked, and everybody that the verb needs has come: what it waits for is the wire
-    bubble     it is blocked, and somebody has not come yet; and the time before a rank begins and after it ends
+    exposed    it is blocked, and every rank that the verb needs has come: it waits for the wire
+    bubble     it is blocked, and a rank has not come yet; and the time before a rank begins and after it ends
     wire       something is on its way from or to this rank, whatever its main thread does meanwhile
 
-The first three add up to the whole, the time from the first rank's begin to the last one's end. Who "has come": all
-members of a collective have called it; the sender of a message has sent it; its receiver has begun to wait for it.
-Where the recording does not tell (a rank is missing in it), everybody counts as come.
+The first three add up to the whole, the time from the first rank's begin to the last one's end. "Has come" means: all
+members of a collective have called it; the sender of a message has sent it; its receiver has begun to wait for it. A
+rank that the recording lacks counts as come.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class Entry(NamedTuple):
 class Row(NamedTuple):
     """One rank between `begin` and `end`: its spans, the verbs it was in and what it sent, in seconds.
 
-    Its clock was `offset_s` ahead of that of rank `reference`, give or take `error_s`. `earlier` has (peer, messages
-    sent to it, messages had from it) before `begin`; `unseen` are the ranks from which messages came that nobody waited
-    for (`Work.done` saw them). `queued`: verbs return when the device has been told: times are those of the host."""
+    Its clock was `offset_s` ahead of that of rank `reference`, with an error of at most `error_s`. `earlier` has (peer,
+    messages sent to it, messages received from it) before `begin`; `unseen` are the ranks from which messages came that
+    nobody waited for (`Work.done` saw them). `queued`: verbs return as soon as the device has them in its queue, so
+    times are those of the host."""
 
     rank: int
     begin: float
@@ -82,9 +83,9 @@ class Row(NamedTuple):
         return self._replace(
             begin=self.begin + by,
             end=self.end + by,
-            spans=tuple(each._replace(t0=each.t0 + by, t1=each.t1 + by) for each in self.spans),
-            entries=tuple(each._replace(t0=each.t0 + by, t1=each.t1 + by) for each in self.entries),
-            transfers=tuple(each._replace(t0=each.t0 + by, t1=each.t1 + by) for each in self.transfers),
+            spans=tuple(span._replace(t0=span.t0 + by, t1=span.t1 + by) for span in self.spans),
+            entries=tuple(entry._replace(t0=entry.t0 + by, t1=entry.t1 + by) for entry in self.entries),
+            transfers=tuple(transfer._replace(t0=transfer.t0 + by, t1=transfer.t1 + by) for transfer in self.transfers),
         )
 
 
@@ -125,66 +126,72 @@ class Parts(NamedTuple):
 
 
 def messages(rows: Sequence[Row]) -> list[Message]:
-    """Every message of which the recording has both ends. Of one sender, receiver, axis and tag they come in order.
+    """Every message of which the recording has both ends. Sends and receives of one sender, receiver, axis and tag are
+    paired in order.
 
-    Where messages were on their way when the recording began, receives that ended before the first one of the recording
-    was sent took those. Where a rank took in messages that nobody waited for, its order is not known, and messages from
-    there are left out."""
+    A message that was on its way when the recording began belongs to a receive that ended before the recording's first
+    send. Where a rank took in messages that nobody waited for, the order is not known: messages from that sender to it
+    are left out."""
     sent: dict[tuple[object, ...], list[tuple[int, Transfer]]] = defaultdict(list)
     for row in rows:
-        for number, each in enumerate(row.transfers):
-            if each.verb == "send":
-                sent[row.rank, each.to, each.axis, each.tag, bool(each.within)].append((number, each))
+        for number, transfer in enumerate(row.transfers):
+            if transfer.verb == "send":
+                sent[row.rank, transfer.to, transfer.axis, transfer.tag, bool(transfer.within)].append(
+                    (number, transfer)
+                )
     at: Counter[tuple[object, ...]] = Counter()
     error = {row.rank: row.error_s for row in rows}
-    flying: Counter[tuple[int, int]] = Counter()  # sent before the recording, and not had yet
+    flying: Counter[tuple[int, int]] = Counter()  # sent before the recording, and not received yet
     for row in rows:
         for peer, n_sent, n_had in row.earlier:
             flying[row.rank, peer] += n_sent
             flying[peer, row.rank] -= n_had
-    found = []
+    paired = []
     for row in rows:
         for first, left in _calls(row):
             source = first.peer
             key = (source, row.rank, first.axis, first.tag, first.inside)
             if first.verb != "recv" or source in row.unseen or at[key] >= len(sent[key]):
                 continue
-            number, each = sent[key][at[key]]
+            number, transfer = sent[key][at[key]]
             pair = source or 0, row.rank
-            if flying[pair] > 0 and left < each.t0 - row.error_s - error[source or 0]:
+            if flying[pair] > 0 and left < transfer.t0 - row.error_s - error[source or 0]:
                 flying[pair] -= 1
                 continue
             at[key] += 1
-            t0 = min(each.t0, left)  # the ledger notes a send when it is under way, and the sender may have been paused
-            t1 = max(t0, min(left, each.t1) if each.t1 > each.t0 else left)
-            what = (*pair, each.axis, each.tag, each.n_bytes, first.inside)
-            found.append(Message(*what, t0, t1, first.t0, left, number, first.call))
-    return found
+            # the ledger notes a send when it is under way, and the sender may have been paused before that
+            t0 = min(transfer.t0, left)
+            t1 = max(t0, min(left, transfer.t1) if transfer.t1 > transfer.t0 else left)
+            header = (*pair, transfer.axis, transfer.tag, transfer.n_bytes, first.inside)
+            paired.append(Message(*header, t0, t1, first.t0, left, number, first.call))
+    return paired
 
 
 def parts(rows: Sequence[Row], met: Sequence[Message]) -> dict[int, Parts]:
     """rank -> compute, exposed, bubble and wire, as the head of this file defines them. `met` are `messages(rows)`."""
     whole = min(row.begin for row in rows), max(row.end for row in rows)
-    sent = {(each.source, each.number): each for each in met}
+    sent = {(message.source, message.number): message for message in met}
     coming: dict[int, list[Message]] = defaultdict(list)
-    for each in met:
-        coming[each.to].append(each)
-    here, found = _last_to_come(rows), {}
+    for incoming in met:
+        coming[incoming.to].append(incoming)
+    last_came, by_rank = _last_to_come(rows), {}
     for row in rows:
-        arrivals = {each.call: each.t0 for each in coming[row.rank]}
+        arrivals = {message.call: message.t0 for message in coming[row.rank]}
         sends = _sends_by_end(row)
         blocked, late = [], [(whole[0], row.begin), (row.end, whole[1])]
         for entry in row.entries:
             if entry.blocks:
                 t0, t1 = max(entry.t0, row.begin), min(entry.t1, row.end)
-                ready = here.get((row.rank, entry.call), arrivals.get(entry.call, t0))
+                ready = last_came.get((row.rank, entry.call), arrivals.get(entry.call, t0))
                 if entry.verb == "send":
                     message = sent.get((row.rank, _send_of(entry, sends)))
                     ready = message.came if message and message.came < entry.t1 else t0
                 blocked.append((t0, t1))
                 late.append((t0, min(max(ready, t0), t1)))
-        calls = {entry.number: here.get((row.rank, entry.call), entry.t0) for entry in row.entries if entry.number >= 0}
-        moving = [each.moving for each in coming[row.rank] if not each.inside]
+        calls = {
+            entry.number: last_came.get((row.rank, entry.call), entry.t0) for entry in row.entries if entry.number >= 0
+        }
+        moving = [message.moving for message in coming[row.rank] if not message.inside]
         for number, transfer in enumerate(row.transfers):
             if not transfer.within and transfer.t1 > transfer.t0:
                 message, came = sent.get((row.rank, number)), calls.get(number, transfer.t0)
@@ -192,8 +199,8 @@ def parts(rows: Sequence[Row], met: Sequence[Message]) -> dict[int, Parts]:
         mine, waits, bubble = union([(row.begin, row.end)]), union(blocked), union(late)
         exposed = without(waits, bubble)
         wire = common(union((*moving, *exposed)), mine)
-        found[row.rank] = Parts(without(mine, waits), exposed, bubble, wire)
-    return found
+        by_rank[row.rank] = Parts(without(mine, waits), exposed, bubble, wire)
+    return by_rank
 
 
 def _calls(row: Row) -> Iterator[tuple[Entry, float]]:
@@ -216,15 +223,15 @@ def _last_to_come(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
                 key = (first.axis, first.ranks, first.seq)
                 met[*key, again[key]].append((row.rank, first.call, first.t0))
                 again[key] += 1
-    return {(rank, call): max(t0 for _, _, t0 in each) for each in met.values() for rank, call, _ in each}
+    return {(rank, call): max(t0 for _, _, t0 in members) for members in met.values() for rank, call, _ in members}
 
 
 def _sends_by_end(row: Row) -> dict[tuple[object, ...], list[tuple[float, int]]]:
     sends: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
-    for number, each in enumerate(row.transfers):
-        if each.verb == "send":
-            sends[each.to, each.axis, each.tag].append((each.t1, number))
-    return {key: sorted(each) for key, each in sends.items()}
+    for number, transfer in enumerate(row.transfers):
+        if transfer.verb == "send":
+            sends[transfer.to, transfer.axis, transfer.tag].append((transfer.t1, number))
+    return {key: sorted(ends) for key, ends in sends.items()}
 
 
 def _send_of(entry: Entry, sends: dict[tuple[object, ...], list[tuple[float, int]]]) -> int:

@@ -4,8 +4,8 @@
         step(tokens, targets)             a product of F flops ends launch_s + F / flops_per_s after the one before it
 
 Ranks that share the cores of one machine slow each other down, and by how much is chance. A device that sleeps until
-its time has come takes that time, whatever its neighbours do, as long as the real work is the shorter part. What it
-takes is that of labkit.plan.work:
+its time has come takes that time, whatever its neighbours do, as long as the real work is the shorter part. Its
+times follow labkit.plan.work:
 
     products, attention      launch_s + flops / flops_per_s
     norms, sums, GELU        launch_s
@@ -31,15 +31,15 @@ NO_PRODUCT = frozenset(
 FACTORS = MappingProxyType({"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1})
 """Products, and which of their arguments is the left factor."""
 LATE_S = 5e-3
-"""A rank that is later than this has lost the time."""
+"""How far a rank may be behind and still catch up; what is beyond that is lost."""
 DOZE_S = 3e-4
-"""Shorter sleeps are saved up."""
+"""Shorter sleeps are saved up until they are this long."""
 
 
 class SlowDevice(MemoryProbe):
     """Counts bytes as a MemoryProbe does, and takes the time of a slow device. Enter it around what a rank computes.
 
-    `flops` counts what it has computed. `ledger` is the rank's: how it knows that there was a message."""
+    `flops` counts what it has computed. `ledger` is the rank's, and tells when there was a message."""
 
     def __init__(self, flops_per_s: float, launch_s: float, ledger: Ledger, **options: Any) -> None:
         """`options` are those of MemoryProbe. ValueError for a speed that is not above 0."""
@@ -54,8 +54,8 @@ class SlowDevice(MemoryProbe):
         self._due = time.perf_counter()
         return self
 
-    def _made(self, op: str, args: tuple[Any, ...], output: Any) -> Exception | None:
-        refused = super()._made(op, args, output)
+    def _after_operator(self, op: str, args: tuple[Any, ...], output: Any) -> Exception | None:
+        refused = super()._after_operator(op, args, output)
         flops = flops_of(op, args)
         if flops or op in NO_PRODUCT:
             self.flops += flops

@@ -4,22 +4,22 @@
         \\    |    /
         storage: n bytes  <---- weak reference: says when the last tensor is gone, keeps nothing alive
 
-A storage is known by its address, which is safe because its death is heard before the address can be given away again.
-Fake tensors have storages with sizes and without memory, so all of this holds for them too; tensors on the meta device
-hold nothing and count nothing.
+A storage is known by its address, which is safe because its death is noticed before the address can be given away
+again. Fake tensors have storages with sizes and without memory, so all of this holds for them too; tensors on the meta
+device hold nothing and count nothing.
 
-What the live bytes were at every moment stands in a log, in the light of what became of each storage:
+A log has the live bytes of every moment, each storage under the kind that it turned out to be of:
 
     log      t    storage   change   where                a storage's kind is looked up when the log is read,
              0.1  #1        +4096    forward of mlp.up    not when it is written
              0.2  #2        +4096    backward of mlp.up
              0.3  #1        -4096
 
-That is the whole trick: when backward makes a tensor nobody can know that it will be a weight's gradient; a moment
-later it is one, and then it has been one from its birth. Sums over the log are exact and kinds are final.
+That is the whole trick: when backward makes a tensor, nobody can know yet that it will be a weight's gradient. A moment
+later it is one, and the log then counts it as one from its birth. Sums over the log are exact and kinds are final.
 
 A log of many steps would itself fill the memory. Its older part is therefore folded from time to time: the sums, the
-peak and each module's peak are kept as they are, of the moments in between every other one is dropped.
+peak and each module's peak are kept exactly; of the moments in between every other one is dropped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEPT_MOMENTS = 1 << 12
 
 
 class Held:
-    """One storage that is alive: its true size, its kind (an index into KINDS), and who made it where.
+    """One storage that is alive: its true size, its kind (an index into KINDS), and what made it and where.
 
     `certainty` orders what is known of its kind: 0 guessed at birth, higher for what it was found to be (owners.py)."""
 
@@ -118,7 +118,7 @@ class History:
         held.kind = kind
 
     def reset_peak(self) -> None:
-        """From now on peaks are those of what follows."""
+        """Forget the peaks so far; from now on they are those of what follows."""
         self.fold()
         self._past.peak = tuple(self._past.bytes)
         self._past.modules = {}
@@ -177,7 +177,7 @@ def breakdown(by_kind: Iterable[int]) -> Breakdown:
 
 
 WAITS_S = (0, 0.0001, 0.001, 0.01, 0.03)
-"""Pauses in which a thread of gloo's may still let go of a tensor, before `fits` says that there is no room."""
+"""Pauses in which a thread of gloo's may still free a tensor, before `fits` says that there is no room."""
 
 
 class _Death(weakref.ref):
@@ -209,7 +209,7 @@ class Storages:
                 if self._deaths:
                     self.record_deaths()
                 old = self.live.get(key)
-                if old and old.ref() is None:  # another's, at an address that was given away again
+                if old and old.ref() is None:  # a dead storage's entry: its address was given away again
                     self.sweep()
                     old = None
                 more_bytes = n_bytes - old.n_bytes if old else n_bytes
@@ -227,8 +227,8 @@ class Storages:
     def fits(self, more_bytes: int) -> bool:
         """True if there is room under the cap for so many bytes more.
 
-        Where there is none, two things are awaited that would otherwise let go whenever they happen to: Python's
-        garbage, and a thread of gloo's, which holds the tensors of a collective a moment longer than whoever called
+        Where there is none, it first waits for two things that free memory at no fixed time: Python's garbage
+        collector, and a thread of gloo's, which holds the tensors of a collective a moment longer than whoever called
         it (after 12 to 21 % of broadcasts, for 50 microseconds, at most 0.8 ms, and longer on a busy machine:
         benchmarks/held.py)."""
         if self._room(more_bytes):
@@ -293,7 +293,7 @@ class Storages:
         return wanted
 
     def record_deaths(self) -> None:
-        """Write into the log the deaths that weak references have told of."""
+        """Write into the log the deaths that weak references have reported."""
         while self._deaths:
             with self._lock:
                 if self._deaths:  # another thread may have been quicker
@@ -313,7 +313,7 @@ class Storages:
         return time.perf_counter() - self.began
 
     def by_kind(self) -> Breakdown:
-        """Bytes that are alive."""
+        """Bytes that are alive, by kind."""
         self.record_deaths()
         counts = [0] * len(KINDS)
         for held in list(self.live.values()):

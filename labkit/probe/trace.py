@@ -45,7 +45,7 @@ def trace_events(rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[
     bars: list[dict[str, Any]] = []
     places: dict[Place, tuple[int, Slice]] = {}
     for row in rows:
-        leaves = {each.number: each.t0 for each in met if each.source == row.rank}
+        leaves = {message.number: message.t0 for message in met if message.source == row.rank}
         names.append(_meta(row.rank, 0, "process_name", {"name": f"rank {row.rank}"}))
         names.append(_meta(row.rank, 0, "process_sort_index", {"sort_index": row.rank}))
         for i, kind in enumerate(LANES):
@@ -53,11 +53,11 @@ def trace_events(rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[
                 thread = 1000 * i + k
                 names.append(_meta(row.rank, thread, "thread_name", {"name": kind if k == 0 else f"{kind} {k + 1}"}))
                 names.append(_meta(row.rank, thread, "thread_sort_index", {"sort_index": thread}))
-                for each in lane:
-                    bars.append(_event("X", row.rank, thread, each.t0, each.name, kind, args=each.args))
-                    bars[-1]["dur"] = (each.t1 - each.t0) / 1e3
-                    if each.key is not None:
-                        places[row.rank, *each.key] = (thread, each)
+                for bar in lane:
+                    bars.append(_event("X", row.rank, thread, bar.t0, bar.name, kind, args=bar.args))
+                    bars[-1]["dur"] = (bar.t1 - bar.t0) / 1e3
+                    if bar.key is not None:
+                        places[row.rank, *bar.key] = (thread, bar)
     bars += _arrows(met, places)
     return [*names, *sorted(bars, key=lambda event: (event["ts"], -event.get("dur", 0.0)))]
 
@@ -65,11 +65,11 @@ def trace_events(rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[
 def write(path: str | Path, rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[Message]) -> Path:
     """Write the trace to `path` and return it. OSError if that cannot be written."""
     path = Path(path)
-    told = {f"rank {row.rank}": f"{row.offset_s:+.6f} s, give or take {row.error_s:.6f} s" for row in rows}
+    offsets = {f"rank {row.rank}": f"{row.offset_s:+.6f} s, give or take {row.error_s:.6f} s" for row in rows}
     content = {
         "traceEvents": trace_events(rows, parts, met),
         "displayTimeUnit": "ms",
-        "otherData": {"corrected clock offsets": told},
+        "otherData": {"corrected clock offsets": offsets},
     }
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
@@ -89,13 +89,18 @@ def _slices(kind: str, row: Row, parts: Parts, leaves: Mapping[int, float], orig
     elif kind == "waiting":
         for entry in row.entries:
             if entry.blocks:
-                whom = "" if entry.peer is None else f" {entry.peer}"
-                yield bar(entry.t0, entry.t1, f"{entry.verb}{whom}", axis=entry.axis, tag=entry.tag)
+                peer = "" if entry.peer is None else f" {entry.peer}"
+                yield bar(entry.t0, entry.t1, f"{entry.verb}{peer}", axis=entry.axis, tag=entry.tag)
     elif kind == "communication":
-        for number, each in enumerate(row.transfers):
-            name = each.verb if each.to is None else f"{each.verb} to {each.to}"
-            told: dict[str, Any] = {"axis": each.axis, "bytes": each.n_bytes, "tag": each.tag, "within": each.within}
-            yield bar(leaves.get(number, each.t0), each.t1, name, ("send", number), **told)
+        for number, transfer in enumerate(row.transfers):
+            name = transfer.verb if transfer.to is None else f"{transfer.verb} to {transfer.to}"
+            details: dict[str, Any] = {
+                "axis": transfer.axis,
+                "bytes": transfer.n_bytes,
+                "tag": transfer.tag,
+                "within": transfer.within,
+            }
+            yield bar(leaves.get(number, transfer.t0), transfer.t1, name, ("send", number), **details)
     else:
         last = {entry.call: entry.t1 for entry in row.entries}
         for entry in row.entries:
@@ -105,31 +110,31 @@ def _slices(kind: str, row: Row, parts: Parts, leaves: Mapping[int, float], orig
 
 
 def _lanes(slices: Iterable[Slice], kind: str) -> list[list[Slice]]:
-    """As few lanes as it takes: in one lane bars follow each other, or (your spans) lie wholly in one another."""
+    """As few lanes as possible: in a lane bars follow each other; spans may also lie wholly in one another."""
     lanes: list[list[Slice]] = []
     around: list[list[int]] = []  # for each lane, the ends of the bars that are still open
-    for each in sorted(slices, key=lambda each: (each.t0, -each.t1)):
+    for bar in sorted(slices, key=lambda bar: (bar.t0, -bar.t1)):
         for ends in around:
-            while ends and ends[-1] <= each.t0:
+            while ends and ends[-1] <= bar.t0:
                 ends.pop()
-        fits = (k for k, ends in enumerate(around) if not ends or (kind == "spans" and each.t1 <= ends[-1]))
+        fits = (k for k, ends in enumerate(around) if not ends or (kind == "spans" and bar.t1 <= ends[-1]))
         k = next(fits, len(lanes))
         if k == len(lanes):
             lanes.append([])
             around.append([])
-        lanes[k].append(each)
-        around[k].append(each.t1)
+        lanes[k].append(bar)
+        around[k].append(bar.t1)
     return lanes
 
 
 def _arrows(met: Sequence[Message], places: Mapping[Place, tuple[int, Slice]]) -> Iterator[dict[str, Any]]:
     """An arrow for each message, from the begin of its send to the end of its receive, each within a bar."""
-    for number, each in enumerate(met):
-        sender, start = places[each.source, "send", each.number]
-        receiver, end = places[each.to, "recv", each.call]
-        yield {**_event("s", each.source, sender, start.t0, "message", "message"), "id": number}
+    for number, message in enumerate(met):
+        sender, start = places[message.source, "send", message.number]
+        receiver, end = places[message.to, "recv", message.call]
+        yield {**_event("s", message.source, sender, start.t0, "message", "message"), "id": number}
         arrives = max(start.t0, end.t0, end.t1 - 1)
-        yield {**_event("f", each.to, receiver, arrives, "message", "message"), "id": number, "bp": "e"}
+        yield {**_event("f", message.to, receiver, arrives, "message", "message"), "id": number, "bp": "e"}
 
 
 def _event(phase: str, rank: int, thread: int, at: int, name: str, category: str, **more: Any) -> dict[str, Any]:

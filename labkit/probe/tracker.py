@@ -25,7 +25,7 @@ So a node, and with it everything that backward allocates for it, is traced to t
     nested              -> one flat buffer; and where its rows lie in it, which are tensors, too
     of torch.func       -> none: it stands for tensors that the dispatcher has shown already
     of mkldnn           -> none, though it holds bytes (`x.to_mkldnn()`): what it holds is no storage, and a tensor that
-                           `detach` or autograd makes of it holds the same. So a tensor's death, which could be heard,
+                           `detach` or autograd makes of it holds the same. So a tensor's death, which could be noticed,
                            does not say that its bytes are gone.
     everything else     -> itself
 """
@@ -81,7 +81,7 @@ class Operators(TorchDispatchMode):
         return False  # the usual answer imports torch's compiler, one second at the first operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, then tell of its output."""
+        """Run the operator, then report its output."""
         if types and any(self._is_wrapper(kind) for kind in types):
             return NotImplemented  # a DTensor: it takes itself apart, and its parts come by here again
         output = func(*args, **kwargs) if kwargs else func(*args)
@@ -95,7 +95,7 @@ class Operators(TorchDispatchMode):
                 try:
                     raise refused
                 finally:
-                    del refused  # and with it, in a circle, the frames of whoever catches this and goes on
+                    del refused  # in a reference cycle it would keep the frames of the code that catches it
         return output
 
     def heard_here(self) -> bool:
@@ -154,7 +154,7 @@ def resizes(before: Callable[[Any, int], None], after: Callable[[Any], None]) ->
             torch.UntypedStorage.resize_ = outer  # type: ignore[method-assign]
 
 
-# The tensors inside a thing
+# The tensors inside an object
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """Types of tensors that have one storage of their own, if they are neither sparse nor nested."""
@@ -168,7 +168,7 @@ SPARSE = MappingProxyType({
 })  # fmt: skip
 """Layout -> what gives the tensors of a sparse tensor."""
 NESTED = ("values", "_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
-"""What gives the tensors of a nested tensor that is none of Python's: strided, as it is if no layout is asked for."""
+"""What gives the tensors of a nested tensor that is no Python subclass: strided, as it is if no layout is asked for."""
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:
@@ -189,7 +189,7 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _of_nested(tensor: Tensor) -> list[Tensor]:
-    with torch._C._DisableTorchDispatch():  # who listens to operators would hear of new tensors, and ask again
+    with torch._C._DisableTorchDispatch():  # else these calls would be observed as operators, and never end
         return [getattr(tensor, name)() for name in NESTED]
 
 
@@ -219,8 +219,8 @@ class ModuleTracker:
     """The stack of modules whose forward is running, and the map from autograd's numbers to modules."""
 
     def __init__(self, is_ours: Callable[[], bool], called: Callable[[nn.Module, str, Any], None]) -> None:
-        """`is_ours` says whether a hook runs on behalf of this probe; `called` is told of a module whose forward is
-        over, its name and its output, while what it computed with is still there."""
+        """`is_ours` says whether a hook runs on behalf of this probe; `called(module, name, output)` is
+        called right after a module's forward, while the weights that it computed with are still there."""
         self.stack: list[Where] = []
         self.stepping = 0
         self.roots: list[tuple[weakref.ref[nn.Module], str]] = []
@@ -260,47 +260,48 @@ class ModuleTracker:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Hook into every module call of the process; those of other threads are told apart and left alone."""
+        """Hook into every module call of the process; calls in other threads are recognised and left alone."""
         self._thread = threading.get_ident()
         hooks = (
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
         )
-        self._turn("")
+        self._owns_from_here("")
         try:
             yield
         finally:
             self.stack.clear()
             self.stepping = 0
-            self._turn("")
+            self._owns_from_here("")
             for hook in hooks:
                 hook.remove()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if self._is_ours():
             if not self.stack:
-                self.stepping = 0  # a step that was broken off has not said so
-            name = self._names.get(module) or self._meet(module)
+                self.stepping = 0  # an optimizer's step that was broken off has not reset this
+            name = self._names.get(module) or self._name_of(module)
             phase = "forward" if torch._C._current_graph_task_id() == -1 else "recompute"
             self.stack.append((phase, name))
-            self._turn(name)
+            self._owns_from_here(name)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._is_ours() and self.stack:
             _, name = self.stack.pop()
-            self._turn(self.stack[-1][1] if self.stack else "")
+            self._owns_from_here(self.stack[-1][1] if self.stack else "")
             self._called(module, name, output)
 
-    def _meet(self, module: nn.Module) -> str:
+    def _name_of(self, module: nn.Module) -> str:
         for root, name in list(self.modules()):
-            self.add(root, name)  # it may have got new parts
+            self.add(root, name)  # a watched module may have got new parts
         if module not in self._names and self.stack:
             self._names[module] = f"{self.stack[-1][1]}.{type(module).__name__}"
         elif module not in self._names:
             self.add(module, "")
         return self._names[module]
 
-    def _turn(self, owner: str) -> None:
+    def _owns_from_here(self, owner: str) -> None:
+        """The nodes that autograd numbers from now on belong to the module `owner`."""
         if threading.get_ident() != self._thread:
             return  # autograd's own threads count their nodes for themselves
         if len(self._from) >= MOST_TURNS:

@@ -70,15 +70,15 @@ class VerbListener:
                 break
 
     def track(self, done: float, total: float) -> None:
-        """Progress goes to the witness that knows what to do with it."""
+        """Pass progress on to the witness before this one, if it takes any."""
         track: Any = getattr(self.inner, "track", None)
         if track is not None:
             track(done, total)
 
     def read(self, end: float) -> tuple[Entry, ...]:
         """The entries so far, ordered by begin; those that are still open end at `end`."""
-        still = [self._entry(verb, end) for around in self._open.values() for verb in around]
-        return tuple(sorted((*self._entries, *still), key=lambda entry: (entry.t0, -entry.t1)))
+        unfinished = [self._entry(verb, end) for around in self._open.values() for verb in around]
+        return tuple(sorted((*self._entries, *unfinished), key=lambda entry: (entry.t0, -entry.t1)))
 
     def taken(self) -> Counter[int]:
         """Global rank -> messages from there that were waited for."""
@@ -88,7 +88,7 @@ class VerbListener:
     def _entry(self, verb: Open, t1: float) -> Entry:
         call, number = verb.call, verb.guess
         written = self.transfers[number] if 0 <= number < len(self.transfers) else None
-        if written is None or written.verb != call.verb:  # a wait writes nothing down
+        if written is None or written.verb != call.verb:  # a wait has no transfer of its own
             written, number = None, self.first - 1
         starts = written is not None and written.t0 >= verb.t0  # a blocking verb is written down before it is entered
         peer = None if call.peer is None else call.ranks[call.peer]

@@ -29,7 +29,7 @@ class Backward:
         self.around, self.over = around, False
 
     def reach(self, now: float) -> None:
-        """It has begun, or goes on."""
+        """Note that this backward, and that of the module around it, has begun or still goes on at `now`."""
         self.t0, self.t1 = self.t0 or now, now
         if self.around is not None:
             self.around.reach(now)
@@ -48,8 +48,12 @@ class WatchedModule:
             self._watch(part, path or type(module).__name__)
 
     def backward_spans(self) -> list[Span]:
-        """Those of the backwards so far."""
-        return [Span(name, each.t0, each.t1, "backward") for name, each in self._backwards if each.t1 > each.t0]
+        """The spans of all backwards so far."""
+        return [
+            Span(name, backward.t0, backward.t1, "backward")
+            for name, backward in self._backwards
+            if backward.t1 > backward.t0
+        ]
 
     def let_go(self) -> None:
         """Take all hooks away."""
@@ -65,11 +69,11 @@ class WatchedModule:
             self._inside.append((time.perf_counter(), Backward(around)))
 
         def after(_: nn.Module, inputs: Any, output: Any) -> None:
-            (t0, each), t1 = self._inside.pop(), time.perf_counter()
+            (t0, backward), t1 = self._inside.pop(), time.perf_counter()
             again = torch._C._current_graph_task_id() != -1
             if self._keep(Span(name, t0, t1, "recompute" if again else "forward")) and torch.is_grad_enabled():
-                self._backwards.append((name, each))
-                self._expect(each, list(_wanting(inputs)), list(_wanting(output)), newest)
+                self._backwards.append((name, backward))
+                self._expect(backward, list(_wanting(inputs)), list(_wanting(output)), newest)
 
         def weight(_: Tensor) -> None:
             if newest:
@@ -81,15 +85,15 @@ class WatchedModule:
             if p.requires_grad:
                 self._handles.append(p.register_post_accumulate_grad_hook(weight))
 
-    def _expect(self, each: Backward, inputs: list[Tensor], outputs: list[Tensor], newest: list[Backward]) -> None:
+    def _expect(self, backward: Backward, inputs: list[Tensor], outputs: list[Tensor], newest: list[Backward]) -> None:
         def begins(_: Tensor) -> None:
-            each.reach(time.perf_counter())
-            newest[:] = [each]
+            backward.reach(time.perf_counter())
+            newest[:] = [backward]
 
         def ends(_: Tensor) -> None:
-            if each.t0 and not each.over:  # a leaf that is fed in again and again tells all that have seen it
-                each.over = True
-                each.reach(time.perf_counter())
+            if backward.t0 and not backward.over:  # a leaf that is used again calls the hooks of every call that saw it
+                backward.over = True
+                backward.reach(time.perf_counter())
 
         self._handles += [y.register_hook(begins) for y in outputs]
         self._handles += [x.register_hook(ends) for x in inputs]
@@ -98,7 +102,7 @@ class WatchedModule:
 def _levels(module: nn.Module, name: str, depth: int) -> Iterator[tuple[str, nn.Module]]:
     yield name, module
     for child_name, child in module.named_children() if depth > 0 else ():
-        listed = isinstance(child, nn.ModuleList | nn.ModuleDict)  # it is never called: look through it
+        listed = isinstance(child, nn.ModuleList | nn.ModuleDict)  # it is never called itself: watch its members
         yield from _levels(child, f"{name}.{child_name}".strip("."), depth if listed else depth - 1)
 
 
@@ -109,5 +113,5 @@ def _wanting(tensors: Any) -> Iterator[Tensor]:
     elif isinstance(tensors, dict):
         yield from _wanting(tuple(tensors.values()))
     elif isinstance(tensors, list | tuple):
-        for each in tensors:
-            yield from _wanting(each)
+        for item in tensors:
+            yield from _wanting(item)

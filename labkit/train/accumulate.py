@@ -40,7 +40,7 @@ def n_tokens(targets: Tensor) -> int:
 
 
 def loss_factor(counts: Iterable[int], group: Group | None = None) -> float:
-    """What a sum of token losses is multiplied with: ranks / tokens of all micro-batches on all ranks.
+    """The factor for a sum of token losses: ranks / tokens of all micro-batches on all ranks.
 
     `counts` are the tokens of this rank's micro-batches; there may be none. Sends one int64 (an all-reduce). Raises
     ValueError, on every rank, if no token counts anywhere."""
@@ -64,8 +64,8 @@ def accumulate(
 
     Returns that loss, over all ranks of the group. Every micro-batch but the last runs inside `accumulating()`: give a
     data-parallel strategy's `accumulate` (or DistributedDataParallel's `no_sync`), so that gradients travel once a
-    step. With a group, gradients are right after the mean over its ranks, as every strategy takes it. Raises
-    ValueError, on every rank, if no token counts."""
+    step. With a group, gradients are right once a strategy has taken their mean over its ranks, as all strategies do.
+    Raises ValueError, on every rank, if no token counts."""
     factor = loss_factor([n_tokens(targets) for _, targets in micros], group)
     total = torch.zeros((), device="cpu" if group is None else group.device)
     for index, (tokens, targets) in enumerate(micros):

@@ -38,7 +38,7 @@ Dtypes = tuple[str, ...]
 class OpDtypes:
     """One kind of call: floating dtypes that it was given, that its kernels read (casts aside), that it gave back.
 
-    `alone` is what its kernels read without autocast, None if the call fails without (its arguments do not match).
+    `alone` is what its kernels read without autocast, None if the call fails then (its arguments do not match).
     `count` says how many calls of the run looked just like this."""
 
     op: str
@@ -50,7 +50,7 @@ class OpDtypes:
 
     @property
     def changed(self) -> bool:
-        """Whether autocast changed the dtype that the op computes in."""
+        """True if autocast changed the dtype that the op computes in."""
         return self.computed != self.alone
 
 
@@ -183,5 +183,5 @@ def _copy(x: Any) -> Any:
 
 def _floating(tree: Any) -> Dtypes:
     """Floating dtypes of all tensors in nested arguments or results: sorted, each once."""
-    found = {str(x.dtype)[6:] for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()}
-    return tuple(sorted(found))
+    dtypes = {str(x.dtype)[6:] for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()}
+    return tuple(sorted(dtypes))

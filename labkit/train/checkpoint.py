@@ -4,8 +4,8 @@
     checkpointed   x -> [       ] -> [       ] -> [       ] -> y      only what stands between them
     in backward                      [       ] <- [a b c d] <- dy     one block at a time is filled again, then emptied
 
-How: while the block runs, each tensor that autograd wants to save goes through a hook, which keeps an empty Place in
-its stead. When backward opens the first place, the block runs once more from its input with the same dropout masks,
+How: while the block runs, each tensor that autograd wants to save goes through a hook, which keeps an empty Place
+instead. When backward opens the first place, the block runs once more from its input with the same dropout masks,
 under a hook that fills the places in the order in which they were made, and stops as soon as the last one is full: what
 comes after it (the last product of an MLP, a closing all-reduce) is not computed twice. Nothing else changes: the graph
 is the plain graph, so hooks on parameters run once, inputs that need no gradient lose nothing, and regions nest.
@@ -79,7 +79,7 @@ class Run:
 
 
 class Place:
-    """What autograd holds in the stead of a saved tensor: its shape and dtype, and from recomputation to use itself."""
+    """What autograd holds instead of a saved tensor: shape and dtype; between recomputation and use also its value."""
 
     __slots__ = ("__weakref__", "dtype", "shape", "value")
 
@@ -105,14 +105,14 @@ class Region:
         """Note everything that the second run needs: arguments, states of the generators, autocast."""
         self.fn = fn
         self.known: dict[Any, Any] = dict(enumerate(args)) | kwargs  # by position or by name
-        tensors = [each for each in self.known.values() if isinstance(each, Tensor)]
-        self.tensors = [key for key, each in self.known.items() if isinstance(each, Tensor)]
+        tensors = [argument for argument in self.known.values() if isinstance(argument, Tensor)]
+        self.tensors = [key for key, argument in self.known.items() if isinstance(argument, Tensor)]
         for key in self.tensors:
             self.known[key] = None
         anchor = torch.empty(0, requires_grad=True)  # else there would be no node for inputs that need no gradient
         self.inputs = Inputs.apply(anchor, *tensors).grad_fn
         self.surroundings = Surroundings(tensors)
-        self.places: list[weakref.ref[Place]] = []  # weak: a place that autograd let go need not be filled
+        self.places: list[weakref.ref[Place]] = []  # weak: a place that autograd has freed need not be filled
 
     def pack(self, x: Tensor) -> Place:
         """Called by autograd for each tensor that it saves in forward."""
@@ -136,7 +136,7 @@ class Region:
         return value
 
     def fill_places_(self) -> None:
-        """Run the function again, up to the last tensor that somebody still waits for."""
+        """Run the function again, up to the last tensor that is still needed."""
         last = max(index for index, place in enumerate(self.places) if place() is not None)
         saved = 0
 
@@ -162,17 +162,17 @@ class Region:
         """The arguments of the first run, tensors as leaves that need a gradient where they did."""
         leaves = [x.detach().requires_grad_(x.requires_grad) for x in self.inputs.saved_tensors]
         known = self.known | dict(zip(self.tensors, leaves, strict=True))
-        args = [each for key, each in known.items() if isinstance(key, int)]
-        return args, {key: each for key, each in known.items() if isinstance(key, str)}
+        args = [argument for key, argument in known.items() if isinstance(key, int)]
+        return args, {key: argument for key, argument in known.items() if isinstance(key, str)}
 
 
 class Filled(Exception):
-    """All places are full: there is no need to run on."""
+    """Ends the second run: all places are full."""
 
 
 class Inputs(torch.autograd.Function):
-    """A node beside the graph that saves tensors the way autograd does: it notices when they are changed in place, and
-    if this region lies in another one, they are that one's to drop and to compute again."""
+    """A node beside the graph that saves the inputs the way autograd does: a change in place is noticed, and if this
+    region lies in another one, the outer one drops them and computes them again."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class Surroundings:
     The GPUs in use are those of the tensors among the arguments and the current one."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Note them as they are now."""
+        """Note these states as they are now."""
         cuda = torch.cuda.is_initialized()
         current = {torch.cuda.current_device()} if cuda else set()
         self.devices = sorted(current.union(x.device.index for x in tensors if x.is_cuda and cuda))
@@ -206,7 +206,7 @@ class Surroundings:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """As they were then; at the end as they are now."""
+        """Inside, everything is as it was noted; afterwards, as it was before."""
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=self.devices))
             torch.set_rng_state(self.cpu_state)

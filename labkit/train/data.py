@@ -1,4 +1,4 @@
-"""Batches of bytes, each a pure function of (seed, step, row): any rank, any step, without asking anybody.
+"""Batches of bytes, each a pure function of (seed, step, row): any rank can make any of them, without communication.
 
 A row is a window of seq + 1 bytes of a text; its first seq bytes are the tokens, its last seq the targets, so that
 each position is asked for the byte that follows it:
@@ -116,7 +116,7 @@ def decode(tokens: Tensor) -> str:
     if tokens.dim() > 1:
         raise ValueError(f"decode takes one row of tokens, got shape {tuple(tokens.shape)}: decode(tokens[0])")
     ids = tokens.flatten().tolist()
-    wrong = [each for each in ids if not 0 <= each < VOCAB]
+    wrong = [token for token in ids if not 0 <= token < VOCAB]
     if wrong:
         raise ValueError(f"{wrong[0]} is no byte: ids go from 0 to {VOCAB - 1}")
     return bytes(ids).decode(errors="replace")

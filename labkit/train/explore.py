@@ -47,8 +47,8 @@ def limits(formats: Iterable[Format] = tuple(FORMATS.values())) -> Table:
 def explore(value: float, formats: Iterable[Format] = tuple(FORMATS.values())) -> Table:
     """One number as each format holds it: its bits, what they stand for, how far off that is, the step around it."""
     rows = []
-    for each in formats:
-        kept = float(round_to(value, each))
+    for fmt in formats:
+        kept = float(round_to(value, fmt))
         off = "0" if kept == value else f"{abs(kept - value) / abs(value):.2g}" if math.isfinite(value) else "-"
-        rows.append((each.name, str(each.bits(value)), f"{kept:.9g}", off, f"{each.gap(value):.3g}"))
+        rows.append((fmt.name, str(fmt.bits(value)), f"{kept:.9g}", off, f"{fmt.gap(value):.3g}"))
     return Table(("format", "sign exponent mantissa", "holds", "relative error", "step"), tuple(rows))

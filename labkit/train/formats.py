@@ -75,7 +75,7 @@ class Format:
 
     @property
     def integer(self) -> bool:
-        """Whether the steps are even (int8) and do not grow with the number."""
+        """True if the steps are even (int8) and do not grow with the number."""
         return self.exponent_bits == 0
 
     @property
@@ -215,4 +215,4 @@ FP16 = Format("fp16", 5, 10, dtype=torch.float16)
 E4M3 = Format("fp8_e4m3fn", 4, 3, infinity=False, overflow="saturate", dtype=torch.float8_e4m3fn)
 E5M2 = Format("fp8_e5m2", 5, 2, dtype=torch.float8_e5m2)
 INT8 = Format("int8", 0, 7, infinity=False, overflow="saturate", dtype=torch.int8)
-FORMATS = MappingProxyType({each.name: each for each in (FP32, TF32, BF16, FP16, E4M3, E5M2, INT8)})
+FORMATS = MappingProxyType({fmt.name: fmt for fmt in (FP32, TF32, BF16, FP16, E4M3, E5M2, INT8)})

@@ -212,7 +212,7 @@ class GPT(nn.Module):
             if next(layer.parameters()).is_meta:
                 continue
             if layer is self.head and self.config.tied:
-                index = 0  # draws what the token embedding drew, also where `to_empty` has parted the two
+                index = 0  # draws what the token embedding drew, also where `to_empty` has separated the two
             stream = torch.Generator().manual_seed(((seed << 16) + index) % 2**63)
             for name, module in layer.named_modules():
                 if isinstance(module, nn.LayerNorm):

@@ -1,7 +1,8 @@
 """Large batches: LARS and LAMB, which give every layer a step of its own length, linear scaling, and warm-up.
 
 With n times the batch there are n times fewer steps, so each must be longer: learning rate times n (`linear_scaling`).
-Too long, and it diverges, first where the update is large beside the weight. The trust ratio measures that by layer:
+If a step is too long, training diverges, first where the update is large beside the weight. The trust ratio measures
+that layer by layer:
 
     layer        |w|    |update|   ratio = |w| / |update|      step = lr * ratio * update, so |step| = lr * |w|:
     embedding    50.0     0.01      5000                       every layer moves by the same share of itself
@@ -13,8 +14,8 @@ Too long, and it diverges, first where the update is large beside the weight. Th
 Vectors (biases, norms; dim 1 or 0) are excluded: ratio 1 and no decay. A parameter group says otherwise with
 `"adapt": True` or False (False: ratio 1, decay as the group has it). A weight or update of norm 0 has ratio 1.
 
-A norm needs the whole layer: `needs_whole_layers` tells those who cut layers (flat ZeRO shards, tensor parallel) that
-these two cannot run there. State: LARS 4 bytes a parameter in fp32, LAMB 8. Sends nothing.
+A norm needs the whole layer: `needs_whole_layers` tells strategies that cut layers (flat ZeRO shards, tensor parallel)
+that these two cannot run there. State: LARS 4 bytes a parameter in fp32, LAMB 8. Sends nothing.
 
 Sources: You et al., 1708.03888, algorithm 1 (LARS); You et al., 1904.00962, algorithm 2 (LAMB); Goyal et al.,
 1706.02677, sections 2.1 (linear scaling) and 2.2 (gradual warm-up).

@@ -13,7 +13,7 @@ task has low rank, the paper finds: r = 8 of I = 4096 often does.
 
     trainable          r (I + O) a layer instead of I O
     optimizer, grads   Adam in fp32: 12 r (I + O) bytes instead of 12 I O; W itself stays, but needs only its own bytes
-    activations        A x besides, [.., r]; x must still be kept, for A's gradient
+    activations        A x on top, [.., r]; x must still be kept, for A's gradient
 
 `merge_` adds the correction to W: no cost at inference. `unmerge_` puts back the very bits that were there, since
 merge_ keeps them aside (subtracting again would be off by the rounding of two sums). Sends nothing; data-parallel ranks
@@ -53,7 +53,7 @@ class LoRALinear(nn.Module):
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))  # as nn.Linear draws its weight
         linear.requires_grad_(False)
         self.aside: Tensor | None = None  # the weight as it was before merge_; never part of a checkpoint
-        self.register_state_dict_post_hook(_apart)
+        self.register_state_dict_post_hook(_save_unmerged)
         self.register_load_state_dict_pre_hook(_not_merged)
 
     @property
@@ -63,7 +63,7 @@ class LoRALinear(nn.Module):
 
     @property
     def merged(self) -> bool:
-        """Whether the correction is in the weight at present."""
+        """True while the correction is added to the weight."""
         return self.aside is not None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ def inject_lora(
     for pattern in patterns or ("",):
         hits = [n for n in linears if fnmatchcase(n, pattern) or fnmatchcase(n.rpartition(".")[2], pattern)]
         if not hits:
-            there = sorted({re.sub(r"\d+", "*", name) for name in linears}) or ["none"]
-            raise ValueError(f"no linear matches {pattern!r}; there are {', '.join(there)}")
+            names = sorted({re.sub(r"\d+", "*", name) for name in linears}) or ["none"]
+            raise ValueError(f"no linear matches {pattern!r}; there are {', '.join(names)}")
         for name in hits:
             linear = linears[name]
             if isinstance(linear, LoRALinear):
@@ -141,10 +141,12 @@ def inject_lora(
     for layer in already:  # injected before, for other linears
         layer.A.requires_grad_()
         layer.B.requires_grad_()
-    made = {id(linear): LoRALinear(linear, rank, alpha, dropout).train(linear.training) for linear in chosen.values()}
+    corrected = {
+        id(linear): LoRALinear(linear, rank, alpha, dropout).train(linear.training) for linear in chosen.values()
+    }
     for name, linear in chosen.items():  # a linear that stands in two places gets one LoRA in both
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, made[id(linear)])
+        setattr(model.get_submodule(parent), last, corrected[id(linear)])
     return tuple(chosen)
 
 
@@ -210,8 +212,8 @@ def _check(linear: nn.Module, rank: int, alpha: float | None, dropout: float, na
         raise ValueError(f"dropout is a probability from 0 up to, but not, 1, got {dropout}")
 
 
-def _apart(layer: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
-    """A checkpoint of a merged layer holds the weight without the correction, which is in A and B besides."""
+def _save_unmerged(layer: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
+    """A checkpoint of a merged layer gets the weight without the correction, since A and B are saved too."""
     assert isinstance(layer, LoRALinear)
     if layer.aside is not None:
         state_dict[f"{prefix}linear.weight"] = layer.aside

@@ -17,7 +17,7 @@ The order of a step, in which clipping sees true gradients:
     scaler.step(target)               the step, or none
     scaler.update()                   the next scale
 
-**Agreement.** A rank that holds one shard sees only its own infinities. Were it to skip alone, weights would differ
+**Agreement.** A rank that holds one shard sees only its own infinities. If it skipped alone, weights would differ
 from then on and nobody would notice. So ranks agree by an all-reduce (max) of one number over every group in `agree`:
 4 bytes a group and step, the mesh's world being enough. Memory: one number.
 
@@ -49,7 +49,7 @@ class Steps(Protocol):
         """The gradients that this rank owns, to be changed in place."""
 
     def step(self) -> Any:
-        """Use them."""
+        """Step with these gradients."""
 
 
 Target = Steps | torch.optim.Optimizer
@@ -123,18 +123,19 @@ class Scaler:
             )
         grads = _grads(target)
         narrow = sum(g.dtype == torch.float16 for g in grads)
-        found = 2.0 if narrow else self._unscale_(grads)
+        # 0: all finite, 1: some are not, 2: too narrow to divide. The maximum over ranks is what all agree on.
+        flag = 2.0 if narrow else self._unscale_(grads)
         for group in self.agree:
-            worst = torch.full((1,), found, dtype=torch.float32, device=group.device)
-            found = float(group.all_reduce(worst, op="max"))
-        if found == 2.0:
-            here = f"{narrow} of {len(grads)} gradients are" if narrow else "another rank has gradients that are"
+            worst = torch.full((1,), flag, dtype=torch.float32, device=group.device)
+            flag = float(group.all_reduce(worst, op="max"))
+        if flag == 2.0:
+            words = f"{narrow} of {len(grads)} gradients are" if narrow else "another rank has gradients that are"
             raise ValueError(
-                f"{here} fp16, too narrow to be unscaled: unscale and step MasterWeights (a strategy's "
+                f"{words} fp16, too narrow to be unscaled: unscale and step MasterWeights (a strategy's "
                 ".optimizer), whose gradients are fp32, or use bf16"
             )
-        self.found[id(target)] = target, not found
-        return not found
+        self.found[id(target)] = target, not flag
+        return not flag
 
     def step(self, target: Target) -> bool:
         """Unscale if that was not done, then step if all gradients are finite. Returns whether the step was taken.
@@ -163,13 +164,13 @@ class Scaler:
 
     def state_dict(self) -> dict[str, Any]:
         """The scale and its rule, under the names that torch.amp.GradScaler gives them: each can load the other's."""
-        now = self.loss_scale
+        current = self.loss_scale
         return {
-            "scale": now.scale,
-            "growth_factor": now.growth,
-            "backoff_factor": now.backoff,
-            "growth_interval": now.interval,
-            "_growth_tracker": now.clean,
+            "scale": current.scale,
+            "growth_factor": current.growth,
+            "backoff_factor": current.backoff,
+            "growth_interval": current.interval,
+            "_growth_tracker": current.clean,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ a rounded copy:
 That is 2 more than plain fp32 training (4 + 8 + 4): what is saved is activations, time and gathers, not state. Sends
 nothing. Source: Micikevicius et al., 1710.03740, section 3.1.
 
-The other parts of precision are a file each, and can be had from here too: number formats (`formats`), tables of them
-(`explore`), modules that stay in fp32 (`selective`), what torch.autocast changes (`autocast`).
+The other parts of precision have a file each, and can be imported from here too: number formats (`formats`), tables of
+them (`explore`), modules that stay in fp32 (`selective`), what torch.autocast changes (`autocast`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MasterWeights(Optimizer):
         self.masters: dict[Tensor, Tensor] = {}  # parameter: what is stepped on; itself, if it is wide already
         self.taken: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}
         given = list(params)
-        masters = [self._group(each) if isinstance(each, dict) else self._master(each) for each in given]
+        masters = [self._group(entry) if isinstance(entry, dict) else self._master(entry) for entry in given]
         self.inner = make_optimizer(masters)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self._share()
@@ -76,7 +76,7 @@ class MasterWeights(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters later, as torch's optimizers do; the narrow ones get masters."""
-        own = any(param_group is each for each in self.inner.param_groups)  # torch's __init__ hands us the inner's
+        own = any(param_group is group for group in self.inner.param_groups)  # torch's __init__ hands us the inner's
         super().add_param_group(param_group if own else self._group(param_group))
 
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class MasterWeights(Optimizer):
         return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def _has_taken(self, p: Tensor, grad: Tensor) -> bool:
-        of, version = self.taken.get(p, (None, 0))
-        return of is not None and of() is grad and grad._version == version
+        taken, version = self.taken.get(p, (None, 0))
+        return taken is not None and taken() is grad and grad._version == version
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -151,7 +151,7 @@ class MasterWeights(Optimizer):
                 p.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state and the masters: the bits that rounding took cannot be found in the model."""
+        """The inner optimizer's state and the masters, whose low bits the model's rounded weights do not have."""
         return {"inner": self.inner.state_dict(), "masters": [master.detach() for _, master in self.pairs]}
 
     @torch.no_grad()
@@ -160,10 +160,10 @@ class MasterWeights(Optimizer):
 
         Raises ValueError if the masters are others in number or shape; then nothing has changed."""
         masters = state_dict.get("masters")
-        found = None if masters is None else [tuple(each.shape) for each in masters]
+        shapes = None if masters is None else [tuple(master.shape) for master in masters]
         wanted = [tuple(master.shape) for _, master in self.pairs]
-        if found != wanted:
-            raise ValueError(f"this optimizer has masters of shapes {wanted}, the saved state has {found}")
+        if shapes != wanted:
+            raise ValueError(f"this optimizer has masters of shapes {wanted}, the saved state has {shapes}")
         self.inner.load_state_dict(state_dict["inner"])
         self._share()
         for (_, master), saved in zip(self.pairs, masters or (), strict=True):

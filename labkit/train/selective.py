@@ -49,9 +49,9 @@ def selective(
     for name, module in named.items():
         target = torch.float32 if name in kept else dtype
         for holder in (module._parameters, module._buffers):
-            for each in holder.values():
-                if each is not None and each.is_floating_point():
-                    each.data = each.data.to(target)
+            for tensor in holder.values():
+                if tensor is not None and tensor.is_floating_point():
+                    tensor.data = tensor.data.to(target)
         within = name.rpartition(".")[0] in kept and name  # only the outermost of nested kept modules has a border
         if name in kept and not within:
             module.register_forward_pre_hook(partial(_cast_inputs, torch.float32), with_kwargs=True)
@@ -63,7 +63,7 @@ def selective(
 
 
 def _matching(named: dict[str, nn.Module], patterns: Sequence[str | type[nn.Module]]) -> set[str]:
-    found: set[str] = set()
+    matches: set[str] = set()
     for pattern in patterns:
         if isinstance(pattern, str):
             kinds = {name: type(module).__name__ for name, module in named.items()}
@@ -73,12 +73,12 @@ def _matching(named: dict[str, nn.Module], patterns: Sequence[str | type[nn.Modu
         else:
             hits = {name for name, module in named.items() if isinstance(module, pattern)}
         if not hits:
-            there = sorted({type(module).__name__ for module in named.values()})
+            classes = sorted({type(module).__name__ for module in named.values()})
             raise ValueError(
-                f"no module matches {pattern!r}; there are {', '.join(there)}, at {', '.join(filter(None, named))}"
+                f"no module matches {pattern!r}; there are {', '.join(classes)}, at {', '.join(filter(None, named))}"
             )
-        found |= hits
-    return found
+        matches |= hits
+    return matches
 
 
 def _sharing(named: dict[str, nn.Module], kept: set[str]) -> set[str]:
