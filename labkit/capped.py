@@ -30,7 +30,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.launch import cluster
+from labkit.launch.cluster import BareCluster
 from labkit.launch.reply import Reply
 from labkit.plan.topology import Links
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from labkit.probe.memory import MemoryProbe
 
 
-class Cluster(cluster.Cluster):
+class Cluster(BareCluster):
     """`n_ranks` warm processes that run functions on demand and keep what they know between calls.
 
         with Cluster(4) as cluster:

@@ -149,7 +149,10 @@ def test_every_comparison_that_can_be_named_is_there():
     """Would catch `labkit bench memory`, which named a benchmark that was renamed, and one that has no name yet."""
     from labkit.cli import Benchmark
 
-    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"machine", "tables"}  # what they share, and what writes of all
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {
+        "machine",
+        "tables",
+    }  # what they share, and what writes of all
     assert {each.value for each in Benchmark} == scripts
 
 

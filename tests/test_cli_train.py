@@ -28,7 +28,7 @@ def two():
     def believe(group):
         peak.matmul_flops = lambda *_: 1e9
 
-    with cluster.Cluster(2, device="cpu", timeout_s=600, quiet=True) as made:
+    with cluster.BareCluster(2, device="cpu", timeout_s=600, quiet=True) as made:
         made.run(believe)
         yield made
 
@@ -44,7 +44,7 @@ def run(request, monkeypatch):
             assert (n_ranks, device, timeout_s) == (2, "auto", 600)
             return nullcontext(two)
 
-        monkeypatch.setattr(cluster, "Cluster", the_two)
+        monkeypatch.setattr(cluster, "BareCluster", the_two)
         return refused_or_run(*words, fails=fails)
 
     return run

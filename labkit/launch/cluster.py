@@ -1,4 +1,4 @@
-"""`Cluster`: real processes from a cell."""
+"""Real processes from a cell: `BareCluster`, which `Cluster` (labkit/capped.py) extends by a memory cap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.launch.status import Status, status_of
 from labkit.plan.topology import Links
 
 
-class Cluster:
+class BareCluster:
     """`n_ranks` warm processes that run functions on demand and keep what they know between calls.
 
         with Cluster(4) as cluster:
@@ -239,7 +239,7 @@ class Cluster:
 class Some:
     """A few ranks of a cluster."""
 
-    def __init__(self, cluster: Cluster, ranks: tuple[int, ...]):
+    def __init__(self, cluster: BareCluster, ranks: tuple[int, ...]):
         self.cluster, self.ranks = cluster, ranks
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Reply]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from labkit.launch.cluster import Cluster
+from labkit.launch.cluster import BareCluster
 from labkit.launch.zygote import zygote
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RanksMagic(Magics):
                 print(f"rank {reply.rank}: {reply.value}")
         return None
 
-    def _line(self, line: str, cluster: Cluster | None) -> Any:
+    def _line(self, line: str, cluster: BareCluster | None) -> Any:
         if not line:
             return cluster.status() if cluster is not None else "no cluster is open: %ranks 4 makes one"
         if not line.isdigit():
@@ -70,12 +70,14 @@ class RanksMagic(Magics):
         self._make(int(line))
         return None
 
-    def _newest(self) -> Cluster | None:
-        clusters = [value for value in self.shell.user_ns.values() if isinstance(value, Cluster) and not value.closed]
+    def _newest(self) -> BareCluster | None:
+        clusters = [
+            value for value in self.shell.user_ns.values() if isinstance(value, BareCluster) and not value.closed
+        ]
         return max(clusters, key=lambda cluster: cluster.born, default=None)
 
-    def _make(self, n_ranks: int) -> Cluster:
-        cluster = Cluster(n_ranks)
+    def _make(self, n_ranks: int) -> BareCluster:
+        cluster = BareCluster(n_ranks)
         self.shell.user_ns["cluster"] = cluster
         return cluster
 

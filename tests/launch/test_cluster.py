@@ -18,7 +18,7 @@ from labkit import Cluster, WorkerError, run, track
 from labkit.launch import call, watch
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.choice import choose
-from labkit.launch.cluster import Cluster as BareCluster
+from labkit.launch.cluster import BareCluster
 from labkit.launch.magic import run_cell
 from labkit.launch.progress import CallBar
 from labkit.launch.reply import Failure

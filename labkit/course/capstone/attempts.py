@@ -31,7 +31,7 @@ from labkit.course.capstone import referee
 from labkit.course.capstone.entry import Entry
 from labkit.course.capstone.forecast import Task, Way
 from labkit.course.capstone.referee import Make
-from labkit.launch.cluster import Cluster
+from labkit.launch.cluster import BareCluster
 from labkit.launch.reply import WorkerError
 from labkit.plan.layout import Layout
 from labkit.plan.link import Link
@@ -90,7 +90,7 @@ def attempt(
     task: Task,
     layout: Layout,
     recipe: Recipe,
-    cluster: Cluster,
+    cluster: BareCluster,
     *,
     apart: bool = False,
     make: Make = assemble,
@@ -109,7 +109,7 @@ def attempt(
 
 
 def attempting(
-    task: Task, way: Way, cluster: Cluster, make: Make = assemble, made_by: str = "labkit"
+    task: Task, way: Way, cluster: BareCluster, make: Make = assemble, made_by: str = "labkit"
 ) -> Iterator[Progress]:
     """The same, call by call: whoever iterates may stop between two, and the ranks are as they were."""
     task.check(way)

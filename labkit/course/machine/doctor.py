@@ -17,7 +17,7 @@ import psutil
 
 from labkit.comm.group import Group
 from labkit.launch.choice import choose
-from labkit.launch.cluster import Cluster
+from labkit.launch.cluster import BareCluster
 from labkit.launch.zygote import Hello, zygote
 from labkit.plan.collectives import Line
 from labkit.plan.hardware import line_of
@@ -137,7 +137,7 @@ def _torch(hello: Hello) -> Iterator[Finding]:
     yield Finding("torch", hello.torch, "", "imported once, by the process that starts all ranks")
     yield Finding("GPUs", len(hello.gpus), "", "" if hello.gpus else "torch finds none here: ranks run on the CPU")
     if hello.gpus:
-        with Cluster(1, device="cpu", quiet=True) as cluster:  # a rank may touch CUDA; this process must not
+        with BareCluster(1, device="cpu", quiet=True) as cluster:  # a rank may touch CUDA; this process must not
             sizes, nccl = cluster.run(_ask_gpus)[0].value
         for index, (name, size) in enumerate(zip(hello.gpus, sizes, strict=True)):
             yield Finding(f"GPU {index}", round(size / GIB, 1), "GiB", name)
@@ -162,7 +162,7 @@ class _Timing(NamedTuple):
 
 def _measure(repeats: int) -> tuple[list[Finding], Line]:
     timings = [_time_cluster(20 * repeats) for _ in range(3)]
-    with Cluster(2, quiet=True) as cluster:
+    with BareCluster(2, quiet=True) as cluster:
         link = line_of(through(cluster.run(ping_pong, SIZES, repeats)[0].value))
         where = f"{cluster.choice.devices[0]}, {cluster.choice.backend}"
     fresh, warm, private = (statistics.median(each) for each in zip(*timings, strict=True))
@@ -182,7 +182,7 @@ def _measure(repeats: int) -> tuple[list[Finding], Line]:
 
 def _time_cluster(calls: int) -> _Timing:
     started = time.perf_counter()
-    with Cluster(4, device="cpu", quiet=True) as cluster:
+    with BareCluster(4, device="cpu", quiet=True) as cluster:
         cluster.run(_first_sum)
         fresh = time.perf_counter() - started
         warm = statistics.median(_time_call(cluster) for _ in range(calls))
@@ -190,7 +190,7 @@ def _time_cluster(calls: int) -> _Timing:
     return _Timing(fresh, warm, private)
 
 
-def _time_call(cluster: Cluster) -> float:
+def _time_call(cluster: BareCluster) -> float:
     started = time.perf_counter()
     cluster.run(_nothing)
     return time.perf_counter() - started

@@ -6,7 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 from labkit.comm.group import Group
-from labkit.launch.cluster import Cluster
+from labkit.launch.cluster import BareCluster
 from labkit.plan.collectives import sent_bytes
 
 
@@ -39,7 +39,7 @@ class Proof(NamedTuple):
 def prove(n_ranks: int = 4, n_items: int = 1000) -> Proof:
     """Start a cluster, run the ring all_reduce on it, compare with the arithmetic and with the law of its bytes."""
     started = time.perf_counter()
-    with Cluster(n_ranks, device="cpu", quiet=True) as cluster:
+    with BareCluster(n_ranks, device="cpu", quiet=True) as cluster:
         replies = cluster.run(_sum, n_items)
         seconds = time.perf_counter() - started
         processes = len(set(cluster.pids))

@@ -51,7 +51,7 @@ def train(order: Order) -> Report:
     """Run `order.steps` steps on fresh ranks. With `order.run`, checkpoints, the report and the curve go there.
 
     Raises ValueError before any rank starts for what cannot work, and if `run` holds another run's checkpoints."""
-    from labkit.launch.cluster import Cluster
+    from labkit.launch.cluster import BareCluster
     from labkit.plan.recipe import check
 
     check(order.config, order.recipe, order.layout)
@@ -61,7 +61,7 @@ def train(order: Order) -> Report:
         raise ValueError("checkpoints need a folder: --out runs/first")
     if order.run and not order.resume and list(Path(order.run).glob("step-*[0-9]")):
         raise ValueError(f"{order.run} holds checkpoints of an earlier run: --resume it, or choose another folder")
-    with Cluster(order.layout.size, device=order.device, timeout_s=600) as cluster:
+    with BareCluster(order.layout.size, device=order.device, timeout_s=600) as cluster:
         replies = [reply.value for reply in cluster.run(_life, order)]
     report = _report(order, replies)
     if order.run:

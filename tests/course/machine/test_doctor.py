@@ -13,7 +13,7 @@ import pytest
 from labkit.comm.group import Group
 from labkit.course.machine import doctor as module
 from labkit.course.machine.doctor import Finding, Report, doctor
-from labkit.launch.cluster import Cluster
+from labkit.launch.cluster import BareCluster
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_numbers_are_of_this_machine_and_in_their_units(look):
 @pytest.mark.slow
 def test_the_choice_is_the_one_that_a_cluster_makes(report):
     """Would catch a doctor that says one thing and a cluster that does another."""
-    with Cluster(2, quiet=True) as cluster:
+    with BareCluster(2, quiet=True) as cluster:
         devices = [reply.value for reply in cluster.run(_device)]
         assert report["2 ranks use"] == f"{cluster.choice.devices[0]}, {cluster.choice.backend}"
         assert devices[0] == cluster.choice.devices[0]
