@@ -70,8 +70,8 @@ def set_up_rank(spec: dict[str, Any]) -> None:
 
 
 def _print_lines_at_once() -> None:
-    """Have C's stdout written line by line. By default C keeps what is printed to a file until a page of it is full, and
-    it would appear after what Python prints later, in the middle of a line."""
+    """Have C's stdout written line by line. By default C keeps what is printed to a file until a page is full, and it
+    would appear after what Python prints later, in the middle of a line."""
     libc = ctypes.CDLL(None)
     name = {"linux": "stdout", "darwin": "__stdoutp"}.get(sys.platform, "")
     if hasattr(libc, name):

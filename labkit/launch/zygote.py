@@ -180,9 +180,11 @@ def _gpus() -> tuple[str, ...]:
         return ()
     read, write = os.pipe()
     if os.fork() == 0:
-        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        os.write(write, "\n".join(names).encode())
-        os._exit(0)
+        try:
+            names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+            os.write(write, "\n".join(names).encode())
+        finally:
+            os._exit(0)  # an error must not send this copy on as a second zygote
     os.close(write)
     with open(read, encoding="utf-8") as pipe:
         names = pipe.read().splitlines()
