@@ -1,10 +1,10 @@
-"""The prefork server: a process that has imported torch once, runs nothing of a learner's, and forks a judge for each
+"""The prefork server: a process that has imported torch once, runs no code of a learner, and forks a judge for each
 attempt.
 
     kernel ──exec──> prefork server ──fork──> judge of one attempt ──fork──> ranks of one case
 
-A check therefore begins in milliseconds with a library as it was installed. When the kernel ends, or the stop button is
-pressed, the judge and its ranks go with it: each watches its parent.
+So a check begins within milliseconds, with the library as it was installed. When the kernel ends, or the stop button is
+pressed, the judge and its ranks end too: each process watches its parent.
 
     report = prefork_server().judge("03.2", attempt)
 """
@@ -31,11 +31,11 @@ from labkit.course.judge.report import Report
 from labkit.launch.reply import Stopped
 
 MOST_S = 120.0
-"""No check takes so long; one that does has a mistake in it that is ours."""
+"""No check takes this long; one that does shows a mistake in labkit."""
 
 
 class PreforkServer:
-    """The kernel's end of it. The process is started at once, and ready when it has imported torch."""
+    """The kernel's end of the server. The process starts at once, and is ready when it has imported torch."""
 
     def __init__(self) -> None:
         self.lock, self.numbers = threading.Lock(), itertools.count()
@@ -46,18 +46,18 @@ class PreforkServer:
             ["env", *(f"{name}={value}" for name, value in pinned.items()), sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # the kernel's signals go to its whole process group; not to us
+            start_new_session=True,  # the kernel's signals go to its whole process group, which must not include this
         )
 
     def judge(self, key: str, attempt: Attempt, seed: int | None = None) -> Report:
-        """The report on an attempt. KeyboardInterrupt ends the check; RuntimeError if the judge itself fails."""
+        """Judge an attempt. KeyboardInterrupt ends the check; RuntimeError if the judge itself fails."""
         number = next(self.numbers)
         request = {"number": number, "key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
         with self.lock:
             try:
                 answer = self._ask(json.dumps(request).encode() + b"\n", number)
             except BaseException as error:
-                self.close()  # whatever was under way; the next check begins with a new one
+                self.close()  # ends what was under way; the next check starts a new server
                 if isinstance(error, KeyboardInterrupt):
                     raise Stopped(f"Stopped before {key} was judged. Nothing of this attempt counts.") from None
                 raise
@@ -70,24 +70,24 @@ class PreforkServer:
         assert self.process.stdout is not None
         self.process.stdin.write(line)
         self.process.stdin.flush()
-        until = time.monotonic() + MOST_S
+        deadline = time.monotonic() + MOST_S
         while True:
             while not select.select([self.process.stdout], [], [], 0.5)[0]:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise RuntimeError(f"the judge has said nothing for {MOST_S:g} s: this is a mistake of labkit")
             reply = self.process.stdout.readline()
             if not reply:
                 raise RuntimeError(f"the process that judges has ended ({self.process.wait(5)}): is torch installed?")
             answer: dict[str, Any] = json.loads(reply)
-            if answer.pop("number") == number:  # a judge that reports, and dies before it ends, is told of twice
+            if answer.pop("number") == number:  # an older number is a second report on a judge that died late
                 return answer
 
     def alive(self) -> bool:
-        """Whether the server's process still runs."""
+        """True if the server's process is running."""
         return self.process.poll() is None
 
     def close(self) -> None:
-        """End it, and whoever is under way."""
+        """End the server and every judge and rank under way."""
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(BrokenPipeError):
                 assert pipe is not None
@@ -98,24 +98,24 @@ class PreforkServer:
 
 
 def prefork_server() -> PreforkServer:
-    """This process's prefork server: started at the first call, warm from then on."""
-    ours = _server_of(os.getpid())
-    if not ours.alive() or (ours.process.stdin is not None and ours.process.stdin.closed):
+    """This process's prefork server: started at the first call, and kept from then on."""
+    server = _server_of(os.getpid())
+    if not server.alive() or (server.process.stdin is not None and server.process.stdin.closed):
         _server_of.cache_clear()
-        ours = _server_of(os.getpid())
-    return ours
+        server = _server_of(os.getpid())
+    return server
 
 
 @functools.lru_cache(maxsize=1)
-def _server_of(pid: int) -> PreforkServer:  # by process id: a fork must not use its parent's
+def _server_of(pid: int) -> PreforkServer:  # keyed by process id: a forked process must not use its parent's server
     return PreforkServer()
 
 
 def main(kernel: int) -> None:
-    """The server's own life: a line in is an attempt, a line out is its report."""
+    """The server's main loop: it reads an attempt from each line of input and writes a report as a line of output."""
     from labkit.course.judge import sandbox
 
-    # torch, and what the first optimizer of every rank would import for seconds: before the first fork
+    # before the first fork: torch, and a module that the first optimizer of every rank would take seconds to import
     for name in ("labkit.course.judge.judge", "torch._dynamo"):
         importlib.import_module(name)
 
@@ -128,11 +128,11 @@ def main(kernel: int) -> None:
         line = sys.stdin.readline()
         if not line:
             return
-        judging = os.fork()
-        if judging == 0:
+        judge_pid = os.fork()
+        if judge_pid == 0:
             sandbox.end_with(os.getppid())
             _sit(json.loads(line))
-        _, status = os.waitpid(judging, 0)
+        _, status = os.waitpid(judge_pid, 0)
         if status:
             _say(
                 {
