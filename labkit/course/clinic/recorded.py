@@ -1,7 +1,7 @@
-"""What the tests saw of every broken program, on two ranks of a shared machine with two cores: written by a run.
+"""What the tests saw of every broken program, written by a run on two ranks of a shared machine with two cores.
 
-Left out are tests that cannot be taken, since the program does not come so far; an autopsy that saw nobody wait; and
-fingerprints that are alike. `clinic.pieces` runs them again.
+It leaves out tests that the program does not live long enough for, autopsies in which no rank waits, and fingerprints
+that are equal. `clinic.pieces` runs the tests again.
 """
 
 from __future__ import annotations
