@@ -68,7 +68,7 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether it finished, and the referee found nothing wrong."""
+        """True if it finished, and the referee found nothing wrong."""
         return not self.refused and not self.faults and bool(self.step_s)
 
     def __str__(self) -> str:

@@ -113,10 +113,10 @@ class Task:
         """ValueError, with the numbers, for a way that does another task or cannot be built."""
         if way.layout.size != self.n_ranks:
             raise ValueError(f"{way.layout} has {way.layout.size} ranks, the task {self.n_ranks}")
-        for each in fields(Recipe):
-            wanted, given = getattr(self.base, each.name), getattr(way.recipe, each.name)
-            if each.name not in FREE and wanted != given:
-                raise ValueError(f"{each.name}={given!r}: the task says {wanted!r}, or another thing would be learned")
+        for field in fields(Recipe):
+            wanted, given = getattr(self.base, field.name), getattr(way.recipe, field.name)
+            if field.name not in FREE and wanted != given:
+                raise ValueError(f"{field.name}={given!r}: the task says {wanted!r}, or another thing would be learned")
         check_plan(ModelShape.of(self.config), way.recipe, way.layout)
 
     @cached_property
@@ -140,7 +140,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank stays under the cap."""
+        """True if the fullest rank stays under the cap."""
         return self.memory.total <= self.cap_bytes
 
 
@@ -183,7 +183,7 @@ def _on(task: Task, layout: Layout, rows: int) -> list[Way]:
                         continue
                     ahead = (1, 0) if strategy == "zero3" else (1,)
                     recipes = [task.recipe(**choices, prefetch=each) for each in ahead]
-                    made += [Way(layout, recipe, each) for recipe in recipes for each in placings]
+                    made += [Way(layout, recipe, placing) for recipe in recipes for placing in placings]
     return made
 
 

@@ -87,13 +87,13 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _near(cap_bytes: float, points: Sequence[Mark]) -> bool:
-    """Whether the cap is worth the room that it takes: not if it is far from everything."""
+    """True if the cap is worth the room that it takes: not if it is far from everything."""
     held = [mark.n_bytes for mark in points]
     return min(held) / 8 < cap_bytes < max(held) * 8
 
 
 def _round(ends: tuple[float, float], unit: float = 1.0) -> list[float]:
-    low, high = (each / unit for each in ends)
+    low, high = (end / unit for end in ends)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [each * unit for p in powers for each in (10.0**p, 2 * 10.0**p, 5 * 10.0**p) if low <= each <= high]
 

@@ -1,4 +1,4 @@
-"""Decks: cards in YAML files, read with the line and the field of whatever is wrong in them.
+"""Decks: cards in YAML files; an error is reported with its line and field.
 
 deck = read_deck("mine.yaml")            a Deck; ValueError "mine.yaml, line 12, field front: ..."
 deck = the_deck()                        labkit's own: every file of labkit/course/cards/decks
@@ -41,7 +41,7 @@ class Deck:
         return len(self.cards)
 
     def __getitem__(self, id: str) -> Card:
-        """ValueError, with the nearest, for an id that no card has."""
+        """The card with this id. ValueError, with the nearest id, if there is none."""
         for card in self.cards:
             if card.id == id:
                 return card
@@ -53,7 +53,7 @@ class Deck:
         return dict(Counter(tag for card in self.cards for tag in card.tags).most_common())
 
     def of(self, tags: Iterable[str] = (), lab: str = "", hardest: int = 5) -> Deck:
-        """The cards that have all of these tags, are shown by this lab ("07"), and are not harder than that.
+        """The cards that have all of these tags, are shown by this lab ("07"), and are not harder than `hardest`.
 
         ValueError for a tag that no card has."""
         wanted = {tags} if isinstance(tags, str) else set(tags)
@@ -72,21 +72,22 @@ class Deck:
 
 
 def read_deck(path: Path | str) -> Deck:
-    """The cards of a YAML file, a list of mappings. ValueError with file, line and field; OSError if it is none."""
+    """The cards of a YAML file, a list of mappings. ValueError with file, line and field; OSError if unreadable."""
     return Deck(tuple(_cards(Path(path).read_text(), Path(path).name)))
 
 
 @cache
 def the_deck() -> Deck:
     """labkit's own cards, file by file in the order of their names."""
-    found = sorted((each for each in (files("labkit.course.cards") / "decks").iterdir() if each.name.endswith(".yaml")),
-                   key=lambda each: each.name)  # fmt: skip
-    return Deck(tuple(card for each in found for card in _cards(each.read_text(), each.name)))
+    decks = sorted((file for file in (files("labkit.course.cards") / "decks").iterdir() if file.name.endswith(".yaml")),
+                   key=lambda file: file.name)  # fmt: skip
+    return Deck(tuple(card for file in decks for card in _cards(file.read_text(), file.name)))
 
 
 @cache
 def sources() -> Mapping[str, str]:
-    """What the documents ask that this course began with: "003/12" -> in a few words. `Card.covers` answers them."""
+    """The questions of the documents that the course began with, in a few words: "003/12" -> text. `Card.covers` names
+    those that a card answers."""
     text = (files("labkit.course.cards") / "sources.yaml").read_text()
     return MappingProxyType(dict(yaml.safe_load(text)))
 
@@ -108,16 +109,16 @@ def _cards(text: str, name: str) -> Iterator[Card]:
         try:
             yield Card.model_validate(values)
         except ValidationError as error:
-            # an unknown field is likely a slip of the pen for one that is missed
-            first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-            field, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-            if not field:  # told by a rule over the whole card, which names its field
-                field, _, said = said.partition(": ")
-            raise ValueError(f"{name}, line {_where(node, field)}, field {field}: {said}") from error
+            # an unknown field is probably a misspelling of one that is missing, so the other errors matter less
+            first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+            field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+            if not field:  # a rule over the whole card puts the field's name into its message
+                field, _, message = message.partition(": ")
+            raise ValueError(f"{name}, line {_where(node, field)}, field {field}: {message}") from error
 
 
 def _plain(node: yaml.Node, name: str) -> Any:
-    """The node as Python: strings stay strings, and a key that stands twice is told."""
+    """The node as Python data: all scalars are strings, and a key that stands twice is an error."""
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, Any] = {}
         for key, value in node.value:
@@ -126,7 +127,7 @@ def _plain(node: yaml.Node, name: str) -> Any:
             seen[key.value] = _plain(value, name)
         return seen
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(each, name) for each in node.value]
+        return [_plain(item, name) for item in node.value]
     return "" if node.tag.endswith(":null") else node.value
 
 

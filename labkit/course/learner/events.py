@@ -69,7 +69,7 @@ def event_of(said: str) -> Event:
 
 def export_of(events: Sequence[Event]) -> dict[str, Any]:
     """Events as plain data, for json."""
-    return {"format": FORMAT, "version": VERSION, "events": [each.model_dump(mode="json") for each in events]}
+    return {"format": FORMAT, "version": VERSION, "events": [event.model_dump(mode="json") for event in events]}
 
 
 def events_of(plain: Mapping[str, Any]) -> tuple[Event, ...]:

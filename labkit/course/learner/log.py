@@ -63,6 +63,6 @@ class Log(Generic[Item]):
         with self.store.writing() as database:
             for each in self.late:
                 database.execute(insert, (each.uid, each.model_dump_json()))
-            new = sum(database.execute(insert, (each.uid, each.model_dump_json())).rowcount for each in items)
+            new = sum(database.execute(insert, (item.uid, item.model_dump_json())).rowcount for item in items)
         self.late, self.told = [], ""
         return new

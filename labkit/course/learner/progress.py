@@ -134,7 +134,7 @@ class Progress:
 
     def openings(self, key: str) -> dict[int, int]:
         """Level -> how often that hint was opened."""
-        return dict(Counter(each.level for each in self.events(key) if isinstance(each, Hint)))
+        return dict(Counter(event.level for event in self.events(key) if isinstance(event, Hint)))
 
     def solution(self, key: str) -> None:
         """Keep that the solution was opened. ValueError if the exercise was never tried."""
@@ -144,23 +144,27 @@ class Progress:
 
     def attempts(self, key: str = "") -> list[Attempt]:
         """Those at an exercise (at all of them without a key), in order."""
-        return [each for each in self.events(key) if isinstance(each, Attempt)]
+        return [event for event in self.events(key) if isinstance(event, Attempt)]
 
     def events(self, key: str = "") -> list[Event]:
         """All that was kept, in order; what another version has written in a way of its own is passed over."""
         wanted = full(key) if key else ""
-        return [each for each in self.log.items() if wanted in ("", each.key)]
+        return [item for item in self.log.items() if wanted in ("", item.key)]
 
     def rows(self, problems: Iterable[Problem]) -> tuple[Row, ...]:
         """One for each of these exercises, in their order."""
         by_key: dict[str, list[Event]] = {}
-        for each in self.events():
-            by_key.setdefault(each.key, []).append(each)
-        return tuple(_row(each, by_key.get(each.key, ())) for each in problems)
+        for event in self.events():
+            by_key.setdefault(event.key, []).append(event)
+        return tuple(_row(problem, by_key.get(problem.key, ())) for problem in problems)
 
     def failed_causes(self) -> tuple[Failed, ...]:
         """What was broken in the attempts that did not pass, in order."""
-        return tuple(Failed(each.key, each.verdict, each.cause, each.at) for each in self.attempts() if each.verdict)
+        return tuple(
+            Failed(attempt.key, attempt.verdict, attempt.cause, attempt.at)
+            for attempt in self.attempts()
+            if attempt.verdict
+        )
 
     @property
     def summary(self) -> str:
@@ -193,20 +197,20 @@ class Progress:
 
 
 def not_written(report: Report) -> bool:
-    """Whether what was judged is still the stub."""
+    """True if what was judged is still the stub."""
     broken = report.broken
     return broken is not None and broken.name == "rules" and broken.seen.endswith("is not written yet")
 
 
 def _row(problem: Problem, events: Sequence[Event]) -> Row:
-    tries = [each for each in events if isinstance(each, Attempt)]
+    tries = [event for event in events if isinstance(event, Attempt)]
     first = next((place for place, each in enumerate(events) if isinstance(each, Attempt) and each.passed), len(events))
-    levels = [each.level for each in events if isinstance(each, Hint)]
+    levels = [event.level for event in events if isinstance(event, Hint)]
     failed = next((each for each in reversed(tries) if not each.passed), None)
     return Row(
         problem.key, problem.title, problem.lab, problem.minutes, problem.difficulty, problem.importance,
         tries=len(tries), passed=first < len(events), starred=any(each.starred for each in tries),
         hints=len(set(levels)), openings=len(levels),
-        seen=any(isinstance(each, Solution) for each in events[:first]),
+        seen=any(isinstance(event, Solution) for event in events[:first]),
         first_passed=events[first].at if first < len(events) else None,
         cause=(failed.cause or f"{failed.verdict or 'nothing'} broken") if failed else "")  # fmt: skip

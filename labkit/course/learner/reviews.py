@@ -36,7 +36,7 @@ class _Export(BaseModel):
 
 def export_of(reviews: Sequence[Review]) -> dict[str, Any]:
     """Reviews as plain data, for json."""
-    return {"format": FORMAT, "version": VERSION, "reviews": [each.model_dump(mode="json") for each in reviews]}
+    return {"format": FORMAT, "version": VERSION, "reviews": [review.model_dump(mode="json") for review in reviews]}
 
 
 def reviews_of(plain: Mapping[str, Any]) -> tuple[Review, ...]:

@@ -90,7 +90,7 @@ class Store:
             raise OSError(f"{self.path} cannot be used now: {error}") from error
 
     def _sound(self) -> bool:
-        """Whether the file still is what it was: it may have been deleted, or written over, by anybody."""
+        """True if the file still is what it was: it may have been deleted, or written over, by anybody."""
         if not self.path.exists():
             return False
         with closing(_connect(self.path, self.wait_s)) as database:
@@ -165,7 +165,7 @@ def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
 
 
 def _ours(error: sqlite3.Error) -> bool:
-    """Whether a statement made no sense, and nothing is wrong with the file."""
+    """True if a statement made no sense, and nothing is wrong with the file."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR
 
 

@@ -59,7 +59,7 @@ class Report:
 
     @property
     def well(self) -> bool:
-        """Whether everything could be found out: ranks start, meet and talk."""
+        """True if everything could be found out: ranks start, meet and talk."""
         return all(finding.value is not None for finding in self.findings)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
@@ -119,7 +119,10 @@ def _machine() -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     loopback = [
-        name for name, addresses in psutil.net_if_addrs().items() for each in addresses if each.address == "127.0.0.1"
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.address == "127.0.0.1"
     ]
     versions = f"labkit {metadata.version('labkit')}, JupyterLab {metadata.version('jupyterlab')}"
     yield Finding("Python", platform.python_version(), "", versions)
@@ -186,7 +189,7 @@ def _time_cluster(calls: int) -> _Timing:
         cluster.run(_first_sum)
         fresh = time.perf_counter() - started
         warm = statistics.median(_time_call(cluster) for _ in range(calls))
-        private = statistics.median_high(each.private_bytes for each in cluster.status())
+        private = statistics.median_high(statu.private_bytes for statu in cluster.status())
     return _Timing(fresh, warm, private)
 
 

@@ -23,7 +23,7 @@ class Proof(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether every part of it is as it must be."""
+        """True if every part of it is as it must be."""
         return self.right and self.processes == self.n_ranks and self.sent_bytes == self.law_bytes
 
     def sentences(self) -> tuple[str, str]:

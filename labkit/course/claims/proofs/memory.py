@@ -58,7 +58,7 @@ def c08() -> Finding:
 
 
 def c09() -> Finding:
-    """Take the planner's bytes for ten billion parameters, and count bytes a parameter of a small model with a probe."""
+    """Take the planner's bytes for ten billion parameters, and count probe bytes a parameter of a small model."""
     law, probed = ModelState(10e9, 1).held(0), bytes_a_parameter(mixed=True)
     return Finding.of(
         [

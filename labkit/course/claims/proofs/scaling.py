@@ -62,7 +62,7 @@ def c102() -> Finding:
 
 
 def c95() -> Finding:
-    """Efficiency on 256 ranks with 2% that does not shrink: by Amdahl with the same batch, by Gustafson with a larger."""
+    """Efficiency on 256 ranks if 2% do not shrink: by Amdahl for the same batch, by Gustafson for a larger."""
     kept, grown = amdahl(256, 0.02) / 256, gustafson(256, 0.02) / 256
     return Finding.of(
         [
