@@ -122,7 +122,7 @@ class Interview:
         """Compare a typed answer with the points of the card, once, before the answer is shown.
 
         The result, empty for an empty text, is a proposal: `rate` takes the learner's own judgement, and the report
-        tells of both. ValueError if the question is not a card, if its answer has been shown, and for too long a text."""
+        tells of both. ValueError if the question is no card, if its answer has been shown, and for too long a text."""
         asked = self._now()
         if asked.card is None:
             raise ValueError(f"a {asked.kind} is not judged by its words: look at .reveal(), then .rate(...)")

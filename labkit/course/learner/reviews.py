@@ -1,4 +1,4 @@
-"""A review of a card, as data and back: what an export holds, and what a file of it may say.
+"""A review of a card, as data that can be stored and exported.
 
 said = review.model_dump_json();  Review.model_validate_json(said) == review
 reviews_of(export)               the reviews in it, or a ValueError that names the field
@@ -40,5 +40,5 @@ def export_of(reviews: Sequence[Review]) -> dict[str, Any]:
 
 
 def reviews_of(plain: Mapping[str, Any]) -> tuple[Review, ...]:
-    """What `export_of` was given. ValueError names the field that is not as it should be."""
+    """The reviews that `export_of` was given. ValueError names the field that is wrong."""
     return taken(_Export, plain, VERSION).reviews
