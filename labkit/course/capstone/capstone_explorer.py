@@ -104,8 +104,8 @@ class CapstoneExplorer(Explorer):
         self.entry = None
         task, way = self.chosen
         task.check(way)
-        with closing(self.run(task, way)) as going:
-            for progress in going:
+        with closing(self.run(task, way)) as calls:
+            for progress in calls:
                 self.entry = progress.entry
                 yield progress.done / progress.of
 

@@ -105,7 +105,7 @@ def habits(days: Mapping[date, int], coming: Sequence[int], asked: Sequence[Aske
     body = [text(4, 18, f"{total:,} reviews", bold=True), *_calendar(days, today),
             text(300, 18, f"{sum(coming)} due in {late} days", bold=True), *_forecast(coming),
             text(566, 18, known, bold=True), *_retention(asked)]  # fmt: skip
-    stats = "; ".join(f"{words}: {came:.0%} of {count}" for words, _, came, count in _bins(asked) if count)
+    stats = "; ".join(f"{words}: {recalled:.0%} of {count}" for words, _, recalled, count in _bins(asked) if count)
     label = (
         f"{total} reviews in {WEEKS} weeks; due by day: {', '.join(map(str, coming))}; expected and remembered: {stats}"
     )
@@ -144,10 +144,10 @@ def _forecast(coming: Sequence[int]) -> list[str]:
 def _retention(asked: Sequence[Asked]) -> list[str]:
     """Two bars for each bin: the recall that FSRS expected, and the actual one."""
     shapes = [text(566, 182, "expected by FSRS, and remembered", size=12)]
-    for place, (words, expected, came, count) in enumerate(_bins(asked)):
+    for place, (words, expected, recalled, count) in enumerate(_bins(asked)):
         x = 566 + place * 58
         shapes.append(text(x + 22, 166, words, "middle", 11))
-        for shift, share, fill in ((0, expected, PALETTE[7]), (22, came, PALETTE[2])) if count else ():
+        for shift, share, fill in ((0, expected, PALETTE[7]), (22, recalled, PALETTE[2])) if count else ():
             tall = 104 * share
             shapes.append(f'<rect x="{x + shift}" y="{152 - tall:.1f}" width="20" height="{tall:.1f}" fill="{fill}">'
                           f"<title>{words} expected, {count} reviews: {share:.0%}</title></rect>")  # fmt: skip

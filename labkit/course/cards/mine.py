@@ -46,9 +46,9 @@ def cards(measured: Report | None = None, folder: Path | str | None = None) -> B
     return box
 
 
-def _measured(said: str) -> tuple[Card, ...]:
+def _measured(text: str) -> tuple[Card, ...]:
     try:
-        kept = json.loads(said) if said else {"findings": {}, "link": None}
+        kept = json.loads(text) if text else {"findings": {}, "link": None}
         return cards_of(kept["findings"], Line(*kept["link"]) if kept["link"] else None)
     except (ValueError, TypeError, KeyError):  # another version stored it: a new measurement replaces it
         return ()

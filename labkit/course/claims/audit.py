@@ -220,7 +220,7 @@ def _finite(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {name: float(value) if value in INFINITE else value for name, value in plain.items()}
 
 
-def _near(said: str, names: Iterable[str]) -> str:
+def _near(wanted: str, names: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(said.lower(), by_lower, 1)
+    near = difflib.get_close_matches(wanted.lower(), by_lower, 1)
     return f"; did you mean {by_lower[near[0]]!r}?" if near else ""

@@ -65,11 +65,11 @@ def claims(*ids: str, topic: str = "", stored: bool = False) -> Shown:
     chosen = choose(ids, topic)
     if not stored:
         return Shown(tuple(_told(chosen)))
-    made, results = kept()
+    origin, results = kept()
     results_by_id = {result.claim.id: result for result in results}
     if lost := [claim.id for claim in chosen if claim.id not in results_by_id]:
         raise ValueError(f"no result of {lost[0]} is stored: run labkit claims --store")
-    return Shown(tuple(results_by_id[claim.id] for claim in chosen), made)
+    return Shown(tuple(results_by_id[claim.id] for claim in chosen), origin)
 
 
 def _told(chosen: tuple[Claim, ...]) -> Iterator[Result]:

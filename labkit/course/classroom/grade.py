@@ -225,9 +225,9 @@ def _rows(rows: list[Row], tasks: list[Task], outcomes: dict[int, Outcome]) -> t
     return tuple(sorted(table_rows, key=lambda row: (row.student, row.exercise, row.file)))
 
 
-def _row(student: str, it: Problem, outcome: Outcome, note: str = "", file: str = "") -> Row:
-    worth = points_of(it)
-    return Row(student, it.key, outcome.passed, outcome.verdict, outcome.cause, round(outcome.seconds, 3),
+def _row(student: str, exercise: Problem, outcome: Outcome, note: str = "", file: str = "") -> Row:
+    worth = points_of(exercise)
+    return Row(student, exercise.key, outcome.passed, outcome.verdict, outcome.cause, round(outcome.seconds, 3),
                outcome.starred, worth if outcome.passed else 0, worth, note, file, outcome.said)  # fmt: skip
 
 
@@ -237,12 +237,12 @@ def _notebooks(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in sorted(files) if name.endswith(".ipynb") and not name.startswith("."))
 
 
-def _check_place(to: Path, folder: Path, found: dict[str, list[Path]]) -> None:
+def _check_place(to: Path, folder: Path, notebooks: dict[str, list[Path]]) -> None:
     """ValueError, before anything is judged, if the CSV cannot be written there."""
     if to.suffix != ".csv":
         raise ValueError(f"{to} is no .csv: name the file for the grades, such as grades.csv")
     place = to.resolve().parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ValueError(f"{to} cannot be written: {place} is no folder that you can write to")
-    if any(place.is_relative_to((folder / student).resolve()) for student in found if (folder / student).is_dir()):
+    if any(place.is_relative_to((folder / student).resolve()) for student in notebooks if (folder / student).is_dir()):
         raise ValueError(f"{to} is in a student's folder, where nothing is written: name another place")

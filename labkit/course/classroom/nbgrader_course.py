@@ -171,27 +171,27 @@ def key_of(grade_id: str) -> str:
     return f"{match[1]}.{match[2]}" if match else ""
 
 
-def _cells(each: Problem) -> list[Any]:
-    name = each.key.replace(".", "_")
-    facts = "\n".join(f"| {what} | {words.replace('|', chr(92) + '|')} |" for what, words in Card(each).facts)
-    story = f"## {each.key} · {each.title}\n\n{each.story.strip()}\n\n| | |\n|---|---|\n{facts}"
-    worth = points_of(each)
-    points = f'{plural(worth, "point")} if all five verdicts hold. Stuck? `hint("{each.key}")` in a new cell.'
+def _cells(exercise: Problem) -> list[Any]:
+    name = exercise.key.replace(".", "_")
+    facts = "\n".join(f"| {heading} | {words.replace('|', chr(92) + '|')} |" for heading, words in Card(exercise).facts)
+    story = f"## {exercise.key} · {exercise.title}\n\n{exercise.story.strip()}\n\n| | |\n|---|---|\n{facts}"
+    worth = points_of(exercise)
+    points = f'{plural(worth, "point")} if all five verdicts hold. Stuck? `hint("{exercise.key}")` in a new cell.'
     return [
         _markdown(f"story_{name}", f"{story}\n\n{points}"),
-        _code(f"attempt_{name}", solved(each.solution), solution=True),
-        _code(f"check_{name}", f"check({each.name})", grade=True, locked=True, points=worth),
+        _code(f"attempt_{name}", solved(exercise.solution), solution=True),
+        _code(f"check_{name}", f"check({exercise.name})", grade=True, locked=True, points=worth),
     ]
 
 
-def _opening(title: str, some: Sequence[Problem]) -> str:
+def _opening(title: str, exercises: Sequence[Problem]) -> str:
     name = f": {title[3:].replace('_', ' ')}" if title[3:] else ""
-    worth = sum(map(points_of, some))
+    worth = sum(map(points_of, exercises))
     return (
-        f"# Exercises {number(title)}{name}\n\n{plural(len(some), 'exercise')}, {plural(worth, 'point')}, about "
-        f"{sum(task.minutes for task in some)} minutes. Write what each stub asks for; run its cell, then the check "
-        "below it, as often as you like. Whoever grades reads what you wrote and judges it as the check does, in "
-        "processes of its own, on random inputs of its own: nothing else in this notebook counts."
+        f"# Exercises {number(title)}{name}\n\n{plural(len(exercises), 'exercise')}, {plural(worth, 'point')}, about "
+        f"{sum(entry.minutes for entry in exercises)} minutes. Write what each stub asks for; run its cell, then the "
+        "check below it, as often as you like. Whoever grades reads what you wrote and judges it as the check does, "
+        "in processes of its own, on random inputs of its own: nothing else in this notebook counts."
     )
 
 

@@ -144,19 +144,19 @@ def plain(words: str, most: int = 300) -> str:
     return "".join(char if char.isprintable() else " " for char in words)[:most]
 
 
-def _outcome(it: Problem, report: Report, count: int, text: str) -> Outcome:
-    notes = [f"{it.name} is defined {count} times: the last one counts"] if count > 1 else []
-    if text and text == _bare(attempt_in([it.solution], it.name)):
+def _outcome(exercise: Problem, report: Report, count: int, text: str) -> Outcome:
+    notes = [f"{exercise.name} is defined {count} times: the last one counts"] if count > 1 else []
+    if text and text == _bare(attempt_in([exercise.solution], exercise.name)):
         notes.append("the same text as labkit's reference, white space apart")
     broken = report.broken
     if report.passed or broken is None:
         summary = (report.headline,)
-        return Outcome(it.key, report.passed, report.starred, "", "", summary, report.seconds, tuple(notes), text)
-    details = [f"{what + ':':14s}{plain(words)}" for what, words in report.lines(broken)]
+        return Outcome(exercise.key, report.passed, report.starred, "", "", summary, report.seconds, tuple(notes), text)
+    details = [f"{heading + ':':14s}{plain(words)}" for heading, words in report.lines(broken)]
     seen = f"expected {broken.expected}, seen {broken.seen}" if broken.expected else broken.seen
     lines = (report.headline, f"{'the law:':14s}{broken.law}", *details)
     return Outcome(
-        it.key, False, False, broken.name, plain(broken.cause or seen), lines, report.seconds, tuple(notes), text
+        exercise.key, False, False, broken.name, plain(broken.cause or seen), lines, report.seconds, tuple(notes), text
     )
 
 

@@ -137,10 +137,10 @@ class Table:
         return f"<table><tr>{head}</tr>{rows}</table><pre>{escape(str(self))}</pre>"
 
 
-def _told(each: Sum) -> str:
-    stars = f", {each.stars} ★" if each.stars else ""
-    notes = f", {each.notes} to look at" if each.notes else ""
-    return f"{each.passed} of {each.exercises} passed, {each.points} of {each.of} points{stars}{notes}"
+def _told(total: Sum) -> str:
+    stars = f", {total.stars} ★" if total.stars else ""
+    notes = f", {total.notes} to look at" if total.notes else ""
+    return f"{total.passed} of {total.exercises} passed, {total.points} of {total.of} points{stars}{notes}"
 
 
 def _cell(value: Any) -> Any:

@@ -49,7 +49,7 @@ class Outcome:
     def words(self) -> str:
         """The course of the examination, in one or two sentences."""
         probe = f"the {self.case.test} ({self.par} minutes)"
-        came = {
+        verdict = {
             SHOWN: f"Right, and you had ordered what shows it: {probe}.",
             EXCLUDED: f"Right, by exclusion: you had ruled out every other suspect. Not ordered was {probe}: it shows "
             "the cause itself.",
@@ -57,7 +57,7 @@ class Outcome:
             GAVE_UP: f"You gave up. What shows it is {probe}.",
         }[self.how]
         spent = f"{self.minutes} minutes were spent; par is {self.par}. {self.points} of {FULL} points."
-        return f"{came} {spent}"
+        return f"{verdict} {spent}"
 
     def __str__(self) -> str:
         case = self.case

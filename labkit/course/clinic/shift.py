@@ -146,8 +146,8 @@ class Shift:
     def next(self) -> Patient:
         """Call the next patient who waits. ValueError if nobody does."""
         names = self.names
-        here = names.index(self._present)
-        after = [name for name in (*names[here + 1 :], *names[:here]) if name not in self._outcomes]
+        position = names.index(self._present)
+        after = [name for name in (*names[position + 1 :], *names[:position]) if name not in self._outcomes]
         if not after:
             raise ValueError(f"nobody else waits: {len(self._outcomes)} of {len(names)} are diagnosed")
         return self.admit(after[0])

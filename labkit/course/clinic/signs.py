@@ -77,11 +77,15 @@ def _gradients(chart: Chart) -> str:
 
 def _rows(table: GradientTable) -> Iterator[str]:
     for row in table:
-        odd = [f"{share:.0%} {what}" for share, what in ((row.zeros, "zero"), (row.not_finite, "not finite")) if share]
+        odd = [
+            f"{share:.0%} {quality}"
+            for share, quality in ((row.zeros, "zero"), (row.not_finite, "not finite"))
+            if share
+        ]
         yield (
             f"{row.name} "
             + (f"{row.norm:.2g} long" if row.n else "no gradient")
-            + "".join(f", {share}" for share in odd)
+            + "".join(f", {remark}" for remark in odd)
         )
 
 
@@ -89,11 +93,11 @@ def _fingerprints(chart: Chart) -> str:
     if not any(rank.weights is not None for rank in chart.seen):
         return ""
     sentences = []
-    for what in ("weights", "buffers"):
-        if any(getattr(rank, what) is not None for rank in chart.seen):
-            far = chart.apart(what)
+    for part in ("weights", "buffers"):
+        if any(getattr(rank, part) is not None for rank in chart.seen):
+            far = chart.apart(part)
             sentences.append(
-                f"{what} of all ranks alike" if far < 1e-9 else f"{what} of two ranks up to {far:.2g} apart"
+                f"{part} of all ranks alike" if far < 1e-9 else f"{part} of two ranks up to {far:.2g} apart"
             )
     return "; ".join(sentences)
 

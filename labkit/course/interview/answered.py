@@ -113,24 +113,26 @@ def _law(card: Card, spoken: Sequence[Spoken]) -> Judged:
     size; or the whiteboard's answer."""
     wanted = _laws(card)
     asked = derivation(card.derive) if card.derive else None
-    came = {law: passage for law in wanted if (passage := against(law, spoken))}
-    if asked and not came:
+    passages = {law: passage for law in wanted if (passage := against(law, spoken))}
+    if asked and not passages:
         whole = _bare(asked.answer)
-        came = {whole: passage} if (passage := against(whole, spoken)) else {}
+        passages = {whole: passage} if (passage := against(whole, spoken)) else {}
     evidence = tuple(
-        _quote(passage.words) + f" ({passage.renamed})" * bool(passage.renamed) for passage in came.values()
+        _quote(passage.words) + f" ({passage.renamed})" * bool(passage.renamed) for passage in passages.values()
     )
     largest = max(size(law) for law in wanted)
-    enough = bool(set(came) - set(wanted)) or any(size(law) == largest for law in came)
+    enough = bool(set(passages) - set(wanted)) or any(size(law) == largest for law in passages)
     enough = (
         enough
-        or (wanted[0] in came and size(wanted[0]) > NEARLY * largest)
-        or 2 * sum(map(size, came)) >= sum(map(size, wanted))
+        or (wanted[0] in passages and size(wanted[0]) > NEARLY * largest)
+        or 2 * sum(map(size, passages)) >= sum(map(size, wanted))
     )
-    if enough and came:
+    if enough and passages:
         return Judged(True, tuple(dict.fromkeys(evidence)))
-    remarks = _near(asked, wanted, [formula for formula in spoken if not any(against(law, [formula]) for law in came)])
-    missing = tuple(law for law in wanted if law not in came)[:MOST_MISSING]
+    remarks = _near(
+        asked, wanted, [formula for formula in spoken if not any(against(law, [formula]) for law in passages)]
+    )
+    missing = tuple(law for law in wanted if law not in passages)[:MOST_MISSING]
     denied = [f"{_quote(formula.words)} denies it" for formula in spoken if formula.denied and any(
         against(law, [formula._replace(denied=False)]) for law in wanted)]  # fmt: skip
     return Judged(False, evidence, missing, tuple(dict.fromkeys([*remarks, *denied])))
@@ -230,7 +232,7 @@ def _words(card: Card, part: str, answer: _Answer) -> Judged:
     if whole < LEAST:
         return Judged(None, told=("too few words of it are not in the question: judge it yourself",))
     room = len(sentences(getattr(card, part))) + 1
-    best, window, came = 0.0, range(0), set[str]()
+    best, window, hits = 0.0, range(0), set[str]()
     for start in range(len(answer.sentences)):
         for stop in range(start + 1, min(start + room, len(answer.sentences)) + 1):
             weights = _came(wanted, code, figures, answer, range(start, stop))
@@ -239,28 +241,28 @@ def _words(card: Card, part: str, answer: _Answer) -> Judged:
                 part == "claim" and best >= ENOUGH and window.start < FIRST <= start
             )  # it came first: that is enough
             if share > best + 1e-9 and not early:
-                best, window, came = share, range(start, stop), set(weights)
+                best, window, hits = share, range(start, stop), set(weights)
     missing = [terms_[0].written for stem, terms_ in sorted(wanted.items(), key=lambda item: -weight(item[0]))
-               if stem not in came]  # fmt: skip
-    missing = [*(f"{figure}" for figure in figures if f"{figure}" not in came), *(c for c in code if c not in came),
+               if stem not in hits]  # fmt: skip
+    missing = [*(f"{figure}" for figure in figures if f"{figure}" not in hits), *(c for c in code if c not in hits),
                *missing]  # fmt: skip
-    evidence = (_quote(" ".join(answer.sentences[place] for place in window)),) if came else ()
+    evidence = (_quote(" ".join(answer.sentences[place] for place in window)),) if hits else ()
     if best < ENOUGH:
         return Judged(False, evidence if best >= ENOUGH / 2 else (), tuple(missing[:MOST_MISSING]))
-    if part == "costs" and (lacking := _other_side(card, came)):
+    if part == "costs" and (lacking := _other_side(card, hits)):
         return Judged(False, evidence, lacking, ("that is one side of it: what is on the other?",))
     if part == "claim" and window.start >= FIRST:
         return Judged(False, evidence, told=("it is there, and it comes late: say the claim first",))
     return Judged(True, evidence)
 
 
-def _other_side(card: Card, came: set[str]) -> tuple[str, ...]:
+def _other_side(card: Card, hits: set[str]) -> tuple[str, ...]:
     """Words of a side of the trade-off that the answer leaves out; () if none is, or the card names only one side."""
     asked = {term.stem for term in terms(card.said(card.front))}
     for side in SIDES.split(FORMULA.sub(" ", NAMED.sub(" ", card.costs)), maxsplit=1):
         wanted = {term.stem: term for term in terms(side) if term.stem not in asked}
         whole = sum(map(weight, wanted))
-        if whole >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in came) < SIDE * whole:
+        if whole >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in hits) < SIDE * whole:
             heaviest = sorted(wanted.values(), key=lambda term: -weight(term.stem))[:MOST_MISSING]
             return tuple(term.written for term in heaviest)
     return ()

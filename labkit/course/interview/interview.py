@@ -106,8 +106,8 @@ class Interview:
         jumps = [f"the clock went back by {_span(self._back)}"] if self._back else []
         jumps += [f"the clock jumped ahead by {_span(self._ahead)}"] if self._ahead else []
         notes = [f"{' and '.join(jumps)}: that is not counted"] if jumps else []
-        came = any(question.kind == DESIGN for question in self.asked) or self._pool.case is not None
-        if self._design and not came and not (self.question and self.question.kind == DESIGN):
+        case_asked = any(question.kind == DESIGN for question in self.asked) or self._pool.case is not None
+        if self._design and not case_asked and not (self.question and self.question.kind == DESIGN):
             notes.append("the design case was left out: too little time was left for it")
         return "; ".join(notes)
 

@@ -106,8 +106,8 @@ class InterviewPanel(Twin, widgets.VBox):
             self.answer.value = f"<dl {LINES}>{rows}</dl>"
         late = session.used_s > asked.budget_s
         for point, words in session.rubric.items() if not session.rated else ():
-            came = point in judged and bool(judged[point].reached)
-            box = widgets.Checkbox(came, description=words, indent=False, layout={"width": "auto"})
+            reached = point in judged and bool(judged[point].reached)
+            box = widgets.Checkbox(reached, description=words, indent=False, layout={"width": "auto"})
             if point == "time":  # it is measured, so the learner cannot tick it
                 box.value, box.disabled = not late, True
             self.points[point] = box
@@ -242,10 +242,10 @@ class InterviewPanel(Twin, widgets.VBox):
         board.field.observe(lambda change: self._formula(board, change["new"].strip()), "value")
         return board
 
-    def _formula(self, board: Whiteboard, said: str) -> None:
+    def _formula(self, board: Whiteboard, formula: str) -> None:
         if board is not self.board or board.verdict is None or self.show_answer.disabled:
             return  # not a formula, which the board has said; or the question is over
-        if self._running().answer(said).right:
+        if self._running().answer(formula).right:
             self.show()
 
     def _finish(self, session: Session, focus: bool) -> None:

@@ -106,10 +106,10 @@ class Pool:
         chosen = [card for card in deck if not topics or set(topics) & set(card.tags)]
         self.cards = {card.id: card for card in chosen if card.difficulty <= level}
         if not self.cards:
-            what = f" with a tag of {', '.join(topics)}" if topics else ""
+            of_topics = f" with a tag of {', '.join(topics)}" if topics else ""
             easiest = min((card.difficulty for card in chosen), default=0)
             mend = f"the easiest is of level {easiest}" if easiest else "the deck is empty"
-            raise ValueError(f"no card{what} is of level {level} or below: {mend}")
+            raise ValueError(f"no card{of_topics} is of level {level} or below: {mend}")
         self.level, self.weakness, self.numbers = level, weakness, random.Random(seed)
         self.case = self.numbers.choice(CASES) if design else None
         self.asked: dict[str, Question] = {}

@@ -57,7 +57,7 @@ class Spoken:
     @property
     def corrected(self) -> tuple[str, ...]:
         """The points on which the learner disagreed with the proposal."""
-        return tuple(point for point, came in self.proposed.items() if self.points.get(point, came) != came)
+        return tuple(point for point, proposal in self.proposed.items() if self.points.get(point, proposal) != proposal)
 
     @property
     def reached(self) -> int:
@@ -114,9 +114,9 @@ class Report:
         """For each point of the rubrics: in how many answers it was reached, and out of how many."""
         counts_by_point: dict[str, tuple[int, int]] = dict.fromkeys(POINTS, (0, 0))
         for question in self.asked:
-            for point, came in question.points.items():
+            for point, success in question.points.items():
                 reached, of = counts_by_point.get(point, (0, 0))
-                counts_by_point[point] = (reached + came, of + 1)
+                counts_by_point[point] = (reached + success, of + 1)
         return MappingProxyType({point: counts for point, counts in counts_by_point.items() if counts[1]})
 
     @property
@@ -258,6 +258,6 @@ def _row(weak: Weak) -> str:
     where = ", ".join(
         f"<a data-cell='{escape(cell)}' style='white-space:nowrap'>{escape(cell)}</a>" for cell in weak.cells
     )
-    came = f"{weak.share:.0%} of {plural(weak.questions, 'question')}"
-    cells = (escape(weak.tag), came, where, cards)
+    score = f"{weak.share:.0%} of {plural(weak.questions, 'question')}"
+    cells = (escape(weak.tag), score, where, cards)
     return "<tr>" + "".join(f"<td {CELL}>{cell}</td>" for cell in cells) + "</tr>"

@@ -124,27 +124,25 @@ class Ranks:
         for line, args in zip(self.lines, inputs, strict=True):
             with contextlib.suppress(BrokenPipeError):
                 line.send_bytes(pickle.dumps(args))
-        going, deadline = (
+        running, deadline = (
             {line: rank for rank, line in enumerate(self.lines)},
             time.monotonic() + self.problem.timeout_s,
         )
-        while going:
-            for line in [
-                connection for connection in wait(list(going), timeout=0.2) if isinstance(connection, Connection)
-            ]:
-                self._take(line, going)
+        while running:
+            for line in [ready for ready in wait(list(running), timeout=0.2) if isinstance(ready, Connection)]:
+                self._take(line, running)
             if self.switch.stuck:
                 return "raised" if self.faults else "deadlock"
             if self.faults and time.monotonic() < deadline:
                 deadline = min(deadline, time.monotonic() + PATIENCE_S)
-            if going and (
-                self._burning(going.values()) or (time.monotonic() > deadline and self._idle(going.values()))
+            if running and (
+                self._burning(running.values()) or (time.monotonic() > deadline and self._idle(running.values()))
             ):
                 return "raised" if self.faults else "time-out"
         return "raised" if self.faults else "finished"
 
-    def _take(self, line: Connection, going: dict[Connection, int]) -> None:
-        rank = going[line]
+    def _take(self, line: Connection, running: dict[Connection, int]) -> None:
+        rank = running[line]
         try:
             if not self.switch.take(rank):
                 return
@@ -154,7 +152,7 @@ class Ranks:
         except Exception as error:  # the rank is gone, or it has sent something that makes no sense
             self.switch.last[rank] = (["failed"], b"")
             self.faults[rank] = Fault("Ended", f"the process is gone ({self._how(rank)}; {type(error).__name__})", 0)
-        del going[line]
+        del running[line]
 
     def _how(self, rank: int) -> str:
         pid, status = os.waitpid(self.pids[rank], os.WNOHANG)

@@ -155,7 +155,7 @@ def _sit(request: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def _say(what: dict[str, Any]) -> None:
+def _say(answer: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

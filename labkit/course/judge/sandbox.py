@@ -195,8 +195,8 @@ def fingerprint() -> Fingerprint:
 def replaced(before: Fingerprint) -> list[str]:
     """Names that now mean something else, or hide what was there. (Modules of torch get new names by themselves.)"""
     ours = ("__setattr__", "__delattr__")  # close() has set these in the meantime
-    now = {place: who for place, who in fingerprint().items() if place[1] not in ours}
-    other = {place for place, who in before.items() if now.get(place, who) != who}
+    now = {place: identity for place, identity in fingerprint().items() if place[1] not in ours}
+    other = {place for place, identity in before.items() if now.get(place, identity) != identity}
     added = {place for place in now.keys() - before.keys() if place[0] not in ("torch", "torch.nn.functional")}
     return sorted(
         f"{place}.{name}" for place, name in other | {place for place in added if place[0] in _places(before)}

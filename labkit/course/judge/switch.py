@@ -70,8 +70,8 @@ class Switch:
     @property
     def stuck(self) -> bool:
         """True if every rank that has not finished waits for something that cannot come."""
-        going = [rank for rank in range(len(self.lines)) if rank not in self.last]
-        return bool(going) and all(rank in self.waiting for rank in going)
+        unfinished = [rank for rank in range(len(self.lines)) if rank not in self.last]
+        return bool(unfinished) and all(rank in self.waiting for rank in unfinished)
 
     def waits(self) -> dict[int, Wait]:
         """What each waiting rank waits for."""
@@ -157,19 +157,19 @@ class Switch:
 
     # -- what ranks are told -----------------------------------------------------------------------------------------
 
-    def _give(self, rank: int, number: int, what: bytes | str) -> None:
-        self.ready[rank, number] = what
+    def _give(self, rank: int, number: int, content: bytes | str) -> None:
+        self.ready[rank, number] = content
         self._answer(rank)
 
     def _answer(self, rank: int) -> None:
         number, _ = self.waiting.get(rank, (0, 0))
         if (rank, number) in self.ready:
             del self.waiting[rank]
-            what = self.ready.pop((rank, number))
-            if isinstance(what, str):
-                self._reply(rank, ["refused", what])
+            content = self.ready.pop((rank, number))
+            if isinstance(content, str):
+                self._reply(rank, ["refused", content])
             else:
-                self._reply(rank, ["there"], what)
+                self._reply(rank, ["there"], content)
 
     def _reply(self, rank: int, head: list[Any], data: bytes = b"") -> None:
         try:

@@ -140,8 +140,8 @@ def _values(problem: Problem, record: RunRecord) -> Complaint | None:
             return _missed(seen, expected, rank)
         if difference is not None:
             return Complaint(difference.expected, difference.seen + _swapped(problem, record, rank), rank)
-    for rank, what in record.damaged.items():
-        return Complaint("inputs that are left as they were", f"the attempt changed {what}, in place", rank)
+    for rank, argument in record.damaged.items():
+        return Complaint("inputs that are left as they were", f"the attempt changed {argument}, in place", rank)
     return None
 
 

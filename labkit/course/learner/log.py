@@ -43,9 +43,9 @@ class Log(Generic[Item]):
         with self.store.reading() as database:
             rows = database.execute(f"SELECT said FROM {self.table} ORDER BY id").fetchall()
         parsed = list[Item]()
-        for (said,) in rows:
+        for (text,) in rows:
             with suppress(ValueError):
-                parsed.append(self.read(said))
+                parsed.append(self.read(text))
         return [*parsed, *self.late]
 
     def keep(self, items: Sequence[Item]) -> None:

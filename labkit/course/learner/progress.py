@@ -173,7 +173,7 @@ class Progress:
         tries = [event for event in events if isinstance(event, Attempt)]
         hints = len({(event.key, event.level) for event in events if isinstance(event, Hint)})
         solutions = len({event.key for event in events if isinstance(event, Solution)})
-        passed, starred = ({event.key for event in tries if getattr(event, what)} for what in ("passed", "starred"))
+        passed, starred = ({event.key for event in tries if getattr(event, flag)} for flag in ("passed", "starred"))
         return (
             f"{plural(len(tries), 'attempt')} at {plural(len({event.key for event in tries}), 'exercise')}, "
             f"{len(passed)} passed, {len(starred)} starred, {plural(hints, 'hint')}, {plural(solutions, 'solution')}"

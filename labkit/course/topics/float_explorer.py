@@ -101,8 +101,8 @@ class FloatExplorer(Twin, widgets.VBox):
         return self.picture
 
 
-def _same(said: str, value: float) -> bool:
+def _same(typed: str, value: float) -> bool:
     try:
-        return number(said) == value
+        return number(typed) == value
     except ValueError:
         return False

@@ -78,5 +78,7 @@ def _whole(name: str, value: int, least: int, most: int, tooltip: str) -> widget
     return widgets.IntSlider(value, least, most, description=name, tooltip=tooltip)
 
 
-def _real(name: str, value: float, least: float, most: float, step: float, said: str, **looks: Any) -> widgets.Widget:
-    return widgets.FloatSlider(value, min=least, max=most, step=step, description=name, tooltip=said, **looks)
+def _real(
+    name: str, value: float, least: float, most: float, step: float, tooltip: str, **looks: Any
+) -> widgets.Widget:
+    return widgets.FloatSlider(value, min=least, max=most, step=step, description=name, tooltip=tooltip, **looks)

@@ -89,11 +89,11 @@ def _typed(value: int, words: str) -> widgets.Text:
     return widgets.Text(str(value), description=words, continuous_update=False)
 
 
-def _whole(said: str, what: str) -> int:
+def _whole(typed: str, name: str) -> int:
     try:
-        number = int(said.replace(",", "").replace("_", "").strip())
+        number = int(typed.replace(",", "").replace("_", "").strip())
     except ValueError:
-        raise ValueError(f"{what}: a whole number, got {said!r}") from None
-    if not 1 <= number <= MOST.get(what, 10**9):
-        raise ValueError(f"{what}: 1 to {MOST.get(what, 10**9):,}, got {number:,}")
+        raise ValueError(f"{name}: a whole number, got {typed!r}") from None
+    if not 1 <= number <= MOST.get(name, 10**9):
+        raise ValueError(f"{name}: 1 to {MOST.get(name, 10**9):,}, got {number:,}")
     return number

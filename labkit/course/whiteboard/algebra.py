@@ -70,8 +70,8 @@ def tends_to(formula: Formula, symbol: str) -> str:
     return _text(sympy.cancel(above.LC() / below.LC()))
 
 
-def _text(found: Any) -> str:
-    return str(found).replace("**", "^")
+def _text(value: Any) -> str:
+    return str(value).replace("**", "^")
 
 
 def _built(node: ast.expr) -> Any:

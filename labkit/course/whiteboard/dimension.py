@@ -78,18 +78,18 @@ def _of_call(node: ast.Call, units: Mapping[str, Unit]) -> Unit:
     return PLAIN if name in ("log", "log2") else _same(arg_units, node.args)
 
 
-def _same(found: list[Unit], parts: list[ast.expr]) -> Unit:
+def _same(units: list[Unit], parts: list[ast.expr]) -> Unit:
     """The common unit of parts that are added or compared; 0 fits every unit."""
-    kinds = [(unit_, part) for unit_, part in zip(found, parts, strict=True) if constant_of(part) != 0]
-    for unit_, part in kinds[1:]:
-        if unit_ != kinds[0][0]:
-            a, b = f"{_text(kinds[0][1])} is {_in(kinds[0][0])}", f"{_text(part)} is {_in(unit_)}"
+    kinds = [(kind, part) for kind, part in zip(units, parts, strict=True) if constant_of(part) != 0]
+    for kind, part in kinds[1:]:
+        if kind != kinds[0][0]:
+            a, b = f"{_text(kinds[0][1])} is {_in(kinds[0][0])}", f"{_text(part)} is {_in(kind)}"
             raise NoUnit(f"these do not add up: {a}, {b}")
     return kinds[0][0] if kinds else PLAIN
 
 
-def _in(each: Unit) -> str:
-    return f"in {unit_text(each)}" if each else "a plain number"
+def _in(kind: Unit) -> str:
+    return f"in {unit_text(kind)}" if kind else "a plain number"
 
 
 def _text(node: ast.expr) -> str:
@@ -103,8 +103,8 @@ def _product(a: Unit, b: Unit, sign: int) -> Unit:
     return _sorted(powers)
 
 
-def _sorted(found: Mapping[str, Fraction]) -> Unit:
-    return tuple(sorted((name, power) for name, power in found.items() if power))
+def _sorted(powers: Mapping[str, Fraction]) -> Unit:
+    return tuple(sorted((name, power) for name, power in powers.items() if power))
 
 
 def _word(name: str, power: Fraction) -> str:

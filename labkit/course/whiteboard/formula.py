@@ -74,12 +74,12 @@ def parse(said: str, symbols: Iterable[str]) -> Formula:
     return Formula(said.strip(), tree)
 
 
-def _check_order(found: list[Token], known: tuple[str, ...]) -> None:
+def _check_order(pieces: list[Token], known: tuple[str, ...]) -> None:
     """Check that values and operators alternate, and that brackets are closed. NoFormula if not."""
-    end = Token("end", "", found[-1].column + len(found[-1].text) if found else 1)
+    end = Token("end", "", pieces[-1].column + len(pieces[-1].text) if pieces else 1)
     wants_value, opened = True, list[tuple[Token, bool]]()  # each open bracket, and whether it belongs to a call
     before = Token("op", "", 1)
-    for token, after in zip([*found, end], [*found[1:], end, end], strict=False):
+    for token, after in zip([*pieces, end], [*pieces[1:], end, end], strict=False):
         if wants_value:
             if token.text == "(":
                 opened.append((token, before.text in FUNCTIONS))
@@ -89,8 +89,8 @@ def _check_order(found: list[Token], known: tuple[str, ...]) -> None:
             elif token.kind == "number":
                 wants_value = False
             elif token.text not in ("+", "-", "−"):
-                what = f"before {token.text!r}" if token.text else "at the end"
-                raise NoFormula(f"a number or a symbol is missing {what}", token.column)
+                place = f"before {token.text!r}" if token.text else "at the end"
+                raise NoFormula(f"a number or a symbol is missing {place}", token.column)
         elif token.kind in ("number", "name") or token.text == "(":
             raise NoFormula(
                 f"between {before.text!r} and {token.text!r} an operator is missing: "

@@ -74,12 +74,12 @@ def _kind(
     known = next((f"That is {mistake.why}." for mistake in asked.wrong if _equal(asked, formula, mistake.formula)), "")
     people = [known] if known else []
     try:
-        here = unit(formula, asked.units)
+        own_unit = unit(formula, asked.units)
     except NoUnit as error:
         return "unit", [f"{str(error)[0].upper()}{str(error)[1:]}.", *people]
     wanted = unit(asked.formula, asked.units)
-    if here != wanted:
-        units = f"By its symbols it is in {unit_text(here)}, and the answer in {unit_text(wanted)}."
+    if own_unit != wanted:
+        units = f"By its symbols it is in {unit_text(own_unit)}, and the answer in {unit_text(wanted)}."
         return "unit", [units, *people]
     ratio = _constant_ratio(pairs, asked.tolerance)
     if ratio is not None:

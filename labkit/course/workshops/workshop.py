@@ -88,7 +88,7 @@ class Timetable:
     def __str__(self) -> str:
         rows = self.rows()
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        return "\n".join(f"{when:>{widths[0]}}  {what:<{widths[1]}}  {where}".rstrip() for when, what, where in rows)
+        return "\n".join(f"{when:>{widths[0]}}  {title:<{widths[1]}}  {where}".rstrip() for when, title, where in rows)
 
     def _repr_html_(self) -> str:
         lines = (

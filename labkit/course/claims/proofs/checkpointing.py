@@ -79,8 +79,8 @@ def c05() -> Finding:
     that stops at the last saved tensor, once with torch's that runs to the end of the block."""
     ranges = {"saved": (0.40, 0.25), "more flops": (0.25, 0.20)}  # 30 to 50 and 20 to 30 percent, as middle and share
 
-    def setting(name: str, unit: str, found: float) -> Setting:
-        return Setting(name, ranges[unit][0], found, unit, within=ranges[unit][1], measured=True)
+    def setting(name: str, unit: str, measured: float) -> Setting:
+        return Setting(name, ranges[unit][0], measured, unit, within=ranges[unit][1], measured=True)
 
     def saved(n_layer: int) -> float:
         layers = blocks(n_layer)
