@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 def begin(group: Group, task: Task, way: Way, make: Make, path: str) -> None:
-    """Build the training step of this rank over the task's links, whose shared memory is the file `path`.
+    """Build the training step of this rank over the task's links, whose shared state is the file `path`.
 
     Memory held only while it is built does not count, but what stays does: cap and peak begin with the first step."""
     forget(group)

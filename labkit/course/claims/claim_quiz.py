@@ -1,6 +1,6 @@
 """A quiz of the audited claims: true, false, or "depends", and then on what.
 
-    quiz = Quiz(10, topic="ZeRO", seed=7)       draws claims, as many of each answer as far as there are enough
+    quiz = Quiz(10, topic="ZeRO", seed=7)       draws claims, equally many of each answer if there are enough
     quiz.question                                number, claim, four conditions to choose from; None when it is over
     quiz.answer("false")                         an Outcome: right, points, and the Result with its proof
     quiz.answer("depends", 2)                    it depends, on the second of the conditions

@@ -38,7 +38,7 @@ class Duty(Protocol):
 
     @property
     def tells(self) -> Mapping[str, str]:
-        """What each probe tells."""
+        """What each probe shows."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -139,7 +139,9 @@ def question_of(law: str) -> Derivation:
     """A card's law as a derivation, so that the whiteboard can check an answer against it."""
     symbols = tuple(Symbol(name, name, "", 2, 64) for name in names(law))
     formula = parse(law, [symbol.name for symbol in symbols])
-    under = tuple(name for name in names(law) if re.search(rf"/\(?[^()]*\b{name}\b", law))  # what a limit tells about
+    under = tuple(
+        name for name in names(law) if re.search(rf"/\(?[^()]*\b{name}\b", law)
+    )  # symbols below a fraction line, whose limits tell something
     return Derivation(f"law {law}", "", symbols, "", law, formula.number, "the card", "", grows=under, at_one=under)
 
 
@@ -241,7 +243,7 @@ def _explicit(run: str) -> str:
 
 
 def _calls(text: str) -> str:
-    """`log2 n` as `log2(n)`."""
+    """The text with brackets round arguments: `log2 n` becomes `log2(n)`."""
     return re.sub(r"\b(log2|log|sqrt|ceil)\s+([A-Za-z]\w*)\b(?!\()", r"\1(\2)", text)
 
 

@@ -165,7 +165,7 @@ class Ranks:
         """True if a rank has used too much processor time: so an endless loop is noticed even on a busy machine."""
         limit = (
             BURNING_S if self.faults else 1.5 * self.problem.timeout_s
-        )  # a slow machine computes three times as long
+        )  # a slow machine may compute three times as long
         for rank in ranks:
             with contextlib.suppress(psutil.Error):
                 spent = psutil.Process(self.pids[rank]).cpu_times()

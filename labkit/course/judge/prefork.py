@@ -79,7 +79,7 @@ class PreforkServer:
             if not reply:
                 raise RuntimeError(f"the process that judges has ended ({self.process.wait(5)}): is torch installed?")
             answer: dict[str, Any] = json.loads(reply)
-            if answer.pop("number") == number:  # an older number is a second report on a judge that died late
+            if answer.pop("number") == number:  # skip the second answer of a judge that reported and then died
                 return answer
 
     def alive(self) -> bool:

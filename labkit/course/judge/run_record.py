@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes of tensors that a rank made and held, by kind, and of Python objects besides.
+    """Bytes of tensors that a rank created and held, by kind, and of other Python objects.
 
     peak, now        by kind, at the highest moment and at the end
     timeline         (seconds, bytes) of all kinds together
@@ -70,7 +70,7 @@ class Memory(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """An exception, as text; `line` is the last one of the attempt that it went through."""
+    """An exception as text; `line` is the last line of the attempt that it went through."""
 
     kind: str
     message: str

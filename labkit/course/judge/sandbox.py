@@ -71,7 +71,7 @@ def confine(parent: int) -> None:
 
 
 def lock() -> bool:
-    """Make the machine's files read-only for this process, for good. False where the kernel is too old for that."""
+    """Forbid, for good, that this process changes anything on the machine. False where the kernel is too old."""
     if sys.platform != "linux":
         return False
     call = ctypes.CDLL(None, use_errno=True).syscall

@@ -39,7 +39,7 @@ MOST_ANSWER_BYTES = 64 << 20
 class Program(NamedTuple):
     """An attempt as text, and the other code of the notebook that it uses (`before`); both are judged.
 
-    `ours`: the program is labkit's own, and the sandbox does not restrict it."""
+    `ours`: the program is labkit's own, and may use what an attempt may not."""
 
     source: str
     before: str = ""
@@ -200,8 +200,8 @@ def packed(output: Any) -> bytes:
 def plain(thing: Any, where: str) -> Any:
     """Reduce an output to tensors, numbers, words, and lists and dicts of them. TypeError for anything else.
 
-    The audit hook no longer sees what happens here, so no code of the attempt may run: an object of a subclass is read
-    through the methods of list, dict or the number type, never through its own."""
+    Memory is no longer measured here, so no code of the attempt may run: an object of a subclass is read through the
+    methods of list, dict or the number type, never through its own."""
     if isinstance(thing, Tensor):
         if thing.device.type != "cpu":
             return {"device": str(thing.device)}

@@ -161,7 +161,7 @@ def c76() -> Finding:
 
 
 def c77() -> Finding:
-    """The law for 24 layers that hold ten times their input, [8, 4096, 2048] in bf16, in segments of five."""
+    """Apply the law to 24 layers that hold ten times their input, [8, 4096, 2048] in bf16, in segments of five."""
     row = 8 * 4096 * 2048 * 2
     stack = Stack(24, 10 * row, row)
     segments = stack.segments_of(5)

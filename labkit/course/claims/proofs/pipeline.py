@@ -37,14 +37,14 @@ class Paced(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        """Wait once."""
+        """Wait `seconds`, then pass x on."""
         ctx.seconds = seconds
         time.sleep(seconds)
         return x * 1
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Wait twice as long."""
+        """Wait twice as long, then pass the gradient on."""
         time.sleep(2 * ctx.seconds)
         return grad, None
 
@@ -53,7 +53,7 @@ class Stage(nn.Module):
     """A layer that keeps its device busy for a given time."""
 
     def __init__(self, seconds: float) -> None:
-        """A small layer."""
+        """Make the layer, which has 8 inputs and 8 outputs."""
         super().__init__()
         self.linear, self.seconds = nn.Linear(8, 8), seconds
 
