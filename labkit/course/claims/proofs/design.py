@@ -32,7 +32,7 @@ def on_64(model: str, device: str, batch: int) -> str:
 
 
 def c91() -> Finding:
-    """Compare FSDP with and without tensor parallelism on 64 GPUs by the planner, for batches of many rows and of few."""
+    """Plan FSDP with and without tensor parallelism on 64 GPUs, for batches of many rows and of few."""
     return Finding.of(
         [
             Setting("18.4B on 64 H100s, 512 rows: fastest", "with TP", on_64("megatron-18.4b", "h100", 512)),

@@ -110,7 +110,7 @@ def c28() -> Finding:
 
 
 def c29() -> Finding:
-    """Rehearse one rank of 64 with seventy billion parameters, under DDP and ZeRO-3, and count its state; also by law."""
+    """Rehearse one rank of 64 with 70 billion parameters, under DDP and ZeRO-3, and count its state, also by law."""
     law = ModelState(70e9, 64)
     return Finding.of(
         [
