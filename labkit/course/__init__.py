@@ -1,1 +1,1 @@
-"""The course: labs, exercises and their judge, cards, claims, the clinic, the capstone; one folder a feature."""
+"""The course: labs, exercises and their judge, cards, claims, the clinic, the capstone; one folder per feature."""

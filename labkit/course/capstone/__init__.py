@@ -1,1 +1,1 @@
-"""The capstone: its task, attempts on real ranks, the referee who measures them, the plane that shows them."""
+"""The capstone: its task, attempts on real ranks, the referee that measures them, and the picture of the results."""

@@ -4,14 +4,14 @@
     entry.score                    byte-seconds: median step of the slowest rank x highest bytes of the fullest rank
 
 One plain cluster serves all tasks: an attempt brings links, cap and speed with it, so its ranks stay warm. An attempt
-counts if it finished under the cap and the referee (referee.py) finds that
+counts if it finished under the cap and the referee (referee.py) confirms three things:
 
-    loss       the weights handed in have, on text that was not trained on, the loss of one plain process
-    replicas   copies of a weight are alike on all ranks
-    wire       the ranks sent at least what exact training has to send
+    loss       with the weights handed in, the loss on validation text is that of one plain process
+    replicas   copies of a weight are equal on all ranks
+    wire       the ranks sent at least as many bytes as exact training needs
 
-Seconds are of the clock. They can be compared between machines as far as sleeping makes them: messages take the time
-of the task's links, products that of its slow device. What a busy machine adds is noise, hence the median.
+Seconds are real time. Most of it is spent sleeping, which makes machines comparable: messages take the time of the
+task's links, products that of its slow device. A busy machine adds noise, hence the median.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from labkit.plan.wire import sent_per_step
 from labkit.train.config import GPTConfig
 
 ALIKE = 1e-4
-"""Copies of a weight may be so far apart: the last bits of a sum in another order."""
+"""How far copies of a weight may differ: sums in another order differ in their last bits."""
 LEAST = 0.95
-"""Share of the law's bytes that must have been sent."""
+"""The share of the law's bytes that must have been sent."""
 REFERENCE = Path(__file__).with_name("reference.json")
 
 
@@ -63,11 +63,11 @@ def tasks(n_ranks: int = 4, steps: int = 3) -> dict[str, Task]:
     """The three tasks: `home`, the same with a fast link, the same with a roomy cap."""
     first = home(n_ranks, steps)
     fast = first.changed(name="fast link", inter=Link("between", 2e-4, 80e6))
-    return {each.name: each for each in (first, fast, first.changed(name="roomy", cap_bytes=20_000_000))}
+    return {task.name: task for task in (first, fast, first.changed(name="roomy", cap_bytes=20_000_000))}
 
 
 def strategies(task: Task) -> dict[str, Way]:
-    """Four ways that trade places from task to task, by name."""
+    """Four ways, by name, whose order of scores differs between the tasks."""
     n, half = task.n_ranks, task.n_ranks // 2
     pipeline = task.recipe(n_micro=2, checkpointing=True)
     return {
@@ -96,14 +96,14 @@ def attempt(
     make: Make = assemble,
     made_by: str = "labkit",
 ) -> Entry:
-    """Do a task on the ranks of `cluster`, and say what came of it; going over the cap is an outcome, no error.
+    """Do a task on the ranks of `cluster`, and return its entry; going over the cap is a result, not an error.
 
-    `make(config, recipe, mesh)` builds the training step; another than `assemble` gives a callable
-    `(tokens, targets, number) -> loss` with the whole model as `.module`, or labkit's `.parts`. `apart` puts
-    neighbours in rank on different nodes. ValueError, before anything runs, for what does another task."""
+    `make(config, recipe, mesh)` builds the training step. Another function than `assemble` must return a callable
+    `(tokens, targets, number) -> loss` with the whole model as `.module`, or labkit's `.parts`. `apart` puts neighbours
+    in rank on different nodes. ValueError, before anything runs, for a way that does another task."""
     entry = None
-    for now in attempting(task, Way(layout, recipe, apart), cluster, make, made_by):
-        entry = now.entry
+    for progress in attempting(task, Way(layout, recipe, apart), cluster, make, made_by):
+        entry = progress.entry
     assert entry is not None
     return entry
 
@@ -111,11 +111,11 @@ def attempt(
 def attempting(
     task: Task, way: Way, cluster: BareCluster, make: Make = assemble, made_by: str = "labkit"
 ) -> Iterator[Progress]:
-    """The same, call by call: whoever iterates may stop between two, and the ranks are as they were."""
+    """`attempt`, call by call: the iteration may stop between two calls, and the ranks are then as they were."""
     task.check(way)
     if cluster.n_ranks != task.n_ranks:
         raise ValueError(f"the task wants {task.n_ranks} ranks, the cluster has {cluster.n_ranks}")
-    of, said, losses, step_s = task.steps + 3, Said(task, way, made_by), [], []
+    of, words, losses, step_s = task.steps + 3, Said(task, way, made_by), [], []
     last: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         try:
@@ -129,7 +129,7 @@ def attempting(
             held = [reply.value for reply in cluster.run(referee.hand_in)]
         except WorkerError as error:
             cluster.run(referee.forget)
-            yield Progress(of, of, said.refused(error, len(losses)))
+            yield Progress(of, of, words.refused(error, len(losses)))
             return
         except GeneratorExit:
             cluster.run(referee.forget)
@@ -142,14 +142,14 @@ def attempting(
         "sent_bytes": tuple(reply.ledger.sent_bytes() for reply in last),
         "losses": tuple(losses),
     }
-    yield Progress(of, of, said.judged(measured, [part for _, parts in held for part in parts], alone))
+    yield Progress(of, of, words.judged(measured, [part for _, parts in held for part in parts], alone))
 
 
 class Said:
-    """The referee's words about one attempt."""
+    """Writes the entries for one attempt."""
 
     def __init__(self, task: Task, way: Way, made_by: str) -> None:
-        """Nothing is known yet."""
+        """Collect what is known before the attempt."""
         self.task, self.way = task, way
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         self.common: dict[str, Any] = {
@@ -158,16 +158,16 @@ class Said:
         }  # fmt: skip
 
     def refused(self, error: WorkerError, done: int) -> Entry:
-        """An entry for an attempt that went over the cap; any other error is raised again."""
+        """The entry of an attempt that went over the cap; any other error is raised again."""
         failure = error.errors.get(error.rank)
         if failure is None or failure.kind != "VirtualOutOfMemory":
             raise error
         wanted = re.search(r"^wanted\s+(.*)$", failure.message, re.MULTILINE)
-        told = f"out of memory on rank {error.rank} in step {done}: {wanted[1] if wanted else failure.message}"
-        return Entry(**self.common, refused=told)
+        message = f"out of memory on rank {error.rank} in step {done}: {wanted[1] if wanted else failure.message}"
+        return Entry(**self.common, refused=message)
 
     def judged(self, measured: Mapping[str, Any], held: list[referee.Part], alone: float) -> Entry:
-        """An entry with what was measured, and with what is wrong with it."""
+        """The entry of an attempt that finished, with what was measured and what is wrong with it."""
         model, apart, missing = referee.put_together(self.task.config, held)
         faults, validation = [], None if missing else referee.validation_loss(model, self.task)
         if validation is None:
@@ -185,7 +185,7 @@ class Said:
 
 
 def least_bytes(task: Task, way: Way) -> float:
-    """What all ranks together have to send in a step along the axes of this way, with the cheapest strategy."""
+    """The bytes that all ranks together must send in a step along the axes of this way, by the cheapest strategy."""
     shape, layout, base = ModelShape.of(task.config), way.layout, task.base
     params, total = state_params(shape, layout.tp, layout.pp, way.recipe.stages_per_rank), 0.0
     plain = task.recipe(schedule=way.recipe.schedule, stages_per_rank=way.recipe.stages_per_rank)
@@ -201,13 +201,13 @@ def least_bytes(task: Task, way: Way) -> float:
 
 
 def this_machine() -> dict[str, Any]:
-    """What of this machine stands beside an entry."""
+    """Facts about this machine that are stored with an entry."""
     import torch
 
     return {"cores": os.cpu_count(), "processor": platform.machine(), "torch": torch.__version__}
 
 
 def reference(path: Path = REFERENCE) -> tuple[dict[str, Any], list[Entry]]:
-    """The entries that ship, and the machine that they were measured on. Made anew by benchmarks/capstone.py."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return told["machine"], [Entry.of_json(each) for each in told["found"]]
+    """The stored reference entries, and the machine that they were measured on. Made by benchmarks/capstone.py."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return stored["machine"], [Entry.of_json(entry) for entry in stored["found"]]

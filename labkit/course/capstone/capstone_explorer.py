@@ -1,4 +1,4 @@
-"""Which way would you take? Choose task, layout and recipe; see the laws' bytes and seconds; run it on real ranks."""
+"""Which way would you take? Choose task, layout and recipe; see predicted bytes and seconds; run it on real ranks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ SHOWN = 6
 
 
 class Board(Protocol):
-    """Where entries are kept: Scores in labkit/course/learner/scores.py."""
+    """Where entries are stored: Scores in labkit/course/learner/scores.py."""
 
     def add(self, entry: Entry) -> Entry:
-        """Keep an entry."""
+        """Store an entry."""
 
     def entries(self, task: Task | None = None) -> list[Entry]:
-        """Those of a task, best first."""
+        """The entries of a task, best first."""
 
 
 class CapstoneExplorer(Explorer):
     """Controls over the laws for `tasks`, starting at `way`; Tab goes from one to the next, arrow keys move them.
 
     The button does `run(task, way)`, an iterable of the Progress in attempts.py, and adds the entry to `board`; it can
-    be stopped between two steps. `attempt()` does it at once. `reference` are entries that are drawn as such. Nonsense
-    leaves the last picture that made sense, and says why."""
+    be stopped between two steps. `attempt()` does it at once. `reference` are entries that are drawn as such. Invalid
+    input keeps the last valid picture, and shows the reason."""
 
     def __init__(
         self, tasks: Mapping[str, Task], way: Way, run: Callable[[Task, Way], Any], board: Board,
@@ -48,7 +48,7 @@ class CapstoneExplorer(Explorer):
         self.entry: Entry | None = None
         slide = widgets.SelectionSlider
         first, recipe = next(iter(self.tasks.values())), way.recipe
-        ways = [(f"dp{each.dp} pp{each.pp} tp{each.tp}", each) for each in layouts_of(first.n_ranks)]
+        ways = [(f"dp{layout.dp} pp{layout.pp} tp{layout.tp}", layout) for layout in layouts_of(first.n_ranks)]
         self.task = widgets.Dropdown(options=[*self.tasks], description="task")
         self.layout_ = slide(options=ways, value=way.layout, description="layout")
         self.place = slide(options=[("together", False), ("apart", True)], value=way.apart, description="neighbours")
@@ -74,14 +74,14 @@ class CapstoneExplorer(Explorer):
 
     @property
     def chosen(self) -> tuple[Task, Way]:
-        """What the controls describe. ValueError for what cannot be."""
+        """The task and the way that the controls describe. ValueError for an impossible way."""
         task = self.tasks[self.task.value]
         choices = {"strategy": self.strategy.value, "schedule": self.schedule.value, "n_micro": self.micro.value}
         recipe = task.recipe(**choices, checkpointing=self.again.value, prefetch=int(self.ahead.value))
         return task, Way(self.layout_.value, recipe, self.place.value)
 
     def drawn(self) -> Picture:
-        """For the present controls."""
+        """The picture for the present controls."""
         task, way = self.chosen
         law = forecast(task, way)
         over = law.memory.total - task.cap_bytes
@@ -89,34 +89,35 @@ class CapstoneExplorer(Explorer):
         title = f"{task.name}; {way}: predicted {score_text(law.score)}, {fits}"
         mine = best(self.board.entries(task))[:SHOWN]
         theirs = [entry for entry in self.reference if entry.task == task.name and entry.counts]
-        marks = [Mark(name, e.seconds, e.peak, kind, str(e)) for kind, each in (("reference", theirs), ("yours", mine))
-                 for name, e in zip(_numbers(kind, each), each, strict=True)]  # fmt: skip
+        marks = [Mark(name, entry.seconds, entry.peak, kind, str(entry))
+                 for kind, entries in (("reference", theirs), ("yours", mine))
+                 for name, entry in zip(_numbers(kind, entries), entries, strict=True)]  # fmt: skip
         return plane(marks, task.cap_bytes, title, Mark("chosen", law.step.total, law.memory.total, "law"), law.memory)
 
     def attempt(self) -> CapstoneExplorer:
-        """Run what is chosen now, to its end. Returns the explorer."""
+        """Run the chosen way now, to its end. Returns the explorer."""
         self.real.run()
         return self
 
     def _pieces(self) -> Pieces:
-        """The attempt, step by step."""
+        """Run the attempt step by step; yields the share that is done."""
         self.entry = None
         task, way = self.chosen
         task.check(way)
-        with closing(self.run(task, way)) as going:
-            for now in going:
-                self.entry = now.entry
-                yield now.done / now.of
+        with closing(self.run(task, way)) as calls:
+            for progress in calls:
+                self.entry = progress.entry
+                yield progress.done / progress.of
 
     def _ended(self, why: str) -> None:
-        said = why
-        if self.entry is not None:  # the last piece was done when somebody pressed stop: it counts
-            said = f"{self.entry}" + (" (added to the board)" if self.board.add(self.entry).counts else "")
+        message = why
+        if self.entry is not None:  # the last step was done when the button was pressed, so the attempt counts
+            message = f"{self.entry}" + (" (added to the board)" if self.board.add(self.entry).counts else "")
         self.draw()
-        self.said.value = escape(said)
+        self.said.value = escape(message)
 
 
 def _numbers(kind: str, entries: Sequence[Entry]) -> list[str]:
-    """`1`, `2`, ... for one's own by rank; `R1`, ... for the reference's."""
+    """The names of entries by score: `1`, `2`, ... for one's own; `R1`, ... for the reference's."""
     order = sorted(entries, key=lambda entry: entry.score)
     return [f"{'R' if kind == 'reference' else ''}{order.index(entry) + 1}" for entry in entries]

@@ -1,8 +1,8 @@
-"""An entry of the capstone's board: what came of one attempt, as plain data that can be kept and drawn.
+"""An entry of the capstone's board: the result of one attempt, as plain data that can be stored and drawn.
 
     score = seconds of a step x bytes of the fullest rank          in byte-seconds, shown as MB s; lower is better
 
-Nothing in here is said by the program that was judged: the referee has measured it (attempts.py).
+All of it was measured by the referee (attempts.py), and none of it is taken from the judged program's own word.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from labkit.plan.recipe import Recipe
 
 @dataclass(frozen=True)
 class Entry:
-    """One attempt, finished or not, honest or not.
+    """One attempt, whether it finished and counts or not.
 
     task, task_key   the task's name, and the eight letters that stand for all of it
     way              layout, recipe, placing
     step_s           seconds of each timed step, of the slowest rank
     peak_bytes       the highest bytes of each rank
     sent_bytes       bytes that each rank sent in the last step
-    losses           the training loss that the program told, step by step
+    losses           the training loss that the program reported, step by step
     validation, alone   loss on the validation text with the weights handed in, and with those of one process
     faults           what the referee found wrong; empty for an attempt that counts
     refused          "" or the allocation that went over the cap: the attempt did not finish
@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def peak(self) -> int:
-        """Bytes of the fullest rank."""
+        """The bytes of the fullest rank."""
         return max(self.peak_bytes, default=0)
 
     @property
@@ -68,11 +68,11 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether it finished, and the referee found nothing wrong."""
+        """True if the attempt finished, and the referee found nothing wrong."""
         return not self.refused and not self.faults and bool(self.step_s)
 
     def __str__(self) -> str:
-        """`12.3 MB s = 0.61 s x 20.1 MB   dp 4: zero3`, or why there is no score."""
+        """The score with its factors, `12.3 MB s = 0.61 s x 20.1 MB   dp 4: zero3`, or why there is none."""
         if self.refused:
             return f"did not finish   {self.way}: {self.refused}"
         if self.faults:
@@ -80,16 +80,16 @@ class Entry:
         return f"{self.score / 1e6:.3g} MB s = {self.seconds:.3g} s x {self.peak / 1e6:.3g} MB   {self.way}"
 
     def to_json(self) -> str:
-        """As text, for the board."""
+        """The entry as text, for the board."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, said: str | Mapping[str, Any]) -> Entry:
-        """From `to_json`, or what of it a parser has made. ValueError for what is no entry."""
+        """An entry from the text of `to_json`, or its parsed mapping. ValueError if it is none."""
         try:
             row = dict(json.loads(said) if isinstance(said, str) else said)
             way = row.pop("way")
-            unknown = set(row) - {each.name for each in fields(cls)}
+            unknown = set(row) - {column.name for column in fields(cls)}
             kept: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in row.items()
@@ -106,8 +106,8 @@ def way_of(said: Mapping[str, Any]) -> Way:
 
 
 def best(entries: Iterable[Entry]) -> list[Entry]:
-    """The best entry of each way that counts, best score first."""
-    found: dict[tuple[str, str], Entry] = {}
-    for entry in sorted((each for each in entries if each.counts), key=lambda each: each.score):
-        found.setdefault((entry.made_by, str(entry.way)), entry)
-    return list(found.values())
+    """The best entry of each way, best score first, without entries that do not count."""
+    best_by_way: dict[tuple[str, str], Entry] = {}
+    for entry in sorted((entry for entry in entries if entry.counts), key=lambda entry: entry.score):
+        best_by_way.setdefault((entry.made_by, str(entry.way)), entry)
+    return list(best_by_way.values())

@@ -1,14 +1,14 @@
-"""The capstone's task as a value, and what the laws say of a way to do it: seconds x bytes, before anything runs.
+"""The capstone's task as a value, and the predicted seconds x bytes of a way to do it, before anything runs.
 
     score = seconds of a step x bytes of the fullest rank                                   lower is better
 
-    a task says          the model, the batch, the steps, the optimizer and its learning rate; the ranks, their speed,
+    a task fixes         the model, the batch, the steps, the optimizer and its learning rate; the ranks, their speed,
                          their cap, the links inside a node and between the two nodes
-    a way is free in     layout and placing; strategy, schedule, micro-batches, checkpointing, sequence parallel, ...
+    a way chooses        layout and placing; strategy, schedule, micro-batches, checkpointing, sequence parallel, ...
 
 Bytes are those of `predict_memory`. Seconds are those of `predict_step` on a device that does `flops_per_s` and takes
-nothing for the rest, over links that have, axis by axis, the share that the two nodes leave it (plan/crossing.py):
-so a way may also say that neighbours in rank lie apart, on different nodes.
+no time for anything but products. Each axis has the share of the links that the two nodes leave it (plan/crossing.py),
+so a way may also put neighbours in rank on different nodes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FREE = (
     "strategy", "schedule", "n_micro", "stages_per_rank", "checkpointing", "sequence_parallel", "bucket_bytes",
     "prefetch",
 )  # fmt: skip
-"""What of a recipe a way may choose: none of it changes what is learned."""
+"""The fields of a recipe that a way may choose: none of them changes what is learned."""
 MUCH_MEMORY_S = 1e15
-"""Bytes a second of the slow device's memory: whatever is no product takes no time on it."""
+"""Bytes per second of the slow device's memory, so high that ops other than products take no time."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Way:
     apart: bool = False
 
     def __str__(self) -> str:
-        """`dp 2, pp 2, apart: 1f1b of 4, checkpointing`"""
+        """A way in words: `dp 2, pp 2, apart: 1f1b of 4, checkpointing`"""
         lay, r = self.layout, self.recipe
         axes = [f"{axis} {getattr(lay, axis)}" for axis in ("dp", "pp", "tp") if getattr(lay, axis) > 1]
         parts = [r.strategy] if lay.dp > 1 else []
@@ -61,14 +61,14 @@ class Way:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be done, by how many ranks, under which cap, over which links. Frozen: two tasks are equal or not.
+    """What must be done, by how many ranks, under which cap, over which links.
 
     config       the model's sizes (a GPTConfig)
-    base         the recipe's choices that nobody may change: batch_size, optimizer, lr, precision, seed, ...
+    base         the recipe, with the choices that nobody may change: batch_size, optimizer, lr, precision, seed, ...
     steps        steps of an attempt; the first is not timed
     cap_bytes    bytes that a rank may hold
-    intra, inter links inside a node and between the two nodes (with one rank a node, only `inter`)
-    flops_per_s, launch_s   of a rank, a device in slow motion: what it computes, and what it takes to start an op
+    intra, inter links inside a node and between the two nodes (with one rank per node, only `inter`)
+    flops_per_s, launch_s   of a rank, a device in slow motion: its speed, and the time to start an op
     tolerance    how far the loss on the validation text may be from that of one process
     """
 
@@ -94,7 +94,7 @@ class Task:
             )
 
     def changed(self, **changes: Any) -> Task:
-        """The same with other fields."""
+        """The same task with other fields."""
         return replace(self, **changes)
 
     def recipe(self, **choices: Any) -> Recipe:
@@ -105,7 +105,7 @@ class Task:
         return replace(self.base, **choices)
 
     def links(self, apart_: bool = False) -> Links:
-        """The wires of the two nodes, for ranks that lie together or apart."""
+        """The links of the two nodes, with neighbours in rank together or apart."""
         nodes = (apart if apart_ else together)(self.n_ranks)
         return Links.placed(nodes, self.intra, self.inter)
 
@@ -113,21 +113,21 @@ class Task:
         """ValueError, with the numbers, for a way that does another task or cannot be built."""
         if way.layout.size != self.n_ranks:
             raise ValueError(f"{way.layout} has {way.layout.size} ranks, the task {self.n_ranks}")
-        for each in fields(Recipe):
-            wanted, given = getattr(self.base, each.name), getattr(way.recipe, each.name)
-            if each.name not in FREE and wanted != given:
-                raise ValueError(f"{each.name}={given!r}: the task says {wanted!r}, or another thing would be learned")
+        for field in fields(Recipe):
+            wanted, given = getattr(self.base, field.name), getattr(way.recipe, field.name)
+            if field.name not in FREE and wanted != given:
+                raise ValueError(f"{field.name}={given!r}: the task says {wanted!r}, or another thing would be learned")
         check_plan(ModelShape.of(self.config), way.recipe, way.layout)
 
     @cached_property
     def key(self) -> str:
-        """Eight letters that differ where anything differs: what the board files entries under."""
+        """Eight letters that differ for different tasks; the board files entries under them."""
         return hashlib.blake2b(repr(self).encode(), digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the laws say of a way: seconds of a step, bytes of the fullest rank. `fits` is whether the cap allows it."""
+    """The prediction for a way: seconds of a step, bytes of the fullest rank. `fits`: the cap allows it."""
 
     step: Breakdown
     memory: Breakdown
@@ -135,28 +135,29 @@ class Forecast:
 
     @property
     def score(self) -> float:
-        """Byte-seconds."""
+        """The predicted score in byte-seconds."""
         return self.step.total * self.memory.total
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank stays under the cap."""
+        """True if the fullest rank stays under the cap."""
         return self.memory.total <= self.cap_bytes
 
 
 def forecast(task: Task, way: Way) -> Forecast:
-    """The laws for one way. ValueError for one that `Task.check` refuses."""
+    """The prediction for one way. ValueError for a way that `Task.check` refuses."""
     task.check(way)
     shape = ModelShape.of(task.config)
     memory = max(
-        (predict_memory(shape, way.layout, way.recipe, rank) for rank in ends(way.layout)), key=lambda each: each.total
+        (predict_memory(shape, way.layout, way.recipe, rank) for rank in ends(way.layout)),
+        key=lambda memory_: memory_.total,
     )
     return Forecast(Wired(shape, task, way).breakdown(), memory, task.cap_bytes)
 
 
 def ways(task: Task) -> list[tuple[Way, Forecast]]:
-    """Every way worth a look, whether it fits or not: the best score first."""
-    shape, found = ModelShape.of(task.config), []
+    """Every way worth a look, whether it fits or not, best score first."""
+    shape, forecasts = ModelShape.of(task.config), []
     for layout in layouts(task.n_ranks):
         rows = task.base.batch_size // layout.dp
         for way in _on(task, layout, rows):
@@ -164,8 +165,8 @@ def ways(task: Task) -> list[tuple[Way, Forecast]]:
                 check_plan(shape, way.recipe, layout)
             except ValueError:
                 continue
-            found.append((way, forecast(task, way)))
-    return sorted(found, key=lambda each: each[1].score)
+            forecasts.append((way, forecast(task, way)))
+    return sorted(forecasts, key=lambda entry: entry[1].score)
 
 
 def _on(task: Task, layout: Layout, rows: int) -> list[Way]:
@@ -173,7 +174,7 @@ def _on(task: Task, layout: Layout, rows: int) -> list[Way]:
     schedules = ("1f1b", "zero_bubble") if layout.pp > 1 else ("1f1b",)
     micros = [m for m in (1, 2, 4, 8) if rows % m == 0]
     placings = (False, True) if sum(size > 1 for size in (layout.dp, layout.pp, layout.tp)) > 1 else (False,)
-    made = []
+    ways_ = []
     for strategy in strategies:
         for schedule in schedules:
             for m in micros:
@@ -182,24 +183,24 @@ def _on(task: Task, layout: Layout, rows: int) -> list[Way]:
                     if schedule == "zero_bubble" and (again or strategy == "zero3"):
                         continue
                     ahead = (1, 0) if strategy == "zero3" else (1,)
-                    recipes = [task.recipe(**choices, prefetch=each) for each in ahead]
-                    made += [Way(layout, recipe, each) for recipe in recipes for each in placings]
-    return made
+                    recipes = [task.recipe(**choices, prefetch=ahead_) for ahead_ in ahead]
+                    ways_ += [Way(layout, recipe, placing) for recipe in recipes for placing in placings]
+    return ways_
 
 
 class Wired(StepTime):
-    """The parts of a step on a task's devices, each axis over the wires that the placing gives it."""
+    """The parts of a step on a task's devices, each axis over the share of the links that the placing gives it."""
 
     def __init__(self, shape: ModelShape, task: Task, way: Way) -> None:
-        """`way` is one that the task allows."""
+        """`way` must be one that the task allows."""
         self.over = {axis: share_of_links(way.layout, axis, task.links(way.apart)) for axis in ("dp", "pp", "tp")}
-        # "cuda", since shaped wires have a reduce_scatter of their own, as NCCL does
+        # "cuda", since shaped links have their own reduce_scatter, as NCCL does
         device = Hardware.measured(task.flops_per_s, MUCH_MEMORY_S, intra=task.intra, inter=task.inter, device="cuda")
         device = device.changed(launch_s=task.launch_s)
         super().__init__(shape, way.layout, way.recipe, device)
 
     def tp_sum(self) -> tuple[float, float]:
-        """Seconds of one tensor-parallel sum, over the share of tp."""
+        """Seconds of one tensor-parallel sum, over the links of tp."""
         self.hardware = self.hardware.changed(intra=self.over["tp"], inter=self.over["tp"])
         return super().tp_sum()
 
@@ -209,16 +210,17 @@ class Wired(StepTime):
         return super().message_s()
 
     def dp(self) -> tuple[float, float]:
-        """Seconds along dp, over the share of dp."""
+        """Seconds along dp, over the links of dp."""
         self.hardware = self.hardware.changed(intra=self.over["dp"], inter=self.over["dp"], node_size=self.layout.size)
         return super().dp()
 
 
 def share_of_links(layout: Layout, axis: str, links: Links) -> Link:
-    """What a rank has along an axis while all groups of it talk: the slowest hop. Endless speed for an axis of 1."""
-    found = [pairs for pairs in hops(layout, axis) if pairs]
-    if getattr(layout, axis) == 1 or not found:
+    """The link that a rank has along an axis while all groups of it talk: the slowest hop. For an axis of 1: endless
+    speed."""
+    hop_pairs = [pairs for pairs in hops(layout, axis) if pairs]
+    if getattr(layout, axis) == 1 or not hop_pairs:
         return Link(axis, 0.0, MUCH_MEMORY_S)
-    alpha = max(slowest(pairs, 0.0, links) for pairs in found)
-    million = max(slowest(pairs, 1e6, links) for pairs in found)
+    alpha = max(slowest(pairs, 0.0, links) for pairs in hop_pairs)
+    million = max(slowest(pairs, 1e6, links) for pairs in hop_pairs)
     return Link(axis, alpha, 1e6 / (million - alpha))

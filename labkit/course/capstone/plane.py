@@ -1,6 +1,6 @@
-"""The capstone's plane: attempts by seconds and by bytes, lines of equal score, the cap, and what the laws say.
+"""The capstone's picture: attempts by seconds and by bytes, lines of equal score, the cap, and the predictions.
 
-       bytes of the fullest rank      both axes logarithmic, so that seconds x bytes = constant is a straight line:
+       bytes of the fullest rank      both axes are logarithmic, so lines of equal seconds x bytes are straight:
          |  \\   x law  \\             from one line to the next the score doubles, and down to the left is better
      cap -+---\\-o-------\\-------     above the cap nothing finishes
          |     \\    #    \\
@@ -23,11 +23,11 @@ HEIGHT = 436
 KINDS = ("yours", "reference", "law")
 COLOURS = ("#0072B2", "#D55E00", "#999999")
 STACK = (("parameters", 0), ("gradients", 1), ("optimizer", 2), ("activations", 4), ("other", 7))
-"""Kinds of memory, and their colours in the palette."""
+"""The kinds of memory, and their colours in the palette."""
 
 
 class Mark(NamedTuple):
-    """A point of the plane: `kind` is one of KINDS; `told` shows when the pointer rests on it."""
+    """A point in the picture: `kind` is one of KINDS; `told` is shown when the pointer rests on it."""
 
     name: str
     seconds: float
@@ -39,9 +39,9 @@ class Mark(NamedTuple):
 def plane(
     marks: Sequence[Mark], cap_bytes: float, title: str, chosen: Mark | None = None, memory: Breakdown | None = None
 ) -> Picture:
-    """Marks on the plane time x peak; `chosen` is a diamond, and `memory` the bytes that it is made of, beside the cap.
+    """Marks by seconds and peak bytes; `chosen` is a diamond, and `memory` its bytes by kind, drawn beside the cap.
 
-    Marks that are not finite are left out. ValueError if nothing is left."""
+    Marks that are not finite are left out. ValueError if none is left."""
     shown = [mark for mark in marks if math.isfinite(mark.seconds * mark.n_bytes) and mark.seconds * mark.n_bytes > 0]
     points = [*shown, *([chosen] if chosen else [])]
     if not points:
@@ -51,8 +51,8 @@ def plane(
     axes = Axes(LEFT, TOP, RIGHT, BOTTOM, x, y, log_x=True, log_y=True)
     room, scores = Room(LEFT, TOP - 14, 800, BOTTOM), _scores(axes)
     for mark in points:
-        at = axes.at(mark.seconds, mark.n_bytes)
-        room.keep(at[0] - 9, at[1] - 9, 18, 18)
+        centre = axes.at(mark.seconds, mark.n_bytes)
+        room.keep(centre[0] - 9, centre[1] - 9, 18, 18)
     for _, a, b, c, d in scores:
         room.keep_path([(a, b), (c, d)])
     cap = axes.at(1, cap_bytes)[1] if axes.y[0] <= cap_bytes <= axes.y[1] else None
@@ -68,13 +68,13 @@ def plane(
 
 
 def words_of(mark: Mark) -> str:
-    """`shards (law): 0.62 s x 3.78 MB = 2.34 MB s`"""
+    """A mark in words: `shards (law): 0.62 s x 3.78 MB = 2.34 MB s`"""
     score = score_text(mark.seconds * mark.n_bytes)
     return f"{mark.name} ({mark.kind}): {mark.seconds:.3g} s x {mark.n_bytes / 1e6:.3g} MB = {score}"
 
 
 def score_text(byte_seconds: float) -> str:
-    """`2.34 MB s`, `no score` for an infinite one."""
+    """A score in words: `2.34 MB s`, or `no score` for an infinite one."""
     return f"{byte_seconds / 1e6:.3g} MB s" if math.isfinite(byte_seconds) else "no score"
 
 
@@ -87,15 +87,20 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _near(cap_bytes: float, points: Sequence[Mark]) -> bool:
-    """Whether the cap is worth the room that it takes: not if it is far from everything."""
+    """True if the cap is near enough to the marks to be drawn."""
     held = [mark.n_bytes for mark in points]
     return min(held) / 8 < cap_bytes < max(held) * 8
 
 
 def _round(ends: tuple[float, float], unit: float = 1.0) -> list[float]:
-    low, high = (each / unit for each in ends)
+    low, high = (end / unit for end in ends)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [each * unit for p in powers for each in (10.0**p, 2 * 10.0**p, 5 * 10.0**p) if low <= each <= high]
+    return [
+        tick * unit
+        for power in powers
+        for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)
+        if low <= tick <= high
+    ]
 
 
 def _frame(axes: Axes) -> list[str]:
@@ -108,7 +113,7 @@ def _frame(axes: Axes) -> list[str]:
 
 
 def _scores(axes: Axes) -> list[tuple[str, float, float, float, float]]:
-    """Lines of equal score, each twice the one before: what it says, and its left and right end on the page."""
+    """Lines of equal score, each twice the one before: the label, and the left and right end on the page."""
     (x0, x1), (y0, y1) = axes.x, axes.y
     first, last = math.ceil(math.log2(x0 * y0 / 1e6)), math.floor(math.log2(x1 * y1 / 1e6))
     out = []
@@ -122,43 +127,43 @@ def _scores(axes: Axes) -> list[tuple[str, float, float, float, float]]:
 
 
 def _score_lines(scores: Sequence[tuple[str, float, float, float, float]], room: Room) -> list[str]:
-    """The lines, and what they say: beyond their right end, or above them, where no line and no mark is crossed."""
+    """The lines with their labels: beyond the right end, or above them, where they cross no line and no mark."""
     out = []
-    for said, a, b, c, d in scores:
+    for label, a, b, c, d in scores:
         out.append(line(a, b, c, d, "6 5", 1, "#888"))
-        wide, shares = width_of(said, 11), [k / 12 for k in range(12)]
+        wide, shares = width_of(label, 11), [step / 12 for step in range(12)]
         above = [(a + (c - a) * share + 4, b + (d - b) * share - 14) for share in shares]
         ends = [(RIGHT + 4, d - 8)] if RIGHT - c < 2 else []
         if spot := room.first([*ends, *above], wide, 12):
-            out.append(text(spot[0], spot[1] + 10, said, size=11))
+            out.append(text(spot[0], spot[1] + 10, label, size=11))
     return out
 
 
 def _cap(y: float | None, cap_bytes: float, axes: Axes, room: Room) -> list[str]:
-    """The cap's line at `y`, and its words beside it where nothing is; None: the cap lies outside of the picture."""
+    """The cap's line at `y`, with its label in a free place; for None a remark that the cap lies outside."""
     if y is None:
         side = "above" if cap_bytes > axes.y[1] else "below"
         return [text(RIGHT, TOP - 16, f"the cap, {cap_bytes / 1e6:.3g} MB, lies {side} this picture", "end", 12)]
-    said = f"cap {cap_bytes / 1e6:.3g} MB"
-    wide = width_of(said, 12, bold=True)
+    label = f"cap {cap_bytes / 1e6:.3g} MB"
+    wide = width_of(label, 12, bold=True)
     places = [(RIGHT - wide - 2 - step, y + dy) for step in range(0, int(RIGHT - LEFT - wide), 20) for dy in (-16, 4)]
     places.append((RIGHT + 4, y - 7))
-    found = room.first(places, wide, 13) or places[0]
-    words = text(found[0], found[1] + 11, said, size=12, bold=True)
+    spot = room.first(places, wide, 13) or places[0]
+    words = text(spot[0], spot[1] + 11, label, size=12, bold=True)
     return [line(LEFT, y, RIGHT, y, "", 2.5, COLOURS[1]), words]
 
 
 def _mark(axes: Axes, mark: Mark, room: Room, diamond: bool) -> list[str]:
-    colour, told = COLOURS[KINDS.index(mark.kind)], escape(mark.told or words_of(mark))
+    colour, tooltip = COLOURS[KINDS.index(mark.kind)], escape(mark.told or words_of(mark))
     (x, y) = axes.at(mark.seconds, mark.n_bytes)
     if diamond:
-        shape = f"<g><title>{told}</title>{axes.diamond(mark.seconds, mark.n_bytes, PALETTE[4])}</g>"
+        shape = f"<g><title>{tooltip}</title>{axes.diamond(mark.seconds, mark.n_bytes, PALETTE[4])}</g>"
     elif mark.kind == "law":
-        shape = axes.cross(mark.seconds, mark.n_bytes, colour, told)
+        shape = axes.cross(mark.seconds, mark.n_bytes, colour, tooltip)
     elif mark.kind == "reference":
-        shape = f"<g><title>{told}</title>{box(x - 5, y - 5, 10, 10, colour)}</g>"
+        shape = f"<g><title>{tooltip}</title>{box(x - 5, y - 5, 10, 10, colour)}</g>"
     else:
-        shape = axes.dot(mark.seconds, mark.n_bytes, colour, told)
+        shape = axes.dot(mark.seconds, mark.n_bytes, colour, tooltip)
     wide = width_of(mark.name, 12)
     corners = [
         (x + side * far - (wide if side < 0 else 0), y - 6 + dy)
@@ -167,8 +172,8 @@ def _mark(axes: Axes, mark: Mark, room: Room, diamond: bool) -> list[str]:
         for side in (1, -1)
     ]
     inside = [(a, b) for a, b in [*corners, (x - wide / 2, y - 23), (x - wide / 2, y + 11)] if a + wide <= RIGHT]
-    found = room.first(inside, wide, 13)
-    return [shape] + ([text(found[0], found[1] + 10, mark.name, size=12)] if found else [])
+    spot = room.first(inside, wide, 13)
+    return [shape] + ([text(spot[0], spot[1] + 10, mark.name, size=12)] if spot else [])
 
 
 def _legend(shown: Sequence[Mark], chosen: Mark | None) -> list[str]:
@@ -190,7 +195,7 @@ def _legend(shown: Sequence[Mark], chosen: Mark | None) -> list[str]:
 
 
 def _stack(memory: Breakdown, cap_bytes: float) -> list[str]:
-    """The bytes of what is chosen, kind upon kind, beside the cap."""
+    """The bytes of the chosen way by kind, stacked, beside the cap."""
     left, wide, foot, top = 644, 40, BOTTOM, TOP + 20
     high = max(memory.total, cap_bytes if cap_bytes < 4 * memory.total else 0) * 1.08
     out, y = [text(left - 20, TOP - 16, "predicted bytes", size=12)], float(foot)
@@ -199,14 +204,14 @@ def _stack(memory: Breakdown, cap_bytes: float) -> list[str]:
         n_bytes = dict(memory).get(kind, 0.0)
         tall = n_bytes * scale
         y -= tall
-        told = f"{kind}: {n_bytes:,.0f} B"
-        out.append(box(left, y, wide, tall, PALETTE[colour], title=told) if tall > 0.5 else "")
+        tooltip = f"{kind}: {n_bytes:,.0f} B"
+        out.append(box(left, y, wide, tall, PALETTE[colour], title=tooltip) if tall > 0.5 else "")
         if tall > 0.5:
             floor = min(floor - 13, y + tall / 2 + 4)
             out.append(text(left + wide + 5, floor, f"{kind} {n_bytes / 1e6:.2f}", size=11))
     out.append(text(left + wide / 2, foot + 18, f"{memory.total / 1e6:.3g} MB", "middle", 12))
     if cap_bytes <= high:
-        at = foot - cap_bytes * scale
-        out.append(line(left - 14, at, left + wide + 6, at, "", 2.5, COLOURS[1]))
-        out.append(text(left - 18, at + 4, "cap", "end", 12))
+        cap_y = foot - cap_bytes * scale
+        out.append(line(left - 14, cap_y, left + wide + 6, cap_y, "", 2.5, COLOURS[1]))
+        out.append(text(left - 18, cap_y + 4, "cap", "end", 12))
     return out

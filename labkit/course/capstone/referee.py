@@ -1,13 +1,13 @@
-"""The referee's part on the ranks and in the kernel: one step at a time, the weights handed in, one process to compare.
+"""The referee's part on the ranks and in the kernel: single steps, the weights handed in, one process to compare with.
 
-    begin(group, task, way, make, path)    links, cap and a device in slow motion; the training step, not yet run
-    take_step(group, number)               rows of this rank -> a step; (loss that it tells, seconds)
+    begin(group, task, way, make, path)    links, cap and a device in slow motion; builds the training step
+    take_step(group, number)               one step on this rank's rows; (the loss that it reports, seconds)
     hand_in(group)                         (peak bytes, the weights that this rank holds)
-    alone_loss(group, task)                 the loss on the validation text of the same steps in one plain process
+    alone_loss(group, task)                 the loss on the validation text after the same steps in one plain process
 
-The referee gives the rows, holds the watch, counts the bytes and weighs the weights; a training step can say what it
-likes of itself. What it cannot see is what no operator of torch made (NumPy, C++): it is there against mistakes, and
-code in the same process that wants to deceive can.
+The referee gives the rows, measures time and bytes, and checks the weights, whatever a training step reports about
+itself. It cannot see memory that no operator of torch allocated (NumPy, C++). It protects against mistakes, not against
+code that runs in the same process and means to deceive.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 class Part(NamedTuple):
     """Some elements of a parameter of the whole model, as a rank holds them: `values` [k] from `start` on, in part
-    `place` of `of` along dim `cut` (None: of the whole)."""
+    `place` of `of` along dim `cut` (None: in the whole parameter)."""
 
     name: str
     start: int
@@ -58,9 +58,9 @@ class Part(NamedTuple):
 
 
 def begin(group: Group, task: Task, way: Way, make: Make, path: str) -> None:
-    """Build the training step of this rank over the task's links, whose page is `path`.
+    """Build the training step of this rank over the task's links, whose shared state is the file `path`.
 
-    What is only held while it is built does not count, what stays does: cap and peak begin with the first step."""
+    Memory held only while it is built does not count, but what stays does: cap and peak begin with the first step."""
     forget(group)
     if isinstance(group.wire, Shaped):
         raise ValueError("a task brings its own links: make the cluster without links=")
@@ -76,13 +76,13 @@ def begin(group: Group, task: Task, way: Way, make: Make, path: str) -> None:
 
 
 def take_step(group: Group, number: int) -> tuple[float, float]:
-    """One step on this rank's rows of the text: (the loss that it tells, seconds)."""
+    """One step on this rank's rows of the text: (the loss that it reports, seconds)."""
     run: Run = group.state[STATE]
     base, dp = run.task.base, run.mesh.dp
     rows = batch(base.seed, number, dp.rank, dp.size, base.batch_size, run.task.config.seq, device=group.device)
     run.mesh.world.barrier()
     started = time.perf_counter()
-    run.device.cap_bytes = None  # what was built is there: it is the first thing on top that is refused
+    run.device.cap_bytes = None  # no cap on what was built: only new memory beyond the cap is refused
     with run.device:
         run.device.cap_bytes = run.task.cap_bytes
         loss = float(run.step(*rows, number))
@@ -90,15 +90,15 @@ def take_step(group: Group, number: int) -> tuple[float, float]:
 
 
 def hand_in(group: Group) -> tuple[float, list[Part]]:
-    """What this rank held at its highest moment, and the weights that it holds now."""
+    """This rank's peak bytes, and the weights that it holds now."""
     run: Run = group.state[STATE]
-    found = run.device.peak.total, list(parts_held(run.step, run.mesh))
+    result = run.device.peak.total, list(parts_held(run.step, run.mesh))
     forget(group)
-    return found
+    return result
 
 
 def forget(group: Group) -> None:
-    """Let go of an attempt."""
+    """Drop the attempt's state on this rank."""
     group.state.pop(STATE, None)
 
 
@@ -117,11 +117,11 @@ def parts_held(step: Any, mesh: Mesh) -> Iterable[Part]:
 
 
 def put_together(config: Any, held: Iterable[Part]) -> tuple[GPT, float, int]:
-    """The whole model from the parts of all ranks: (model, how far copies of an element are apart, elements that
-    nobody has)."""
+    """The whole model from the parts of all ranks: (model, the largest difference between copies of an element, how
+    many elements nobody has)."""
     with torch.device("meta"):
         model = GPT(config, seed=0)
-    model.to_empty(device="cpu")  # nothing is drawn that is overwritten at once
+    model.to_empty(device="cpu")  # saves drawing initial weights that would be overwritten at once
     apart = 0.0
     own = {name: p.detach() for name, p in model.named_parameters()}
     seen = {name: torch.full_like(p, torch.nan) for name, p in own.items()}
@@ -144,7 +144,7 @@ def put_together(config: Any, held: Iterable[Part]) -> tuple[GPT, float, int]:
 
 @torch.no_grad()
 def validation_loss(model: GPT, task: Task) -> float:
-    """Mean loss of a byte of text that no step has seen."""
+    """The mean loss per byte of text that no step has seen."""
     rows = batch(task.base.seed, 0, 0, 1, VALIDATION_ROWS, task.config.seq, split="validation")
     return float(cross_entropy(model(rows[0]), rows[1]))
 

@@ -1,1 +1,1 @@
-"""Cards: questions of interviews and their answers, whose numbers are computed and never typed."""
+"""Cards: interview questions and their answers, in which every number is computed and none is typed."""

@@ -1,10 +1,10 @@
 """Cards for Anki: a deck as a package (.apkg) that Anki, AnkiDroid and AnkiMobile import.
 
-    export(the_deck(), "labkit.apkg")                       how many cards it has
-    export(the_deck().of(tags={"zero"}), "zero.apkg")       some of them
+    export(the_deck(), "labkit.apkg")                       returns how many cards it has
+    export(the_deck().of(tags={"zero"}), "zero.apkg")       only some of them
 
-A card keeps its identity: a second import puts new words in the place of the old, and leaves alone what is scheduled.
-Each part of the answer is a field of its own, figures computed, so that a learner may lay out cards in another way.
+A card keeps its identity: a second import replaces its words, and keeps its schedule. Each part of the answer is a
+field of its own, with computed figures, so that a learner may lay out the cards in another way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from labkit.course.cards.deck import Deck
 from labkit.view.svg import Picture
 
 MODEL_ID, DECK_ID = 1_617_201_837, 1_293_740_659
-"""Drawn once, and never to be changed: Anki knows a note type and a deck by their numbers."""
+"""These were drawn once, and must never change: Anki knows a note type and a deck by their numbers."""
 FIELDS = ("Front", *(part.title() for part in PARTS), "Table", "Wrong", "Tested", "Lab", "Picture")
 FRONT = '<div class="front">{{Front}}</div>'
 BACK = """<div class="front asked">{{Front}}</div><hr id="answer">
@@ -65,14 +65,14 @@ th, td { padding: .25em .6em; border: 1px solid #bbb; vertical-align: top; text-
 .nightMode code, .night_mode code { background: #3a3a3a; }
 .nightMode th, .nightMode td, .night_mode th, .night_mode td { border-color: #5a5a5a; }
 """
-"""Pictures keep a white ground at night: a file in an <img> does not see the colour of the page around it."""
+"""Pictures keep a white background in night mode, since an SVG in an <img> cannot take the colour of the page."""
 
 
 def export(deck: Deck, path: Path | str) -> int:
-    """Write the cards of a deck as a package of that name, and return how many there are.
+    """Write the cards of a deck as a package with this name, and return how many there are.
 
-    What was there stays until the new file is whole. ValueError for a name that does not end in .apkg, a deck of no
-    cards, and a card whose figures or picture cannot be computed; OSError for a place that cannot be written."""
+    An older file stays until the new one is complete. ValueError for a name that does not end in .apkg, an empty deck,
+    and a card whose figures or picture cannot be computed; OSError for a place that cannot be written."""
     path = Path(path)
     if path.suffix != ".apkg":
         raise ValueError(f"{str(path)!r}: Anki imports files whose names end in .apkg, such as 'labkit.apkg'")
@@ -94,13 +94,13 @@ def export(deck: Deck, path: Path | str) -> int:
             os.replace(Path(aside) / "package", path)
     except OSError as error:
         raise OSError(error.errno, f"the package cannot be written: {error.strerror}", str(path)) from error
-    except sqlite3.Error as error:  # a full disk, as its data base says it
+    except sqlite3.Error as error:  # sqlite's exception for a full disk
         raise OSError(errno.EIO, f"the package cannot be written: {error}", str(path)) from error
     return len(deck)
 
 
 def _write(whole: genanki.Deck, media: Mapping[str, str], folder: Path) -> None:
-    """The package, at `folder / "package"`. genanki's own writer leaves its data base behind in /tmp."""
+    """Write the package to `folder / "package"`. genanki's own writer would leave its database behind in /tmp."""
     now, stored = time.time(), folder / "collection"
     with closing(sqlite3.connect(stored)) as base:
         genanki.Package(whole).write_to_db(base.cursor(), now, count(int(now * 1000)))
@@ -113,26 +113,26 @@ def _write(whole: genanki.Deck, media: Mapping[str, str], folder: Path) -> None:
 
 
 def _fields(card: Card, media: dict[str, str]) -> dict[str, str]:
-    """What a card says, as HTML by the name of the field; its picture goes to `media`."""
+    """The fields of a card, as HTML by name; its picture goes to `media`."""
     try:
-        found = {"Front": formulas(card.said(card.front))}
-        found |= {part.title(): formulas(said) for part, said in card.parts().items()}
+        fields = {"Front": formulas(card.said(card.front))}
+        fields |= {part.title(): formulas(words) for part, words in card.parts().items()}
         drawing = card.drawn()
     except ValueError as error:
         raise ValueError(f"card {card.id!r}: {error}" if card.id not in str(error) else str(error)) from error
-    found["Lab"] = ", ".join(card.lab)
+    fields["Lab"] = ", ".join(card.lab)
     if card.axes:
-        found["Table"] = _table(card)
+        fields["Table"] = _table(card)
     if card.wrong:
-        found["Wrong"] = f"<q>{formulas(card.said(card.wrong.said))}</q><br>{formulas(card.said(card.wrong.but))}"
-    found["Tested"] = evidence(card.audited())
+        fields["Wrong"] = f"<q>{formulas(card.said(card.wrong.said))}</q><br>{formulas(card.said(card.wrong.but))}"
+    fields["Tested"] = evidence(card.audited())
     if drawing:
         svg = _file(drawing)
-        # a new drawing has a new name: Anki renames what has the name of another file, and caches what has the same
+        # a new drawing gets a new name, since Anki keeps the file that it has under an old one
         name = f"labkit-{card.id}-{sha256(svg.encode()).hexdigest()[:8]}.svg"
         media[name] = svg
-        found["Picture"] = f'<img src="{name}" alt="{escape(drawing.label)}">'
-    return found
+        fields["Picture"] = f'<img src="{name}" alt="{escape(drawing.label)}">'
+    return fields
 
 
 def _table(card: Card) -> str:
@@ -145,7 +145,7 @@ def _table(card: Card) -> str:
 
 
 def _file(drawing: Picture) -> str:
-    """A drawing as a file of its own, with a size and a colour, which no page gives it."""
+    """A drawing as a file of its own, with the size and colour that a page would give it."""
     size = f'width="{drawing.width:g}" height="{drawing.height:g}" style="color:#111"'
     return re.sub(r'style="[^"]*"', size, str(drawing), count=1)
 

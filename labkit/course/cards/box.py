@@ -2,13 +2,13 @@
 
     box = Box(the_deck())                         in the user's data folder; Box(deck, path) elsewhere
     box.due(tags={"zero"}, lab="07")              what to ask now, most forgotten first, then new cards
-    box.rate("ring-bytes", 3)                     1 nothing came ... 5 at once; kept before it returns
+    box.rate("ring-bytes", 3)                     1 nothing came ... 5 at once; it is stored before it returns
     box.recall("ring-bytes")                      how likely it is that the learner still knows it
-    there.load(box.export())                      on another machine: nothing is lost, nothing is there twice
+    other.load(box.export())                      on another machine: nothing is lost, and nothing comes twice
 
-Kept is every rating and nothing else; where a card stands is worked out from them, so two kernels may review at once.
-A clock that jumps does no harm: of a card's ratings none counts as made before the one before it, or after now. What
-happens to a file that is damaged, locked or of a later labkit stands in labkit/course/learner/store.py.
+Only the ratings are stored; the schedule is computed from them, so two kernels may review at the same time. A clock
+that jumps does no harm: a rating never counts as older than the one before it, nor as later than now. For files that
+are damaged, locked or of a later labkit see labkit/course/learner/store.py.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ STEPS = (
 )
 RATINGS = (fsrs.Rating.Again, fsrs.Rating.Again, fsrs.Rating.Hard, fsrs.Rating.Good, fsrs.Rating.Easy)
 WAIT_S = 2.0
-"""For another kernel: a rating that cannot be written yet is kept, and written with the next."""
+"""How long to wait for another kernel; a rating that cannot be written in time is kept, and written with the next."""
 WORDS = ("nothing came", "only when I saw it", "with effort", "well", "at once")
-"""What 1 to 5 mean; 1 and 2 are both forgotten to the scheduler, and different to the learner."""
+"""What 1 to 5 mean; to the scheduler 1 and 2 are both "forgotten", but the learner sees a difference."""
 A_DAY = timedelta(days=1)
 
 
 class Standing(NamedTuple):
-    """Where a card stands: when it is due, its last rating, how often it was reviewed, and how often forgotten."""
+    """The schedule of a card: when it is due, its last rating, how often it was reviewed, and how often forgotten."""
 
     due: datetime
     last: Review
@@ -59,7 +59,7 @@ class Standing(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A review of a card that was known before: what FSRS expected of it just then, and whether it came."""
+    """A review of a card that was seen before: the recall that FSRS expected, and whether the learner knew it."""
 
     at: datetime
     expected: float
@@ -67,12 +67,12 @@ class Asked(NamedTuple):
 
 
 class Box:
-    """The reviews in one file of the cards of a deck; `clock` says what time it is."""
+    """The reviews of a deck's cards, stored in one file; `clock` tells the time."""
 
     def __init__(
         self, deck: Deck, path: Path | str | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        """Open the file, make it where there is none. ValueError for a file of a later version of labkit."""
+        """Open the file, or create it. ValueError for a file of a later version of labkit."""
         self.deck, self.clock, self.store = deck, clock, Store(NAME, STEPS, path, "box of cards", WAIT_S)
         self.warnings: tuple[str, ...] = ()
         self.log = Log(self.store, "reviews", "rating", Review.model_validate_json)
@@ -82,14 +82,14 @@ class Box:
 
     @property
     def note(self) -> str:
-        """What happened to the file, or to the clock, "" if nothing did."""
-        late = [each.at for each in self.reviews() if each.at > self.clock() + A_DAY]
+        """Problems with the file or the clock; "" if there are none."""
+        late = [review.at for review in self.reviews() if review.at > self.clock() + A_DAY]
         count = f"{len(late)} review{'s lie' if len(late) > 1 else ' lies'}"
         jumped = f"{count} after now, up to {max(late):%Y-%m-%d}: they count as made now" if late else ""
         return "; ".join(filter(None, (self.store.note, self.log.told, self._told, jumped, *self.warnings)))
 
     def rate(self, id: str, rating: int, seconds: float = 0.0) -> Standing:
-        """Keep a rating, and return where the card stands now. ValueError for no card, or no rating from 1 to 5."""
+        """Store a rating, and return the card's schedule. ValueError for an unknown card, or a rating not in 1 to 5."""
         self.deck[id]
         if rating not in range(1, len(RATINGS) + 1):
             raise ValueError(f"a rating is 1 to {len(RATINGS)} ({', '.join(WORDS)}), got {rating!r}")
@@ -98,54 +98,54 @@ class Box:
         return self.standings()[id]
 
     def reviews(self) -> list[Review]:
-        """All ratings, in the order in which they were kept."""
+        """All ratings, in the order in which they were stored."""
         return list(self._read()[0])
 
     def standings(self) -> dict[str, Standing]:
-        """Where each card stands that was reviewed."""
+        """The schedule of each card that was reviewed."""
         return self._read()[1]
 
     def asked(self) -> list[Asked]:
-        """Every review of a card a day or more after the one before it: what was expected, and what came."""
+        """Every review of a card a day or more after the one before it: the expected recall, and the result."""
         return self._read()[2]
 
     def recall(self, id: str) -> float:
-        """How likely it is that the learner knows a card now, as FSRS expects it; 0 if it was never reviewed."""
+        """The probability that the learner knows a card now, by FSRS; 0 if it was never reviewed."""
         return _recall(self.standings().get(id), self.clock())
 
     def weakness(self) -> dict[str, float]:
-        """Of each card of the deck, how likely it is that it is not known."""
-        found, now = self.standings(), self.clock()
-        return {card.id: 1 - _recall(found.get(card.id), now) for card in self.deck}
+        """For each card of the deck, the probability that the learner does not know it."""
+        standings, now = self.standings(), self.clock()
+        return {card.id: 1 - _recall(standings.get(card.id), now) for card in self.deck}
 
     def due(self, tags: Iterable[str] = (), lab: str = "", new: int = 10) -> list[Card]:
-        """What to ask now: cards that are due, most forgotten first, then up to `new` of a day that were never asked.
+        """What to ask now: cards that are due, most forgotten first, then up to `new` new ones per day.
 
-        New ones come as the deck has them, the easier first. ValueError for a tag that no card has."""
-        found, now = self.standings(), self.clock()
+        New cards come in the order of the deck, the easier first. ValueError for a tag that no card has."""
+        standings, now = self.standings(), self.clock()
         chosen = self.deck.of(tags, lab)
-        old = [card for card in chosen if card.id in found and found[card.id].due <= now]
+        old = [card for card in chosen if card.id in standings and standings[card.id].due <= now]
         begun = sum(first.astimezone().date() == now.astimezone().date() for first in self._firsts())
-        fresh = sorted((card for card in chosen if card.id not in found), key=lambda card: card.difficulty)
-        return sorted(old, key=lambda card: _recall(found[card.id], now)) + fresh[: max(0, new - begun)]
+        fresh = sorted((card for card in chosen if card.id not in standings), key=lambda card: card.difficulty)
+        return sorted(old, key=lambda card: _recall(standings[card.id], now)) + fresh[: max(0, new - begun)]
 
     def interview(self, minutes: float = 30, level: int = 3, topics: Iterable[str] = ()) -> Interview:
         """A mock interview over this deck, whose questions are drawn by weakness; it begins now."""
         return Interview(self.deck, minutes, level, self.weakness(), topics=topics)
 
     def forecast(self, days: int = 14) -> list[int]:
-        """How many cards come due today (or were before), tomorrow, ...: the present ratings, and none to come."""
+        """How many cards are due today (or overdue), tomorrow, ..., if no further ratings come."""
         today, counts = self.clock().astimezone().date(), [0] * days
-        for id, each in self.standings().items():
-            away = (each.due.astimezone().date() - today).days
-            if away < days and any(card.id == id for card in self.deck):
-                counts[max(0, away)] += 1
+        for id, standing in self.standings().items():
+            days_ahead = (standing.due.astimezone().date() - today).days
+            if days_ahead < days and any(card.id == id for card in self.deck):
+                counts[max(0, days_ahead)] += 1
         return counts
 
     def days(self) -> Counter[date]:
-        """How many reviews each day had, by this machine's calendar; none lies after today."""
+        """The number of reviews on each day, by this machine's calendar; none lies after today."""
         now = self.clock()
-        return Counter(min(each.at, now).astimezone().date() for each in self.reviews())
+        return Counter(min(review.at, now).astimezone().date() for review in self.reviews())
 
     def streak(self) -> int:
         """How many days in a row had a review, up to today, or to yesterday if today has none yet."""
@@ -156,7 +156,7 @@ class Box:
         return length
 
     def remember(self, name: str, said: str) -> None:
-        """Keep words under a name, in place of what was there."""
+        """Store a text under a name, and replace an older one."""
         try:
             with self.store.writing() as database:
                 database.execute("INSERT OR REPLACE INTO measured (name, said) VALUES (?, ?)", (name, said))
@@ -164,66 +164,67 @@ class Box:
             self._told = f"{error}: what was measured is not kept"
 
     def recalled(self, name: str) -> str:
-        """What is kept under a name, "" if nothing is."""
-        found = None
+        """The text stored under a name; "" if there is none."""
+        row = None
         with suppress(OSError), self.store.reading() as database:
-            found = database.execute("SELECT said FROM measured WHERE name = ?", (name,)).fetchone()
-        return str(found[0]) if found else ""
+            row = database.execute("SELECT said FROM measured WHERE name = ?", (name,)).fetchone()
+        return str(row[0]) if row else ""
 
     def _repr_html_(self) -> str:
         shown = habits(self.days(), self.forecast(), self.asked(), self.clock().astimezone().date())
         return f"{shown}<p>{escape(self.note)}</p>"
 
     def export(self) -> dict[str, Any]:
-        """All of it as plain data, for json."""
+        """All ratings as plain data, for json."""
         return export_of(self.reviews())
 
     def load(self, plain: Mapping[str, Any]) -> int:
-        """Take what `export` gave, but what is here already. Returns how many were new, all of which are kept or none.
+        """Add the ratings that `export` gave, unless they are here already. Stores all new ones, or none; returns their
+        number.
 
-        ValueError names the field that is not as it should be; OSError if the file cannot be written now."""
+        ValueError names the field that is wrong; OSError if the file cannot be written now."""
         return self.log.add(reviews_of(plain))
 
     def _firsts(self) -> list[datetime]:
         first: dict[str, datetime] = {}
-        for each in self.reviews():
-            first.setdefault(each.card, each.at)
+        for review in self.reviews():
+            first.setdefault(review.card, review.at)
         return list(first.values())
 
     def _read(self) -> tuple[tuple[Review, ...], dict[str, Standing], list[Asked]]:
-        """What is kept, and what follows from it; a row that another version wrote in its own way is passed over."""
+        """The reviews and what follows from them; rows that another version wrote in its own way are skipped."""
         reviews = self.log.late
-        with suppress(OSError, ValueError):  # locked for long, or of a later labkit: what is late is what there is
+        with suppress(OSError, ValueError):  # locked for long, or of a later labkit: then only unwritten ones are known
             reviews = self.log.items()
         now = self.clock()
-        # years of reviews are replayed once, and not at each key; what lies after now changes as time goes on
-        state = tuple(each.uid for each in reviews), now if any(each.at > now for each in reviews) else None
+        # years of reviews are replayed only when they change, or while some lie in the future and time moves on
+        state = tuple(review.uid for review in reviews), now if any(review.at > now for review in reviews) else None
         if state != self._state:
             self._state, self._replayed = state, replayed(reviews, now)
         return tuple(reviews), *self._replayed
 
 
 def replayed(reviews: Sequence[Review], now: datetime) -> tuple[dict[str, Standing], list[Asked]]:
-    """Where cards stand after these ratings, and what was expected at each, by FSRS; times are made to rise."""
+    """The schedules after these ratings, and the recall that FSRS expected at each; times never go back."""
     standings: dict[str, Standing] = {}
     asked: list[Asked] = []
-    for each in reviews:
-        was = standings.get(each.card)
-        at = min(each.at, now).astimezone(UTC)
+    for review in reviews:
+        was = standings.get(review.card)
+        at = min(review.at, now).astimezone(UTC)
         if was is not None and was.memory.last_review is not None:
             at = max(at, was.memory.last_review)
             if at - was.memory.last_review >= A_DAY:
-                asked.append(Asked(at, _recall(was, at), RATINGS[each.rating - 1] != fsrs.Rating.Again))
-        memory, _ = scheduler().review_card(was.memory if was else fsrs.Card(card_id=0), RATINGS[each.rating - 1], at)
-        lapsed = RATINGS[each.rating - 1] == fsrs.Rating.Again
-        standings[each.card] = Standing(memory.due, each, (was.times if was else 0) + 1,
+                asked.append(Asked(at, _recall(was, at), RATINGS[review.rating - 1] != fsrs.Rating.Again))
+        memory, _ = scheduler().review_card(was.memory if was else fsrs.Card(card_id=0), RATINGS[review.rating - 1], at)
+        lapsed = RATINGS[review.rating - 1] == fsrs.Rating.Again
+        standings[review.card] = Standing(memory.due, review, (was.times if was else 0) + 1,
                                         (was.lapses if was else 0) + lapsed, memory)  # fmt: skip
     return standings, asked
 
 
 @cache
 def scheduler() -> fsrs.Scheduler:
-    """FSRS with its own parameters, for 9 of 10 remembered, and without a dice: the same ratings, the same dates."""
+    """FSRS with its default parameters, for a recall of 90%, without randomness: same ratings, same dates."""
     return fsrs.Scheduler(enable_fuzzing=False)
 
 

@@ -1,15 +1,15 @@
-"""A card: a question, an answer in the form of a good spoken one, and where it is shown.
+"""A card: a question, its answer in the order in which one would say it, and where it is shown.
 
     claim      the answer itself, first                 front      the question
     reason     why it is so                             wrong      what one often hears, and what is wrong with it
     law        the formula, every symbol named          lab        cells that show it, "07-34"
     number     with what it was computed from           numbers    name: expression -> unit (figures.py)
     costs      the trade-off                            checks     expressions that must be true
-    limits     where the claim stops being true         covers     what of the sources it answers, "003/12"
+    limits     where the claim stops being true         covers     the questions of the sources it answers, "003/12"
     proofs     audited claims that test it, "c12"
 
-Texts name figures as {sent}. A digit that stands in a text is part of a name (ZeRO-3, bf16), or of a formula between
-backticks; every other number is a figure.
+Texts refer to figures as {sent}. A digit in a text must belong to a name (ZeRO-3, bf16), or to a formula in backticks;
+every other number has to be a figure.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from labkit.course.claims.audit import Result, claim, kept
 from labkit.view.svg import Picture
 
 PARTS = ("claim", "reason", "law", "number", "costs", "limits")
-"""The answer, part by part, in the order in which one says it."""
+"""The parts of the answer, in the order in which one would say them."""
 NAMED = re.compile(r"\{(\w+)\}")
 FORMULA = re.compile(r"`[^`]*`")
 NAME = re.compile(
     r"\b(ZeRO-[1-3]|1F1B|[234]D|[bt]?fp?(8|16|32|64)|bf16|u?int[48]|b?float(16|32|64)|e[45]m[23]|[A-Z]{1,3}\d{2,4}s?"
     r"|GPT-[1-4]|Llama[- ][1-4]|c\d{2,3}|PEP \d+|v[12]|FSDP[12]|PCIe \d|[Ll]ab \d\d|\d\d-\d\d|L[12]|rank 0)\b"
 )
-"""Names that have digits: they may stand in a text."""
+"""Names with digits, which may stand in a text."""
 
 
 class Wrong(BaseModel):
-    """A claim that is often heard: what it says, why it is wrong, and which audited claims say so."""
+    """A wrong claim that is often heard: its words, why it is wrong, and which audited claims prove that."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     said: str
@@ -99,11 +99,13 @@ class Card(BaseModel):
 
     def _names(self, name: str) -> bool:
         named = any(name in NAMED.findall(text) for _, text in self.texts())
-        others = (said for key, said in self.numbers.items() if key != name)
-        return named or any(re.search(rf"\b{name}\b", said) for said in (*self.checks, self.picture, *others))
+        others = (expression for key, expression in self.numbers.items() if key != name)
+        return named or any(
+            re.search(rf"\b{name}\b", expression) for expression in (*self.checks, self.picture, *others)
+        )
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Every text that a learner reads: (its field, the text)."""
+        """Every text that a learner reads, as (field, text)."""
         yield "front", self.front
         yield from ((part, getattr(self, part)) for part in PARTS)
         yield from (("axes", text) for text in self.axes)
@@ -113,34 +115,34 @@ class Card(BaseModel):
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
-        """The numbers, computed; each may name those above it. ValueError for an expression that is none."""
-        found: dict[str, Figure] = {}
-        for name, said in self.numbers.items():
-            found[name] = figure(said, {key: each.value for key, each in found.items()})
-        return found
+        """The numbers, computed; each may use those above it. ValueError for an invalid expression."""
+        figures: dict[str, Figure] = {}
+        for name, expression in self.numbers.items():
+            figures[name] = figure(expression, {key: known.value for key, known in figures.items()})
+        return figures
 
     def said(self, text: str) -> str:
-        """A text with its figures."""
+        """A text with its figures filled in."""
         return NAMED.sub(lambda match: str(self.figures[match[1]]), text)
 
     def parts(self) -> dict[str, str]:
-        """The answer with its figures: {"claim": ..., "law": ...}, only the parts that it has."""
+        """The answer with its figures: {"claim": ..., "law": ...}, only the parts that the card has."""
         return {part: self.said(getattr(self, part)) for part in PARTS if getattr(self, part)}
 
     def audited(self) -> tuple[Result, ...]:
-        """The audited claims that test what it says or what one often hears instead, as the last audit found them."""
+        """Results of the audited claims behind the card, and behind its wrong claim, from the last audit."""
         wanted = dict.fromkeys((*self.proofs, *(self.wrong.claims if self.wrong else ())))
-        found = {each.claim.id: each for each in kept().results} if wanted else {}
-        return tuple(found[id] for id in wanted if id in found)
+        results = {result.claim.id: result for result in kept().results} if wanted else {}
+        return tuple(results[id] for id in wanted if id in results)
 
     def drawn(self) -> Picture | None:
-        """Its picture; None if it has none. ValueError, with the card's id, for an expression that draws nothing."""
+        """The card's picture; None if it has none. ValueError, with the card's id, if it cannot be drawn."""
         try:
-            return picture_of(self.picture, {name: each.value for name, each in self.figures.items()})
+            return picture_of(self.picture, {name: entry.value for name, entry in self.figures.items()})
         except ValueError as error:
             raise ValueError(f"card {self.id!r}, field picture: {error}") from error
 
     def broken(self) -> list[str]:
         """The checks that are not true."""
-        values = {name: each.value for name, each in self.figures.items()}
+        values = {name: entry.value for name, entry in self.figures.items()}
         return [check for check in self.checks if evaluate(check, values) is not True]

@@ -1,7 +1,7 @@
-"""Cards for people: both faces of one, and pictures of a habit: days, what is coming, and whether it stays.
+"""Cards for people: both faces of a card, and a picture of the learner's reviews.
 
 front(card), back(card)                      HTML
-habits(days, coming, asked, today)           a Picture: the last weeks, the next two, expected against remembered
+habits(days, coming, asked, today)           a Picture: past weeks, the next two, and expected against actual recall
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WEEKS, BINS = 15, (0.0, 0.7, 0.8, 0.9, 1.0)
 
 
 class Face(Protocol):
-    """What a card shows (card.py)."""
+    """What is shown of a card (card.py)."""
 
     front: str
     axes: tuple[str, ...]
@@ -37,28 +37,28 @@ class Face(Protocol):
     tags: tuple[str, ...]
 
     def said(self, text: str) -> str:
-        """A text with its figures."""
+        """A text with its figures filled in."""
 
     def parts(self) -> dict[str, str]:
         """The answer, part by part."""
 
     def audited(self) -> tuple[Shown, ...]:
-        """Claims on what it says that were put to the test."""
+        """Results of the audited claims behind the card."""
 
     def drawn(self) -> Picture | None:
-        """Its picture, None if it has none."""
+        """The card's picture, None if it has none."""
 
 
 class Asked(Protocol):
-    """A review: how likely it was that the card was known, and whether it was."""
+    """A review: the expected recall, and whether the learner knew the card."""
 
     @property
     def expected(self) -> float:
-        """From 0 to 1."""
+        """The probability of recall, from 0 to 1."""
 
     @property
     def came(self) -> bool:
-        """It was remembered."""
+        """True if the card was remembered."""
 
 
 def front(card: Face) -> str:
@@ -67,20 +67,20 @@ def front(card: Face) -> str:
 
 
 def back(card: Face) -> str:
-    """The answer: claim first, then its parts, a table where things are compared, what one often hears instead, and
-    what came of it when it was put to the test."""
+    """The answer: claim first, then its parts, a table where things are compared, the wrong claim that one often hears,
+    and the results of the audit."""
     parts = card.parts()
     body = [f'<p class="lk-card-claim" {CLAIM}>{formulas(parts.pop("claim"))}</p>']
     if card.axes:
         body.append(_table(card))
     rows = "".join(
-        f"<tr><th scope='row' {NAME}>{TITLES[name]}</th><td {CELL}>{formulas(said)}</td></tr>"
-        for name, said in parts.items()
+        f"<tr><th scope='row' {NAME}>{TITLES[name]}</th><td {CELL}>{formulas(words)}</td></tr>"
+        for name, words in parts.items()
     )
     if card.wrong:
-        said, but = (formulas(card.said(words)) for words in (card.wrong.said, card.wrong.but))
+        myth, but = (formulas(card.said(words)) for words in (card.wrong.said, card.wrong.but))
         rows += (
-            f"<tr class='lk-card-wrong'><th scope='row' {NAME}>often heard</th><td {CELL}><q>{said}</q> {but}</td></tr>"
+            f"<tr class='lk-card-wrong'><th scope='row' {NAME}>often heard</th><td {CELL}><q>{myth}</q> {but}</td></tr>"
         )
     if proofs := evidence(card.audited()):
         rows += f"<tr class='lk-card-tested'><th scope='row' {NAME}>tested</th><td {CELL}>{proofs}</td></tr>"
@@ -94,24 +94,26 @@ def back(card: Face) -> str:
 
 
 def habits(days: Mapping[date, int], coming: Sequence[int], asked: Sequence[Asked], today: date) -> Picture:
-    """Reviews of each day of the last weeks; cards due today and on the days after; expected against remembered.
+    """Reviews of each day of the past weeks; cards due today and on the next days; expected against actual recall.
 
-    The third says whether the schedule fits this learner: of the cards that FSRS expected to be known with 80 to 90
-    percent, 80 to 90 percent should have been."""
+    The third part shows whether the schedule fits this learner: of the cards that FSRS expected to be known with 80 to
+    90 percent, 80 to 90 percent should have been known."""
     total, late = sum(days.values()), len(coming)
-    known = f"{sum(each.came for each in asked) / len(asked):.0%} of {len(asked)} remembered" if asked else "none yet"
+    known = (
+        f"{sum(review.came for review in asked) / len(asked):.0%} of {len(asked)} remembered" if asked else "none yet"
+    )
     body = [text(4, 18, f"{total:,} reviews", bold=True), *_calendar(days, today),
             text(300, 18, f"{sum(coming)} due in {late} days", bold=True), *_forecast(coming),
             text(566, 18, known, bold=True), *_retention(asked)]  # fmt: skip
-    told = "; ".join(f"{words}: {came:.0%} of {count}" for words, _, came, count in _bins(asked) if count)
+    stats = "; ".join(f"{words}: {recalled:.0%} of {count}" for words, _, recalled, count in _bins(asked) if count)
     label = (
-        f"{total} reviews in {WEEKS} weeks; due by day: {', '.join(map(str, coming))}; expected and remembered: {told}"
+        f"{total} reviews in {WEEKS} weeks; due by day: {', '.join(map(str, coming))}; expected and remembered: {stats}"
     )
     return Picture("".join(body), 196, label)
 
 
 def _calendar(days: Mapping[date, int], today: date) -> list[str]:
-    """A square a day, a column a week, darker with more reviews."""
+    """A square for each day, a column for each week, darker with more reviews."""
     first = today - timedelta(days=today.weekday() + 7 * (WEEKS - 1))
     most, shapes = max(days.values(), default=0), []
     for place in range((today - first).days + 1):
@@ -140,12 +142,12 @@ def _forecast(coming: Sequence[int]) -> list[str]:
 
 
 def _retention(asked: Sequence[Asked]) -> list[str]:
-    """Two bars a bin: what FSRS expected, and what came."""
+    """Two bars for each bin: the recall that FSRS expected, and the actual one."""
     shapes = [text(566, 182, "expected by FSRS, and remembered", size=12)]
-    for place, (words, expected, came, count) in enumerate(_bins(asked)):
+    for place, (words, expected, recalled, count) in enumerate(_bins(asked)):
         x = 566 + place * 58
         shapes.append(text(x + 22, 166, words, "middle", 11))
-        for shift, share, fill in ((0, expected, PALETTE[7]), (22, came, PALETTE[2])) if count else ():
+        for shift, share, fill in ((0, expected, PALETTE[7]), (22, recalled, PALETTE[2])) if count else ():
             tall = 104 * share
             shapes.append(f'<rect x="{x + shift}" y="{152 - tall:.1f}" width="20" height="{tall:.1f}" fill="{fill}">'
                           f"<title>{words} expected, {count} reviews: {share:.0%}</title></rect>")  # fmt: skip
@@ -154,19 +156,26 @@ def _retention(asked: Sequence[Asked]) -> list[str]:
 
 
 def _bins(asked: Sequence[Asked]) -> list[tuple[str, float, float, int]]:
-    """By what was expected: (words, mean expected, share that came, how many)."""
-    found = []
+    """The reviews in bins of expected recall: (words, mean expected, share that was known, how many)."""
+    rows = []
     for low, high in zip(BINS, BINS[1:], strict=False):
-        mine = [each for each in asked if low <= each.expected < high or (high == 1 and each.expected == 1)]
-        n = max(1, len(mine))
+        reviews = [review for review in asked if low <= review.expected < high or (high == 1 and review.expected == 1)]
+        n = max(1, len(reviews))
         words = f"< {high:.0%}" if low == 0 else f"{low * 100:.0f}–{high:.0%}"
-        found.append((words, sum(each.expected for each in mine) / n, sum(each.came for each in mine) / n, len(mine)))
-    return found
+        rows.append(
+            (
+                words,
+                sum(review.expected for review in reviews) / n,
+                sum(review.came for review in reviews) / n,
+                len(reviews),
+            )
+        )
+    return rows
 
 
 def evidence(results: Iterable[Shown]) -> str:
-    """What the audit found on what a card says, a line for each claim; "" if there is none."""
-    return "".join(f"<div>{escape(brief(each), quote=False)}</div>" for each in results)
+    """The audit's results on a card, a line for each claim; "" if there are none."""
+    return "".join(f"<div>{escape(brief(result), quote=False)}</div>" for result in results)
 
 
 def _table(card: Face) -> str:
@@ -179,5 +188,5 @@ def _table(card: Face) -> str:
 
 
 def formulas(said: str) -> str:
-    """Text as HTML, with what stands between backticks as code."""
+    """Text as HTML, with what stands in backticks as code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(said, quote=False))

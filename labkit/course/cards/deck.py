@@ -1,4 +1,4 @@
-"""Decks: cards in YAML files, read with the line and the field of whatever is wrong in them.
+"""Decks: cards in YAML files; an error is reported with its line and field.
 
 deck = read_deck("mine.yaml")            a Deck; ValueError "mine.yaml, line 12, field front: ..."
 deck = the_deck()                        labkit's own: every file of labkit/course/cards/decks
@@ -40,7 +40,7 @@ class Deck:
         return len(self.cards)
 
     def __getitem__(self, id: str) -> Card:
-        """ValueError, with the nearest, for an id that no card has."""
+        """The card with this id. ValueError, with the nearest id, if there is none."""
         for card in self.cards:
             if card.id == id:
                 return card
@@ -52,7 +52,7 @@ class Deck:
         return dict(Counter(tag for card in self.cards for tag in card.tags).most_common())
 
     def of(self, tags: Iterable[str] = (), lab: str = "", hardest: int = 5) -> Deck:
-        """The cards that have all of these tags, are shown by this lab ("07"), and are not harder than that.
+        """The cards that have all of these tags, are shown by this lab ("07"), and are not harder than `hardest`.
 
         ValueError for a tag that no card has."""
         wanted = {tags} if isinstance(tags, str) else set(tags)
@@ -71,20 +71,21 @@ class Deck:
 
 
 def read_deck(path: Path | str) -> Deck:
-    """The cards of a YAML file, a list of mappings. ValueError with file, line and field; OSError if it is none."""
+    """The cards of a YAML file, a list of mappings. ValueError with file, line and field; OSError if unreadable."""
     return Deck(tuple(records(Path(path).read_text(), Path(path).name, Card)))
 
 
 @cache
 def the_deck() -> Deck:
     """labkit's own cards, file by file in the order of their names."""
-    found = sorted((each for each in (files("labkit.course.cards") / "decks").iterdir() if each.name.endswith(".yaml")),
-                   key=lambda each: each.name)  # fmt: skip
-    return Deck(tuple(card for each in found for card in records(each.read_text(), each.name, Card)))
+    decks = sorted((file for file in (files("labkit.course.cards") / "decks").iterdir() if file.name.endswith(".yaml")),
+                   key=lambda file: file.name)  # fmt: skip
+    return Deck(tuple(card for file in decks for card in records(file.read_text(), file.name, Card)))
 
 
 @cache
 def sources() -> Mapping[str, str]:
-    """What the documents ask that this course began with: "003/12" -> in a few words. `Card.covers` answers them."""
+    """The questions of the documents that the course began with, in a few words: "003/12" -> text. `Card.covers` names
+    those that a card answers."""
     text = (files("labkit.course.cards") / "sources.yaml").read_text()
     return MappingProxyType(dict(yaml.safe_load(text)))

@@ -1,11 +1,11 @@
-"""Figures: the numbers of a card, each an expression of the planner's own functions, evaluated when it is shown.
+"""Figures: the numbers of a card, each an expression over the planner's functions, evaluated when it is shown.
 
     figure("sent_bytes('ring', 'all_reduce', 8, 1e9) -> GB")       1.75 GB
     figure("1e12 / 16e3 -> days")                                  723 days
     figure("measured('c12', 'a step') -> times")                   1 times, as `labkit claims` has stored it
 
 Left of the arrow: numbers, + - * / ** %, comparisons, `a if b else c`, lists, the names of `VOCABULARY`, their public
-attributes and items. Nothing else can be said: a deck is data, and may come from anybody. Right of it: a unit.
+attributes and items. Nothing else is allowed, since a deck is data and may come from anybody. Right of it: a unit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VOCABULARY = MappingProxyType(
         "train.config": "GPTConfig",
     }
 )
-"""What an expression may call, by the module that has it. To these come `cast`, `measured`, and the functions below."""
+"""What an expression may call, by module. `cast`, `measured`, and the functions of PLAIN are added to these."""
 PLAIN = MappingProxyType(
     {"min": min, "max": max, "sum": sum, "round": round, "len": len, "abs": abs, "sqrt": math.sqrt, "ceil": math.ceil,
      "floor": math.floor, "log2": math.log2}
@@ -55,12 +55,12 @@ UNITS = MappingProxyType(
      "%": 0.01, "times": 1, "thousand": 1e3, "million": 1e6, "billion": 1e9, "Tflop/s": 1e12, "Pflop/s": 1e15,
      "GB/s": 1e9, "TB/s": 1e12, "Eflop": 1e18}
 )  # fmt: skip
-"""A unit, and what it stands for."""
+"""The size of each unit in base units."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and how it is shown. `value` is in base units (bytes, seconds, shares), or a word."""
+    """A number and how it is shown. `value` is in base units (bytes, seconds, shares), or it is a word."""
 
     said: str
     value: Any
@@ -76,9 +76,9 @@ class Figure:
 
 
 def figure(said: str, known: Mapping[str, Any] | None = None) -> Figure:
-    """Evaluate `expression -> unit`; `known` are values that it may name besides the vocabulary.
+    """Evaluate `expression -> unit`; `known` are values that it may use besides the vocabulary.
 
-    ValueError, with the reason, for what is no expression, names what is not there, or is no number or word."""
+    ValueError, with the reason, for an invalid expression, an unknown name, and a value that is no number or word."""
     expression, arrow, unit = said.rpartition("->")
     expression, unit = (expression, unit.strip()) if arrow else (said, "")
     if unit not in UNITS:
@@ -97,10 +97,10 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def evaluate(expression: str, known: Mapping[str, Any] | None = None, more: Mapping[str, Any] = NOTHING) -> Any:
-    """The value of an expression of the vocabulary, numbers, `known`, and what is `more` to call. ValueError for
+    """The value of an expression over the vocabulary, numbers, `known`, and further functions in `more`. ValueError for
     anything else."""
     known = dict(known or {})
-    functions = {**_functions(), **PLAIN, **{name: each for name, each in more.items() if callable(each)}}
+    functions = {**_functions(), **PLAIN, **{name: function for name, function in more.items() if callable(function)}}
     reader = simpleeval.EvalWithCompoundTypes(functions=functions, names={**_functions(), **more, **known})
     try:
         return reader.eval(expression)
@@ -110,30 +110,30 @@ def evaluate(expression: str, known: Mapping[str, Any] | None = None, more: Mapp
         raise ValueError(
             f"{expression!r}: nothing is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
         ) from None
-    except Exception as error:  # whatever the planner says of bad numbers, too
+    except Exception as error:  # also whatever the planner raises for bad numbers
         raise ValueError(f"{expression!r} cannot be computed: {type(error).__name__}: {error}") from error
 
 
 def cast(value: float, dtype: str) -> float:
-    """The number that a dtype, such as "bfloat16", makes of a value."""
+    """The nearest number that a dtype, such as "bfloat16", can hold."""
     import torch
 
     return float(torch.tensor(value, dtype=torch.float64).to(getattr(torch, dtype)))
 
 
 def measured(claim: str, name: str) -> float:
-    """A number that the proof of a claim has measured, as it is stored. ValueError if there is none of that name."""
-    found = _stored().get(claim, {}).get("numbers", {})
-    if name not in found:
-        raise ValueError(f"claim {claim!r} has measured no {name!r}; it has {', '.join(found) or 'nothing'}")
-    return float(found[name])
+    """A number that the proof of a claim has measured, from the stored results. ValueError if it has none so called."""
+    numbers = _stored().get(claim, {}).get("numbers", {})
+    if name not in numbers:
+        raise ValueError(f"claim {claim!r} has measured no {name!r}; it has {', '.join(numbers) or 'nothing'}")
+    return float(numbers[name])
 
 
 @cache
 def _functions() -> Mapping[str, Any]:
-    found = {name: getattr(importlib.import_module(f"labkit.{module}"), name)
+    functions = {name: getattr(importlib.import_module(f"labkit.{module}"), name)
              for module, names in VOCABULARY.items() for name in names.split()}  # fmt: skip
-    return MappingProxyType({**found, "cast": cast, "measured": measured})
+    return MappingProxyType({**functions, "cast": cast, "measured": measured})
 
 
 @cache

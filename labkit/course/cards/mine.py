@@ -1,7 +1,7 @@
-"""This learner's cards: labkit's deck, decks of their own, and cards of what they have measured and got wrong.
+"""This learner's cards: labkit's deck, their own decks, and cards on their machine and their mistakes.
 
 labkit.cards()                                    a Box: labkit.ReviewPanel(labkit.cards()) reviews it
-labkit.cards(measured=labkit.doctor(quick=True))  from now on with cards of this machine's numbers
+labkit.cards(measured=labkit.doctor(quick=True))  from now on with cards on this machine's numbers
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from labkit.course.machine.doctor import Report
 
 DECKS = "decks"
-"""The folder beside the box of cards whose YAML files are decks, too."""
+"""The folder beside the box of cards; its YAML files are decks, too."""
 
 
 def cards(measured: Report | None = None, folder: Path | str | None = None) -> Box:
-    """Everything that this learner has to review, in their data folder (`folder` elsewhere).
+    """All cards that this learner can review, with the box in their data folder, or in `folder`.
 
-    `measured` is kept for the next time. A deck of theirs that cannot be read stays out, and `.note` says why."""
+    `measured` is stored for the next time. An own deck that cannot be read is left out, and `.note` says why."""
     place = Path(folder) if folder is not None else data_folder()
     box = Box(the_deck(), place / "cards.sqlite3")
     if measured is not None:
@@ -46,16 +46,16 @@ def cards(measured: Report | None = None, folder: Path | str | None = None) -> B
     return box
 
 
-def _measured(said: str) -> tuple[Card, ...]:
+def _measured(text: str) -> tuple[Card, ...]:
     try:
-        kept = json.loads(said) if said else {"findings": {}, "link": None}
+        kept = json.loads(text) if text else {"findings": {}, "link": None}
         return cards_of(kept["findings"], Line(*kept["link"]) if kept["link"] else None)
-    except (ValueError, TypeError, KeyError):  # another version's: measured again it is as it should be
+    except (ValueError, TypeError, KeyError):  # another version stored it: a new measurement replaces it
         return ()
 
 
 def _failed(place: Path) -> tuple[Card, ...]:
-    titles = {each.key: each.title for each in problems()}
+    titles = {problem.key: problem.title for problem in problems()}
     return failed(Progress(place / "progress.sqlite3").failed_causes(), titles)
 
 

@@ -1,10 +1,10 @@
-"""Cards of the learner's own: what was measured on their machine, and what went wrong in their exercises.
+"""The learner's own cards: on what was measured on their machine, and on what went wrong in their exercises.
 
     measured(labkit.doctor())            latency, bandwidth, start of a rank: "on this machine alpha was 85 us"
-    failed(Progress().failed_causes())   one card a mistake: "your all-gather broke the wire law: what was wrong?"
+    failed(Progress().failed_causes())   a card for each mistake: "your all-gather broke the wire law: what was wrong?"
     Deck((*the_deck(), *measured(...), *failed(...)))
 
-They are cards like all others, and are scheduled with them; a second measurement replaces the first.
+They are scheduled like all other cards; a second measurement replaces the first.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from labkit.course.learner.progress import Failed
 from labkit.plan.collectives import Line
 
 OWN = "own"
-"""The tag of all of them."""
+"""The tag of all these cards."""
 
 
 def measured(findings: Mapping[str, Any], link: Line | None) -> tuple[Card, ...]:
-    """Of a doctor's `report.as_dict()` and `report.link`. Nothing where nothing could be measured."""
+    """Cards from a doctor's `report.as_dict()` and `report.link`; none for what could not be measured."""
     cards = []
     if link is not None and link.beta_s_per_byte > 0:
         numbers = {
@@ -37,7 +37,9 @@ def measured(findings: Mapping[str, Any], link: Line | None) -> tuple[Card, ...]
         }
 
         def of_link(id: str, front: str, claim: str, number: str, limits: str) -> Card:
-            used = {name: said for name, said in numbers.items() if f"{{{name}}}" in claim + number + limits}
+            used = {
+                name: expression for name, expression in numbers.items() if f"{{{name}}}" in claim + number + limits
+            }
             return Card(id=id, front=front, claim=claim, number=number, limits=limits, numbers=used, difficulty=2,
                         lab=("00-08", "03-13"), tags=(OWN, "communication"))  # fmt: skip
 
@@ -71,26 +73,26 @@ def measured(findings: Mapping[str, Any], link: Line | None) -> tuple[Card, ...]
 
 
 def failed(mistakes: Iterable[Failed], titles: Mapping[str, str]) -> tuple[Card, ...]:
-    """A card for each different mistake whose cause was found; `titles` are those of the exercises, by key."""
-    found: dict[str, Card] = {}
-    for each in mistakes:
-        if not each.cause:
+    """A card for each different mistake whose cause is known; `titles` are those of the exercises, by key."""
+    cards_by_id: dict[str, Card] = {}
+    for fault in mistakes:
+        if not fault.cause:
             continue
-        id = f"own-{each.key.replace('.', '-')}-{each.verdict}-{hashlib.sha256(each.cause.encode()).hexdigest()[:8]}"
-        title = _quoted(titles.get(each.key, "an exercise"))
-        found[id] = Card(
+        id = f"own-{fault.key.replace('.', '-')}-{fault.verdict}-{hashlib.sha256(fault.cause.encode()).hexdigest()[:8]}"
+        title = _quoted(titles.get(fault.key, "an exercise"))
+        cards_by_id[id] = Card(
             id=re.sub(r"[^a-z0-9-]", "", id.lower()),
-            front=f"Your attempt at `{each.key}` ({title}) broke the verdict on {each.verdict}. What was wrong?",
-            claim=_quoted(each.cause[0].upper() + each.cause[1:] + "."),
-            reason=f"`labkit.check` found that your program behaved like one with this mistake; open `{each.key}` and "
+            front=f"Your attempt at `{fault.key}` ({title}) broke the verdict on {fault.verdict}. What was wrong?",
+            claim=_quoted(fault.cause[0].upper() + fault.cause[1:] + "."),
+            reason=f"`labkit.check` found that your program behaved like one with this mistake; open `{fault.key}` and "
             "say how you would see it without the check.",
             difficulty=3,
             tags=(OWN, "debugging"),
         )
-    return tuple(found.values())
+    return tuple(cards_by_id.values())
 
 
 def _quoted(words: str) -> str:
-    """Words in which digits may stand: those are put between backticks, and nothing in them is a figure's name."""
+    """Words with digits put in backticks, so that they may stand in a card, and without braces."""
     plain = words.replace("{", "(").replace("}", ")").replace("`", "'")
     return re.sub(r"\S*\d\S*", lambda match: f"`{match[0]}`", plain)

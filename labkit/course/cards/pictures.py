@@ -1,4 +1,4 @@
-"""Pictures of cards: an expression that draws, of labkit's own pictures and of what figures may say.
+"""Pictures of cards: expressions over labkit's own pictures and the vocabulary of figures.
 
     picture("rows(one_f_one_b(4, 8), 'four stages')")       a Picture
     picture("rows(gpipe(p, m))", {"p": 4, "m": 8})          with the numbers of a card
@@ -49,13 +49,13 @@ DRAWS = MappingProxyType(
         "course.topics.zero_picture": "zero_stages",
     }
 )
-"""What a picture may name besides the vocabulary of figures, by the module that has it."""
+"""What a picture may use besides the vocabulary of figures, by module."""
 
 
 def picture(said: str, known: Mapping[str, Any] | None = None) -> Picture | None:
-    """What an expression draws; `known` are values that it may name besides. None for "".
+    """The picture that an expression draws; `known` are further values that it may use. None for "".
 
-    ValueError, with the reason, for what is no expression, names what is not there, or is no picture."""
+    ValueError, with the reason, for an invalid expression, an unknown name, and a value that is no picture."""
     if not said.strip():
         return None
     try:
@@ -69,7 +69,7 @@ def picture(said: str, known: Mapping[str, Any] | None = None) -> Picture | None
 
 
 def _named(tree: ast.AST) -> dict[str, Any]:
-    """What of DRAWS an expression names, loaded; no more than that, since some of it imports torch."""
+    """The names of DRAWS that an expression uses, loaded; only those, since some modules import torch."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return {name: getattr(importlib.import_module(f"labkit.{module}"), name)
             for module, all_ in DRAWS.items() for name in all_.split() if name in names}  # fmt: skip

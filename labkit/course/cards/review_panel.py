@@ -1,4 +1,4 @@
-"""Reviewing cards, by keyboard: space shows the answer, 1 to 5 say how it went, and the next one is there."""
+"""Reviewing cards by keyboard: space shows the answer, 1 to 5 rate it, and the next card appears."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class Reviews(Protocol):
 
     @property
     def note(self) -> str:
-        """What happened to the file, "" if nothing did."""
+        """Problems with the file; "" if there are none."""
 
     def due(self, tags: Iterable[str] = (), lab: str = "", new: int = 10) -> Sequence[Any]:
-        """What to ask now."""
+        """The cards to ask now."""
 
     def rate(self, id: str, rating: int, seconds: float = 0.0) -> Any:
-        """Keep a rating; where the card stands now."""
+        """Store a rating; returns the card's schedule."""
 
     def forecast(self, days: int = 14) -> Sequence[int]:
-        """Cards due today, tomorrow, ..."""
+        """The numbers of cards due today, tomorrow, ..."""
 
     def asked(self) -> Sequence[Any]:
-        """Reviews of known cards."""
+        """Reviews of cards that were seen before."""
 
     def days(self) -> Mapping[Any, int]:
-        """Reviews of each day."""
+        """The number of reviews on each day."""
 
     def streak(self) -> int:
-        """Days in a row."""
+        """The number of days in a row with a review."""
 
 
 class ReviewPanel(Twin, anywidget.AnyWidget):
     """Asks what is due in a box of cards, one after the other, until nothing is.
 
-    space shows the answer; 1 nothing came, 2 only when I saw it, 3 with effort, 4 well, 5 at once. A rating is kept
-    before the next card is shown, so a kernel that dies loses nothing. Menus choose a tag and a lab. A cell that a card
-    names is a link: it opens the lab there. `.card` is what is asked, `.rated` are the ratings of this panel."""
+    space shows the answer; 1 nothing came, 2 only when I saw it, 3 with effort, 4 well, 5 at once. A rating is stored
+    before the next card is shown, so a kernel that dies loses nothing. Menus choose a tag and a lab. A cell named by a
+    card is a link that opens the lab there. `.card` is the present card, `.rated` are the ratings of this panel."""
 
     _esm = LINKS + Path(__file__).with_name("review_panel.js").read_text()
     _css = Path(__file__).with_name("review_panel.css")
@@ -68,7 +68,7 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
     addresses = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
 
     def __init__(self, box: Reviews, tag: str = "", lab: str = "", new: int = 10) -> None:
-        """`new`: at most so many new cards a day. ValueError for a tag or a lab that no card has."""
+        """`new`: the most new cards per day. ValueError for a tag or a lab that no card has."""
         self.box, self.new = box, new
         self.card: Any = None
         self.rated: list[tuple[str, int]] = []
@@ -76,14 +76,14 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
         labs = sorted({cell[:2] for card in box.deck for cell in card.lab})
         if lab and lab not in labs:
             raise ValueError(f"no card is shown by lab {lab!r}; there are {', '.join(labs)}")
-        box.due({tag} if tag else ())  # a tag that no card has is told before there is anything to see
+        box.due({tag} if tag else ())  # raises for an unknown tag before anything is shown
         super().__init__(tags=sorted(box.deck.tags()), labs=labs, tag=tag, lab=lab, addresses=addresses())
-        self.on_msg(lambda _, said, buffers: self.heard(said))
+        self.on_msg(lambda _, message, buffers: self.heard(message))
         self.observe(lambda _: self.ask(), ["tag", "lab"])
         self.ask()
 
     def heard(self, said: Any) -> None:
-        """What a key or a button says: {"do": "show"}, {"do": "rate", "rating": 1 to 5}; anything else is nothing."""
+        """Handle a key or a button: {"do": "show"}, {"do": "rate", "rating": 1 to 5}; anything else is ignored."""
         if not isinstance(said, dict) or self.card is None:
             return
         if said.get("do") == "show":
@@ -92,15 +92,15 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
             self.rate(said["rating"])
 
     def rate(self, rating: int) -> None:
-        """Keep a rating of the card that is asked, and ask the next."""
+        """Store a rating of the present card, and ask the next."""
         id, seconds = self.card.id, time.monotonic() - self._since
         due = self.box.rate(id, rating, seconds).due
         self.rated.append((id, rating))
-        away = (due - self.box.clock()).total_seconds()
-        self.ask(f"{id}: again in {_span(away)}. ")
+        seconds_until_due = (due - self.box.clock()).total_seconds()
+        self.ask(f"{id}: again in {_span(seconds_until_due)}. ")
 
     def ask(self, said: str = "") -> None:
-        """The next card that is due, or what there is to say if none is."""
+        """Show the next card that is due, or how things stand if none is; `said` is put in front of the note."""
         due = self.box.due({self.tag} if self.tag else (), self.lab, self.new)
         self.card = due[0] if due else None
         with self.hold_sync():
@@ -115,12 +115,12 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
         self._since = time.monotonic()
 
     def habits(self) -> Picture:
-        """The days, what is coming, and whether it stays."""
+        """A picture of past reviews, the coming ones, and the recall."""
         today = self.box.clock().astimezone().date()
         return habits(self.box.days(), self.box.forecast(), self.box.asked(), today)
 
     def static(self) -> Picture:
-        """What stands here where no widgets run."""
+        """A picture for places where no widgets run."""
         words = f"{len(self.box.deck)} cards to review"
         return Picture(headline(words) + text(4, 42, "They are asked in JupyterLab, or by `labkit cards`."), 54, words)
 

@@ -1,14 +1,14 @@
 """A quiz of the audited claims: true, false, or "depends", and then on what.
 
-    quiz = Quiz(10, topic="ZeRO", seed=7)       draws claims, as many true as false as depending, where there are enough
+    quiz = Quiz(10, topic="ZeRO", seed=7)       draws claims, equally many of each answer if there are enough
     quiz.question                                number, claim, four conditions to choose from; None when it is over
     quiz.answer("false")                         an Outcome: right, points, and the Result with its proof
-    quiz.answer("depends", 2)                    and the second of the conditions is what it depends on
-    quiz.score, quiz.of, quiz.labs()             points, of how many, and the cells of labs that show what was missed
+    quiz.answer("depends", 2)                    it depends, on the second of the conditions
+    quiz.score, quiz.of, quiz.labs()             points, out of how many, and cells of labs on what was missed
 
 The truth is the audit's verdict (finding.py): "holds" is true, "wrong" is false, "holds with conditions" and "depends"
-depend. What the audit could not show is not asked. Every question offers conditions, those of other claims among them,
-so that they give nothing away. Who sees that it depends, and not on what, has half a point.
+depend. Claims that the audit could not decide are not asked. Every question offers conditions, also from other claims,
+so they do not give the answer away. "depends" with a wrong condition earns half a point.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from labkit.course.claims.finding import CONDITIONS, DEPENDS, HOLDS, WRONG
 TRUE, FALSE, DEPENDING = "true", "false", "depends"
 ANSWERS = (TRUE, FALSE, DEPENDING)
 MEANS: Mapping[str, str] = MappingProxyType({HOLDS: TRUE, WRONG: FALSE, CONDITIONS: DEPENDING, DEPENDS: DEPENDING})
-"""The answer that a verdict of the audit asks for; none for what was not shown."""
+"""The right answer for each verdict of the audit; verdicts without an answer are not asked."""
 OFFERED = 4
-"""Conditions to choose from."""
+"""The number of conditions to choose from."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A claim to judge. `conditions` are offered with it; `right` is the number of its own, from 1, and 0 if it has
-    none; `stored` is what the last audit found."""
+    """A claim to judge, with the conditions to choose from. `right` is the number of its own condition, from 1, or 0 if
+    it has none; `stored` is its result in the last audit."""
 
     number: int
     conditions: tuple[str, ...]
@@ -48,7 +48,7 @@ class Question:
 
     @property
     def truth(self) -> str:
-        """One of ANSWERS."""
+        """The right answer, one of ANSWERS."""
         return MEANS[self.claim.verdict]
 
 
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def judge(question: Question, answer: str, condition: int = 0) -> float:
-    """The points of an answer. ValueError for what is none, and for a number that stands before no condition."""
+    """The points of an answer. ValueError for an unknown answer, and for a number without a condition."""
     if answer not in ANSWERS:
         raise ValueError(f"answer {', '.join(ANSWERS[:-1])} or {ANSWERS[-1]}, got {answer!r}")
     if answer == DEPENDING and condition not in range(1, len(question.conditions) + 1):
@@ -82,9 +82,9 @@ def condition_of(result: Result) -> str:
 
 
 def draw(count: int, topic: str = "", seed: int = 0) -> tuple[Question, ...]:
-    """So many questions, or as many as there are on the topic; the same for the same seed.
+    """`count` questions, or as many as there are on the topic; the same for the same seed.
 
-    ValueError for a topic that no claim is on, with the nearest, and for a count below 1."""
+    ValueError for an unknown topic, with the nearest, and for a count below 1."""
     if count < 1:
         raise ValueError(f"a quiz has 1 question or more, got {count!r}")
     chosen = {claim.id for claim in choose((), topic)}
@@ -94,7 +94,7 @@ def draw(count: int, topic: str = "", seed: int = 0) -> tuple[Question, ...]:
     piles = {answer: [result for result in on_topic if MEANS[result.claim.verdict] == answer] for answer in ANSWERS}
     for pile in piles.values():
         numbers.shuffle(pile)
-    turns = numbers.sample(ANSWERS, len(ANSWERS))  # who is one ahead where the count is no multiple of three
+    turns = numbers.sample(ANSWERS, len(ANSWERS))  # decides who gets one more if the count is no multiple of three
     drawn = list[Result]()
     while len(drawn) < count and any(piles.values()):
         drawn += [piles[answer].pop() for answer in turns if piles[answer]]
@@ -106,7 +106,7 @@ def draw(count: int, topic: str = "", seed: int = 0) -> tuple[Question, ...]:
 
 
 class Quiz:
-    """A round of questions. `question` is what is asked now, `outcomes` what was answered."""
+    """A round of questions. `question` is the current one, `outcomes` are those of the answered ones."""
 
     def __init__(self, count: int = 10, topic: str = "", seed: int | None = None, prove: bool = False) -> None:
         """`prove`: run the proof of each claim when it is answered, and do not quote the last audit."""
@@ -117,7 +117,7 @@ class Quiz:
 
     @property
     def question(self) -> Question | None:
-        """What is asked now; None when it is over."""
+        """The current question; None when the quiz is over."""
         return self.questions[len(self.outcomes)] if len(self.outcomes) < len(self.questions) else None
 
     @property
@@ -127,11 +127,11 @@ class Quiz:
 
     @property
     def of(self) -> int:
-        """How many points there could be so far."""
+        """The points that could have been reached so far."""
         return len(self.outcomes)
 
     def answer(self, answer: str, condition: int = 0) -> Outcome:
-        """Judge an answer, and go on. ValueError for what is none (the question stays), and when the quiz is over."""
+        """Judge an answer, and go on. ValueError for an invalid one (the question stays), and when the quiz is over."""
         asked = self.question
         if asked is None:
             raise ValueError("the quiz is over: look at .score and .outcomes")
@@ -142,7 +142,7 @@ class Quiz:
         return outcome
 
     def labs(self) -> dict[str, tuple[str, ...]]:
-        """Of each claim that was missed, the cells of labs that show it: those of the cards that its proof backs."""
+        """For each missed claim, the cells of labs on it: those named by the cards that its proof supports."""
         missed = {outcome.question.claim.id for outcome in self.outcomes if outcome.points < 1}
         cells_of: dict[str, dict[str, None]] = {}
         for card in the_deck() if missed else ():
@@ -164,11 +164,13 @@ class Quiz:
 
 
 def _question(number: int, result: Result, stored: Sequence[Result], numbers: random.Random) -> Question:
-    """A question with conditions: its own if it has one, those of its topic first, then any."""
+    """A question with conditions: its own if it has one, then those of its topic, then others."""
     own = condition_of(result)
     others = [other for other in stored if condition_of(other) not in ("", own)]
     numbers.shuffle(others)
-    others.sort(key=lambda other: other.claim.topic != result.claim.topic)  # stable: near ones are harder to tell
+    others.sort(
+        key=lambda other: other.claim.topic != result.claim.topic
+    )  # those of the topic are harder to tell apart
     offered = list(dict.fromkeys([*([own] if own else []), *map(condition_of, others)]))[:OFFERED]
     numbers.shuffle(offered)
     return Question(number, tuple(offered), offered.index(own) + 1 if own else 0, result)

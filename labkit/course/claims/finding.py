@@ -1,11 +1,11 @@
-"""What a proof finds: settings in which a claim was put to the test, and the verdict that follows from them.
+"""What a proof finds: settings in which a claim was tested, and the verdict that follows from them.
 
-    Setting("K = 8", claimed=9, found=5.5, unit="N B")         in this setting the claim says 9, and 5.5 is the truth
+    Setting("K = 8", claimed=9, found=5.5, unit="N B")         in this setting the claim says 9, and the truth is 5.5
     Finding.of(settings)                                       all hold: holds; none: wrong; some: depends
-    Finding.of(settings, premise="equal shards")               some: holds with conditions, where they are so
+    Finding.of(settings, premise="equal shards")               some hold: holds with conditions, namely the premise
     Finding.silent("the paper does not say so")                not shown
 
-A proof says no verdict. It puts numbers beside numbers, and the verdict is what they say.
+A proof states no verdict. It compares numbers, and the verdict follows from the comparison.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ VERDICTS = (HOLDS, CONDITIONS, WRONG, DEPENDS, NOT_SHOWN)
 
 @dataclass(frozen=True)
 class Setting:
-    """One test of a claim: what it says, what is the case, and how far apart the two may be.
+    """One test of a claim: what it says, what is true, and how far apart the two may be.
 
     claimed, found    numbers (`within` is the share of `claimed` that they may differ by), or words that must be equal
-    rule              "equal", or that what is found is "at least", "at most", "above" or "below" what is claimed
+    rule              "equal", or `found` must be "at least", "at most", "above" or "below" `claimed`
     measured          whether `found` was measured on real processes or tensors; else it is computed
     """
 
@@ -47,7 +47,7 @@ class Setting:
 
     @property
     def holds(self) -> bool:
-        """Whether the claim is true in this setting."""
+        """True if the claim is true in this setting."""
         if isinstance(self.claimed, str) or isinstance(self.found, str):
             return self.claimed == self.found
         if self.rule == "equal":
@@ -65,9 +65,9 @@ class Setting:
 class Finding:
     """The verdict on a claim, with the settings that it follows from.
 
-    premise    where some settings hold and some do not: what those have that hold, "" if neither is the usual one
-    said       where nothing can be computed or measured: why
-    numbers    what else was measured and cards may quote, by name
+    premise    if only some settings hold: what those have in common, "" if neither case is the usual one
+    said       if nothing can be computed or measured: the reason
+    numbers    other measured numbers, by name, which cards may quote
     """
 
     settings: tuple[Setting, ...]
@@ -77,21 +77,21 @@ class Finding:
 
     @classmethod
     def of(cls, settings: Sequence[Setting], premise: str = "", **numbers: float) -> Finding:
-        """From settings, one at least. The keyword `numbers` are what cards may quote."""
+        """A finding from at least one setting. The keywords `numbers` are what cards may quote."""
         if not settings:
             raise ValueError("a finding needs a setting; where nothing can be tested say Finding.silent(why)")
         return cls(tuple(settings), premise, numbers=MappingProxyType(numbers))
 
     @classmethod
     def silent(cls, why: str) -> Finding:
-        """Nothing that can be computed or measured decides the claim."""
+        """A finding for a claim that can be neither computed nor measured; `why` says so."""
         if not why:
             raise ValueError("say why nothing can be shown")
         return cls((), said=why)
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS, from the settings alone."""
+        """One of VERDICTS, which follows from the settings alone."""
         if not self.settings:
             return NOT_SHOWN
         true = sum(setting.holds for setting in self.settings)
@@ -100,6 +100,6 @@ class Finding:
         return WRONG if not true else CONDITIONS if self.premise else DEPENDS
 
     def stored(self) -> dict[str, Any]:
-        """As JSON: the verdict, and every number by its name."""
-        found = {each.name: each.found for each in self.settings if not isinstance(each.found, str)}
-        return {"verdict": self.verdict, "numbers": {**found, **self.numbers}}
+        """The verdict, and every number by its name, as plain data."""
+        numbers = {setting.name: setting.found for setting in self.settings if not isinstance(setting.found, str)}
+        return {"verdict": self.verdict, "numbers": {**numbers, **self.numbers}}

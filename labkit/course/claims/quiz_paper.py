@@ -1,7 +1,7 @@
 """The quiz of claims on paper: a sheet with questions, and the key to it, with proofs, both in Markdown.
 
 sheet(questions, "ZeRO, seed 7")      numbered claims, three boxes each, conditions a to d
-key(questions, proofs, title)         the same numbers: the truth, the condition, claimed against found
+key(questions, proofs, title)         for each number: the truth, the condition, what was claimed and what was found
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ class Question(Protocol):
 
     @property
     def number(self) -> int:
-        """From 1."""
+        """The number of the question, from 1."""
 
     @property
     def conditions(self) -> Sequence[str]:
-        """What it may depend on."""
+        """The conditions to choose from."""
 
     @property
     def right(self) -> int:
-        """Which of them it is, from 1; 0 for none."""
+        """The number of the right condition, from 1; 0 for none."""
 
     @property
     def claim(self) -> Any:
-        """Its row: id, topic, claim, truth."""
+        """The row of the claim: id, topic, claim, truth."""
 
     @property
     def truth(self) -> str:
@@ -37,7 +37,7 @@ class Question(Protocol):
 
 
 def sheet(questions: Sequence[Question], title: str) -> str:
-    """The questions, without a word of what is true."""
+    """The questions, without their answers."""
     body = [f"# True, false, or depends: {plain(title)}", "",
             "Tick one box for each claim. If it depends: on what? Choose a letter."]  # fmt: skip
     for question in questions:
@@ -48,7 +48,7 @@ def sheet(questions: Sequence[Question], title: str) -> str:
 
 
 def key(questions: Sequence[Question], proofs: Sequence[Shown], title: str) -> str:
-    """The answers, each with what its claim says and what was found, setting by setting."""
+    """The answers, each with what the claim says and what was found, setting by setting."""
     body = [f"# Key: {plain(title)}"]
     for question, proof in zip(questions, proofs, strict=True):
         where = (
@@ -59,11 +59,11 @@ def key(questions: Sequence[Question], proofs: Sequence[Shown], title: str) -> s
         body += [f"- the proof raised {plain(proof.fault)}"] * bool(proof.fault)
         for setting in proof.finding.settings:
             way = "measured" if setting.measured else "computed"
-            told = f"claimed {asked(setting)}, found {amount(setting.found, setting.unit)} ({way})"
-            body.append(f"- {'✓' if setting.holds else '✗'} {plain(f'{setting.name}: {told}')}")
+            numbers = f"claimed {asked(setting)}, found {amount(setting.found, setting.unit)} ({way})"
+            body.append(f"- {'✓' if setting.holds else '✗'} {plain(f'{setting.name}: {numbers}')}")
     return "\n".join([*body, ""])
 
 
 def letter(place: int) -> str:
-    """`a` for 1."""
+    """The letter for a number: `a` for 1."""
     return chr(ord("a") + place - 1)

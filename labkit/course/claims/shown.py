@@ -1,8 +1,8 @@
-"""Claims in a notebook: run their proofs, and see claimed beside found.
+"""Claims in a notebook: run their proofs, and compare what is claimed with what is found.
 
 claims("c12", "c36")             these
-claims(topic="ZeRO")             all of a topic
-claims(stored=True)              all, as the last audit of this checkout found them; nothing runs
+claims(topic="ZeRO")             all on a topic
+claims(stored=True)              all, with the results of the last audit of this checkout; nothing runs
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from labkit.launch.progress import Bar
 from labkit.view.svg import Picture
 
 MANY = 4
-"""From so many claims on a bar tells how far it is."""
+"""From this many claims on, a progress bar is shown."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Results that show themselves as a table, and from two on with a picture of their verdicts above it.
+    """Results that are shown as a table; two or more also with a picture of their verdicts above it.
 
-    `made`   for results that were stored: date, torch, python and machine"""
+    `made`   for stored results: date, torch, python and machine"""
 
     results: tuple[Result, ...]
     made: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -36,7 +36,7 @@ class Shown:
         return iter(self.results)
 
     def __getitem__(self, id: str) -> Result:
-        """The result of a claim. ValueError if it is not among these."""
+        """The result for a claim. ValueError if it is not among these."""
         for result in self.results:
             if result.claim.id == id:
                 return result
@@ -54,26 +54,26 @@ class Shown:
 
     def _repr_html_(self) -> str:
         above = self.picture.html() if len(self) > 1 else ""
-        told = (value if name in ("date", "machine") else f"{name} {value}" for name, value in self.made.items())
-        return above + view.table(self.results, ", ".join(told))
+        sources = (value if name in ("date", "machine") else f"{name} {value}" for name, value in self.made.items())
+        return above + view.table(self.results, ", ".join(sources))
 
 
 def claims(*ids: str, topic: str = "", stored: bool = False) -> Shown:
-    """Put these claims, or those on a topic, or all, to the test; with `stored`, read what the last audit found.
+    """Test these claims, or those on a topic, or all; with `stored`, read the results of the last audit.
 
-    All together take about a minute. ValueError, with the nearest, for an id or a topic that is not there."""
+    All together take about a minute. ValueError, with the nearest, for an unknown id or topic."""
     chosen = choose(ids, topic)
     if not stored:
         return Shown(tuple(_told(chosen)))
-    made, results = kept()
+    origin, results = kept()
     results_by_id = {result.claim.id: result for result in results}
     if lost := [claim.id for claim in chosen if claim.id not in results_by_id]:
         raise ValueError(f"no result of {lost[0]} is stored: run labkit claims --store")
-    return Shown(tuple(results_by_id[claim.id] for claim in chosen), made)
+    return Shown(tuple(results_by_id[claim.id] for claim in chosen), origin)
 
 
 def _told(chosen: tuple[Claim, ...]) -> Iterator[Result]:
-    """The results; where many are asked for, with a progress bar."""
+    """The results, one after the other; for many claims with a progress bar."""
     bar = Bar()
     for place, claim in enumerate(chosen):
         if len(chosen) >= MANY:

@@ -1,1 +1,1 @@
-"""Exercises in a classroom: a course for nbgrader, and grades without it. No notebook is run."""
+"""Exercises in a classroom: a course for nbgrader, and grades without it. No notebook is ever run."""

@@ -5,7 +5,7 @@
     table = grade(Path("handed_in"), to=Path("grades.csv"))
 
 Every exercise whose function is defined in a student's notebooks is judged. Notebooks are read, never run, and nothing
-is written beside them. Each attempt is judged in fresh processes, on the same hidden cases as everybody's.
+is written beside them. Each attempt is judged in fresh processes, and all students get the same hidden cases.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MOST_JOBS = 64
 
 
 class Task(NamedTuple):
-    """One exercise of one student: the cells in which it is; `note` says what was chosen among several files."""
+    """One exercise of one student, with the cells of its notebook; `note` says which of several files was chosen."""
 
     student: str
     it: Problem
@@ -58,29 +58,29 @@ class Task(NamedTuple):
 
 
 class PreforkServers:
-    """As many servers as attempts are judged at the same time; `close` ends them all."""
+    """Several servers, so that as many attempts can be judged at the same time; `close` ends them all."""
 
     def __init__(self, count: int) -> None:
         self.free: queue.SimpleQueue[PreforkServer] = queue.SimpleQueue()
         self.all = [PreforkServer() for _ in range(count)]
-        for each in self.all:
-            self.free.put(each)
+        for server in self.all:
+            self.free.put(server)
 
     def judge(self, key: str, attempt: Attempt, seed: int | None) -> Report:
-        """The report on an attempt, from the next server that is free."""
-        one = self.free.get()
+        """Judge an attempt on the next free server."""
+        server = self.free.get()
         try:
-            if not one.alive():
-                one = PreforkServer()
-                self.all.append(one)
-            return one.judge(key, attempt, seed)
+            if not server.alive():
+                server = PreforkServer()
+                self.all.append(server)
+            return server.judge(key, attempt, seed)
         finally:
-            self.free.put(one)
+            self.free.put(server)
 
     def close(self) -> None:
-        """End them, whatever is under way."""
-        for each in self.all:
-            each.close()
+        """End all servers, and what they are doing."""
+        for server in self.all:
+            server.close()
 
 
 def grade(
@@ -94,28 +94,28 @@ def grade(
 ) -> Table:
     """Judge what a class has handed in.
 
-    to        a CSV to write; beside it one with a row a student, and all as JSON. Also if it is interrupted
-    seed      of the hidden cases, the same for all; drawn if it is not given. It is kept in the table
-    keys      the exercises that were asked for: whoever has not written one gets a row that says so. None: whatever
-              is found
+    to        a CSV to write; beside it one with a row for each student, and all as JSON. Also after an interruption
+    seed      of the hidden cases, the same for all students; drawn at random if not given. It is kept in the table
+    keys      the exercises that were asked for: a student without one of them gets a row that says so. None: whatever
+              the notebooks define
     jobs      how many attempts are judged at the same time
-    progress  show how far it is, on standard error
+    progress  show on standard error how many are done
 
-    ValueError for a folder in which nothing was handed in, for a place where no CSV can be, for an exercise that there
-    is not, a seed below 0 and jobs below 1."""
+    ValueError for a folder without submissions, a place where no CSV can be written, an unknown exercise, a seed below
+    0 and jobs below 1."""
     began = time.perf_counter()
     if seed is not None and not 0 <= seed < MOST_SEED:
         raise ValueError(f"a seed is a whole number from 0 to 2**61 - 1, got {seed}")
     if not 1 <= jobs <= MOST_JOBS:
         raise ValueError(f"jobs is how many attempts are judged at once, 1 to {MOST_JOBS}, got {jobs}")
     asked = problems() if keys is None else tuple(problem(key) for key in dict.fromkeys(keys))
-    found = submissions(folder)
+    notebooks = submissions(folder)
     if to is not None:
-        _check_place(to, folder, found)
+        _check_place(to, folder, notebooks)
     drawn = secrets.randbits(48) if seed is None else seed
     rows: list[Row] = []
     tasks: list[Task] = []
-    for student, paths in found.items():
+    for student, paths in notebooks.items():
         sort(student, folder, paths, asked, keys is not None, rows, tasks)
     outcomes: dict[int, Outcome] = {}
     try:
@@ -133,26 +133,26 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
         raise ValueError(f"{folder} is no folder: name the one with what was handed in")
     if (folder / "nbgrader_config.py").exists():
         raise ValueError(f"{folder} is a course for nbgrader: grade {folder / 'submitted'}, or use nbgrader autograde")
-    found: dict[str, list[Path]] = defaultdict(list)
+    notebooks: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            found[path.name] += list(_notebooks(path))
+            notebooks[path.name] += list(_notebooks(path))
         elif path.suffix == ".ipynb":
-            found[path.stem].append(path)
-    if not any(found.values()):
+            notebooks[path.stem].append(path)
+    if not any(notebooks.values()):
         archives = [path.name for path in folder.iterdir() if path.suffix in (".zip", ".gz", ".tar")]
         more = f"; unpack {archives[0]} first" if archives else ""
         raise ValueError(f"no notebooks in {folder}: they go to {folder / 'STUDENT' / 'some.ipynb'}{more}")
-    return dict(sorted(found.items()))
+    return dict(sorted(notebooks.items()))
 
 
 def sort(
     student: str, folder: Path, paths: list[Path], asked: Sequence[Problem], all_asked: bool,
     rows: list[Row], tasks: list[Task],
 ) -> None:  # fmt: skip
-    """What there is to judge of one student's, into `tasks`; what cannot be judged, into `rows`."""
+    """Sort one student's exercises: what can be judged into `tasks`, what cannot into `rows`."""
     if len(paths) > MOST_FILES:
         words = f"{len(paths)} notebooks, {MOST_FILES} at most: the first {MOST_FILES} by name were read"
         rows.append(Row(student, "", False, UNREAD, words, 0.0, False, 0, 0))
@@ -165,25 +165,25 @@ def sort(
         except (ValueError, OSError) as error:
             file = str(path.relative_to(folder))
             rows.append(Row(student, "", False, UNREAD, plain(str(error)), 0.0, False, 0, 0, "", file))
-    for it in asked:
-        there = [name for name, blocks in texts.items() if mentions(blocks, it.name)]
-        written = [name for name in there if text_of(it, texts[name])] or there
+    for exercise in asked:
+        mentioned = [name for name, blocks in texts.items() if mentions(blocks, exercise.name)]
+        written = [name for name in mentioned if text_of(exercise, texts[name])] or mentioned
         if written:
             note = f"defined in {', '.join(written)}: the last one counts" if len(written) > 1 else ""
-            tasks.append(Task(student, it, written[-1], texts[written[-1]], note))
+            tasks.append(Task(student, exercise, written[-1], texts[written[-1]], note))
         elif all_asked:
-            rows.append(_row(student, it, unjudged(it, f"there is no definition of {it.name}")))
+            rows.append(_row(student, exercise, unjudged(exercise, f"there is no definition of {exercise.name}")))
 
 
 def _judge(tasks: list[Task], seed: int, jobs: int, progress: bool, outcomes: dict[int, Outcome]) -> None:
-    """Judge all tasks; `outcomes` by their place, as they come."""
+    """Judge all tasks and put the results into `outcomes`, by place, as they come."""
     with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
         line = bar.add_task(f"{len(tasks)} attempts", total=len(tasks))
         if jobs > 1:
             _together(tasks, seed, jobs, outcomes, lambda: bar.advance(line))
             return
         for place, task in enumerate(tasks):
-            outcomes[place] = judged(task.it, task.blocks, seed)  # on the server that check uses, too
+            outcomes[place] = judged(task.it, task.blocks, seed)  # on the same server as `check`
             bar.advance(line)
 
 
@@ -196,7 +196,7 @@ def _together(
     def one(place: int) -> None:
         task = tasks[place]
         outcome = judged(task.it, task.blocks, seed, servers.judge)
-        if not stopped.is_set():  # else its server has just been ended: that is no verdict
+        if not stopped.is_set():  # otherwise its server was ended, and this is no verdict
             outcomes[place] = outcome
             advance()
 
@@ -214,35 +214,35 @@ def _rows(rows: list[Row], tasks: list[Task], outcomes: dict[int, Outcome]) -> t
     for place, outcome in outcomes.items():
         if outcome.text:
             alike[outcome.key, outcome.text].append(tasks[place].student)
-    made = list(rows)
+    table_rows = list(rows)
     for place, outcome in sorted(outcomes.items()):
         task = tasks[place]
-        others = [each for each in sorted(alike[outcome.key, outcome.text]) if each != task.student]
+        others = [student for student in sorted(alike[outcome.key, outcome.text]) if student != task.student]
         more = f" and {len(others) - 3} more" if others[3:] else ""
         same = [f"the same text as {', '.join(others[:3])}{more}, white space apart"] if others else []
         notes = [*outcome.notes, *([task.note] if task.note else []), *same]
-        made.append(_row(task.student, task.it, outcome, "; ".join(notes), task.file))
-    return tuple(sorted(made, key=lambda row: (row.student, row.exercise, row.file)))
+        table_rows.append(_row(task.student, task.it, outcome, "; ".join(notes), task.file))
+    return tuple(sorted(table_rows, key=lambda row: (row.student, row.exercise, row.file)))
 
 
-def _row(student: str, it: Problem, outcome: Outcome, note: str = "", file: str = "") -> Row:
-    worth = points_of(it)
-    return Row(student, it.key, outcome.passed, outcome.verdict, outcome.cause, round(outcome.seconds, 3),
+def _row(student: str, exercise: Problem, outcome: Outcome, note: str = "", file: str = "") -> Row:
+    worth = points_of(exercise)
+    return Row(student, exercise.key, outcome.passed, outcome.verdict, outcome.cause, round(outcome.seconds, 3),
                outcome.starred, worth if outcome.passed else 0, worth, note, file, outcome.said)  # fmt: skip
 
 
 def _notebooks(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(place, name) for name in sorted(files) if name.endswith(".ipynb") and not name.startswith("."))
 
 
-def _check_place(to: Path, folder: Path, found: dict[str, list[Path]]) -> None:
-    """ValueError if a CSV cannot be written there, before anything is judged."""
+def _check_place(to: Path, folder: Path, notebooks: dict[str, list[Path]]) -> None:
+    """ValueError, before anything is judged, if the CSV cannot be written there."""
     if to.suffix != ".csv":
         raise ValueError(f"{to} is no .csv: name the file for the grades, such as grades.csv")
     place = to.resolve().parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ValueError(f"{to} cannot be written: {place} is no folder that you can write to")
-    if any(place.is_relative_to((folder / student).resolve()) for student in found if (folder / student).is_dir()):
+    if any(place.is_relative_to((folder / student).resolve()) for student in notebooks if (folder / student).is_dir()):
         raise ValueError(f"{to} is in a student's folder, where nothing is written: name another place")

@@ -1,11 +1,11 @@
-"""The parts that nbgrader is given by the course's nbgrader_config.py. A submission is read and never executed.
+"""The parts that the course's nbgrader_config.py gives to nbgrader. A submission is read and never executed.
 
 TornToo        reads a submission; a file that is no notebook becomes an empty one that says so
-adopt          a notebook that was handed in under another name is taken for the one that is missing
-RestoreCells   check cells are as they were released, whatever was done to them or to their metadata
-JudgeCells     in place of nbgrader's Execute: each check cell gets the verdict on the attempt as its output
+adopt          takes a notebook that was handed in under another name for the one that is missing
+RestoreCells   restores check cells as they were released, whatever was done to them or to their metadata
+JudgeCells     replaces nbgrader's Execute: each check cell gets the verdict on the attempt as its output
 
-nbgrader gives full points to a check cell without an error in its output, and none to one with.
+nbgrader gives full points to a check cell without an error in its output, and none to one with an error.
 """
 
 from __future__ import annotations
@@ -34,65 +34,65 @@ Step = tuple[NotebookNode, Mapping[str, Any]]
 
 
 class TornToo(NotebookExporter):
-    """Reads notebooks, and files that should have been one."""
+    """Reads notebooks, and replaces files that are none by a notebook that says so."""
 
     def from_file(self, file_stream: Any, resources: Any = None, **kw: Any) -> Any:
         """The notebook, or one that says what is wrong with the file."""
         try:
             if Path(file_stream.name).stat().st_size > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
-            made = nbformat.read(file_stream, as_version=4)
-            if not all(isinstance(cell.source, str) and isinstance(cell.metadata, dict) for cell in made.cells):
+            notebook = nbformat.read(file_stream, as_version=4)
+            if not all(isinstance(cell.source, str) and isinstance(cell.metadata, dict) for cell in notebook.cells):
                 raise ValueError("its cells are none")
-            modest([cell.source for cell in made.cells if cell.cell_type == "code"], "it")
-        except Exception as error:  # a file that is no notebook fails in as many ways as there are
+            modest([cell.source for cell in notebook.cells if cell.cell_type == "code"], "it")
+        except Exception as error:  # a file that is no notebook can fail in many ways
             why = plain(f"{type(error).__name__}: {error}", 120).replace("`", "'")
-            told = "**The file that was handed in cannot be read as a notebook.** Nothing in it could be judged."
-            made = new_notebook(cells=[new_markdown_cell(f"{told}\n\n`{why}`")])
-        return self.from_notebook_node(made, resources=resources, **kw)
+            message = "**The file that was handed in cannot be read as a notebook.** Nothing in it could be judged."
+            notebook = new_notebook(cells=[new_markdown_cell(f"{message}\n\n`{why}`")])
+        return self.from_notebook_node(notebook, resources=resources, **kw)
 
 
 def adopt(assignment: str, student: str, notebooks: list[str]) -> None:
-    """Before a submission is graded: for each notebook that is missing, the one of another name that fits best.
+    """Before a submission is graded: find, for each missing notebook, the one of another name that fits best.
 
-    `notebooks` are the paths of what was handed in; what is adopted is added to them. The file is copied within
-    submitted/, with a line on top that says so; the one that was handed in stays."""
-    there = [Path(each) for each in notebooks]
-    if not there:
+    `notebooks` are the paths of what was handed in; the adopted ones are added to them. The file is copied within
+    submitted/, with a line on top that says so; the original stays."""
+    handed_in = [Path(notebook) for notebook in notebooks]
+    if not handed_in:
         return
-    folder = there[0].parent
-    wanted = sorted(Path("source", folder.name).glob("*.ipynb"))  # nbgrader works in the course's folder
-    others = [path for path in there if path.name not in {each.name for each in wanted}]
+    folder = handed_in[0].parent
+    wanted = sorted(Path("source", folder.name).glob("*.ipynb"))  # nbgrader's working directory is the course's folder
+    others = [path for path in handed_in if path.name not in {released.name for released in wanted}]
     for missing in wanted:
-        if missing.name in {path.name for path in there} or not others:
+        if missing.name in {path.name for path in handed_in} or not others:
             continue
         names = set(defined(_code(missing)))
         best = max(others, key=lambda path: (len(names & set(defined(_code(path)))), path.name))
         others.remove(best)
         target = folder / missing.name
         try:
-            made = nbformat.read(best, as_version=4)
+            copy = nbformat.read(best, as_version=4)
             line = f"Handed in as `{plain(best.name, 100)}`, graded as `{missing.name}`."
-            made.cells.insert(0, _fitting(made, new_markdown_cell(line)))
-            nbformat.write(made, target)
-        except Exception:  # TornToo says what is wrong with it
+            copy.cells.insert(0, _fitting(copy, new_markdown_cell(line)))
+            nbformat.write(copy, target)
+        except Exception:  # TornToo will say what is wrong with it
             shutil.copyfile(best, target)
         notebooks.append(str(target))
 
 
 class RestoreCells(NbGraderPreprocessor):
-    """Cells that nbgrader knows are as it knows them; nothing else pretends to be one of them."""
+    """Restores the cells that nbgrader knows, and takes the metadata of nbgrader from all others."""
 
     def preprocess(self, nb: NotebookNode, resources: Mapping[str, Any]) -> Step:
-        """A notebook whose check cells are all there, each once, untouched, worth what they were."""
+        """Return the notebook with all check cells, each once, unchanged, and worth the released points."""
         about = resources["nbgrader"]
         with Gradebook(about["db_url"]) as gradebook:
             known = _Known(gradebook.find_notebook(about["notebook"], about["assignment"]))
         seen: set[str] = set()
-        for place in reversed(range(len(nb.cells))):  # of two, the last one counts, as in a kernel
+        for place in reversed(range(len(nb.cells))):  # of two cells the last one counts, as in a kernel
             cell = nb.cells[place]
-            said = cell.metadata.pop("nbgrader", None)
-            name = said.get("grade_id") if isinstance(said, dict) else None
+            metadata = cell.metadata.pop("nbgrader", None)
+            name = metadata.get("grade_id") if isinstance(metadata, dict) else None
             if isinstance(name, str) and name in known.cells and name not in seen:
                 seen.add(name)
                 nb.cells[place] = known.restored(nb, name, cell)
@@ -102,7 +102,7 @@ class RestoreCells(NbGraderPreprocessor):
 
 
 class _Known:
-    """What nbgrader's data base knows of a notebook's cells."""
+    """The cells of a notebook, as nbgrader's database has them."""
 
     def __init__(self, notebook: Any) -> None:
         self.cells = {
@@ -114,26 +114,28 @@ class _Known:
         self.worth = {cell.name: cell.max_score for cell in (*notebook.grade_cells, *notebook.task_cells)}
 
     def restored(self, nb: NotebookNode, name: str, cell: NotebookNode | None) -> NotebookNode:
-        """The cell of a name as it was released; a student's own text stays where it is not locked."""
+        """The cell of a name as it was released; a student's own text stays unless the cell is locked."""
         kind, source, locked, checksum = self.cells[name]
         if cell is None or locked or cell.cell_type != kind:
-            made = new_code_cell if kind == "code" else new_markdown_cell
-            cell = _fitting(nb, made(source if locked or cell is None else cell.source))
-        told = {"grade": name in self.grades, "solution": name in self.solutions, "task": name in self.tasks,
+            new_cell = new_code_cell if kind == "code" else new_markdown_cell
+            cell = _fitting(nb, new_cell(source if locked or cell is None else cell.source))
+        metadata = {"grade": name in self.grades, "solution": name in self.solutions, "task": name in self.tasks,
                 "grade_id": name, "locked": locked, "checksum": checksum, "schema_version": schema()}  # fmt: skip
-        cell.metadata["nbgrader"] = NotebookNode(told | ({"points": self.worth[name]} if name in self.worth else {}))
+        cell.metadata["nbgrader"] = NotebookNode(
+            metadata | ({"points": self.worth[name]} if name in self.worth else {})
+        )
         return cell
 
 
 class JudgeCells(NbGraderPreprocessor):
-    """Check cells get their verdicts. The students' code runs in the judge's processes only."""
+    """Puts verdicts into check cells. The students' code runs in the judge's processes only."""
 
     seed = Integer(None, allow_none=True, min=0, help="of the hidden cases; drawn once if it is not set").tag(
         config=True
     )
 
     def preprocess(self, nb: NotebookNode, resources: Mapping[str, Any]) -> Step:
-        """A notebook with a verdict below each check cell."""
+        """Return the notebook with a verdict below each check cell."""
         checks = [cell for cell in nb.cells if cell.cell_type == "code" and is_grade(cell) and not is_solution(cell)]
         blocks = [cell.source for cell in nb.cells if cell.cell_type == "code" and cell not in checks]
         for cell in nb.cells:
@@ -147,26 +149,26 @@ class JudgeCells(NbGraderPreprocessor):
     def _judged(self, grade_id: str, points: float, blocks: list[str]) -> NotebookNode:
         key = key_of(grade_id)
         if not key:
-            told = f"{grade_id} is no check of labkit's, and nothing is executed here: grade this cell by hand"
-            self.log.warning(told)
-            return new_output("error", ename="NotJudged", evalue=told, traceback=[told])
-        it = problem(key)
-        outcome = judged(it, blocks, _drawn() if self.seed is None else self.seed)
+            message = f"{grade_id} is no check of labkit's, and nothing is executed here: grade this cell by hand"
+            self.log.warning(message)
+            return new_output("error", ename="NotJudged", evalue=message, traceback=[message])
+        exercise = problem(key)
+        outcome = judged(exercise, blocks, _drawn() if self.seed is None else self.seed)
         if outcome.verdict == "judge":
             self.log.error("\n".join(outcome.said))
-        said = "passed" if outcome.passed else f"{outcome.verdict} broken"
-        self.log.info("%s %s in %.1f s", key, said, outcome.seconds)
+        summary = "passed" if outcome.passed else f"{outcome.verdict} broken"
+        self.log.info("%s %s in %.1f s", key, summary, outcome.seconds)
         return output(outcome, points)
 
 
 def output(outcome: Outcome, points: float) -> NotebookNode:
-    """What stands below a check cell: nbgrader takes an error for no points, and anything else for all of them."""
+    """The output of a check cell: nbgrader gives no points for an error, and all of them for anything else."""
     worth = f"{points:g} of {points:g} points" if outcome.passed else f"0 of {points:g} points"
     lines = [*outcome.said, *outcome.notes, worth]
     if outcome.passed:
         return new_output("stream", name="stdout", text="\n".join(lines) + "\n")
-    told = f"{outcome.verdict}: {outcome.cause}"
-    return new_output("error", ename="Broken", evalue=told, traceback=lines)
+    message = f"{outcome.verdict}: {outcome.cause}"
+    return new_output("error", ename="Broken", evalue=message, traceback=lines)
 
 
 @cache
@@ -175,14 +177,14 @@ def _drawn() -> int:
 
 
 def _after(nb: NotebookNode, name: str) -> int:
-    """The place behind a cell; the end if it is not there."""
+    """The place after a cell; the end if there is no such cell."""
     names = [cell.metadata.get("nbgrader", {}).get("grade_id", "") for cell in nb.cells]
     return names.index(name) + 1 if name in names else len(names)
 
 
 def _fitting(nb: NotebookNode, cell: NotebookNode) -> NotebookNode:
     if (nb.nbformat, nb.nbformat_minor) < (4, 5):
-        cell.pop("id", None)  # cells had none then
+        cell.pop("id", None)  # that version of the format has no ids
     return cell
 
 

@@ -1,10 +1,10 @@
 """A course for nbgrader: a folder that `nbgrader generate_assignment`, `autograde` and `export` work on.
 
-    nbgrader_config.py              grading by the judge in place of execution, and the seed of the hidden cases
-    source/lab_03/03_title.ipynb    the instructor's version: the reference stands in a solution region
+    nbgrader_config.py              grading by the judge instead of execution, and the seed of the hidden cases
+    source/lab_03/03_title.ipynb    the instructor's version, with the reference in a solution region
 
-nbgrader makes the students' version of it (the stub), collects, scores, exports and writes feedback as ever. Only one
-of its steps is replaced: where it would execute a student's notebook, JudgeCells (judge_cells.py) judges attempts.
+nbgrader makes the students' version (the stub), collects, scores, exports and writes feedback as usual. Only one of its
+steps is replaced: where it would execute a student's notebook, JudgeCells (judge_cells.py) judges the attempts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ c.JudgeCells.seed = $seed
 
 @dataclass(frozen=True)
 class Course:
-    """What was built: the folder, its files, and the assignments as (name, exercises, points)."""
+    """The result of `build`: the folder, its files, and the assignments as (name, exercises, points)."""
 
     folder: Path
     written: tuple[Written, ...]
@@ -78,7 +78,7 @@ class Course:
 
     def __str__(self) -> str:
         rows = [f"{name}: {plural(n, 'exercise')}, {plural(points, 'point')}" for name, n, points in self.assignments]
-        kept = [f"kept as it was: {each.path}" for each in self.written if each.kept]
+        kept = [f"kept as it was: {file.path}" for file in self.written if file.kept]
         first = self.assignments[0][0]
         return "\n".join([*rows, *kept, f"next: cd {self.folder}; nbgrader generate_assignment {first}"])
 
@@ -90,48 +90,48 @@ def build(
     seed: int | None = None,
     force: bool = False,
 ) -> Course:
-    """Write a course into a folder, which is made if need be.
+    """Write a course into a folder, which is created if needed.
 
     labs    titles ("03_collectives") or numbers ("03"); those without exercises are left out. None: all
     keys    only these exercises ("03.2"); None: all of the labs
-    seed    of the hidden cases; drawn if it is not given. A course that is there keeps its own
-    force   write over notebooks that were changed by hand, and over nbgrader_config.py
+    seed    of the hidden cases; drawn at random if not given. An existing course keeps its own
+    force   also overwrite notebooks that were changed by hand, and nbgrader_config.py
 
-    ValueError without nbgrader, without exercises, for a seed that is no whole number from 0 on, for a folder that is
-    a file."""
+    ValueError without nbgrader, without exercises, for a seed that is no whole number from 0 on, and for a folder that
+    is a file."""
     validator = needed("nbgrader.nbgraderformat").MetadataValidator()
     if seed is not None and not 0 <= seed < MOST_SEED:
         raise ValueError(f"a seed is a whole number from 0 to 2**61 - 1, got {seed}")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name a folder for the course")
-    titles = sorted(labs) if labs is not None else sorted({each.lab for each in problems()})
-    wanted = {problem(key).key for key in keys} if keys is not None else {each.key for each in problems()}
-    found = {title: [each for each in problems(number(title)) if each.key in wanted] for title in titles}
-    found = {title: some for title, some in found.items() if some}
-    if not found:
-        known = ", ".join(sorted({each.lab for each in problems()}))
+    titles = sorted(labs) if labs is not None else sorted({entry.lab for entry in problems()})
+    wanted = {problem(key).key for key in keys} if keys is not None else {entry.key for entry in problems()}
+    exercises_by_lab = {title: [entry for entry in problems(number(title)) if entry.key in wanted] for title in titles}
+    exercises_by_lab = {title: exercises for title, exercises in exercises_by_lab.items() if exercises}
+    if not exercises_by_lab:
+        known = ", ".join(sorted({entry.lab for entry in problems()}))
         raise ValueError(f"no exercises for {', '.join(titles) or 'no lab at all'}; there are some for {known}")
     written, assignments = [_config(folder, seed, force)], []
-    for title, some in found.items():
-        made = notebook(title, some)
-        validator.validate_nb(made)
+    for title, exercises in exercises_by_lab.items():
+        instructor_notebook = notebook(title, exercises)
+        validator.validate_nb(instructor_notebook)
         name = f"lab_{number(title)}"
         stem = title if "_" in title else f"{number(title)}_exercises"
-        written.append(write(folder / "source" / name / f"{stem}.ipynb", made, force))
-        assignments.append((name, len(some), sum(map(points_of, some))))
+        written.append(write(folder / "source" / name / f"{stem}.ipynb", instructor_notebook, force))
+        assignments.append((name, len(exercises), sum(map(points_of, exercises))))
     return Course(folder, tuple(written), tuple(assignments))
 
 
 def number(title: str) -> str:
-    """The number of a lab, "03", from its title ("03_collectives") or from "3". ValueError for what is neither."""
-    found = re.fullmatch(r"(\d{1,2})(_[\w-]+)?", title)
-    if found is None:
+    """The number of a lab, "03", from its title ("03_collectives") or from "3". ValueError for anything else."""
+    match = re.fullmatch(r"(\d{1,2})(_[\w-]+)?", title)
+    if match is None:
         raise ValueError(f"a lab is given by its number or title, 03 or 03_collectives, got {title!r}")
-    return found[1].zfill(2)
+    return match[1].zfill(2)
 
 
 def needed(module: str) -> ModuleType:
-    """A module of nbgrader. ValueError that says how to get it."""
+    """A module of nbgrader. ValueError, with how to install it, if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -142,20 +142,20 @@ def needed(module: str) -> ModuleType:
 
 
 def notebook(title: str, some: Iterable[Problem]) -> Any:
-    """The instructor's version of a lab's exercises."""
+    """The instructor's notebook with a lab's exercises."""
     some = list(some)
     cells = [_markdown("title", _opening(title, some)), new_code_cell(SETUP, id="setup")]
-    for each in some:
-        cells += _cells(each)
-    made = new_notebook(cells=cells, metadata={"kernelspec": dict(KERNEL), "language_info": {"name": "python"}})
-    made.metadata["labkit"] = {"digest": digest(made)}
-    return made
+    for exercise in some:
+        cells += _cells(exercise)
+    result = new_notebook(cells=cells, metadata={"kernelspec": dict(KERNEL), "language_info": {"name": "python"}})
+    result.metadata["labkit"] = {"digest": digest(result)}
+    return result
 
 
 def solved(solution: str) -> str:
     """A reference with the body of each function in a solution region, from which nbgrader makes the stub."""
     lines, tree = solution.rstrip().splitlines(), ast.parse(solution)
-    for node in reversed([each for part in tree.body for each in functions(part)]):
+    for node in reversed([function for part in tree.body for function in functions(part)]):
         count = body_lines(node)
         first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
         start, end, pad = first.lineno - 1, node.end_lineno or 0, " " * first.col_offset
@@ -166,32 +166,32 @@ def solved(solution: str) -> str:
 
 
 def key_of(grade_id: str) -> str:
-    """The exercise of a check cell, "03.2" of "check_03_2"; "" if the cell is another."""
-    found = re.fullmatch(r"check_(\d{2})_(\d+)", grade_id)
-    return f"{found[1]}.{found[2]}" if found else ""
+    """The exercise of a check cell: "03.2" for "check_03_2"; "" for any other cell."""
+    match = re.fullmatch(r"check_(\d{2})_(\d+)", grade_id)
+    return f"{match[1]}.{match[2]}" if match else ""
 
 
-def _cells(each: Problem) -> list[Any]:
-    name = each.key.replace(".", "_")
-    facts = "\n".join(f"| {what} | {words.replace('|', chr(92) + '|')} |" for what, words in Card(each).facts)
-    story = f"## {each.key} · {each.title}\n\n{each.story.strip()}\n\n| | |\n|---|---|\n{facts}"
-    worth = points_of(each)
-    points = f'{plural(worth, "point")} if all five verdicts hold. Stuck? `hint("{each.key}")` in a new cell.'
+def _cells(exercise: Problem) -> list[Any]:
+    name = exercise.key.replace(".", "_")
+    facts = "\n".join(f"| {heading} | {words.replace('|', chr(92) + '|')} |" for heading, words in Card(exercise).facts)
+    story = f"## {exercise.key} · {exercise.title}\n\n{exercise.story.strip()}\n\n| | |\n|---|---|\n{facts}"
+    worth = points_of(exercise)
+    points = f'{plural(worth, "point")} if all five verdicts hold. Stuck? `hint("{exercise.key}")` in a new cell.'
     return [
         _markdown(f"story_{name}", f"{story}\n\n{points}"),
-        _code(f"attempt_{name}", solved(each.solution), solution=True),
-        _code(f"check_{name}", f"check({each.name})", grade=True, locked=True, points=worth),
+        _code(f"attempt_{name}", solved(exercise.solution), solution=True),
+        _code(f"check_{name}", f"check({exercise.name})", grade=True, locked=True, points=worth),
     ]
 
 
-def _opening(title: str, some: Sequence[Problem]) -> str:
+def _opening(title: str, exercises: Sequence[Problem]) -> str:
     name = f": {title[3:].replace('_', ' ')}" if title[3:] else ""
-    worth = sum(map(points_of, some))
+    worth = sum(map(points_of, exercises))
     return (
-        f"# Exercises {number(title)}{name}\n\n{plural(len(some), 'exercise')}, {plural(worth, 'point')}, about "
-        f"{sum(each.minutes for each in some)} minutes. Write what each stub asks for; run its cell, then the check "
-        "below it, as often as you like. Whoever grades reads what you wrote and judges it as the check does, in "
-        "processes of its own, on random inputs of its own: nothing else in this notebook counts."
+        f"# Exercises {number(title)}{name}\n\n{plural(len(exercises), 'exercise')}, {plural(worth, 'point')}, about "
+        f"{sum(entry.minutes for entry in exercises)} minutes. Write what each stub asks for; run its cell, then the "
+        "check below it, as often as you like. Whoever grades reads what you wrote and judges it as the check does, "
+        "in processes of its own, on random inputs of its own: nothing else in this notebook counts."
     )
 
 
@@ -206,7 +206,7 @@ def _code(name: str, source: str, **what: Any) -> Any:
 
 
 def schema() -> int:
-    """The version of nbgrader's metadata."""
+    """The version of nbgrader's metadata schema."""
     return int(needed("nbgrader.nbgraderformat").SCHEMA_VERSION)
 
 

@@ -1,11 +1,11 @@
-"""What a student handed in: text that is read and never run, and what the judge says of an exercise in it.
+"""What a student handed in: text that is read and never run, and the judge's result for an exercise in it.
 
-    blocks = read(path)                      the code of a notebook, cell by cell; ValueError, in words, for a torn one
+    blocks = read(path)                      the code of a notebook, cell by cell; ValueError, with a reason, if damaged
     defined(blocks)["ring_reduce_scatter"]   how often a name is defined there
     outcome = judged(problem, blocks, seed)  the attempt is taken out as text, and judged in fresh processes
 
-Students' programs run in the judge's processes and nowhere else (labkit/course/judge/prefork.py): so it does not matter
-what a notebook patches, imports, prints or never ends.
+Students' programs run in the judge's processes and nowhere else (labkit/course/judge/prefork.py). So it does not matter
+what a notebook patches, imports or prints, or whether it ever ends.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from labkit.course.judge.report import Report
 MOST_BYTES = 20 << 20
 MOST_CODE = 300_000
 MOST_ATTEMPT = 20_000
-"""Characters of an attempt with all that it uses; references have a tenth of it at most."""
+"""Characters of an attempt with all that it uses; references have at most a tenth of that."""
 UNREAD = "file"
-"""The verdict on what cannot be read; "judge" is the one on a check that failed by itself."""
+"""The verdict on a file that cannot be read; "judge" is the verdict if the judge itself failed."""
 MOST_SEED = 1 << 61
 
 Judge = Callable[[str, Attempt, int | None], Report]
 
 
 class Outcome(NamedTuple):
-    """What came of one exercise of one student.
+    """The result for one exercise of one student.
 
     verdict   the first broken one; "file" if there is nothing to judge, "judge" if the judge itself failed
     cause     the likely mistake, or what was seen
@@ -54,12 +54,12 @@ class Outcome(NamedTuple):
 
 
 def points_of(it: Problem) -> int:
-    """What an exercise is worth: a point for each dot of its difficulty, 1 to 5."""
+    """The points for an exercise: one for each dot of its difficulty, 1 to 5."""
     return it.difficulty
 
 
 def read(path: Path) -> list[str]:
-    """The code of a notebook, cell by cell. ValueError, in words, for what is no notebook, or too large."""
+    """The code of a notebook, cell by cell. ValueError, with a reason, for what is no notebook, or too large."""
     if path.is_symlink() or not path.is_file():
         raise ValueError(f"{path.name} is no plain file: put the notebook itself there")
     size = path.stat().st_size
@@ -68,20 +68,20 @@ def read(path: Path) -> list[str]:
             f"{path.name} has {size / 2**20:.0f} MiB, {MOST_BYTES >> 20} at most: clear its outputs and save it again"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old notebooks have no cell ids: that is no fault of the student's
+        warnings.simplefilter("ignore")  # old notebooks have no cell ids, which is not the student's fault
         try:
-            found = blocks_of(path)
+            blocks = blocks_of(path)
         except ValueError as error:
             raise ValueError(str(error).replace(str(path), path.name)) from None
-        except Exception as error:  # JSON that is no notebook fails in as many ways as there are
+        except Exception as error:  # JSON that is no notebook can fail in many ways
             raise ValueError(f"{path.name} cannot be read as a notebook ({type(error).__name__})") from None
-    if not all(isinstance(each, str) for each in found):
+    if not all(isinstance(block, str) for block in blocks):
         raise ValueError(f"{path.name} cannot be read as a notebook: the source of a cell is not text")
-    return modest(found, path.name)
+    return modest(blocks, path.name)
 
 
 def modest(blocks: list[str], name: str) -> list[str]:
-    """The same blocks. ValueError if there is more code than anybody writes for exercises."""
+    """The same blocks. ValueError if they hold far more code than exercises need."""
     size = sum(map(len, blocks))
     if size > MOST_CODE:
         raise ValueError(f"{name} has {size} characters of code, {MOST_CODE} at most: hand in the exercises only")
@@ -89,12 +89,12 @@ def modest(blocks: list[str], name: str) -> list[str]:
 
 
 def defined(blocks: Sequence[str]) -> Counter[str]:
-    """How often each name is defined at the top of the cells that are Python."""
+    """How often each name is defined at the top level of the cells that are valid Python."""
     return Counter(name for block in blocks for node in _body(block) or () for name in _names(node))
 
 
 def mentions(blocks: Sequence[str], name: str) -> bool:
-    """Whether a name is defined, or stands after `def` or `class` in a cell that is not Python yet."""
+    """True if a name is defined, or follows `def` or `class` in a cell that is not valid Python yet."""
     if defined(blocks)[name]:
         return True
     broken = [block for block in blocks if _body(block) is None]
@@ -102,16 +102,16 @@ def mentions(blocks: Sequence[str], name: str) -> bool:
 
 
 def text_of(it: Problem, blocks: Sequence[str]) -> str:
-    """The attempt without white space; "" if there is none, or nothing but the stub."""
+    """The attempt without white space; "" if there is none, or only the stub."""
     try:
-        found = _bare(taken(it, blocks))
+        bare = _bare(taken(it, blocks))
     except ValueError:
         return ""
-    return "" if found == _bare(attempt_in([it.stub], it.name)) else found
+    return "" if bare == _bare(attempt_in([it.stub], it.name)) else bare
 
 
 def taken(it: Problem, blocks: Sequence[str]) -> Attempt:
-    """The attempt: the last definition that is Python. ValueError if there is none, or it cannot be read."""
+    """The attempt: the last valid definition. ValueError if there is none, or it cannot be read."""
     try:
         return attempt_in(blocks, it.name)
     except (RecursionError, MemoryError):
@@ -119,7 +119,7 @@ def taken(it: Problem, blocks: Sequence[str]) -> Attempt:
 
 
 def judged(it: Problem, blocks: Sequence[str], seed: int | None = None, judge: Judge | None = None) -> Outcome:
-    """Judge the attempt at an exercise in these cells. Whatever is in them, there is an outcome."""
+    """Judge the attempt at an exercise in these cells. Whatever they contain, there is an outcome."""
     try:
         attempt = taken(it, blocks)
     except ValueError as error:
@@ -129,41 +129,41 @@ def judged(it: Problem, blocks: Sequence[str], seed: int | None = None, judge: J
     try:
         report = (judge or _warm)(it.key, attempt, seed)
     except (RuntimeError, OSError) as error:
-        told = f"the judge itself failed on {it.key}: this is no verdict on the attempt; grade it again"
-        return Outcome(it.key, False, False, "judge", told, (told, *str(error).splitlines()[-3:]))
+        message = f"the judge itself failed on {it.key}: this is no verdict on the attempt; grade it again"
+        return Outcome(it.key, False, False, "judge", message, (message, *str(error).splitlines()[-3:]))
     return _outcome(it, report, defined(blocks)[it.name], text_of(it, blocks))
 
 
 def unjudged(it: Problem, words: str) -> Outcome:
-    """The outcome if there is nothing to judge, and why."""
+    """The outcome if there is nothing to judge, with the reason."""
     return Outcome(it.key, False, False, UNREAD, words, (f"{it.key} {it.title}: nothing to judge", f"seen: {words}"))
 
 
 def plain(words: str, most: int = 300) -> str:
-    """Words of a student's program on one line, and without what a terminal would obey."""
-    return "".join(each if each.isprintable() else " " for each in words)[:most]
+    """Words of a student's program on one line, without control characters that a terminal would obey."""
+    return "".join(char if char.isprintable() else " " for char in words)[:most]
 
 
-def _outcome(it: Problem, report: Report, count: int, text: str) -> Outcome:
-    notes = [f"{it.name} is defined {count} times: the last one counts"] if count > 1 else []
-    if text and text == _bare(attempt_in([it.solution], it.name)):
+def _outcome(exercise: Problem, report: Report, count: int, text: str) -> Outcome:
+    notes = [f"{exercise.name} is defined {count} times: the last one counts"] if count > 1 else []
+    if text and text == _bare(attempt_in([exercise.solution], exercise.name)):
         notes.append("the same text as labkit's reference, white space apart")
     broken = report.broken
     if report.passed or broken is None:
-        said = (report.headline,)
-        return Outcome(it.key, report.passed, report.starred, "", "", said, report.seconds, tuple(notes), text)
-    lines = [f"{what + ':':14s}{plain(words)}" for what, words in report.lines(broken)]
+        summary = (report.headline,)
+        return Outcome(exercise.key, report.passed, report.starred, "", "", summary, report.seconds, tuple(notes), text)
+    details = [f"{heading + ':':14s}{plain(words)}" for heading, words in report.lines(broken)]
     seen = f"expected {broken.expected}, seen {broken.seen}" if broken.expected else broken.seen
-    told = (report.headline, f"{'the law:':14s}{broken.law}", *lines)
+    lines = (report.headline, f"{'the law:':14s}{broken.law}", *details)
     return Outcome(
-        it.key, False, False, broken.name, plain(broken.cause or seen), told, report.seconds, tuple(notes), text
+        exercise.key, False, False, broken.name, plain(broken.cause or seen), lines, report.seconds, tuple(notes), text
     )
 
 
 def _warm(key: str, attempt: Attempt, seed: int | None) -> Report:
     try:
         return prefork_server().judge(key, attempt, seed)
-    except OSError:  # it has been ended meanwhile
+    except OSError:  # the server has ended in the meantime: start a new one
         return prefork_server().judge(key, attempt, seed)
 
 
@@ -172,7 +172,7 @@ def _bare(attempt: Attempt) -> str:
 
 
 def _body(block: str) -> list[ast.stmt] | None:
-    """Statements of a cell, magics left out; None if it is not Python, or nested too deeply."""
+    """The statements of a cell, without magics; None if it is not Python, or nested too deeply."""
     lines = ("pass" if line.lstrip().startswith(("%", "!", "?")) else line for line in block.splitlines())
     try:
         return ast.parse("\n".join(lines)).body
@@ -184,7 +184,7 @@ def _names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
         return [node.name]
     if isinstance(node, ast.ImportFrom):
-        return [each.asname or each.name for each in node.names]
+        return [name.asname or name.name for name in node.names]
     if isinstance(node, ast.Assign):
-        return [each.id for each in node.targets if isinstance(each, ast.Name)]
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
     return []

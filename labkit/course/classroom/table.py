@@ -1,4 +1,4 @@
-"""What a class did: a row for each exercise of each student, sums for each student, as CSV, JSON and in a terminal."""
+"""The grades of a class: a row for each exercise of each student, and sums, as CSV, JSON and in a terminal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 FORMULA = ("=", "+", "-", "@", "\t")
-"""A spreadsheet takes a cell that begins so for a formula; students choose some of the words here."""
+"""A spreadsheet takes a cell that begins with one of these for a formula, and students choose some of the words."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One exercise of one student.
 
-    exercise   its key, "03.2"; "" for a file in which nothing could be looked for
+    exercise   its key, "03.2"; "" for a file that could not be searched for exercises
     verdict    the first broken one; "file" if there was nothing to judge, "judge" if the judge itself failed
     cause      the likely mistake, or what was seen
     of         the points that the exercise is worth
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Sum:
-    """What a student has in all; `of` counts every exercise that was graded in this class."""
+    """The sums of one student; `of` counts every exercise that was graded in this class."""
 
     student: str
     passed: int
@@ -68,36 +68,36 @@ class Table:
 
     @property
     def exercises(self) -> dict[str, int]:
-        """Points of every exercise that was graded, by key."""
+        """The points of every exercise that was graded, by key."""
         return dict(sorted({(row.exercise, row.of) for row in self.rows if row.exercise}))
 
     @property
     def sums(self) -> tuple[Sum, ...]:
-        """What each student has in all, by name."""
-        found, of = [], self.exercises
+        """The sums of each student, by name."""
+        sums, of = [], self.exercises
         for student in sorted({row.student for row in self.rows}):
-            mine = [row for row in self.rows if row.student == student]
-            found.append(
-                Sum(student, sum(row.passed for row in mine), len(of), sum(row.points for row in mine),
-                    sum(of.values()), sum(row.star for row in mine), round(sum(row.seconds for row in mine), 2),
-                    sum(bool(row.note) for row in mine))
+            own_rows = [row for row in self.rows if row.student == student]
+            sums.append(
+                Sum(student, sum(row.passed for row in own_rows), len(of), sum(row.points for row in own_rows),
+                    sum(of.values()), sum(row.star for row in own_rows), round(sum(row.seconds for row in own_rows), 2),
+                    sum(bool(row.note) for row in own_rows))
             )  # fmt: skip
-        return tuple(found)
+        return tuple(sums)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The table as plain data."""
         return {
             "seed": self.seed,
             "seconds": round(self.seconds, 2),
             "exercises": self.exercises,
             "rows": [asdict(row) for row in self.rows],
-            "students": [asdict(each) for each in self.sums],
+            "students": [asdict(sum_) for sum_ in self.sums],
         }
 
     def write(self, to: Path) -> tuple[Path, Path, Path]:
-        """Write `to` (a row an exercise), the same with _students (a row a student), and both as .json."""
+        """Write `to` (a row per exercise), the same with _students (a row per student), and both as .json."""
         rows = [{key: _cell(value) for key, value in asdict(row).items() if key != "said"} for row in self.rows]
-        sums = [{key: _cell(value) for key, value in asdict(each).items()} for each in self.sums]
+        sums = [{key: _cell(value) for key, value in asdict(sum_).items()} for sum_ in self.sums]
         names = [name for name in Row.__dataclass_fields__ if name != "said"]
         students, plain = to.with_name(f"{to.stem}_students.csv"), to.with_suffix(".json")
         _write(to, names, rows)
@@ -106,8 +106,8 @@ class Table:
         return to, students, plain
 
     def __str__(self) -> str:
-        width = max((len(each.student) for each in self.sums), default=0)
-        return "\n".join(f"{each.student:{width}s}  {_told(each)}" for each in self.sums)
+        width = max((len(sum_.student) for sum_ in self.sums), default=0)
+        return "\n".join(f"{sum_.student:{width}s}  {_told(sum_)}" for sum_ in self.sums)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         drawn = Drawn("student", "exercise", "", "cause", "s", "points", "note")
@@ -129,18 +129,18 @@ class Table:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{name}</th>" for name in ("student", "exercise", "passed", "cause", "points", "note"))
         rows = "".join(
-            "<tr>" + "".join(f'<td style="text-align:left">{escape(str(each))}</td>' for each in told) + "</tr>"
+            "<tr>" + "".join(f'<td style="text-align:left">{escape(str(cell))}</td>' for cell in cells) + "</tr>"
             for row in self.rows
-            for told in [(row.student, row.exercise, "✓" if row.passed else f"✗ {row.verdict}", row.cause,
+            for cells in [(row.student, row.exercise, "✓" if row.passed else f"✗ {row.verdict}", row.cause,
                           f"{row.points}/{row.of}", row.note)]
         )  # fmt: skip
         return f"<table><tr>{head}</tr>{rows}</table><pre>{escape(str(self))}</pre>"
 
 
-def _told(each: Sum) -> str:
-    stars = f", {each.stars} ★" if each.stars else ""
-    notes = f", {each.notes} to look at" if each.notes else ""
-    return f"{each.passed} of {each.exercises} passed, {each.points} of {each.of} points{stars}{notes}"
+def _told(total: Sum) -> str:
+    stars = f", {total.stars} ★" if total.stars else ""
+    notes = f", {total.notes} to look at" if total.notes else ""
+    return f"{total.passed} of {total.exercises} passed, {total.points} of {total.of} points{stars}{notes}"
 
 
 def _cell(value: Any) -> Any:

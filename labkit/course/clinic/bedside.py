@@ -1,4 +1,4 @@
-"""A patient of the ward as three pages: under examination, diagnosed, and as a row of the score card.
+"""Three pictures for the clinic: a patient under examination, a patient with the diagnosis, and the score card.
 
     Mia: loss explodes                                   35 minutes
     "Since gradients are accumulated, the loss explodes ..."
@@ -8,8 +8,8 @@
     Suspects: accumulation without normalisation · ranks differ by seed
     Repaired in vain: fp16 overflow (40 minutes)
 
-The first page is drawn from what the learner has seen; nothing in it, or in its words for those who hear it, depends on
-which of the suspects the cause is.
+The first picture shows only what the learner has seen. Nothing in it, nor in its text for screen readers, depends on
+which of the suspects is the cause.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ BAR, FULL = 304.0, 190.0
 
 
 class Outcome(Protocol):
-    """How one patient went (outcome.py)."""
+    """How the examination of one patient ended (outcome.py)."""
 
     @property
     def case(self) -> Patient:
-        """Who."""
+        """The patient."""
 
     @property
     def how(self) -> str:
-        """What the name stood on."""
+        """The evidence for the named cause."""
 
     @property
     def minutes(self) -> int:
-        """Spent."""
+        """Minutes that were spent."""
 
     @property
     def par(self) -> int:
-        """What the deciding probe alone costs."""
+        """Minutes that the deciding probe alone costs."""
 
     @property
     def struck(self) -> tuple[str, ...]:
-        """Causes that were named in vain."""
+        """Causes that were named wrongly."""
 
     @property
     def saw(self) -> str:
@@ -58,37 +58,37 @@ class Outcome(Protocol):
 
     @property
     def points(self) -> int:
-        """Of 100."""
+        """Points, of 100."""
 
     @property
     def words(self) -> str:
-        """How it came about."""
+        """The course of the examination, in words."""
 
 
 class Card(Protocol):
-    """How a shift went (outcome.py)."""
+    """The result of a shift (outcome.py)."""
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
-        """Of those who are diagnosed."""
+        """The outcomes of the patients that are diagnosed."""
 
     @property
     def waiting(self) -> Sequence[str]:
-        """Names of the others."""
+        """Names of the patients that are not diagnosed."""
 
     @property
     def again(self) -> Sequence[tuple[str, str]]:
-        """(cause, lab) that are worth another look."""
+        """(cause, lab) pairs that are worth another look."""
 
     @property
     def words(self) -> str:
-        """The sums."""
+        """The sums, in words."""
 
 
 def bedside(
     case: Patient, seen: Mapping[str, str], suspects: Sequence[str], struck: Sequence[str], minutes: int
 ) -> Picture:
-    """A patient under examination: complaint, what the ordered probes saw, who is left of the suspects, minutes."""
+    """A patient under examination: the complaint, what the ordered probes saw, the remaining suspects, the minutes."""
     body = [headline(f"{case.name}: {case.symptom}"), text(WIDTH - 4, 20, _minutes(minutes), "end", bold=True)]
     y = _lines(body, f"“{case.complaint}”", 42, 4, 104)
     for probe, sign in seen.items():
@@ -102,18 +102,18 @@ def bedside(
     y = _lines(body, f"Suspects: {' · '.join(suspects)}", y + 18, 4, 112, 12)
     if struck:
         y = _lines(body, f"Repaired in vain: {' · '.join(struck)}", y, 4, 112, 12)
-    told = [f"{probe}: {sign}" for probe, sign in seen.items()] or ["no probe ordered"]
+    observations = [f"{probe}: {sign}" for probe, sign in seen.items()] or ["no probe ordered"]
     in_vain = f" Repaired in vain: {', '.join(struck)}." if struck else ""
     return Picture(
         "".join(body),
         y,
-        f"{case.name}: {case.symptom}. {case.complaint} {_minutes(minutes)}. {'; '.join(told)}. "
+        f"{case.name}: {case.symptom}. {case.complaint} {_minutes(minutes)}. {'; '.join(observations)}. "
         f"Suspects: {', '.join(suspects)}.{in_vain}",
     )
 
 
 def diagnosed(outcome: Outcome) -> Picture:
-    """The diagnosis: what shows the cause, what each other suspect would have shown, and the repair as a diff."""
+    """The diagnosis: what shows the cause, what the other suspects would have shown, and the repair as a diff."""
     case = outcome.case
     points = f"{outcome.points} points"
     body = [headline(f"{case.name}: {case.cause}"), text(WIDTH - 4, 20, points, "end", 15, bold=True)]
@@ -139,7 +139,7 @@ def diagnosed(outcome: Outcome) -> Picture:
 
 
 def score_card(card: Card) -> Picture:
-    """All who are diagnosed: minutes as bars, par as a mark on each, what the name stood on, points; what to repeat."""
+    """Each diagnosed patient with minutes as a bar, par as a mark, evidence and points; then what to repeat."""
     title, sums = "Score card", card.words[:1].upper() + card.words[1:] + "."
     body = [headline(title)]
     y = _lines(body, sums, 42, 4, 108)
@@ -179,7 +179,7 @@ def _row(outcome: Outcome, y: float, per_minute: float) -> list[str]:
 
 
 def _changed(body: list[str], words: str, y: float) -> float:
-    """A line of a diff, on a tint that both light and dark pages let through; the sign says the same."""
+    """Draw one line of a diff, with a tint that suits light and dark pages; its first sign says the same."""
     fill = {"+": ADDED, "-": REMOVED}.get(words[:1])
     if fill:
         body.append(f'<rect x="4" y="{y - 12:g}" width="{WIDTH - 8}" height="16" fill="{fill}" fill-opacity="0.25"/>')
@@ -189,7 +189,7 @@ def _changed(body: list[str], words: str, y: float) -> float:
 
 
 def _lines(body: list[str], words: str, y: float, x: float, length: int, size: float = 13, bold: bool = False) -> float:
-    """Words in lines of at most so many letters, the first with its baseline at y; where the next one would be."""
+    """Draw words in lines of at most `length` letters, the first at y. Returns the y of the next line."""
     for row in textwrap.wrap(words, length):
         body.append(text(x, y, row, size=size, bold=bold))
         y += 18 if size >= 13 else 16

@@ -1,8 +1,8 @@
-"""A case of the clinic: a program that is broken, what its owner complains of, and how its cause is told from others.
+"""A case of the clinic: a broken program, its owner's complaint, and how its cause differs from other causes.
 
 broken(group, steps)      -> (losses of this rank, its model or None)         real functions, for labkit's ranks
 repaired(group, steps)    -> the same
-reference(n_ranks, steps) -> the same, in one process that sends nothing
+reference(n_ranks, steps) -> the same, in one process without communication
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TESTS = MappingProxyType(
         "reference": "one step beside one process: loss and gradient",
     }
 )
-"""What can be looked at, and what it tells. Each is labkit's own probe, put round a program from outside."""
+"""The tests and what each shows. Each is labkit's own probe, put round a program from outside."""
 SYMPTOMS = ("stops for ever", "out of memory", "too slow", "loss explodes", "learns too little", "ranks disagree")
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """Another cause of the same complaint: what `test` would show if it were the one."""
+    """Another cause of the same complaint, and what `test` would show if it were the true one."""
 
     cause: str
     test: str
@@ -51,20 +51,20 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Case:
-    """A patient of the ward. The complaint never names the cause.
+    """A patient of the clinic. The complaint never names the cause.
 
-    name, complaint    whose program it is, and what its owner has seen
+    name, complaint    the program's owner, and what they have seen
     symptom            one of SYMPTOMS
-    cause, test        what it is, and the one of TESTS that shows it; `shows` says how, in words
-    found(chart)       whether a chart of that test shows the cause
-    differential       other causes of the same complaint, and what would be seen then
-    repair, lab        what mends it, and the lab that teaches the mechanism
+    cause, test        the true cause, and the one of TESTS that shows it; `shows` says how, in words
+    found(chart)       true if a chart of that test shows the cause
+    differential       other causes of the same complaint, and what they would show
+    repair, lab        how to mend the program, and the lab that teaches the mechanism
     tolerance          how far losses and weights may be from the reference's; `last_only`: only the last loss counts,
                        as a share of the first one
-    cap_bytes          bytes that a rank may hold, `pool_bytes` bytes that its allocator may take from the device
-    links, n_ranks     for what needs a cluster of its own
+    cap_bytes          bytes that a rank may hold; `pool_bytes`: bytes that its allocator may take from the device
+    links, n_ranks     for a program that needs a cluster of its own
     look_steps         steps after which `found` looks; None: `steps`
-    before()           what a process has to do once, such as an import that must not count as a step's time
+    before()           preparation in each process, such as an import that must not count as a step's time
     """
 
     name: str
@@ -92,31 +92,33 @@ class Case:
 
     @property
     def program(self) -> Source:
-        """The broken program, as its owner shows it: the file's name would tell too much."""
-        found = source_of(self.broken)
-        return Source(found.code, f"what {self.name} runs", found.first, found.last)
+        """The broken program, under its owner's name, since the file's name would give the cause away."""
+        source = source_of(self.broken)
+        return Source(source.code, f"what {self.name} runs", source.first, source.last)
 
     @property
     def diff(self) -> str:
-        """What the repair changes, line by line; functions that both call are in the case's file."""
-        before, after = (textwrap.dedent(inspect.getsource(each)).splitlines() for each in (self.broken, self.repaired))
+        """What the repair changes, line by line, without functions that both programs call."""
+        before, after = (
+            textwrap.dedent(inspect.getsource(program)).splitlines() for program in (self.broken, self.repaired)
+        )
         lines = difflib.unified_diff(before, after, lineterm="", n=1)
         return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
     def as_file(self, program: Program) -> Program:
-        """The same function, as if it stood in a file of its owner's: an autopsy then names its lines, not labkit's."""
+        """The same function, as if it stood in a file of its owner: so an autopsy does not name labkit's file."""
         file = f"{self.name.lower()}.py"
         if file not in linecache.cache:
             lines = inspect.findsource(self.broken)[0]
             linecache.cache[file] = sum(map(len, lines)), None, lines, file
-        made: Any = program
-        code = made.__code__.replace(co_filename=file)
-        return FunctionType(code, made.__globals__, made.__name__, made.__defaults__, made.__closure__)
+        function: Any = program
+        code = function.__code__.replace(co_filename=file)
+        return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """All causes that its complaint allows, in alphabetical order, the true one among them."""
-        return tuple(sorted({self.cause, *(each.cause for each in self.differential)}))
+        """All causes that fit the complaint, in alphabetical order, the true one among them."""
+        return tuple(sorted({self.cause, *(rival.cause for rival in self.differential)}))
 
     def __repr__(self) -> str:
         return f"<case {self.name}: {self.complaint}>"

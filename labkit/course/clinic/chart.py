@@ -4,7 +4,7 @@
     memory          one run under a MemoryProbe and a simulated allocator
     reference       the same number of steps in one process
 
-A program that hangs or runs out of memory leaves a WorkerError with its autopsy, and no vital signs.
+If a program hangs or runs out of memory, the chart has a WorkerError with its autopsy, and no vital signs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WINDOWS = 8
 
 
 class Seen(NamedTuple):
-    """Vital signs of one rank. `busy` is the share of the time in which its process had the processor."""
+    """Vital signs of one rank. `busy` is the share of the time in which its process used the processor."""
 
     rank: int
     losses: tuple[float, ...]
@@ -46,9 +46,14 @@ class Seen(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What one rank held: the lowest and the highest live bytes in each eighth of the run, the peak by kind, what
-    the allocator had allocated and reserved, and its largest free piece, when it last asked the device for more, and
-    (rank 0 alone) every moment."""
+    """What one rank held in memory.
+
+    floors, tops     the lowest and the highest live bytes in each eighth of the run
+    peak             bytes by kind at the highest moment
+    allocated, reserved, largest_free
+                     of the allocator, when it last asked the device for more
+    moments          every moment of the run, on rank 0 alone
+    """
 
     floors: tuple[int, ...]
     tops: tuple[int, ...]
@@ -62,7 +67,7 @@ class Stored(NamedTuple):
 def vital(
     group: Group, program: Callable[..., Any], steps: int, before: Any, cap: int | None, pool: int | None
 ) -> Seen:
-    """On a rank: run the program under the clock, and look at what it leaves behind."""
+    """Run the program under the clock, on one rank, and collect its vital signs."""
     if before is not None:
         before()
     group.ledger.clear()
@@ -90,19 +95,19 @@ def _capped(program: Callable[..., Any], group: Group, steps: int, cap: int | No
 
 
 def stored(group: Group, program: Callable[..., Any], steps: int) -> Stored:
-    """On a rank: run the program under the memory probe and the simulated allocator, without a cap."""
+    """Run the program under the memory probe and the simulated allocator, on one rank, without a limit."""
     with Pool() as pool, MemoryProbe() as probe:
         program(group, steps)
     moments = probe.timeline
     per = max(1, len(moments) // WINDOWS)
     parts = [moments[low : low + per] for low in range(0, per * WINDOWS, per)]
-    floors, tops = ([pick(each.total for each in part) for part in parts if part] for pick in (min, max))
+    floors, tops = ([pick(moment.total for moment in part) for part in parts if part] for pick in (min, max))
     seen = moments if group.rank == 0 else ()
     return Stored(tuple(floors), tuple(tops), probe.peak, pool.asked[0], pool.asked[1], pool.asked[2], seen)
 
 
 def left_behind(model: Any) -> tuple[Tensor | None, Tensor | None, GradientTable | None]:
-    """Weights, buffers and gradients of a module, flat, on the CPU; None for what there is not."""
+    """Weights, buffers and gradients of a module, flat, on the CPU; None for those that it does not have."""
     if not isinstance(model, nn.Module):
         return None, None, None
     weights, buffers = (_flat(part) for part in (model.parameters(), model.buffers()))
@@ -111,13 +116,13 @@ def left_behind(model: Any) -> tuple[Tensor | None, Tensor | None, GradientTable
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor | None:
-    parts = [each.detach().double().cpu().flatten() for each in tensors]
+    parts = [tensor.detach().double().cpu().flatten() for tensor in tensors]
     return torch.cat(parts) if parts else None
 
 
 @dataclass(frozen=True)
 class Chart:
-    """All that is known of one run of a program; `program` is "broken", "repaired" or "yours"."""
+    """Everything measured in one run of a program; `program` is "broken", "repaired" or "yours"."""
 
     name: str
     program: str
@@ -141,26 +146,31 @@ class Chart:
     @property
     def losses(self) -> tuple[float, ...]:
         """The loss of every step: the mean over the ranks that have one."""
-        told = [each.losses for each in self.seen if each.losses]
-        return tuple(sum(step) / len(told) for step in zip(*told, strict=True))
+        losses = [rank.losses for rank in self.seen if rank.losses]
+        return tuple(sum(step) / len(losses) for step in zip(*losses, strict=True))
 
     @property
     def across(self) -> float:
-        """Of all bytes that the ranks send, the share that leaves a node; 0.0 without links."""
+        """The share of all sent bytes that leaves a node; 0.0 without links."""
         home = self.links.home if self.links else (0,) * len(self.ledgers)
         sent = [
-            (t.n_bytes, home[r] != home[t.to]) for r, each in enumerate(self.ledgers) for t in each if t.to is not None
+            (message.n_bytes, home[rank] != home[message.to])
+            for rank, ledger in enumerate(self.ledgers)
+            for message in ledger
+            if message.to is not None
         ]
         return sum(n for n, far in sent if far) / max(1, sum(n for n, _ in sent))
 
     @property
     def recording(self) -> Recording:
-        """All ranks' clocks on one time axis."""
-        return Recording.of([each.recording for each in self.seen])
+        """The clocks of all ranks on one time axis."""
+        return Recording.of([rank.recording for rank in self.seen])
 
     def apart(self, what: str) -> float:
-        """How far "weights" or "buffers" of two ranks are apart at most; 0.0 if there are none."""
-        held: Sequence[Tensor | None] = [getattr(each, what) for each in self.seen]
-        there = [each for each in held if each is not None]
-        same = [each for each in there if not torch.equal(each.nan_to_num(), there[0].nan_to_num())]
-        return max((float((each - there[0]).abs().nan_to_num(torch.inf).max()) for each in same), default=0.0)
+        """The largest difference between the "weights" or "buffers" of two ranks; 0.0 if they have none."""
+        held: Sequence[Tensor | None] = [getattr(rank, what) for rank in self.seen]
+        tensors = [tensor for tensor in held if tensor is not None]
+        different = [tensor for tensor in tensors if not torch.equal(tensor.nan_to_num(), tensors[0].nan_to_num())]
+        return max(
+            (float((tensor - tensors[0]).abs().nan_to_num(torch.inf).max()) for tensor in different), default=0.0
+        )

@@ -1,4 +1,4 @@
-"""The clinic: programs that are broken, found by their symptoms with labkit's own probes, and repaired.
+"""The clinic: broken programs, whose faults are found with labkit's own probes, and repaired.
 
     ill = clinic.admit("Ada")             ill.complaint: what the owner has seen, never the cause
     chart = clinic.examine(cluster, ill)  runs the program for real, under the probes; a hang ends with its autopsy
@@ -7,7 +7,7 @@
     clinic.prove(cluster, ill, mine)      does a repair end the symptom, with right values?
 
 Hours are compressed to steps, and devices to caps of kilobytes or a few megabytes: what a job does at step 100,000 with
-80 GB happens here at step 10. Nothing else is played: programs run on real ranks, with probes round them.
+80 GB happens here at step 10. Nothing else is simulated: the programs run on real ranks, under real probes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FILES = (
 )  # fmt: skip
 
 cases: tuple[Case, ...] = tuple(import_module(f"labkit.course.clinic.patients.{name}").CASE for name in FILES)
-"""Everybody in the ward, in alphabetical order."""
+"""All patients, in alphabetical order."""
 
 
 class Verdict(NamedTuple):
-    """Whether a repair holds, and why, or why not."""
+    """The result for a repair, with the reason. `holds` is true if it ends the symptom."""
 
     holds: bool
     words: str
@@ -54,19 +54,19 @@ class Verdict(NamedTuple):
 
 
 def admit(name: str) -> Case:
-    """The case of this name. ValueError with the names there are."""
-    for each in cases:
-        if each.name.lower() == name.strip().lower():
-            return each
-    raise ValueError(f"there is no patient {name!r}; in the ward are {', '.join(each.name for each in cases)}")
+    """The case with this name. ValueError, with all names, if there is none."""
+    for case in cases:
+        if case.name.lower() == name.strip().lower():
+            return case
+    raise ValueError(f"there is no patient {name!r}; in the ward are {', '.join(case.name for case in cases)}")
 
 
 def by_cause(cause: str) -> Case:
-    """The case of this cause. ValueError with the causes there are."""
-    for each in cases:
-        if each.cause == cause:
-            return each
-    raise ValueError(f"no case of {cause!r}; there are {', '.join(sorted(each.cause for each in cases))}")
+    """The case with this cause. ValueError, with all causes, if there is none."""
+    for case in cases:
+        if case.cause == cause:
+            return case
+    raise ValueError(f"no case of {cause!r}; there are {', '.join(sorted(case.cause for case in cases))}")
 
 
 def examine(
@@ -77,13 +77,13 @@ def examine(
     steps: int | None = None,
     capped: bool = True,
 ) -> Chart:
-    """Run a program of the case on the cluster, or on one of its own if it needs links or ranks that this one has not.
+    """Run a program of the case on the cluster, or on a cluster of its own if it needs other links or ranks.
 
     `program` is "broken", "repaired", or a function of your own. Vital signs need one run; "memory" and "allocator" a
     second one, without the cap; "reference" compares with one process. A hang ends as soon as its autopsy is certain.
-    ValueError for a test that there is not."""
+    ValueError for an unknown test."""
     chosen = tuple(tests)
-    if wrong := [each for each in chosen if each not in TESTS]:
+    if wrong := [test for test in chosen if test not in TESTS]:
         raise ValueError(f"there is no test {wrong[0]!r}; there are {', '.join(TESTS)}")
     n_steps = case.steps if steps is None else steps
     if case.links is not None or case.n_ranks not in (None, cluster.n_ranks):
@@ -97,26 +97,26 @@ def _examine(
 ) -> Chart:
     name = program if isinstance(program, str) else "yours"
     run: Any = case.as_file(getattr(case, program)) if isinstance(program, str) else program
-    found: dict[str, Any] = {"links": case.links}
+    chart: dict[str, Any] = {"links": case.links}
     caps = (case.cap_bytes, case.pool_bytes) if capped else (None, None)
     if {*tests} - {"memory", "allocator"}:
         try:
             replies = cluster.run(vital, run, steps, case.before, *caps)
-            found["seen"] = tuple(reply.value for reply in replies)
-            found["ledgers"] = tuple(reply.ledger for reply in replies)
+            chart["seen"] = tuple(reply.value for reply in replies)
+            chart["ledgers"] = tuple(reply.ledger for reply in replies)
         except WorkerError as error:
-            found["error"] = error
+            chart["error"] = error
     if {*tests} & {"memory", "allocator"}:
-        found["stored"] = tuple(reply.value for reply in cluster.run(stored, run, steps))
+        chart["stored"] = tuple(reply.value for reply in cluster.run(stored, run, steps))
     if "reference" in tests:
         losses, model = case.reference(cluster.n_ranks, steps)
         weights, _, table = left_behind(model)
-        found["alone"] = tuple(losses), weights, table
-    return Chart(case.name, name, steps, **found)
+        chart["alone"] = tuple(losses), weights, table
+    return Chart(case.name, name, steps, **chart)
 
 
 def recorded(case: Case) -> dict[str, str]:
-    """What every test saw when the broken program ran on two ranks and the ward was opened; "" where it cannot tell."""
+    """What every test saw in a stored run of the broken program on two ranks; "" where a test cannot tell."""
     stops = case.symptom == "stops for ever"
     usual = {} if stops else NOTHING_ODD
     return {test: _records()[case.name].get(test, usual.get(test, "")) for test in TESTS}
@@ -130,29 +130,29 @@ def _records() -> Mapping[str, Mapping[str, str]]:
 
 
 def pieces(case: Case, n_ranks: int = 2) -> Generator[tuple[float, dict[str, str]], None, None]:
-    """Run the broken program for real on ranks of its own, piece by piece: (share done, what the tests say by now)."""
-    found: dict[str, str] = {}
+    """Run the broken program for real, in parts: yields (share done, what the tests say so far)."""
+    observations: dict[str, str] = {}
     with Cluster(case.n_ranks or n_ranks, device="cpu", links=case.links, quiet=True) as cluster:
-        yield 0.1, found
+        yield 0.1, observations
         chart = examine(cluster, case, tests=VITAL)
-        found |= signs(chart)
-        yield 0.4, found
-        if chart.ended == "out of memory":  # what else there is to see, where there is room
-            found = signs(examine(cluster, case, tests=VITAL, capped=False)) | found
-            yield 0.6, found
+        observations |= signs(chart)
+        yield 0.4, observations
+        if chart.ended == "out of memory":  # run again without the limit, so that the other tests can look
+            observations = signs(examine(cluster, case, tests=VITAL, capped=False)) | observations
+            yield 0.6, observations
         if chart.ended != "stops for ever":
-            found |= signs(examine(cluster, case, tests=("memory", "allocator")))
-            yield 0.8, found
+            observations |= signs(examine(cluster, case, tests=("memory", "allocator")))
+            yield 0.8, observations
             first = signs(examine(cluster, case, tests=("reference", "gradients"), steps=1, capped=False))
             if "gradient" in first["reference"]:
-                found["reference"] += f"; {first['reference']}"
+                observations["reference"] += f"; {first['reference']}"
             if case.look_steps == 1:
-                found["gradients"] = first["gradients"]
-    yield 1.0, found
+                observations["gradients"] = first["gradients"]
+    yield 1.0, observations
 
 
 def differs(case: Case, chart: Chart) -> str:
-    """Nothing if losses and weights of a run are those of one process; else what is not. Needs the test "reference"."""
+    """How losses and weights of a run differ from those of one process; "" if not. Needs the test "reference"."""
     if chart.ended != "finished":
         return f"it does not finish: {chart.ended}"
     assert chart.alone is not None, "examine it with the test 'reference' first"
@@ -165,16 +165,16 @@ def differs(case: Case, chart: Chart) -> str:
     off = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     if not off <= case.tolerance:
         return f"losses are up to {off:.3g} away from those of one process"
-    for each in chart.seen:
-        if weights is not None and each.weights is not None and each.weights.shape == weights.shape:
-            far = float((each.weights - weights).abs().max())
+    for rank in chart.seen:
+        if weights is not None and rank.weights is not None and rank.weights.shape == weights.shape:
+            far = float((rank.weights - weights).abs().max())
             if not far <= case.tolerance:
-                return f"weights of rank {each.rank} are up to {far:.3g} away from those of one process"
+                return f"weights of rank {rank.rank} are up to {far:.3g} away from those of one process"
     return ""
 
 
 def prove(cluster: Cluster, case: Case, program: str | Program = "repaired") -> Verdict:
-    """Whether a program ends the case: it finishes, with the values of one process, and its cause is not found."""
+    """Check a program as a repair: it must finish, with the values of one process, and not show the cause."""
     chart = examine(cluster, case, program, VITAL)
     wrong = differs(case, chart)
     look = chart if wrong or _decides(case) else decisive(cluster, case, program)
@@ -184,7 +184,7 @@ def prove(cluster: Cluster, case: Case, program: str | Program = "repaired") -> 
 
 
 def decisive(cluster: Cluster, case: Case, program: str | Program = "broken") -> Chart:
-    """The chart on which `found` of a case looks: of its own test, after as many steps as that needs."""
+    """The chart that `found` of a case needs: from its own test, after `look_steps` steps."""
     tests = VITAL if case.test in VITAL else (case.test,)
     return examine(cluster, case, program, tests, steps=case.look_steps)
 

@@ -8,7 +8,7 @@
       clock: all wait for a rank but one, which computes
 
 "is": a program with this cause has this symptom. "like": with this symptom it is among the suspects, and the test has
-to rule it out. The table is read from a column: a symptom, its suspects, under each what separates it.
+to rule it out. Read the table by column: a symptom, its suspects, and under each the test that separates it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Rival(Protocol):
 
     @property
     def cause(self) -> str:
-        """Its name."""
+        """The cause."""
 
     @property
     def test(self) -> str:
-        """What tells it apart."""
+        """The test that would show it."""
 
     @property
     def would_show(self) -> str:
@@ -40,15 +40,15 @@ class Rival(Protocol):
 
 
 class Patient(Protocol):
-    """A broken program, as the ward knows it; `labkit.course.clinic.clinic.Case` is one."""
+    """A broken program as a learner meets it; `labkit.course.clinic.clinic.Case` is one."""
 
     @property
     def name(self) -> str:
-        """Whose it is."""
+        """The name of the program's owner."""
 
     @property
     def complaint(self) -> str:
-        """What its owner has seen."""
+        """What the owner has seen."""
 
     @property
     def symptom(self) -> str:
@@ -56,7 +56,7 @@ class Patient(Protocol):
 
     @property
     def cause(self) -> str:
-        """What it is."""
+        """The true cause."""
 
     @property
     def test(self) -> str:
@@ -64,11 +64,11 @@ class Patient(Protocol):
 
     @property
     def shows(self) -> str:
-        """How."""
+        """What the test shows, in words."""
 
     @property
     def repair(self) -> str:
-        """What mends it."""
+        """How to mend the program."""
 
     @property
     def diff(self) -> str:
@@ -76,51 +76,53 @@ class Patient(Protocol):
 
     @property
     def lab(self) -> str:
-        """Where its mechanism is taught."""
+        """The lab that teaches the mechanism."""
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """All causes that the complaint allows."""
+        """All causes that fit the complaint."""
 
     @property
     def differential(self) -> Sequence[Rival]:
-        """Those that it is not."""
+        """The suspects that are not the cause."""
 
 
 def diagnosis(cases: Iterable[Patient], symptom: str = "", title: str = "") -> Picture:
-    """The table of all causes; with `symptom`, its column alone decides which rows are there.
+    """The table of all causes; with `symptom`, only the causes that may lie behind it.
 
-    ValueError for no cases, and for a symptom that none has."""
-    every = list(cases)
-    symptoms = tuple(dict.fromkeys(each.symptom for each in every))
-    if not every or (symptom and symptom not in symptoms):
+    ValueError for no cases, and for a symptom that no case has."""
+    patients = list(cases)
+    symptoms = tuple(dict.fromkeys(patient.symptom for patient in patients))
+    if not patients or (symptom and symptom not in symptoms):
         raise ValueError(f"no case has the symptom {symptom!r}; there are {', '.join(symptoms) or 'no cases'}")
-    marks = _marks(every)
-    rows = [each for each in every if not symptom or symptom in marks[each.cause]]
-    rows.sort(key=lambda each: (symptoms.index(each.symptom), each.cause))
+    marks = _marks(patients)
+    rows = [patient for patient in patients if not symptom or symptom in marks[patient.cause]]
+    rows.sort(key=lambda patient: (symptoms.index(patient.symptom), patient.cause))
     title = title or (
         f"{symptom}: {len(rows)} suspects" if symptom else f"{len(rows)} causes, {len(symptoms)} symptoms"
     )
     body = [headline(title)]
-    for k, name in enumerate(symptoms):
-        for j, words in enumerate(textwrap.wrap(name, 11)):
-            body.append(text(CAUSE + COLUMN * (k + 0.5), 40 + 15 * j, words, "middle", 12, name == symptom))
-    for number, each in enumerate(rows):
+    for column, name in enumerate(symptoms):
+        for line_number, words in enumerate(textwrap.wrap(name, 11)):
+            body.append(
+                text(CAUSE + COLUMN * (column + 0.5), 40 + 15 * line_number, words, "middle", 12, name == symptom)
+            )
+    for number, patient in enumerate(rows):
         y = TOP + number * ROW
-        body += [line(4, y - 1, WIDTH - 4, y - 1, width=0.3), text(4, y + 14, each.cause, bold=True)]
-        body.append(text(16, y + 30, f"{each.test}: {each.shows} · lab {each.lab}", size=11))
-        for k, name in enumerate(symptoms):
-            if word := marks[each.cause].get(name):
-                hover = f"{each.cause}: {name}" if word == "is" else f"{each.cause}: a suspect where a job {name}"
-                body.append(box(CAUSE + COLUMN * k + 22, y + 2, 44, 15, IS if word == "is" else LIKE, word, hover))
-    told = "; ".join(f"{each.cause}: {', '.join(marks[each.cause])}, seen in {each.test}" for each in rows)
-    return Picture("".join(body), TOP + ROW * len(rows) + 6, f"{title}: {told}")
+        body += [line(4, y - 1, WIDTH - 4, y - 1, width=0.3), text(4, y + 14, patient.cause, bold=True)]
+        body.append(text(16, y + 30, f"{patient.test}: {patient.shows} · lab {patient.lab}", size=11))
+        for column, name in enumerate(symptoms):
+            if word := marks[patient.cause].get(name):
+                hover = f"{patient.cause}: {name}" if word == "is" else f"{patient.cause}: a suspect where a job {name}"
+                body.append(box(CAUSE + COLUMN * column + 22, y + 2, 44, 15, IS if word == "is" else LIKE, word, hover))
+    summary = "; ".join(f"{row.cause}: {', '.join(marks[row.cause])}, seen in {row.test}" for row in rows)
+    return Picture("".join(body), TOP + ROW * len(rows) + 6, f"{title}: {summary}")
 
 
 def _marks(cases: Sequence[Patient]) -> dict[str, dict[str, str]]:
-    """cause -> symptom -> "is" or "like"."""
-    marks: dict[str, dict[str, str]] = {each.cause: {each.symptom: "is"} for each in cases}
-    for each in cases:
-        for rival in each.differential:
-            marks.setdefault(rival.cause, {}).setdefault(each.symptom, "like")
+    """The table as nested dicts: cause -> symptom -> "is" or "like"."""
+    marks: dict[str, dict[str, str]] = {case.cause: {case.symptom: "is"} for case in cases}
+    for case in cases:
+        for rival in case.differential:
+            marks.setdefault(rival.cause, {}).setdefault(case.symptom, "like")
     return marks

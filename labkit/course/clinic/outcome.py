@@ -1,10 +1,10 @@
-"""What a patient of the clinic was worth, and the score card of a shift.
+"""The outcome of a patient of the clinic, in points, and the score card of a shift.
 
     print(outcome)     the diagnosis: what shows the cause and how, what other suspects would have shown, the repair
     print(card)        points, minutes against par, and which mechanisms are worth another look, with their labs
 
-A patient is worth 100 points. Each minute above par, which is the price of the one probe that shows the cause, costs
-one; and of those that remain a name gets as many percent as it stood on.
+A patient is worth 100 points. Par is the price in minutes of the one probe that shows the cause, and each minute above
+par costs one point. The rest is multiplied by a percentage that depends on the evidence for the named cause.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from types import MappingProxyType
 from labkit.course.clinic.diagnosis import Patient
 
 FULL = 100
-"""Points of a patient who is diagnosed at par; each minute above it costs one."""
+"""Points for a patient who is diagnosed at par; each minute above it costs one."""
 SHOWN, EXCLUDED, GUESSED, GAVE_UP = "shown by its probe", "by exclusion", "a guess", "given up"
 PERCENT: MappingProxyType[str, int] = MappingProxyType({SHOWN: 100, EXCLUDED: 75, GUESSED: 50, GAVE_UP: 0})
-"""Percent of the points that remain, by what the name stood on."""
+"""Percentage of the remaining points, by the evidence for the named cause."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the learner reads after the cause is named, and what it was worth.
+    """The diagnosis and the points of one patient, shown after the cause was named.
 
-    `how` is one of SHOWN, EXCLUDED, GUESSED and GAVE_UP, `minutes` what was spent, `par` the minutes of the one probe
-    that shows the cause, `struck` the causes that were named in vain, `saw` what that one probe saw."""
+    `how` is one of SHOWN, EXCLUDED, GUESSED and GAVE_UP, `minutes` those spent, `par` the minutes of the one probe
+    that shows the cause, `struck` the causes that were named wrongly, `saw` what that one probe saw."""
 
     case: Patient
     how: str
@@ -37,19 +37,19 @@ class Outcome:
 
     @property
     def points(self) -> int:
-        """Of 100: one less for each minute above par, and of those that remain as many percent as `how` is worth."""
+        """Of 100, one less for each minute above par; of the rest the percentage that `how` is worth."""
         return max(0, FULL - max(0, self.minutes - self.par)) * PERCENT[self.how] // 100
 
     @property
     def first_try(self) -> bool:
-        """Whether the first cause that was named was the right one."""
+        """True if the first cause that was named was the right one."""
         return self.how != GAVE_UP and not self.struck
 
     @property
     def words(self) -> str:
-        """How it came about, in one or two sentences."""
+        """The course of the examination, in one or two sentences."""
         probe = f"the {self.case.test} ({self.par} minutes)"
-        came = {
+        verdict = {
             SHOWN: f"Right, and you had ordered what shows it: {probe}.",
             EXCLUDED: f"Right, by exclusion: you had ruled out every other suspect. Not ordered was {probe}: it shows "
             "the cause itself.",
@@ -57,7 +57,7 @@ class Outcome:
             GAVE_UP: f"You gave up. What shows it is {probe}.",
         }[self.how]
         spent = f"{self.minutes} minutes were spent; par is {self.par}. {self.points} of {FULL} points."
-        return f"{came} {spent}"
+        return f"{verdict} {spent}"
 
     def __str__(self) -> str:
         case = self.case
@@ -78,40 +78,40 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ScoreCard:
-    """The sum of a shift: of those who are diagnosed, in that order; `waiting` are the names of the others."""
+    """The result of a shift: outcomes in the order of the diagnoses; `waiting` are the names of the other patients."""
 
     outcomes: tuple[Outcome, ...]
     waiting: tuple[str, ...]
 
     @property
     def points(self) -> int:
-        """Of 100 for each patient who is diagnosed."""
+        """All points; each diagnosed patient can bring 100."""
         return sum(outcome.points for outcome in self.outcomes)
 
     @property
     def minutes(self) -> int:
-        """All that were spent on them."""
+        """All minutes that were spent on diagnosed patients."""
         return sum(outcome.minutes for outcome in self.outcomes)
 
     @property
     def par(self) -> int:
-        """Those that the deciding probes alone would have cost."""
+        """The minutes that the deciding probes alone would have cost."""
         return sum(outcome.par for outcome in self.outcomes)
 
     @property
     def first_tries(self) -> int:
-        """Patients whose cause was the first that was named."""
+        """How many patients had their cause named at the first try."""
         return sum(outcome.first_try for outcome in self.outcomes)
 
     @property
     def guesses(self) -> int:
-        """Right names that stood on nothing."""
+        """How many causes were named right without evidence."""
         return sum(outcome.how == GUESSED for outcome in self.outcomes)
 
     @property
     def again(self) -> tuple[tuple[str, str], ...]:
-        """(cause, lab) of what was guessed, given up or first taken for something else: worth another look."""
-        weak = (each for each in self.outcomes if each.how in (GUESSED, GAVE_UP) or each.struck)
+        """(cause, lab) of patients that were guessed, given up or misjudged at first: worth another look."""
+        weak = (outcome for outcome in self.outcomes if outcome.how in (GUESSED, GAVE_UP) or outcome.struck)
         return tuple((outcome.case.cause, outcome.case.lab) for outcome in weak)
 
     @property

@@ -1,12 +1,12 @@
-"""A caching allocator on paper: real tensors are born and die, the addresses that a GPU would give them are simulated.
+"""A simulated caching allocator: the tensors are real, and the addresses that a GPU would give them are simulated.
 
     segment  |##|....|#######|..|      taken from the device in one piece; # handed out, . kept for later
-    malloc   the smallest free piece that is large enough, its rest stays free
-             no piece: a new segment; no room: segments that are wholly free go back, then out of memory
+    malloc   take the smallest free piece that is large enough; its rest stays free
+             no piece: a new segment; no room: give back segments that are wholly free; still no room: out of memory
     free     the piece joins the free pieces beside it; the segment stays
 
-What torch's allocator does besides is left out: two pools by size, streams, limits for splitting, expandable segments.
-Its rounding to 512 bytes is here; segments are of 64 KiB in place of 2 MiB and more, as the programs are small.
+The simulation leaves out what else torch's allocator does: two pools by size, streams, limits for splitting, expandable
+segments. It rounds to 512 bytes as torch does; its segments have 64 KiB instead of 2 MiB, as the programs are small.
 Source: torch's notes on CUDA semantics, "Memory management" and "Optimizing memory usage".
 """
 
@@ -25,20 +25,20 @@ ROUND, SEGMENT = 512, 64 * 1024
 
 
 class Piece:
-    """Some bytes of a segment."""
+    """A stretch of a segment, used or free."""
 
     def __init__(self, segment: list[Piece], n_bytes: int, used: bool = False) -> None:
         self.segment, self.n_bytes, self.used = segment, n_bytes, used
 
 
 class Pool(TorchDispatchMode):
-    """While it is entered, every new storage asks for a piece. `cap_bytes` is the size of the device, None for no end.
+    """While this context is active, every new storage takes a piece. `cap_bytes` is the device's size, None: no limit.
 
     allocated, reserved    bytes handed out, bytes taken from the device
-    asked                  both when the device was last asked for more, and the largest free piece then"""
+    asked                  both when the device was last asked for more, and the largest free piece at that time"""
 
     def __init__(self, cap_bytes: int | None = None) -> None:
-        """Nothing is reserved yet."""
+        """A pool that has reserved nothing yet."""
         super().__init__()
         self.cap_bytes, self.segments = cap_bytes, list[list[Piece]]()
         self.allocated = self.reserved = 0
@@ -48,26 +48,31 @@ class Pool(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the usual answer imports torch's compiler
+        return False  # torch's default imports its compiler to answer
 
     @property
     def largest_free(self) -> int:
-        """Bytes of the largest piece that is free."""
-        return max((each.n_bytes for segment in self.segments for each in segment if not each.used), default=0)
+        """Bytes of the largest free piece."""
+        return max((piece.n_bytes for segment in self.segments for piece in segment if not piece.used), default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator; what it has made asks for its place."""
+        """Run the operator, and take pieces for the tensors that it returns."""
         out = func(*args, **(kwargs or {}))
-        for each in tree_leaves(out):
-            if isinstance(each, Tensor) and each.untyped_storage().nbytes():
-                self._born(each.untyped_storage())
+        for value in tree_leaves(out):
+            if isinstance(value, Tensor) and value.untyped_storage().nbytes():
+                self._born(value.untyped_storage())
         return out
 
     def malloc(self, n_bytes: int) -> Piece:
-        """A piece of at least so many bytes. torch.OutOfMemoryError if the device has none."""
+        """A piece of at least `n_bytes`. torch.OutOfMemoryError if the device has no room."""
         n_bytes = -(-n_bytes // ROUND) * ROUND
-        free = [each for segment in self.segments for each in segment if not each.used and each.n_bytes >= n_bytes]
-        piece = min(free, key=lambda each: each.n_bytes) if free else self._segment(n_bytes)
+        free = [
+            candidate
+            for segment in self.segments
+            for candidate in segment
+            if not candidate.used and candidate.n_bytes >= n_bytes
+        ]
+        piece = min(free, key=lambda candidate: candidate.n_bytes) if free else self._segment(n_bytes)
         if piece.n_bytes > n_bytes:
             rest = Piece(piece.segment, piece.n_bytes - n_bytes)
             piece.segment.insert(piece.segment.index(piece) + 1, rest)
@@ -76,22 +81,22 @@ class Pool(TorchDispatchMode):
         return piece
 
     def free(self, piece: Piece) -> None:
-        """Take a piece back, and join it with what is free beside it."""
+        """Take a piece back, and join it with the free pieces beside it."""
         piece.used, segment = False, piece.segment
         self.allocated -= piece.n_bytes
-        at = segment.index(piece)
-        for low in (at, at - 1):
+        place = segment.index(piece)
+        for low in (place, place - 1):
             if low >= 0 and low + 1 < len(segment) and not (segment[low].used or segment[low + 1].used):
                 segment[low].n_bytes += segment.pop(low + 1).n_bytes
 
     def empty_cache(self) -> None:
-        """Give segments back to the device; those with a piece in use must stay."""
+        """Give free segments back to the device; segments with a piece in use stay."""
         self._settle()
         self._return()
 
     def _return(self) -> None:
         self.segments = [segment for segment in self.segments if len(segment) > 1 or segment[0].used]
-        self.reserved = sum(each.n_bytes for segment in self.segments for each in segment)
+        self.reserved = sum(piece.n_bytes for segment in self.segments for piece in segment)
 
     def _segment(self, n_bytes: int) -> Piece:
         size = -(-n_bytes // SEGMENT) * SEGMENT
@@ -115,7 +120,7 @@ class Pool(TorchDispatchMode):
         key = storage._cdata
         if key not in self._live:
             piece = self.malloc(storage.nbytes())
-            self._live[key] = weakref.ref(storage, lambda _: self._dead.append(key)), piece  # heard at any moment
+            self._live[key] = weakref.ref(storage, lambda _: self._dead.append(key)), piece  # may run at any moment
 
     def _settle(self) -> None:
         while self._dead:

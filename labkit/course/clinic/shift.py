@@ -1,16 +1,16 @@
-"""A shift in the clinic, as a game: order probes, each of which costs minutes, name the cause, and then be told.
+"""A shift in the clinic, as a game: order probes, each of which costs minutes, name the cause, read the diagnosis.
 
     shift = Shift(clinic.cases, {case.name: clinic.recorded(case) for case in clinic.cases}, seed=1)
     shift.patient.complaint          what the owner has seen
-    shift.patient.suspects           all causes that this allows
+    shift.patient.suspects           all causes that fit the complaint
     shift.order("autopsy")           what that probe saw of the program; it costs its minutes
-    shift.name("uneven batches")     whether that is the cause. If not: a repair tried in vain, and the suspect is out
+    shift.name("uneven batches")     True if that is the cause. If not, it is struck, and a repair in vain costs minutes
     shift.give_up()                  instead of a name
-    shift.outcome                    the diagnosis, and the points; refused as long as nothing of it was earned
+    shift.outcome                    the diagnosis, and the points; refused before a name or giving up
     shift.next()                     the next patient who waits
     print(shift.card())              the score card of all who are diagnosed
 
-Nothing that can be seen before `outcome` depends on which of the suspects the cause is, but the signs of the probes.
+Before `outcome`, only what the probes saw depends on the true cause; nothing else that can be seen does.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from labkit.course.clinic.case_file import TESTS
 from labkit.course.clinic.diagnosis import Patient
 from labkit.course.clinic.outcome import EXCLUDED, GAVE_UP, GUESSED, SHOWN, Outcome, ScoreCard
 
-# What a probe costs on a cluster, from the moment at which somebody asks until the answer can be read.
+# What a probe costs on a cluster, from the request until the answer can be read.
 MINUTES: MappingProxyType[str, int] = MappingProxyType(
     {
-        "autopsy": 2,  # stacks and flight recorder of the job as it stands there: one command, nothing is run again
-        "ledger": 3,  # calls and bytes are in the log: one has to find the lines
+        "autopsy": 2,  # stacks and flight recorder of the running job: one command, nothing is run again
+        "ledger": 3,  # calls and bytes are in the log, where one has to find the lines
         "gradients": 5,  # one step with a hook that writes norms by layer
         "fingerprints": 5,  # one step with a checksum of every rank, gathered
-        "allocator": 5,  # counters that the allocator keeps anyhow, read when it grows
+        "allocator": 5,  # the allocator's own counters, read when it grows
         "clock": 10,  # a profile of some steps on all ranks, merged to one time axis
         "memory": 20,  # a recording of every allocation, for as many steps as it takes to see the floor
         "reference": 30,  # a second program, for one device, and the same batch through both
@@ -39,13 +39,13 @@ MINUTES: MappingProxyType[str, int] = MappingProxyType(
 )
 """Minutes of each probe."""
 IN_VAIN = 40
-"""Minutes of a wrong name: write the repair, start the job again, and wait until the symptom is back. It is more than
-any probe costs: to look is always cheaper than to try."""
+"""Minutes for a wrong name: write the repair, start the job again, and wait until the symptom returns. It is more than
+any probe costs, so measuring is always cheaper than trying."""
 
 
 @dataclass
 class Visit:
-    """What was done about one patient so far: probes in their order, causes named in vain, minutes spent."""
+    """What was done for one patient so far: probes in order, causes named wrongly, minutes spent."""
 
     ordered: tuple[str, ...] = ()
     struck: tuple[str, ...] = ()
@@ -53,10 +53,10 @@ class Visit:
 
 
 class Shift:
-    """A learner is on duty, patients come one after the other; `admit` takes somebody else in, `next` goes on.
+    """The game for one learner: patients come one after the other; `admit` calls a certain one, `next` the next.
 
-    `.patient` is the present one, `.visit` what was done about them, `.names` all in the order in which they come.
-    A visit is kept while others are seen: whoever comes back to a patient finds the minutes spent, too."""
+    `.patient` is the present one, `.visit` what was done for them, `.names` all patients in the order in which they
+    come. A visit is kept while others are seen, with its minutes."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Shift:
     ) -> None:
         """`recorded` has what each probe saw of each patient's program: name -> probe -> words, "" if it cannot tell.
 
-        Patients come as they stand in `cases`; with a `seed` in an order that is drawn with it, always the same one.
-        ValueError for no patients, two of one name, one who is not recorded, and a probe without a price."""
+        Patients come in the order of `cases`; with a `seed`, in a random order that depends on it alone. ValueError
+        for no patients, two of the same name, one without a recording, and a probe without a price."""
         names = [case.name for case in cases]
         if not names:
             raise ValueError("nobody is in the ward: a shift needs at least one patient")
@@ -101,61 +101,61 @@ class Shift:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Those who are not diagnosed yet."""
+        """The patients who are not diagnosed yet."""
         return tuple(name for name in self._cases if name not in self._outcomes)
 
     @property
     def patient(self) -> Patient:
-        """Whose turn it is."""
+        """The present patient."""
         return self._cases[self._present]
 
     @property
     def visit(self) -> Visit:
-        """What was done about the present patient so far."""
+        """What was done for the present patient so far."""
         return self._visits[self._present]
 
     @property
     def seen(self) -> dict[str, str]:
-        """What the probes that were ordered saw of the present patient: probe -> words, "" if it cannot tell."""
+        """What the ordered probes saw of the present patient: probe -> words, "" if it cannot tell."""
         return {probe: self._recorded[self._present].get(probe, "") for probe in self.visit.ordered}
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """Causes of the present complaint that were not named in vain."""
+        """Causes that fit the present complaint and were not named wrongly."""
         return tuple(cause for cause in self.patient.suspects if cause not in self.visit.struck)
 
     @property
     def diagnosed(self) -> bool:
-        """Whether the present patient's diagnosis is open."""
+        """True if the diagnosis of the present patient is open."""
         return self._present in self._outcomes
 
     @property
     def outcome(self) -> Outcome:
-        """The diagnosis of the present patient. ValueError before the cause was named."""
+        """The diagnosis of the present patient. ValueError before it is open."""
         if not self.diagnosed:
             raise ValueError(f"the diagnosis of {self._present} is closed: name the cause first, or give up")
         return self._outcomes[self._present]
 
     def admit(self, name: str) -> Patient:
-        """Take in the patient of this name. ValueError with the names there are."""
+        """Call the patient of this name. ValueError, with all names, if there is none."""
         if name not in self._cases:
             raise ValueError(f"there is no patient {name!r} on this shift; there are {', '.join(self._cases)}")
         self._present = name
         return self.patient
 
     def next(self) -> Patient:
-        """Take in the next one who waits. ValueError if nobody does."""
+        """Call the next patient who waits. ValueError if nobody does."""
         names = self.names
-        here = names.index(self._present)
-        after = [name for name in (*names[here + 1 :], *names[:here]) if name not in self._outcomes]
+        position = names.index(self._present)
+        after = [name for name in (*names[position + 1 :], *names[:position]) if name not in self._outcomes]
         if not after:
             raise ValueError(f"nobody else waits: {len(self._outcomes)} of {len(names)} are diagnosed")
         return self.admit(after[0])
 
     def order(self, probe: str) -> str:
-        """What a probe saw of the present patient's program, for its minutes; to read it once more costs nothing.
+        """What a probe saw of the present patient's program. Its minutes are charged once.
 
-        ValueError for a probe that there is not, and for a patient whose diagnosis is open."""
+        ValueError for an unknown probe, and if the patient's diagnosis is open."""
         if probe not in self.minutes:
             raise ValueError(f"there is no probe {probe!r}; there are {', '.join(self.minutes)}")
         self._refuse_if_diagnosed()
@@ -165,9 +165,9 @@ class Shift:
         return self.seen[probe]
 
     def name(self, cause: str) -> bool:
-        """Commit to a cause. Right: the diagnosis opens. Wrong: IN_VAIN minutes are lost, and that suspect is out.
+        """Name a cause. True opens the diagnosis; False costs IN_VAIN minutes and strikes that suspect.
 
-        ValueError, at no cost, for what is no suspect any more, and for a patient whose diagnosis is open."""
+        ValueError, at no cost, for what is not (or no longer) a suspect, and if the patient's diagnosis is open."""
         self._refuse_if_diagnosed()
         if cause not in self.suspects:
             out = "was named in vain already" if cause in self.visit.struck else "is no suspect here"
@@ -180,22 +180,23 @@ class Shift:
         return False
 
     def give_up(self) -> None:
-        """Open the diagnosis without a name, for no points. ValueError if it is open."""
+        """Open the diagnosis without a name, for no points. ValueError if it is open already."""
         self._refuse_if_diagnosed()
         self._close(GAVE_UP)
 
     def replace(self, name: str, signs: Mapping[str, str]) -> None:
-        """What real ranks have shown of this patient stands in for the recording, probe by probe."""
+        """Replace the recording, probe by probe, by what a run on real ranks has shown of this patient."""
         if name not in self._cases:
             raise ValueError(f"there is no patient {name!r} on this shift; there are {', '.join(self._cases)}")
         self._recorded[name] |= signs
 
     def card(self) -> ScoreCard:
-        """How the shift went so far."""
+        """The score card of the shift so far."""
         return ScoreCard(tuple(self._outcomes.values()), self.waiting)
 
     def _stood_on(self) -> str:
-        """What a right name stands on. A repair in vain rules a suspect out, as does its probe if that saw a sign."""
+        """The evidence for a right name. A suspect is ruled out if it was struck, or if its probe was ordered and saw
+        something."""
         case, seen = self.patient, self.seen
         if case.test in seen:
             return SHOWN

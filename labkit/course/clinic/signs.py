@@ -1,4 +1,4 @@
-"""What the tests of a chart say, in words: the same reader for every program, healthy or not."""
+"""Puts what the tests of a chart saw into words, in the same way for every program, healthy or not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from labkit.view.units import bytes_text
 
 
 def signs(chart: Chart) -> dict[str, str]:
-    """{test: a sentence} for every test that this chart has."""
-    return {test: said for test, read in READERS.items() if (said := read(chart))}
+    """A sentence for every test that this chart has."""
+    return {test: sentence for test, read in READERS.items() if (sentence := read(chart))}
 
 
 def _autopsy(chart: Chart) -> str:
@@ -20,8 +20,8 @@ def _autopsy(chart: Chart) -> str:
         return "nobody waits for ever: all ranks have finished" if chart.seen else ""
     if chart.ended == "out of memory":
         return chart.error.reason.partition("\n")[0]
-    odd = [each for each in chart.error.autopsy.ranks if each.state == "waiting"]
-    lines = dict.fromkeys(f"{each.place}: {each.source}" for each in odd)
+    odd = [rank for rank in chart.error.autopsy.ranks if rank.state == "waiting"]
+    lines = dict.fromkeys(f"{rank.place}: {rank.source}" for rank in odd)
     return " ".join([chart.error.autopsy.headline, *lines])
 
 
@@ -29,14 +29,14 @@ def _ledger(chart: Chart) -> str:
     if not chart.ledgers:
         if chart.error is None:
             return ""
-        where = [f"rank {each.rank} {each.call}" for each in chart.error.autopsy.ranks if each.call]
+        where = [f"rank {rank.rank} {rank.call}" for rank in chart.error.autopsy.ranks if rank.call]
         return f"the last calls: {'; '.join(where)}" if where else ""
     calls = [ledger.calls() for ledger in chart.ledgers]
     by_axis = {axis: chart.ledgers[0].sent_bytes(axis=axis) for axis in ("dp", "tp", "pp", "world")}
-    told = ", ".join(f"{axis} {bytes_text(n)}" for axis, n in by_axis.items() if n)
+    sent = ", ".join(f"{axis} {bytes_text(n)}" for axis, n in by_axis.items() if n)
     alike = "as many on every rank" if len({*calls}) == 1 else f"by rank {calls}"
     far = f"; {chart.across:.0%} of all bytes leave the node" if chart.links else ""
-    return f"{calls[0]} calls of rank 0, {alike}; it sends {told or 'nothing'}{far}"
+    return f"{calls[0]} calls of rank 0, {alike}; it sends {sent or 'nothing'}{far}"
 
 
 def _clock(chart: Chart) -> str:
@@ -44,18 +44,18 @@ def _clock(chart: Chart) -> str:
         return ""
     recording = chart.recording
     parts = []
-    for each in chart.seen:
-        mine = recording.shares(each.rank)
-        busy = min(1.0, each.busy)
-        waits = f"waits for the wire {mine.exposed:.0%}, a rank {mine.bubble:.0%}"
-        parts.append(f"rank {each.rank} outside verbs {mine.compute:.0%} (processor {busy:.0%}), {waits}")
+    for rank in chart.seen:
+        shares = recording.shares(rank.rank)
+        busy = min(1.0, rank.busy)
+        waits = f"waits for the wire {shares.exposed:.0%}, a rank {shares.bubble:.0%}"
+        parts.append(f"rank {rank.rank} outside verbs {shares.compute:.0%} (processor {busy:.0%}), {waits}")
     return "; ".join(parts)
 
 
 def _memory(chart: Chart) -> str:
     if not chart.stored:
         return ""
-    worst = max(chart.stored, key=lambda each: each.peak.total)
+    worst = max(chart.stored, key=lambda rank: rank.peak.total)
     kind = max(worst.peak, key=lambda name: worst.peak[name])
     usual = sorted(worst.tops)[len(worst.tops) // 2]
     floor = f"floor {bytes_text(worst.floors[2])} early, {bytes_text(worst.floors[-2])} late"
@@ -65,40 +65,48 @@ def _memory(chart: Chart) -> str:
 def _allocator(chart: Chart) -> str:
     if not chart.stored:
         return ""
-    worst = max(chart.stored, key=lambda each: each.reserved)
+    worst = max(chart.stored, key=lambda rank: rank.reserved)
     used = f"{bytes_text(worst.allocated)} of {bytes_text(worst.reserved)}"
     return f"when it last grew {used} were allocated; largest free piece {bytes_text(worst.largest_free)}"
 
 
 def _gradients(chart: Chart) -> str:
-    table = next((each.gradients for each in chart.seen if each.gradients), None)
+    table = next((rank.gradients for rank in chart.seen if rank.gradients), None)
     return "; ".join(_rows(table)) if table else ""
 
 
 def _rows(table: GradientTable) -> Iterator[str]:
     for row in table:
-        odd = [f"{share:.0%} {what}" for share, what in ((row.zeros, "zero"), (row.not_finite, "not finite")) if share]
+        odd = [
+            f"{share:.0%} {quality}"
+            for share, quality in ((row.zeros, "zero"), (row.not_finite, "not finite"))
+            if share
+        ]
         yield (
-            f"{row.name} " + (f"{row.norm:.2g} long" if row.n else "no gradient") + "".join(f", {each}" for each in odd)
+            f"{row.name} "
+            + (f"{row.norm:.2g} long" if row.n else "no gradient")
+            + "".join(f", {remark}" for remark in odd)
         )
 
 
 def _fingerprints(chart: Chart) -> str:
-    if not any(each.weights is not None for each in chart.seen):
+    if not any(rank.weights is not None for rank in chart.seen):
         return ""
-    told = []
-    for what in ("weights", "buffers"):
-        if any(getattr(each, what) is not None for each in chart.seen):
-            far = chart.apart(what)
-            told.append(f"{what} of all ranks alike" if far < 1e-9 else f"{what} of two ranks up to {far:.2g} apart")
-    return "; ".join(told)
+    sentences = []
+    for part in ("weights", "buffers"):
+        if any(getattr(rank, part) is not None for rank in chart.seen):
+            far = chart.apart(part)
+            sentences.append(
+                f"{part} of all ranks alike" if far < 1e-9 else f"{part} of two ranks up to {far:.2g} apart"
+            )
+    return "; ".join(sentences)
 
 
 def _reference(chart: Chart) -> str:
     if chart.alone is None or not chart.losses:
         return ""
     losses, _, table = chart.alone
-    ours = next((each.gradients for each in chart.seen if each.gradients), None)
+    ours = next((rank.gradients for rank in chart.seen if rank.gradients), None)
     if chart.steps == 1 and ours and table and table.norm > 0:
         return f"first gradient {ours.norm / table.norm:.3g} times as long"
     first, last = (f"{chart.losses[at]:.3g} (in one process {losses[at]:.3g})" for at in (0, -1))
@@ -117,4 +125,4 @@ READERS: MappingProxyType[str, Callable[[Chart], str]] = MappingProxyType(
         "reference": _reference,
     }
 )
-"""One reader a test."""
+"""For each test, the function that reads it from a chart."""

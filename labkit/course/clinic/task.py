@@ -1,4 +1,4 @@
-"""What most of the broken programs train: a small net on a few rows, in float64, without torch's optimizers.
+"""The task of most broken programs: train a small net on a few rows, in float64, without torch's optimizers.
 
 The first torch optimizer of a process imports a compiler and takes seconds; a step of gradient descent is two lines.
 """
@@ -23,18 +23,18 @@ def rows(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def net(seed: int = 0, hidden: int = 32) -> nn.Sequential:
-    """A net of two linears, in float64."""
+    """A net of two linear layers, in float64."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(WIDE, hidden), nn.Tanh(), nn.Linear(hidden, 1)).double()
 
 
 def own_rows(x: Tensor, group: Group) -> Tensor:
-    """This rank's rows."""
+    """This rank's part of the rows."""
     return x.chunk(group.size)[group.rank]
 
 
 def average(model: nn.Module, group: Group) -> None:
-    """The mean of all ranks' gradients, in one message: data parallelism by hand."""
+    """Replace every gradient by the mean over all ranks, in one message: data parallelism by hand."""
     params = [p for p in model.parameters() if p.requires_grad]
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     mean = group.all_reduce(torch.cat([g.flatten() for g in grads]), op="mean")
@@ -51,13 +51,13 @@ def step_down(params: Iterable[Tensor], lr: float = 0.1) -> None:
 
 
 def forget(model: nn.Module) -> None:
-    """No gradients."""
+    """Drop all gradients."""
     for p in model.parameters():
         p.grad = None
 
 
 def plain(steps: int, n_rows: int, lr: float = 0.1) -> tuple[list[float], nn.Module]:
-    """The reference of many cases: one process takes all rows at once."""
+    """The reference of many cases: one process that takes all rows at once."""
     model, losses = net(), []
     x, y = rows(n_rows)
     for _ in range(steps):

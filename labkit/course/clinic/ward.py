@@ -1,4 +1,4 @@
-"""The ward as a game: order probes for minutes, name the cause, and only then read the diagnosis; then a score card."""
+"""The clinic as a game in a notebook: order probes for minutes, name the cause, read the diagnosis, see the score."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Examination = Callable[[Patient], Generator[tuple[float, Mapping[str, str]], Non
 
 
 class Visit(Protocol):
-    """What was done about a patient."""
+    """What was done for a patient."""
 
     ordered: tuple[str, ...]
     struck: tuple[str, ...]
@@ -30,7 +30,7 @@ class Visit(Protocol):
 
 
 class Duty(Protocol):
-    """The rules of the game; `labkit.course.clinic.shift.Shift` is one, and says more of each name."""
+    """The rules of the game; `labkit.course.clinic.shift.Shift` has them, and describes each name in full."""
 
     @property
     def minutes(self) -> Mapping[str, int]:
@@ -38,7 +38,7 @@ class Duty(Protocol):
 
     @property
     def tells(self) -> Mapping[str, str]:
-        """What each probe tells."""
+        """What each probe shows."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,63 +46,63 @@ class Duty(Protocol):
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Those not diagnosed."""
+        """The patients that are not diagnosed."""
 
     @property
     def patient(self) -> Patient:
-        """The present one."""
+        """The present patient."""
 
     @property
     def visit(self) -> Visit:
-        """What was done about the present one."""
+        """What was done for the present patient."""
 
     @property
     def seen(self) -> Mapping[str, str]:
-        """What the ordered probes saw."""
+        """What the ordered probes saw of the present patient."""
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """Who is left."""
+        """The causes that are left."""
 
     @property
     def diagnosed(self) -> bool:
-        """Whether the diagnosis is open."""
+        """True if the diagnosis is open."""
 
     @property
     def outcome(self) -> Outcome:
         """The diagnosis."""
 
     def admit(self, name: str) -> Patient:
-        """Take somebody in."""
+        """Call the patient of this name."""
 
     def next(self) -> Patient:
-        """Take in the next one who waits."""
+        """Call the next patient who waits."""
 
     def order(self, probe: str) -> str:
-        """Pay for a probe."""
+        """Order a probe and pay its minutes."""
 
     def name(self, cause: str) -> bool:
-        """Commit to a cause."""
+        """Name a cause."""
 
     def give_up(self) -> None:
         """Open the diagnosis for no points."""
 
     def replace(self, name: str, signs: Mapping[str, str]) -> None:
-        """What real ranks have shown."""
+        """Replace the recording by what real ranks have shown."""
 
     def card(self) -> Card:
-        """How it went so far."""
+        """The score card so far."""
 
 
 class Ward(Explorer):
-    """Plays a shift: `Ward(Shift(cases, recorded, seed=1), clinic.pieces)`. Signs are recordings and start nothing.
+    """Plays a shift: `Ward(Shift(cases, recorded, seed=1), clinic.pieces)`. It shows recordings, and starts no process.
 
-    A button for each probe, with its minutes; a menu of suspects and a button that commits to one; a wrong name costs
-    minutes and is out, a right one opens the diagnosis. Until then nothing in the page depends on the cause, neither
-    the picture nor the state of a control. At the end, and whenever its button is pressed, there is the score card.
+    There is a button for each probe, with its minutes, and a menu of suspects with a button that names one. A wrong
+    name costs minutes and strikes the suspect, a right one opens the diagnosis. Until then nothing on the page depends
+    on the cause, neither the picture nor the state of a control. The score card comes at the end or at its button.
 
-    `pieces(case)` runs the program for real, piece by piece: (share done, what probes say by now); a button starts it,
-    another stops it after the piece that runs, and what was found stands in for the recording. `.shift` is the game."""
+    `pieces(case)` runs the program for real, in parts: (share done, what the probes say so far). A button starts it,
+    another stops it after the current part, and its results replace the recording. `.shift` is the game."""
 
     def __init__(self, shift: Duty, pieces: Examination, first: str = "") -> None:
         """`first` is the patient to begin with. ValueError for one who is not on this shift."""
@@ -138,7 +138,7 @@ class Ward(Explorer):
         self.who.observe(lambda _: self._admit(), "value")
 
     def drawn(self) -> Picture:
-        """The bedside, the open diagnosis, or the score card; the controls follow."""
+        """The patient under examination, the diagnosis, or the score card; also updates the controls."""
         shift = self.shift
         self.who.value = shift.patient.name
         left = (NOBODY,) if shift.diagnosed else (NOBODY, *shift.suspects)
@@ -159,11 +159,11 @@ class Ward(Explorer):
         return bedside(shift.patient, shift.seen, shift.suspects, shift.visit.struck, shift.visit.minutes)
 
     def order(self, probe: str) -> None:
-        """Press a probe's button: its sign appears, and its minutes are spent."""
+        """Order a probe, as its button does: its minutes are spent, and what it saw appears."""
         self._do(lambda: self.shift.order(probe))
 
     def name(self) -> None:
-        """Commit to the cause in the menu."""
+        """Name the cause that is chosen in the menu."""
         named, before = self.cause.value, self.shift.visit.minutes
         if named == NOBODY:
             return
@@ -175,19 +175,19 @@ class Ward(Explorer):
             self.cause.focus()
 
     def give_up(self) -> None:
-        """Read the diagnosis, for no points."""
+        """Open the diagnosis, for no points."""
         self._do(self.shift.give_up)
         self.onward.focus()
 
     def next(self) -> None:
-        """Go on to the next one who waits; when nobody else does, to the score card."""
+        """Go on to the next patient who waits; if nobody else does, to the score card."""
         if {*self.shift.waiting} - {self.shift.patient.name}:
             self._do(self.shift.next)
         elif not self._at_card:
             self.sum_up()
 
     def sum_up(self) -> None:
-        """Show the score card; pressed once more, it leads back to the patient."""
+        """Show the score card; a second press leads back to the patient."""
         self._at_card = not self._at_card
         self.draw()
 
@@ -198,27 +198,27 @@ class Ward(Explorer):
     def _do(self, act: Callable[[], object]) -> None:
         try:
             act()
-        except ValueError as error:  # a press that was under way when the button was disabled
+        except ValueError as error:  # the button was pressed just before it was disabled
             self.said.value = escape(str(error))
             return
         self._at_card = False
         self.draw()
 
     def _enable(self) -> None:
-        """What would be refused cannot be pressed."""
+        """Disable every control whose action would be refused."""
         over = self.shift.diagnosed
         for control in (*self.probes.values(), self.cause, self.surrender):
             control.disabled = over
         self.commit.disabled = over or self.cause.value == NOBODY
 
     def _pieces(self) -> Pieces:
-        """The broken program of this patient, piece by piece; what is found stands in for the recording."""
+        """Run this patient's broken program, part by part; the results replace the recording."""
         case = self.shift.patient
         self.found = case.name, 0
         with closing(self.pieces(case)) as under_way:
-            for share, told in under_way:
-                self.shift.replace(case.name, told)
-                self.found = case.name, len(told)
+            for share, observations in under_way:
+                self.shift.replace(case.name, observations)
+                self.found = case.name, len(observations)
                 yield share
 
     def _ended(self, why: str) -> None:

@@ -1,7 +1,7 @@
 """A static site of all labs: every page stands alone, has the picture of each widget, and asks the network for nothing.
 
-nbconvert writes the pages. What it would fetch (the scripts for formulas and widgets) is not needed: formulas become
-MathML, which browsers draw themselves, and a widget's place is taken by its static twin.
+nbconvert writes the pages. The scripts that it would fetch for formulas and widgets are not needed: formulas become
+MathML, which browsers draw themselves, and each widget is replaced by its static twin.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 @dataclass(frozen=True)
 class Page:
-    """What the index says of a lab; `opening` is HTML."""
+    """What the index shows of a lab; `opening` is HTML."""
 
     number: str
     title: str
@@ -44,47 +44,49 @@ class Renderer(IPythonRenderer):
     """Markdown to HTML with formulas as MathML."""
 
     def block_math(self, body: str) -> str:
-        """`$$ body $$` on lines of its own."""
+        """A formula in lines of its own, `$$ body $$`."""
         return convert(body, display="block")
 
     def inline_math(self, body: str) -> str:
-        """`$ body $` among words."""
+        """A formula within a sentence, `$ body $`."""
         return convert(body)
 
 
 class Exporter(HTMLExporter):
-    """nbconvert's page, in the site's frame."""
+    """nbconvert's page, in the frame of the site."""
 
     def default_filters(self) -> Any:
-        """nbconvert's filters, but for markdown."""
+        """nbconvert's filters, with our own for Markdown."""
         yield from super().default_filters()
         yield "markdown2html", _html
 
 
 def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
-    """Write a page for each notebook (a stored run), one of words, and `index.html` into `folder`, made if need be.
+    """Write a page for each notebook (a stored run), a glossary, and `index.html` into `folder`, created if needed.
 
-    The notebook of a lab's exercises, in exercises/ beside the labs' folder, goes with it to be fetched.
+    The notebook of a lab's exercises, in exercises/ beside the labs' folder, is copied for download.
 
-    Files of the same names are written anew, others are left alone. ValueError, before anything is written, if there is
-    no notebook, if one holds no outputs or does not begin with a title such as `# 03 · Collectives`, or if `folder` is
-    a file."""
+    Files of the same names are overwritten, others are left alone. ValueError, before anything is written, if there is
+    no notebook, if one has no outputs or does not begin with a title such as `# 03 · Collectives`, or if `folder` is a
+    file."""
     if not notebooks:
         raise ValueError("no notebooks to export")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; name a folder for the site")
-    found = [nbformat.read(path, as_version=4) for path in notebooks]
-    pages = [_page(path, notebook) for path, notebook in zip(notebooks, found, strict=True)]
+    notebook_nodes = [nbformat.read(path, as_version=4) for path in notebooks]
+    pages = [_page(path, notebook) for path, notebook in zip(notebooks, notebook_nodes, strict=True)]
     exporter = Exporter(template_file="lab.html.j2", extra_template_paths=[str(TEMPLATES)])
     written = {}
-    for i, (page, notebook) in enumerate(zip(pages, found, strict=True)):
+    for i, (page, notebook) in enumerate(zip(pages, notebook_nodes, strict=True)):
         links = [("all labs", "index.html")]
         links += [(f"← {pages[i - 1].number}", pages[i - 1].file)] if i else []
         links += [(f"{pages[i + 1].number} →", pages[i + 1].file)] if i + 1 < len(pages) else []
         notebook.metadata["labkit_site"] = {"links": links, "number": page.number}
         notebook.metadata["title"] = f"{page.number} · {page.title}"
         written[page.file] = exporter.from_notebook_node(notebook)[0]
-    words = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(glossary({p.number: p.file for p in pages}))])
+    words = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell(glossary({page.number: page.file for page in pages}))]
+    )
     words.metadata |= {"labkit_site": {"links": [("all labs", "index.html")], "number": ""}, "title": "The words"}
     written[WORDS] = exporter.from_notebook_node(words)[0]
     loader = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True)
@@ -92,8 +94,8 @@ def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
     written["index.html"] = loader.get_template("index.html.j2").render(pages=shown)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in written.items():
-        for there, here in (("../exercises/", "exercises/"), (GLOSSARY, WORDS)):
-            text = text.replace(f'href="{there}', f'href="{here}')
+        for source, target in (("../exercises/", "exercises/"), (GLOSSARY, WORDS)):
+            text = text.replace(f'href="{source}', f'href="{target}')
         text = LAB.sub(
             lambda link: f'href="{link[1]}.html' if f"{link[1]}.html" in written else 'href="index.html', text
         )
@@ -106,7 +108,7 @@ def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
 
 
 def _page(path: Path, notebook: Any) -> Page:
-    """What the first cell says, and how much there is."""
+    """The title and opening from the first cell, and the numbers of cells and widgets."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if not any(cell.outputs for cell in code):
         raise ValueError(f"{path.name} holds no outputs, and a page shows a run: run it first (make notebooks)")

@@ -1,9 +1,9 @@
-"""The words of a text that carry content, as stems, each with whether it is denied where it stands.
+"""The words of a text that carry content, reduced to stems, each marked if its clause denies it.
 
     terms("Activations aren't redundant")      [Term("activation", ...), Term("copy", ..., denied=True)]
 
-Inflections are cut off, words that mean the same on distributed training become one (answer_words.yaml), and a denial
-reaches to the end of its clause. A word that is spelled nearly right is found by `nearest`.
+Inflections are cut off, words that mean the same in distributed training become one (answer_words.yaml), and a denial
+reaches to the end of its clause. `nearest` also finds a word that is slightly misspelled.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from labkit.course.cards.deck import the_deck
 WORD = re.compile(r"[A-Za-z][A-Za-z'’]*|\d+(?:[.,]\d+)*|[,;:.!?()]")
 SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 REACH = 5
-"""A denial holds for so many words with content, at most."""
+"""A denial covers at most this many content words."""
 SUFFIXES = ("ations", "ation", "ings", "ing", "edly", "ions", "ion", "ed", "ers", "er", "es", "ly", "ments", "ment",
             "s", "e")  # fmt: skip
 SPELLED, CLOSE = 6, 0.88
-"""From so many letters on a word may be misspelled, and how like the right one it must be."""
+"""How many letters a word needs for a misspelling to be accepted, and how similar it must then be to the right one."""
 
 
 class Term(NamedTuple):
@@ -46,7 +46,7 @@ def sentences(text: str) -> list[str]:
 
 
 def terms(text: str) -> list[Term]:
-    """The words with content, in order. Figures and formulas are none of them, but number words are."""
+    """The content words of a text, in order: no figures and no formulas, but number words."""
     known, carrying, reach = _known(), list[Term](), 0
     for match in WORD.finditer(_joined(text)):
         word = match[0].lower().replace("’", "'")
@@ -64,20 +64,20 @@ def terms(text: str) -> list[Term]:
 
 @cache
 def stem(word: str) -> str:
-    """What inflections of a word, and the words that mean the same, have in common."""
+    """The stem that a word shares with its inflections and with words that mean the same."""
     cut = _cut(word)
     return _known()["same"].get(cut, cut)
 
 
 @cache
 def weight(stem: str) -> float:
-    """How much a word tells: a lot if few cards of labkit's deck have it."""
+    """How much a word tells: the fewer cards of labkit's deck contain it, the more."""
     seen, cards = _seen()
     return math.log((cards + 1) / (seen.get(stem, 0) + 1))
 
 
 def nearest(stem: str, others: Iterable[str]) -> str:
-    """The one of the others that this is, or is but for a slip of the pen; "" if there is none."""
+    """The stem among `others` that equals this one or is a near spelling of it; "" if none is."""
     every = set(others)
     if stem in every:
         return stem
@@ -117,7 +117,7 @@ def _joined(text: str) -> str:
 
 @cache
 def _seen() -> tuple[Mapping[str, int], int]:
-    """In how many cards of labkit's deck a stem stands, and how many cards there are."""
+    """In how many cards of labkit's deck each stem stands, and how many cards there are."""
     counts: Counter[str] = Counter()
     for card in the_deck():
         counts.update({term.stem for _, text in card.texts() for term in terms(re.sub(r"\{\w+\}", " ", text))})

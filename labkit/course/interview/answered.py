@@ -1,16 +1,16 @@
-"""A typed answer, held against the points of a card: what of them it contains, in which words, and what is missing.
+"""Compares a typed answer with the parts of a card: what it contains, in which words, and what is missing.
 
     judge(card, "2 (n-1)/n N bytes: for 440 MB on 8 GPUs that is 770 MB")
     {"claim": Judged(False, missing=("nothing", ...)), "law": Judged(True, evidence=("2 (n-1)/n N bytes",)), ...}
 
-    law      a formula that equals one of the card's by the whiteboard's checker, symbols renamed or not
-    number   a figure of the card that is computed, in any unit that fits, and what it was computed from
+    law      a formula that the whiteboard's checker finds equal to one of the card's, symbols renamed or not
+    number   a computed figure of the card, in any unit that fits, and what it was computed from
     costs    words of both sides of the trade-off
-    others   enough of the words that carry the card's sentence, in sentences that stand together; the claim comes first
+    others   enough of the words that carry the card's sentence, in neighbouring sentences; the claim comes first
 
-What the question says already counts for nothing, nor does what the text denies. This finds words and numbers, and does
-not understand sentences: who puts the right words into the wrong order is believed, and who says it all in words of
-their own may not be. So it proposes, with the evidence, and the learner has the last word.
+Words that the question contains already do not count, nor what the text denies. This finds words and numbers, and does
+not understand sentences: the right words in a wrong order are accepted, and a right answer in unusual words may not be.
+So it only proposes a result, with the evidence, and the learner decides.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ FIGURE, CODE, MOST_MISSING, LONGEST = 3.0, 3.0, 4, 20_000
 
 @dataclass(frozen=True)
 class Judged:
-    """One point of the rubric. `reached` is a proposal, and None where the words of a text cannot tell.
+    """The result for one point of the rubric. `reached` is a proposal, and None where words alone cannot decide.
 
-    evidence   words of the answer that say it;  missing   words, figures or formulas of the card that do not come
-    told       what is nearly right, and why it is not counted
+    evidence   words of the answer that make the point;  missing   words, figures or formulas that it lacks
+    told       what is nearly right, and why it does not count
     """
 
     reached: bool | None
@@ -57,7 +57,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What was typed, read once."""
+    """A typed answer, split into sentences, words and quantities once."""
 
     text: str
 
@@ -79,7 +79,7 @@ class _Answer:
 
 
 def judge(card: Card, typed: str) -> Mapping[str, Judged]:
-    """What of the card's parts a text contains, by the names of the parts. ValueError for a text that is a book."""
+    """The result for every part of the card, by name. ValueError for a text that is far too long."""
     if len(typed) > LONGEST:
         raise ValueError(f"an answer has {LONGEST:,} characters at most, this one has {len(typed):,}")
     answer, points = _Answer(typed), dict[str, Judged]()
@@ -99,7 +99,7 @@ def judge(card: Card, typed: str) -> Mapping[str, Judged]:
 
 
 def _laws(card: Card) -> list[str]:
-    """The formulas of the card's law that its question does not give away."""
+    """The formulas of the card's law that its question does not contain already."""
     given = {*laws(card.said(card.front)), *(spoken.formula for spoken in formulas(card.said(card.front)))}
     return [law for law in laws(card.said(card.law)) if law not in given]
 
@@ -109,31 +109,33 @@ def _symbols(card: Card) -> list[str]:
 
 
 def _law(card: Card, spoken: Sequence[Spoken]) -> Judged:
-    """Reached if the largest of the card's formulas comes, or a first one that is hardly smaller, or half of them by
+    """Reached if the text has the largest of the card's formulas, or the first if hardly smaller, or half of them by
     size; or the whiteboard's answer."""
     wanted = _laws(card)
     asked = derivation(card.derive) if card.derive else None
-    came = {law: passage for law in wanted if (passage := against(law, spoken))}
-    if asked and not came:
+    passages = {law: passage for law in wanted if (passage := against(law, spoken))}
+    if asked and not passages:
         whole = _bare(asked.answer)
-        came = {whole: passage} if (passage := against(whole, spoken)) else {}
+        passages = {whole: passage} if (passage := against(whole, spoken)) else {}
     evidence = tuple(
-        _quote(passage.words) + f" ({passage.renamed})" * bool(passage.renamed) for passage in came.values()
+        _quote(passage.words) + f" ({passage.renamed})" * bool(passage.renamed) for passage in passages.values()
     )
     largest = max(size(law) for law in wanted)
-    enough = bool(set(came) - set(wanted)) or any(size(law) == largest for law in came)
+    enough = bool(set(passages) - set(wanted)) or any(size(law) == largest for law in passages)
     enough = (
         enough
-        or (wanted[0] in came and size(wanted[0]) > NEARLY * largest)
-        or 2 * sum(map(size, came)) >= sum(map(size, wanted))
+        or (wanted[0] in passages and size(wanted[0]) > NEARLY * largest)
+        or 2 * sum(map(size, passages)) >= sum(map(size, wanted))
     )
-    if enough and came:
+    if enough and passages:
         return Judged(True, tuple(dict.fromkeys(evidence)))
-    told = _near(asked, wanted, [formula for formula in spoken if not any(against(law, [formula]) for law in came)])
-    missing = tuple(law for law in wanted if law not in came)[:MOST_MISSING]
+    remarks = _near(
+        asked, wanted, [formula for formula in spoken if not any(against(law, [formula]) for law in passages)]
+    )
+    missing = tuple(law for law in wanted if law not in passages)[:MOST_MISSING]
     denied = [f"{_quote(formula.words)} denies it" for formula in spoken if formula.denied and any(
         against(law, [formula._replace(denied=False)]) for law in wanted)]  # fmt: skip
-    return Judged(False, evidence, missing, tuple(dict.fromkeys([*told, *denied])))
+    return Judged(False, evidence, missing, tuple(dict.fromkeys([*remarks, *denied])))
 
 
 def _near(asked: Derivation | None, wanted: Sequence[str], spoken: Sequence[Spoken]) -> list[str]:
@@ -154,15 +156,15 @@ def _bare(formula: str) -> str:
 
 
 def _number(card: Card, answer: _Answer, law: bool) -> Judged:
-    """Reached if a computed figure comes that the question does not tell, and one more thing that it rests on."""
+    """Reached if the text has a computed figure that the question does not tell, and one more thing it rests on."""
     figures = {name: card.figures[name] for name in dict.fromkeys(NAMED.findall(card.number))}
     given = quantities(card.said(card.front))
-    told = [figure for name in NAMED.findall(card.front) for figure in [card.figures[name]]]
+    given_figures = [figure for name in NAMED.findall(card.front) for figure in [card.figures[name]]]
     new = {name: figure for name, figure in figures.items() if not held_against(figure, given).met}
     results = {name: figure for name, figure in new.items() if not _typed(card, name)} or new
     if not results:
         return Judged(None, told=("the question tells its figures",))
-    others = [*told, *card.figures.values()]
+    others = [*given_figures, *card.figures.values()]
     matches = {name: held_against(figure, answer.quantities, others) for name, figure in new.items()}
     met = {name: match.met for name, match in matches.items() if match.met}
     evidence = tuple(dict.fromkeys(_quote(words) for words in met.values()))
@@ -181,12 +183,12 @@ def _number(card: Card, answer: _Answer, law: bool) -> Judged:
 
 
 def _typed(card: Card, name: str) -> bool:
-    """Whether a figure is one that a question begins with, 8 ranks, and not one that is computed."""
+    """True if a figure is an input of the question, such as 8 ranks, and not computed."""
     return bool(re.fullmatch(r"\s*[-\d.e+*]+\s*(->.*)?", card.numbers[name]))
 
 
 def _tells(figure: Figure) -> bool:
-    """Whether a figure is hardly met by chance: it has three digits that count, or two and a unit."""
+    """True if a figure is unlikely to occur by chance: it has three significant digits, or two and a unit."""
     digits = len(f"{figure.value:.3g}".partition("e")[0].replace(".", "").strip("0"))
     return digits >= 3 or (digits == 2 and kind_of(figure) != COUNT)
 
@@ -195,7 +197,7 @@ def _tells(figure: Figure) -> bool:
 
 
 def _shared(card: Card, part: str, answer: _Answer) -> float:
-    """The share of a part's words that the whole answer has."""
+    """The share of a part's words, by weight, that stand anywhere in the answer."""
     wanted = _wanted(card, part)
     if not wanted:
         return 1.0
@@ -204,7 +206,7 @@ def _shared(card: Card, part: str, answer: _Answer) -> float:
 
 
 def _wanted(card: Card, part: str) -> dict[str, list[Term]]:
-    """The words of a part that its question does not say, by stem."""
+    """The words of a part that its question does not contain, by stem."""
     asked = {term.stem for term in terms(card.said(card.front))}
     by_stem: dict[str, list[Term]] = {}
     for term in terms(NAMED.sub(" ", FORMULA.sub(" ", getattr(card, part)))):
@@ -214,14 +216,14 @@ def _wanted(card: Card, part: str) -> dict[str, list[Term]]:
 
 
 def _code(card: Card, part: str) -> list[str]:
-    """Pieces of code and formulas of a part that the question does not have, without spaces."""
+    """Pieces of code and formulas of a part that the question does not contain, without spaces."""
     asked = _compact(card.said(card.front))
     inside = [_compact(piece) for piece in re.findall(r"`([^`]*)`", card.said(getattr(card, part)))]
     return [piece for piece in dict.fromkeys(inside) if len(piece) > 2 and piece not in asked]
 
 
 def _words(card: Card, part: str, answer: _Answer) -> Judged:
-    """Reached if sentences that stand together have enough of the words, figures and code of the part."""
+    """Reached if neighbouring sentences have enough of the words, figures and code of the part."""
     wanted, code = _wanted(card, part), _code(card, part)
     given = quantities(card.said(card.front))
     figures = [card.figures[name] for name in dict.fromkeys(NAMED.findall(getattr(card, part)))]
@@ -230,37 +232,37 @@ def _words(card: Card, part: str, answer: _Answer) -> Judged:
     if whole < LEAST:
         return Judged(None, told=("too few words of it are not in the question: judge it yourself",))
     room = len(sentences(getattr(card, part))) + 1
-    best, window, came = 0.0, range(0), set[str]()
+    best, window, hits = 0.0, range(0), set[str]()
     for start in range(len(answer.sentences)):
         for stop in range(start + 1, min(start + room, len(answer.sentences)) + 1):
-            here = _came(wanted, code, figures, answer, range(start, stop))
-            share = sum(here.values()) / whole
+            weights = _came(wanted, code, figures, answer, range(start, stop))
+            share = sum(weights.values()) / whole
             early = (
                 part == "claim" and best >= ENOUGH and window.start < FIRST <= start
             )  # it came first: that is enough
             if share > best + 1e-9 and not early:
-                best, window, came = share, range(start, stop), set(here)
+                best, window, hits = share, range(start, stop), set(weights)
     missing = [terms_[0].written for stem, terms_ in sorted(wanted.items(), key=lambda item: -weight(item[0]))
-               if stem not in came]  # fmt: skip
-    missing = [*(f"{figure}" for figure in figures if f"{figure}" not in came), *(c for c in code if c not in came),
+               if stem not in hits]  # fmt: skip
+    missing = [*(f"{figure}" for figure in figures if f"{figure}" not in hits), *(c for c in code if c not in hits),
                *missing]  # fmt: skip
-    evidence = (_quote(" ".join(answer.sentences[place] for place in window)),) if came else ()
+    evidence = (_quote(" ".join(answer.sentences[place] for place in window)),) if hits else ()
     if best < ENOUGH:
         return Judged(False, evidence if best >= ENOUGH / 2 else (), tuple(missing[:MOST_MISSING]))
-    if part == "costs" and (lacking := _other_side(card, came)):
+    if part == "costs" and (lacking := _other_side(card, hits)):
         return Judged(False, evidence, lacking, ("that is one side of it: what is on the other?",))
     if part == "claim" and window.start >= FIRST:
         return Judged(False, evidence, told=("it is there, and it comes late: say the claim first",))
     return Judged(True, evidence)
 
 
-def _other_side(card: Card, came: set[str]) -> tuple[str, ...]:
-    """Words of a side of the trade-off of which nothing came; () if there is none, or the card names but one."""
+def _other_side(card: Card, hits: set[str]) -> tuple[str, ...]:
+    """Words of a side of the trade-off that the answer leaves out; () if none is, or the card names only one side."""
     asked = {term.stem for term in terms(card.said(card.front))}
     for side in SIDES.split(FORMULA.sub(" ", NAMED.sub(" ", card.costs)), maxsplit=1):
         wanted = {term.stem: term for term in terms(side) if term.stem not in asked}
         whole = sum(map(weight, wanted))
-        if whole >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in came) < SIDE * whole:
+        if whole >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in hits) < SIDE * whole:
             heaviest = sorted(wanted.values(), key=lambda term: -weight(term.stem))[:MOST_MISSING]
             return tuple(term.written for term in heaviest)
     return ()
@@ -269,17 +271,17 @@ def _other_side(card: Card, came: set[str]) -> tuple[str, ...]:
 def _came(
     wanted: Mapping[str, Sequence[Term]], code: Iterable[str], figures: Iterable[Figure], answer: _Answer, window: range
 ) -> dict[str, float]:
-    """What of a part stands in these sentences of the answer, and what it weighs."""
-    here: dict[str, set[bool]] = {}
+    """The words, code and figures of a part that stand in these sentences of the answer, each with its weight."""
+    denials: dict[str, set[bool]] = {}
     for place in window:
         for term in answer.terms[place]:
-            here.setdefault(term.stem, set()).add(term.denied)
+            denials.setdefault(term.stem, set()).add(term.denied)
     text = " ".join(answer.sentences[place] for place in window)
     weights = {piece: CODE for piece in code if piece in _compact(text)}
     near = quantities(text.replace("`", " "))
     weights |= {f"{figure}": FIGURE for figure in figures if held_against(figure, near).met}
     for stem, mine in wanted.items():
-        if (other := nearest(stem, here)) and here[other] & {term.denied for term in mine}:
+        if (other := nearest(stem, denials)) and denials[other] & {term.denied for term in mine}:
             weights[stem] = weight(stem)
     return weights
 

@@ -1,15 +1,15 @@
-"""A mock interview: questions drawn by weakness, against the clock, each answer held against a rubric.
+"""A mock interview: questions drawn by weakness, against the clock; each answer is compared with a rubric.
 
     talk = Interview(the_deck(), minutes=30, level=3, weakness=box.weakness())
     talk.question                       kind, words, budget_s; what it is about: card, derivation or case
-    talk.reveal(); talk.rubric          a good answer in parts; the points of one, in words
-    talk.judge("2 (n-1)/n N, so ...")   of a card, before it is shown: the points that the text contains, as a proposal
+    talk.reveal(); talk.rubric          a good answer in parts; its points in words
+    talk.judge("2 (n-1)/n N, so ...")   for a card, before its answer is shown: the points that the text contains
     talk.rate({"claim": True, ...})     or 1 to 5: the next question, None when it is over
-    talk.answer("2*(n-1)/n*N")          of a derivation: the verdict, which counts as its rating
+    talk.answer("2*(n-1)/n*N")          for a derivation: the verdict, which counts as its rating
     talk.report()                       time against budget, points by tag and by part, what to look at next
 
-Time that is over ends the session at the end of its question. A clock may jump: what it went back is not counted, nor a
-jump ahead of more than the question's budget and JUMP_S, as after a laptop has slept; `.note` tells both.
+When the time is over, the session ends after the current question. A clock may jump. Time that it goes back does not
+count, nor a jump ahead of more than the question's budget and JUMP_S, as after a laptop's sleep; `.note` tells of both.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SHORTEST, LONGEST, LEVELS = 5, 120, (1, 2, 3, 4, 5)
 DESIGN_FROM_MINUTES, DESIGN_FROM_LEVEL = 25, 3
 JUMP_S = 600.0
 UNKNOWN: Mapping[str, float] = MappingProxyType({})
-"""Of a learner of whom nothing is known, any card may be one that they cannot answer."""
+"""When nothing is known of a learner, every card is assumed to be one that they cannot answer."""
 
 
 class Interview:
-    """A session. It begins when it is made; `question` is what is asked now, and None when it is over."""
+    """A session, which begins when the object is made. `question` is the current one, and None when it is over."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Interview:
         clock: Callable[[], float] = time.monotonic,
         topics: Iterable[str] = (),
     ) -> None:
-        """`weakness` of a card's id: how likely it is that the learner cannot answer; `topics`: tags, () for all.
+        """`weakness` by card id: how likely the learner is to fail at it; `topics`: tags, () for all.
 
-        ValueError for minutes, levels, topics and weaknesses that are none, and if no card is left to ask."""
+        ValueError for minutes, levels, topics and weaknesses out of range, and if no card is left to ask."""
         if not SHORTEST <= minutes <= LONGEST:
             raise ValueError(f"an interview has {SHORTEST} to {LONGEST} minutes, got {minutes!r}")
         if level not in LEVELS:
@@ -75,7 +75,7 @@ class Interview:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is asked any more."""
+        """True if the interview is over."""
         return self.question is None
 
     @property
@@ -86,43 +86,43 @@ class Interview:
 
     @property
     def used_s(self) -> float:
-        """Seconds since the question was asked, or until its answer was shown."""
+        """Seconds from the question until now, or until its answer was shown."""
         self._tick()
         return self._shown_at - self._began if self._shown_at is not None else self._spent - self._began
 
     @property
     def rubric(self) -> Mapping[str, str]:
-        """The points of a whole answer to the question, in words; none when it is over."""
+        """The points of a whole answer to the question, in words; empty when the interview is over."""
         return self.question.rubric if self.question else MappingProxyType({})
 
     @property
     def rated(self) -> bool:
-        """Whether the question has its rating already: a derivation of which a formula was checked."""
+        """True if the question has its rating already: it is a derivation, and a formula was checked."""
         return bool(self._tries)
 
     @property
     def note(self) -> str:
-        """What happened to the clock, or to the design case, "" if nothing did."""
-        told = [f"the clock went back by {_span(self._back)}"] if self._back else []
-        told += [f"the clock jumped ahead by {_span(self._ahead)}"] if self._ahead else []
-        said = [f"{' and '.join(told)}: that is not counted"] if told else []
-        came = any(each.kind == DESIGN for each in self.asked) or self._pool.case is not None
-        if self._design and not came and not (self.question and self.question.kind == DESIGN):
-            said.append("the design case was left out: too little time was left for it")
-        return "; ".join(said)
+        """What went wrong with the clock, or with the design case; "" if nothing did."""
+        jumps = [f"the clock went back by {_span(self._back)}"] if self._back else []
+        jumps += [f"the clock jumped ahead by {_span(self._ahead)}"] if self._ahead else []
+        notes = [f"{' and '.join(jumps)}: that is not counted"] if jumps else []
+        case_asked = any(question.kind == DESIGN for question in self.asked) or self._pool.case is not None
+        if self._design and not case_asked and not (self.question and self.question.kind == DESIGN):
+            notes.append("the design case was left out: too little time was left for it")
+        return "; ".join(notes)
 
     def reveal(self) -> Mapping[str, str]:
-        """A good answer, part by part, with its figures. The time of the question is taken now."""
+        """A good answer, part by part, with its figures. The time for the question stops here."""
         asked = self._now()
         self._shown()
         self._seen = True
         return asked.answer()
 
     def judge(self, typed: str) -> Mapping[str, Judged]:
-        """Hold a typed answer against the points of the card, once, before the answer is shown; an empty one has none.
+        """Compare a typed answer with the points of the card, once, before the answer is shown.
 
-        It is a proposal: `rate` takes what the learner says, and the report tells both. ValueError for a question that
-        is not a card's, after the answer has been shown, and for a text that is too long."""
+        The result, empty for an empty text, is a proposal: `rate` takes the learner's own judgement, and the report
+        tells of both. ValueError if the question is no card, if its answer has been shown, and for too long a text."""
         asked = self._now()
         if asked.card is None:
             raise ValueError(f"a {asked.kind} is not judged by its words: look at .reveal(), then .rate(...)")
@@ -130,16 +130,16 @@ class Interview:
             raise ValueError("the answer has been shown: what is typed now is not judged")
         if not typed.strip():
             return MappingProxyType({})
-        self._shown()  # the answer is given; what judging takes is not the learner's time
+        self._shown()  # the answer is given; the time for judging is not the learner's
         points = judge(asked.card, typed)
         self._typed = typed.strip()
         self._proposed = {point: judged.reached for point, judged in points.items() if judged.reached is not None}
         return points
 
     def answer(self, formula: str) -> Verdict:
-        """Hold a formula against the truth of the derivation; again after a wrong one, while the answer is not shown.
+        """Check a formula against the derivation; after a wrong one, more may follow until the answer is shown.
 
-        NoFormula (a ValueError), with the column, for what is none: it is not counted."""
+        NoFormula (a ValueError), with the column, for what is not a formula: it does not count."""
         asked = self._now()
         if asked.derivation is None:
             raise ValueError(f"a {asked.kind} is answered in words: look at .reveal(), then .rate(...)")
@@ -154,22 +154,22 @@ class Interview:
     def rate(self, points: Mapping[str, bool] | int | None = None) -> Question | None:
         """Rate the answer by the points of `rubric` that it reached, or from 1 to 5; the next question, or None.
 
-        Whether it was within the time is measured, unless it is told. A derivation of which a formula was checked is
-        rated by that. ValueError for what is no point and no rating: the question stays."""
+        Whether it was within the time is measured, unless `points` says so. A derivation with a checked formula is
+        rated by that. ValueError for an unknown point or rating; the question then stays."""
         asked = self._now()
         given = points_of([verdict.kind for _, verdict in self._tries]) if self._tries else points
         if given is None and asked.derivation is None:
             raise ValueError(f"tell the points that were reached ({', '.join(asked.rubric)}), or 1 to 5")
         if isinstance(given, Mapping) or given is None:
-            told = dict(given or {})
-            if lost := [point for point in told if point not in asked.rubric]:
+            chosen = dict(given or {})
+            if lost := [point for point in chosen if point not in asked.rubric]:
                 near = difflib.get_close_matches(str(lost[0]), asked.rubric, 1)
                 mean = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(asked.rubric)}"
                 raise ValueError(f"no point of this question is called {lost[0]!r}; {mean}")
             self._shown()
-            in_time = {TIME: self.used_s <= asked.budget_s and any(told.values())}
-            told = {**in_time, **told}
-            reached = {point: bool(told.get(point)) for point in asked.rubric}
+            in_time = {TIME: self.used_s <= asked.budget_s and any(chosen.values())}
+            chosen = {**in_time, **chosen}
+            reached = {point: bool(chosen.get(point)) for point in asked.rubric}
             return self._ask(self._keep(asked, rating_of(reached) if asked.card else 0, reached))
         if isinstance(given, bool) or given not in LEVELS:
             raise ValueError(f"a rating is 1 to {LEVELS[-1]}, got {given!r}")
@@ -181,12 +181,12 @@ class Interview:
         return self._ask(None)
 
     def end(self) -> None:
-        """Stop here: the question that is open is not counted. Nothing happens when it is over."""
+        """Stop here; the open question does not count. Does nothing when the interview is over."""
         self._tick()
         self._stopped, self.question = self._stopped or not self.over, None
 
     def report(self) -> Report:
-        """How it went, so far."""
+        """The report on the session so far."""
         self._tick()
         ended = "stopped" if self._stopped else "time" if self.over else ""
         if ended == "time" and self._pool.empty and self._spent < self.minutes * 60:
@@ -214,15 +214,15 @@ class Interview:
     def _keep(
         self, asked: Question, rating: int, points: Mapping[str, bool] = MappingProxyType({}), skipped: bool = False
     ) -> float:
-        """Write down how it went. Returns the share that was reached."""
+        """Record how the question went. Returns the share of points that was reached."""
         kept = Spoken(asked.kind, asked.key, asked.words, asked.tags, asked.lab, asked.budget_s, self.used_s,
-                     MappingProxyType(dict(points)), rating, skipped, tuple(said for said, _ in self._tries),
+                     MappingProxyType(dict(points)), rating, skipped, tuple(formula for formula, _ in self._tries),
                      asked.after, self._typed, MappingProxyType(self._proposed))  # fmt: skip
         self.asked = (*self.asked, kept)
         return kept.share
 
     def _tick(self) -> None:
-        """Count what the clock has gone since it was last looked at, if that can be."""
+        """Add the time since the last call, unless the clock has jumped."""
         now = self._clock()
         gone, self._last = now - self._last, now
         if self.question is None:
@@ -236,7 +236,7 @@ class Interview:
 
 
 def _span(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`."""
+    """A time in words: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.3g} h"

@@ -7,9 +7,9 @@ import traitlets
 
 
 class SessionClock(anywidget.AnyWidget):
-    """Counts in the browser, from `used_s` of `budget_s` and `left_s`, so that it ticks while the kernel does nothing.
+    """Counts in the browser, from `used_s` of `budget_s` and `left_s`, so it ticks also while the kernel is idle.
 
-    It asks the kernel when it is shown and when its page is seen again; every answer is a new `beat`."""
+    It asks the kernel for the time when it is shown and when its page is seen again; each answer is a new `beat`."""
 
     _esm = """
     function render({ model, el }) {

@@ -1,4 +1,4 @@
-"""A mock interview in a notebook: questions against a clock of the browser, answers, points to tick, a report."""
+"""A mock interview in a notebook: a clock in the browser, questions, answers, points to tick, and a report."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NOTES = "notes for yourself; the answer is said aloud"
 
 
 class InterviewPanel(Twin, widgets.VBox):
-    """Choose minutes, level and topics and start; say or type your answer, show a good one, tick what you said, go on;
-    a formula is checked, a design case brings the planner; at the end there is the report.
+    """Choose minutes, level and topics and start; say or type your answer, show a good one, tick what you said, go on.
+    A formula is checked, a design case brings the planner, and at the end there is the report.
 
     A typed answer to a card ticks the points that it contains, with the evidence below each; every tick can be changed.
 
-    Tab goes from control to control, space ticks, Enter presses. `.session` is what runs, None before the start,
-    `.points` are the boxes to tick by their names, `.noted` the notes as (question, words)."""
+    Tab goes from control to control, space ticks, Enter presses. `.session` is the running session, None before the
+    start, `.points` are the boxes to tick by their names, `.noted` the notes as (question, words)."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class InterviewPanel(Twin, widgets.VBox):
     ) -> None:
         """`interview` is a session, or makes one of (minutes, level, topics); `topics` are those to choose from.
 
-        `planner` gives a widget for the name of a case (None: PlannerPanel); `on_rate` is told each card's id and its
-        rating from 1 to 5."""
+        `planner` makes a widget for the name of a case (None: PlannerPanel); `on_rate` is called with each card's id
+        and its rating from 1 to 5."""
         self.make = interview if callable(interview) else None
         self.session: Session | None = None
         self.planner, self.on_rate = planner or PlannerPanel, on_rate
@@ -82,7 +82,7 @@ class InterviewPanel(Twin, widgets.VBox):
             self._ask()
 
     def start(self) -> None:
-        """Begin, as chosen. What makes no session (no card of a topic at this level) is told."""
+        """Begin, with the chosen settings. If they make no session, the panel shows the reason."""
         assert self.make
         try:
             self.session = self.make(self.minutes.value, self.level.value, tuple(self.topics.value))
@@ -93,7 +93,7 @@ class InterviewPanel(Twin, widgets.VBox):
         self._ask(focus=True)
 
     def show(self) -> None:
-        """Show a good answer; from here the time of the question stands still."""
+        """Show a good answer; the time for the question stops here."""
         if self.show_answer.disabled:
             return
         session = self._running()
@@ -106,9 +106,9 @@ class InterviewPanel(Twin, widgets.VBox):
             self.answer.value = f"<dl {LINES}>{rows}</dl>"
         late = session.used_s > asked.budget_s
         for point, words in session.rubric.items() if not session.rated else ():
-            came = point in judged and bool(judged[point].reached)
-            box = widgets.Checkbox(came, description=words, indent=False, layout={"width": "auto"})
-            if point == "time":  # measured, and not what one believes
+            reached = point in judged and bool(judged[point].reached)
+            box = widgets.Checkbox(reached, description=words, indent=False, layout={"width": "auto"})
+            if point == "time":  # it is measured, so the learner cannot tick it
                 box.value, box.disabled = not late, True
             self.points[point] = box
         heading = "Your formula is the rating." if session.rated else "What did you say? Tick it."
@@ -126,7 +126,7 @@ class InterviewPanel(Twin, widgets.VBox):
         next((box for box in self.points.values() if not box.disabled), self.onward).focus()
 
     def next(self) -> None:
-        """Keep the points, and go on. A second press meant no other question: that one's answer is not shown yet."""
+        """Keep the points, and go on. Ignored while no answer is shown: that is a second press on the same button."""
         if not self.show_answer.disabled:
             return
         session = self._running()
@@ -134,7 +134,7 @@ class InterviewPanel(Twin, widgets.VBox):
         self._note()
         session.rate(None if session.rated else points)
         kept, failed = session.asked[-1], ""
-        if self.on_rate and kept.rating:  # points make a rating of a card, and of nothing else
+        if self.on_rate and kept.rating:  # only a card's points make a rating
             try:
                 self.on_rate(kept.key, kept.rating)
             except (OSError, ValueError) as error:  # the interview goes on whatever the box of cards does
@@ -154,13 +154,13 @@ class InterviewPanel(Twin, widgets.VBox):
         self._ask()
 
     def restart(self) -> None:
-        """Back to the start."""
+        """Go back to the page with the settings."""
         self.session = None
         self._turn(self.first)
         self.go.focus()
 
     def tell_time(self) -> None:
-        """Tell the browser's clock where the session stands."""
+        """Send the session's time to the browser's clock."""
         session = self.session
         if session is None or session.question is None:
             return
@@ -171,20 +171,20 @@ class InterviewPanel(Twin, widgets.VBox):
             self.clock.beat += 1
 
     def static(self) -> Picture:
-        """The report so far, for an export; before the start, what this is."""
+        """The report so far, for an export; before the start, a line about the panel."""
         if self.session is not None and self.session.asked:
             return spoken(self.session.report())
         words = "A mock interview: questions against a clock, a rubric, a report"
         return Picture(headline(words) + text(4, 42, "It starts in JupyterLab."), 54, words)
 
     def _judged(self, session: Session) -> Mapping[str, Judged]:
-        """What the typed answer to a card contains; nothing if none was typed, or it cannot be judged."""
+        """The result for the typed answer to a card; empty if none was typed, or it cannot be judged."""
         typed = self.notes.value.strip()
         if session.question.card is None or not typed:
             return {}
         try:
             return session.judge(typed)
-        except ValueError as error:  # too long: one ticks oneself
+        except ValueError as error:  # the text is too long: the learner ticks the points without it
             self.said.value = escape(str(error))
             return {}
 
@@ -198,18 +198,18 @@ class InterviewPanel(Twin, widgets.VBox):
             self.noted.append((asked.words, self.notes.value.strip()))
 
     def _turn(self, page: widgets.Widget) -> None:
-        """Show one of the three pages. All stay in place: a control that is made anew loses the focus."""
-        for each in (self.first, self.page, self.last):
-            each.layout.display = "" if each is page else "none"
+        """Show one of the three pages. All of them stay in place, since a control that is replaced loses the focus."""
+        for candidate in (self.first, self.page, self.last):
+            candidate.layout.display = "" if candidate is page else "none"
 
     def _reveal(self, shown: bool) -> None:
-        """Before the answer the upper buttons, after it the boxes to tick."""
+        """Show the upper buttons before the answer, and the boxes to tick after it."""
         self.show_answer.disabled = self.pass_over.disabled = shown
-        for each in (self.answer, self.ticks, self.onward):
-            each.layout.display = "" if shown else "none"
+        for widget in (self.answer, self.ticks, self.onward):
+            widget.layout.display = "" if shown else "none"
 
     def _ask(self, failed: str = "", focus: bool = False) -> None:
-        """The question that is asked now, or the report. The focus moves only after somebody has pressed something."""
+        """Show the next question, or the report. The focus moves only after the learner has pressed something."""
         session = self._running()
         asked, number = session.question, len(session.asked) + 1
         self.said.value = escape("; ".join(filter(None, (failed, session.note))))
@@ -236,16 +236,16 @@ class InterviewPanel(Twin, widgets.VBox):
             (self.board.field if isinstance(self.board, Whiteboard) else self.notes).focus()
 
     def _whiteboard(self, asked: Derivation) -> Whiteboard:
-        """A whiteboard with this question alone, which does not show its answer; each formula goes to the session."""
+        """A whiteboard for this question, which does not show its answer; each formula goes to the session."""
         board = Whiteboard(asked.name, [asked.name])
         board.children = (board.asking, board.field, board.reading, board.along, board.said, board.shown)
         board.field.observe(lambda change: self._formula(board, change["new"].strip()), "value")
         return board
 
-    def _formula(self, board: Whiteboard, said: str) -> None:
+    def _formula(self, board: Whiteboard, formula: str) -> None:
         if board is not self.board or board.verdict is None or self.show_answer.disabled:
-            return  # no formula, which the board has told; or one of a question that is over
-        if self._running().answer(said).right:
+            return  # not a formula, which the board has said; or the question is over
+        if self._running().answer(formula).right:
             self.show()
 
     def _finish(self, session: Session, focus: bool) -> None:
@@ -260,6 +260,6 @@ class InterviewPanel(Twin, widgets.VBox):
 
 
 def _button(words: str, tooltip: str, act: Callable[[], None], style: str = "") -> widgets.Button:
-    made = widgets.Button(description=words, tooltip=tooltip, button_style=style)
-    made.on_click(lambda _: act())
-    return made
+    button = widgets.Button(description=words, tooltip=tooltip, button_style=style)
+    button.on_click(lambda _: act())
+    return button

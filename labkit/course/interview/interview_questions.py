@@ -1,12 +1,12 @@
-"""The questions of a mock interview: what each asks, what a whole answer has in it, and which comes next.
+"""The questions of a mock interview: what each asks, what a whole answer contains, and which comes next.
 
     card          a card of the deck                             2 min     its parts, claim first, within the time
     follow-up     a card that another one names as its next      2 min     the same
     derivation    "derive this on the whiteboard"                3 min     the formula is checked, and is its rating
     design        a case for the planner                        12 min     what a good answer says, in order
 
-Cards are drawn without replacement. What weighs: how likely it is that the learner cannot answer, how near the card is
-to the session's level, and how much has been asked of its tags already.
+Cards are drawn without replacement. A card's weight depends on how likely the learner is to fail at it, how near it is
+to the session's level, and how often its tags have been asked already.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from labkit.plan.explain import explain
 
 CARD, FOLLOW_UP, DERIVATION, DESIGN = "card", "follow-up", "derivation", "design"
 BUDGET_S = MappingProxyType({CARD: 120.0, FOLLOW_UP: 120.0, DERIVATION: 180.0, DESIGN: 720.0})
-"""What each kind may take. One that is cut short by the end of the session is asked if ENOUGH of this is left."""
+"""The time for each kind. With less time left in the session, a question is asked if ENOUGH of its budget remains."""
 ENOUGH = MappingProxyType({CARD: 0.75, FOLLOW_UP: 0.75, DERIVATION: 0.75, DESIGN: 0.5})
 TIME, UNIT, LIMIT, FORMULA, FIRST = "time", "unit", "limit", "formula", "first"
 POINTS = MappingProxyType(
@@ -45,16 +45,17 @@ POINTS = MappingProxyType(
         TIME: "said within the time",
     }
 )
-"""Every point of a rubric in words, but those of a design case, which are its own."""
+"""Every point of a rubric in words; a design case has points of its own."""
 LEAST, EASIER, DERIVED, MOST_IN_A_ROW = 0.03, 0.6, 0.2, 2
-"""The weight of a card that is surely known; what a level below counts; how often a derivation is drawn; follow-ups."""
+"""The least weight of a card, the factor for each level below the session's, how likely a derivation is, and how many
+follow-ups may come in a row."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question: `card`, `derivation` or `case` is what it is about, and the other two are None.
+    """One question: one of `card`, `derivation` and `case` is its subject, and the other two are None.
 
-    after    of a follow-up, the card that it follows;  key    the card's id, or the name of derivation or case
+    after    the card that a follow-up follows;  key    the card's id, or the name of derivation or case
     """
 
     kind: str
@@ -85,59 +86,63 @@ class Question:
             shown = f"as {self.derivation.source} has it; lab {self.derivation.lab} measures it"
             return MappingProxyType({"law": f"`{self.derivation.answer}`{of}", "lab": shown})
         assert self.case
-        said = re.split(r"\n(?=\d )", explain(self.case.found))
-        return MappingProxyType({_short(ask): _plain(words) for ask, words in zip(self.case.asks, said, strict=False)})
+        paragraphs = re.split(r"\n(?=\d )", explain(self.case.found))
+        return MappingProxyType(
+            {_short(ask): _plain(words) for ask, words in zip(self.case.asks, paragraphs, strict=False)}
+        )
 
 
 class Pool:
-    """What a session may ask, and what it has asked: `draw` gives the next question, and none twice.
+    """The questions that a session may ask, and those it has asked: `draw` gives the next, and none twice.
 
-    ValueError for a topic that no card has, and if no card of the topics is of the level."""
+    ValueError for a topic that no card has, and if no card of the topics is at or below the level."""
 
     def __init__(
         self, deck: Deck, level: int, topics: Sequence[str], weakness: Mapping[str, float], design: bool, seed: int
     ) -> None:
-        """`topics` are tags, of which a card has one at least; `design` whether there is a case at the end."""
+        """`topics` are tags, at least one of which a card must have; `design`: a design case comes at the end."""
         for topic in topics:
-            deck.of({topic})  # which names the nearest, if there is none
+            deck.of({topic})  # raises, and names the nearest tag, if no card has this one
         chosen = [card for card in deck if not topics or set(topics) & set(card.tags)]
         self.cards = {card.id: card for card in chosen if card.difficulty <= level}
         if not self.cards:
-            what = f" with a tag of {', '.join(topics)}" if topics else ""
+            of_topics = f" with a tag of {', '.join(topics)}" if topics else ""
             easiest = min((card.difficulty for card in chosen), default=0)
             mend = f"the easiest is of level {easiest}" if easiest else "the deck is empty"
-            raise ValueError(f"no card{what} is of level {level} or below: {mend}")
+            raise ValueError(f"no card{of_topics} is of level {level} or below: {mend}")
         self.level, self.weakness, self.numbers = level, weakness, random.Random(seed)
         self.case = self.numbers.choice(CASES) if design else None
         self.asked: dict[str, Question] = {}
-        self._derivable = [each for each in DERIVATIONS if self._naming(each)]
+        self._derivable = [derivation for derivation in DERIVATIONS if self._naming(derivation)]
 
     def draw(self, left_s: float, share: float | None) -> Question | None:
-        """The next question, if time is left for one; `share` of the last one's rubric was reached, None: skipped.
+        """The next question, or None if no time is left; `share` of the last rubric was reached, None if skipped.
 
-        The case is last: until it is asked its time is kept, and it is dropped when too little of that is left."""
+        The design case comes last. Its time is reserved until then, and it is dropped when too little remains."""
         if self.case and left_s < BUDGET_S[DESIGN] * ENOUGH[DESIGN]:
             self.case = None
         room = left_s - (BUDGET_S[DESIGN] if self.case else 0.0)
-        found = self._follow_up(room, share) or self._derivation(room) or self._card(room)
-        if found is None and self.case:
+        question = self._follow_up(room, share) or self._derivation(room) or self._card(room)
+        if question is None and self.case:
             case, self.case = self.case, None
-            found = Question(DESIGN, case.name, case.question, BUDGET_S[DESIGN], ("system-design",), ("14",), case=case)
+            question = Question(
+                DESIGN, case.name, case.question, BUDGET_S[DESIGN], ("system-design",), ("14",), case=case
+            )
             room = left_s
-        if found:
-            found = replace(found, budget_s=min(found.budget_s, room))
-            self.asked[found.key] = found
-        return found
+        if question:
+            question = replace(question, budget_s=min(question.budget_s, room))
+            self.asked[question.key] = question
+        return question
 
     @property
     def empty(self) -> bool:
-        """Whether every card has been asked."""
+        """True if every card has been asked."""
         return all(id in self.asked for id in self.cards)
 
     def _follow_up(self, room: float, share: float | None) -> Question | None:
-        """Right after a card, and the more probable the better that was answered; few in a row, so that topics vary."""
+        """A card that follows the last one: likelier after a good answer, and few in a row, so that topics vary."""
         last = next(reversed(self.asked.values()), None)
-        row = [each.kind for each in self.asked.values()][-MOST_IN_A_ROW:]
+        row = [question.kind for question in self.asked.values()][-MOST_IN_A_ROW:]
         if share is None or last is None or last.card is None or row == [FOLLOW_UP] * MOST_IN_A_ROW:
             return None
         if not _fits(FOLLOW_UP, room) or self.numbers.random() > 0.1 + 0.5 * share:
@@ -146,14 +151,14 @@ class Pool:
         return replace(self._of(self._one(left)), kind=FOLLOW_UP, after=last.key) if left else None
 
     def _derivation(self, room: float) -> Question | None:
-        """One whose law no card of this session has shown."""
+        """A derivation whose law no card of this session has shown."""
         if not self.asked or not _fits(DERIVATION, room) or self.numbers.random() > DERIVED:
             return None
-        shown = {each.card.derive for each in self.asked.values() if each.card}
-        left = [each for each in self._derivable if each.name not in shown and each.name not in self.asked]
+        shown = {question.card.derive for question in self.asked.values() if question.card}
+        left = [item for item in self._derivable if item.name not in shown and item.name not in self.asked]
         if not left:
             return None
-        weights = [max(self._weight(card) for card in self._naming(each)) for each in left]
+        weights = [max(self._weight(card) for card in self._naming(item)) for item in left]
         chosen = self.numbers.choices(left, weights)[0]
         tags = dict.fromkeys(tag for card in self._naming(chosen) for tag in card.tags)
         return Question(DERIVATION, chosen.name, chosen.question, BUDGET_S[DERIVATION], tuple(tags), (chosen.lab,),
@@ -167,12 +172,12 @@ class Pool:
         return self.numbers.choices(cards, [self._weight(card) for card in cards])[0]
 
     def _weight(self, card: Card) -> float:
-        often = Counter(tag for each in self.asked.values() for tag in each.tags)
+        often = Counter(tag for question in self.asked.values() for tag in question.tags)
         worn = 1 + sum(often[tag] for tag in card.tags) / len(card.tags)
         return max(LEAST, self.weakness.get(card.id, 1.0)) * EASIER ** (self.level - card.difficulty) / worn
 
     def _naming(self, derivation: Derivation) -> list[Card]:
-        """The cards that say "derive this": they tell its level and its tags."""
+        """The cards that ask for this derivation; they decide its level and its tags."""
         return [card for card in self.cards.values() if card.derive == derivation.name]
 
     def _of(self, card: Card) -> Question:
@@ -180,14 +185,14 @@ class Pool:
 
 
 def rating_of(points: Mapping[str, bool]) -> int:
-    """1 to 5 for a box of cards, from the parts that came: without its claim a card is forgotten, which is 1 or 2."""
+    """A rating from 1 to 5 from the parts that were reached; without its claim a card gets 2 at most."""
     parts = [reached for point, reached in points.items() if point in PARTS]
     rating = 1 + round(4 * sum(parts) / len(parts)) if parts else 1
     return rating if points.get("claim") else min(2, rating)
 
 
 def points_of(kinds: Sequence[str]) -> Mapping[str, bool]:
-    """The points of a derivation that the best of its formulas has reached; `kinds` are their verdicts', in order."""
+    """The points of a derivation, from the verdicts on its formulas (`kinds`, in order)."""
     return {
         UNIT: any(kind != "unit" for kind in kinds),
         LIMIT: any(kind in ("right", "factor", "limit") for kind in kinds),
@@ -201,7 +206,7 @@ def _fits(kind: str, room: float) -> bool:
 
 
 def _short(ask: str) -> str:
-    """`bytes over each link` of `bytes over each link, and whether they hide`."""
+    """The first words: `bytes over each link` of `bytes over each link, and whether they hide`."""
     return re.split(r"[:,]", ask)[0]
 
 

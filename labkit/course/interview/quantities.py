@@ -1,11 +1,11 @@
-"""Numbers with units in a text, and whether one of them is a figure of a card.
+"""Numbers with units in a text, and whether one of them equals a figure of a card.
 
     quantities("about 16GiB, 40 % of it, for 7B parameters")    three of them
-    held_against(figure, spoken)                                 Match: which of them it is, or what is wrong with one
+    held_against(figure, spoken)                                 Match: which one it is, or what is wrong with one
 
-A quantity may be read in more ways than one: 7B is seven billion or seven bytes, 8k is 8,000 or 8,192. Units are
-converted. A figure is met within TOLERANCE, since one rounds when one speaks. 16 GiB for 16 GB, gigabits for
-gigabytes, or a thousandth of it is told for what it is, and is not met.
+Some quantities can be read in several ways: 7B is seven billion or seven bytes, 8k is 8,000 or 8,192. Units are
+converted. A figure is met within TOLERANCE, since people round when they speak. 16 GiB for 16 GB, gigabits for
+gigabytes, or a thousandth of the figure do not meet it; the mistake is named.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from labkit.course.cards.card import NAME
 from labkit.course.cards.figures import UNITS, Figure
 
 TOLERANCE, TYPED = 0.03, 0.005
-"""How far a spoken number may be from the figure, as a share; and how near two numbers are that are the same digits."""
+"""How far a spoken number may be from the figure, as a share; and how near two numbers with the same digits are."""
 COUNT, BYTES, SECONDS, FLOPS = "", "bytes", "seconds", "flops"
-"""What a unit measures; a rate is one of them with `/s` behind it. A count is also a share or a factor."""
+"""What a unit measures; a rate has `/s` after it. A count may also be a share or a factor."""
 THOUSANDS = MappingProxyType({"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18})
 LONG = MappingProxyType({"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p", "exa": "e"})
 COUNTS = MappingProxyType(
@@ -65,7 +65,7 @@ class Reading(NamedTuple):
 
     @property
     def value(self) -> float:
-        """In bytes, seconds, flops, or as a plain number."""
+        """The value in bytes, seconds, flops, or as a plain number."""
         return self.number * self.scale
 
 
@@ -78,14 +78,14 @@ class Quantity(NamedTuple):
 
 
 class Match(NamedTuple):
-    """`met` are the words that say the figure, "" if none do; `told` says what is wrong with those that come near."""
+    """`met` are the words that state the figure, "" if none do; `told` says what is wrong with a near one."""
 
     met: str
     told: str
 
 
 def quantities(typed: str) -> list[Quantity]:
-    """Every number of a text with its unit, but for names that have digits (bf16, ZeRO-3) and formulas in backticks."""
+    """Every number of a text with its unit, without names that have digits (bf16, ZeRO-3) and code in backticks."""
     text = re.sub(r"`[^`]*`", lambda match: " " * len(match[0]), typed)
     text = NAME.sub(
         lambda match: match[0] if match[0][0].isdecimal() and "-" in match[0] else "_" * len(match[0]), text
@@ -95,7 +95,7 @@ def quantities(typed: str) -> list[Quantity]:
     read = []
     for match in QUANTITY.finditer(text):
         end = match.end()
-        while end < len(typed) and text[end] == " " != typed[end]:  # of a number that was spelled
+        while end < len(typed) and text[end] == " " != typed[end]:  # a spelled number is longer than its digits
             end += 1
         words = typed[match.start() : end].strip()
         denied = bool(DENIED.search(text[: match.start()]) or REFUSED.match(text[match.end() :]))
@@ -104,22 +104,23 @@ def quantities(typed: str) -> list[Quantity]:
 
 
 def held_against(figure: Figure, spoken: Sequence[Quantity], others: Sequence[Figure] = ()) -> Match:
-    """Whether a quantity is this figure. `others` are figures that a quantity may be instead: of such nothing is told.
+    """The quantity that equals the figure, or what is wrong with one. A quantity that equals one of `others` is right
+    in itself, so nothing is said about it.
 
-    A figure that is a word is met by no quantity."""
+    No quantity meets a figure that is a word."""
     if isinstance(figure.value, (str, bool)):
         return Match("", "")
-    kind, told = kind_of(figure), ""
+    kind, remark = kind_of(figure), ""
     for quantity in spoken:
         if quantity.denied:
             continue
         for reading in quantity.readings:
             if wrong := _told(figure, kind, reading, quantity.words):
                 is_another = any(_meets(other, kind_of(other), reading) for other in others if other is not figure)
-                told = told or ("" if is_another else wrong)
+                remark = remark or ("" if is_another else wrong)
             elif _meets(figure, kind, reading):
                 return Match(quantity.words, "")
-    return Match("", told)
+    return Match("", remark)
 
 
 def kind_of(figure: Figure) -> str:
@@ -141,7 +142,7 @@ def _meets(figure: Figure, kind: str, reading: Reading) -> bool:
 
 
 def _told(figure: Figure, kind: str, reading: Reading, words: str) -> str:
-    """What is wrong with a quantity that is nearly the figure; "" if it is the figure, or another one altogether."""
+    """What is wrong with a quantity that is nearly the figure; "" if it is the figure, or a different one."""
     if kind == COUNT and figure.unit not in ("%",) or not figure.value:
         return ""
     shown, digits = figure.value / UNITS[figure.unit], f"{figure}"

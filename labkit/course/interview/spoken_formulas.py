@@ -1,11 +1,11 @@
-"""Formulas in running text, made ready for the whiteboard's reader, and held against a law by its checker.
+"""Finds formulas in running text, writes them out for the whiteboard's reader, and compares them with a law.
 
     "each sends 2 (n-1)/n times N bytes"     ->  Spoken("2*(n-1)/n*N", words "2 (n-1)/n times N", denied=False)
     against("2 (n-1)/n D", spoken)           ->  Said: right, "with N for D"
 
-This file only finds where a formula begins and ends, and writes out what one leaves out in writing or says in words:
-the sign of multiplication, "over", "squared", "sixteen bytes a parameter". Reading it and judging it is left to
-labkit/course/whiteboard. Symbols may have other names than the card's, one for one.
+This file finds where a formula begins and ends, and writes out what people leave out or say in words: the sign of
+multiplication, "over", "squared", "sixteen bytes a parameter". labkit/course/whiteboard reads and checks the formulas.
+Symbols may have other names than the card's, one for one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from labkit.course.whiteboard.tokens import FUNCTIONS, SPELLED, NoFormula, token
 
 GREEK = ("alpha", "beta", "gamma", "eps", "lr")
 SIZES = frozenset({"N", "P", "D", "M", "S", "Psi", "psi", "Ψ", "Phi", "Φ"})
-"""Letters that people give to a model's or a tensor's size: any of them may stand for another."""
+"""Letters for the size of a model or a tensor: any of them may stand for another."""
 SAID = tuple(
     (re.compile(pattern, re.IGNORECASE), put)
     for pattern, put in (
@@ -47,7 +47,7 @@ SAID = tuple(
         (r"(?<=\d)\s+x\s+(?=\d)", " * "),
     )
 )
-"""What people say or leave out, and how a formula is written."""
+"""Spoken forms, and the formula that each stands for."""
 SIDES = re.compile(r"<=|>=|≤|≥|≈|~|=|<|>|:|;|`")
 PIECE = re.compile(
     r"(?P<value>\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+)|(?P<name>[^\W\d]\w*)|(?P<op>\*\*|[-+*/^×·÷−(),])|(?P<gap>\s+)|(?P<else>.)"
@@ -55,7 +55,7 @@ PIECE = re.compile(
 
 
 class Spoken(NamedTuple):
-    """A formula of a text: as the whiteboard reads it, the words it was found in, and whether the text denies it."""
+    """A formula in a text: as the whiteboard reads it, the words it was found in, and whether the text denies it."""
 
     formula: str
     words: str
@@ -63,7 +63,7 @@ class Spoken(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A law that a text has said: the words, and other names of symbols, `N for D`."""
+    """A law that a text states: the words, and which symbols have other names, `N for D`."""
 
     words: str
     renamed: str
@@ -88,7 +88,7 @@ def formulas(typed: str, symbols: Sequence[str] = ()) -> list[Spoken]:
 
 
 def laws(text: str) -> list[str]:
-    """The formulas between the backticks of a card's law, ready to be read; names alone are none of them."""
+    """The formulas in backticks in a card's law, ready to be parsed; a name alone is not a formula."""
     written_out = []
     for inside in re.findall(r"`([^`]*)`", text):
         written = re.sub(r"(?<=\d)\s+x\s+(?=\d)", " * ", inside)
@@ -106,7 +106,7 @@ def names(formula: str) -> list[str]:
 
 
 def size(formula: str) -> int:
-    """How much there is to a formula: its symbols and signs."""
+    """The number of symbols and operators in a formula."""
     return sum(token.kind == "name" or token.text in ("+", "-", "*", "/", "**", "^") for token in tokens(formula))
 
 
@@ -122,7 +122,7 @@ def against(law: str, spoken: Sequence[Spoken]) -> Said | None:
 
 
 def nearly(asked: Derivation, spoken: Sequence[Spoken]) -> tuple[Spoken, Verdict] | None:
-    """The first formula over the law's own symbols that is right up to a factor, in a limit, or is a known mistake."""
+    """The first formula in the law's own symbols that is right up to a factor or in a limit, with its verdict."""
     for candidate in spoken:
         if candidate.denied or not names(candidate.formula):
             continue
@@ -136,15 +136,17 @@ def nearly(asked: Derivation, spoken: Sequence[Spoken]) -> tuple[Spoken, Verdict
 
 
 def question_of(law: str) -> Derivation:
-    """A law of a card as a question that the whiteboard can check an answer to."""
+    """A card's law as a derivation, so that the whiteboard can check an answer against it."""
     symbols = tuple(Symbol(name, name, "", 2, 64) for name in names(law))
     formula = parse(law, [symbol.name for symbol in symbols])
-    under = tuple(name for name in names(law) if re.search(rf"/\(?[^()]*\b{name}\b", law))  # what a limit tells about
+    under = tuple(
+        name for name in names(law) if re.search(rf"/\(?[^()]*\b{name}\b", law)
+    )  # symbols below a fraction line, whose limits tell something
     return Derivation(f"law {law}", "", symbols, "", law, formula.number, "the card", "", grows=under, at_one=under)
 
 
 def _equal(law: str, text: str) -> bool:
-    """Whether the whiteboard says that both are the same."""
+    """True if the whiteboard finds both formulas equal."""
     known = names(law)
     try:
         mine, truth = parse(text, known), parse(law, known)
@@ -153,7 +155,7 @@ def _equal(law: str, text: str) -> bool:
     if not known:
         return _same(mine, truth, {})
     asked = question_of(law)
-    if not all(_same(mine, truth, values) for values in asked.draws(3, 1)):  # so that algebra is asked of few
+    if not all(_same(mine, truth, values) for values in asked.draws(3, 1)):  # cheap numbers first, then slow algebra
         return False
     return check(asked, text).right
 
@@ -163,7 +165,7 @@ def _same(mine: Formula, truth: Formula, values: dict[str, float]) -> bool:
 
 
 def _renamed(law: str, text: str) -> Iterator[tuple[str, str]]:
-    """The text with the law's names for its symbols, in each way in which that may be meant: (what for what, text)."""
+    """The text with the law's names for its symbols, in every plausible way: (which name for which, text)."""
     mine, truth = names(text), names(law)
     strange, free = [name for name in mine if name not in truth], [name for name in truth if name not in mine]
     if not strange:
@@ -182,12 +184,12 @@ def _renamed(law: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _sides(written: str) -> list[str]:
-    """What stands between signs of equality and the like."""
+    """The parts between signs of equality and the like."""
     return [side for side in SIDES.split(written) if side.strip()]
 
 
 def _runs(side: str, symbols: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """The longest stretches of a text that can be parts of formulas: (what is before, the stretch, what is after)."""
+    """The longest stretches of a text that can be parts of formulas: (text before, stretch, text after)."""
     start, end = -1, 0
     for match in PIECE.finditer(side):
         fits = match.lastgroup in ("value", "op") or (match.lastgroup == "name" and _a_symbol(match, side, symbols))
@@ -212,11 +214,11 @@ def _a_symbol(match: re.Match[str], side: str, symbols: Sequence[str]) -> bool:
     if word not in ("a", "I", "s"):
         return True
     beside = side[: match.start()].rstrip()[-1:] + side[match.end() :].lstrip()[:1]
-    return bool(set(beside) & set("*/^+-("))  # the letter between signs, and not the article
+    return bool(set(beside) & set("*/^+-("))  # the letter is a symbol next to an operator, else the article
 
 
 def _explicit(run: str) -> str:
-    """A stretch as the whiteboard wants it, every sign of multiplication written; "" for what is no formula."""
+    """A stretch with every sign of multiplication written out, as the whiteboard needs it; "" if it is no formula."""
     run = re.sub(r",(?=\d{3}\b)", "", run)
     try:
         pieces = [token.text for token in tokens(_calls(run)) if token.kind != "end"]
@@ -241,12 +243,12 @@ def _explicit(run: str) -> str:
 
 
 def _calls(text: str) -> str:
-    """`log2 n` as `log2(n)`."""
+    """The text with brackets round arguments: `log2 n` becomes `log2(n)`."""
     return re.sub(r"\b(log2|log|sqrt|ceil)\s+([A-Za-z]\w*)\b(?!\()", r"\1(\2)", text)
 
 
 def _balanced(pieces: list[str]) -> list[str]:
-    """Without brackets that nothing opens or closes."""
+    """The pieces without brackets that have no partner."""
     opened, lost = list[int](), set[int]()
     for place, piece in enumerate(pieces):
         if piece == "(":

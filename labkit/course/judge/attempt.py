@@ -1,10 +1,10 @@
 """An attempt as text: what the learner wrote, and what else of the notebook it uses.
 
-Only text goes to the judge, who runs it in processes of his own. So it does not matter what a notebook has done to its
+The judge gets only this text and runs it in processes of its own. So it does not matter what a notebook has done to its
 own copy of the library, and everything that is judged can be read.
 
-    attempt_of(fn)              of a function or class in a cell
-    attempt_in(blocks, name)    of a name in a notebook or a file that is only read, never run
+    attempt_of(fn)              from a function or class defined in a cell
+    attempt_in(blocks, name)    from the text of a notebook or a file, which is read and never run
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Attempt:
-    """`source` defines `name`, on the lines where the learner wrote it; `before` are the other things that it uses."""
+    """`source` defines `name`, on the same lines as in the learner's cell; `before` is the other code that it uses."""
 
     name: str
     source: str
@@ -42,7 +42,7 @@ class Attempt:
 
 
 def attempt_of(thing: Any) -> Attempt:
-    """The attempt that a function or class is. ValueError, in words, for what is neither, or has no text."""
+    """Turn a function or class into an attempt. ValueError, with a reason, for anything else or if its text is lost."""
     thing = _undecorated(thing)
     if isinstance(thing, functools.partial | types.MethodType | types.BuiltinFunctionType):
         raise ValueError(f"check takes a function that you wrote with def, got {thing!r}: give it the function itself")
@@ -63,7 +63,8 @@ def attempt_of(thing: Any) -> Attempt:
 
 
 def attempt_in(blocks: Iterable[str], name: str) -> Attempt:
-    """The last definition of `name` in pieces of text; one that is no Python defines nothing. ValueError if none."""
+    """The last definition of `name` in these blocks of code; blocks that do not parse are passed over. ValueError if
+    there is no definition."""
     known, fault = dict[str, tuple[ast.stmt, str]](), f"there is no definition of {name}"
     for block in blocks:
         text = "\n".join("pass" if line.lstrip().startswith(("%", "!", "?")) else line for line in block.splitlines())
@@ -71,10 +72,10 @@ def attempt_in(blocks: Iterable[str], name: str) -> Attempt:
             tree = ast.parse(text)
         except (SyntaxError, RecursionError, MemoryError) as error:  # the latter two: nested too deeply
             if f"def {name}" in text or f"class {name}" in text:
-                at, told = getattr(error, "lineno", "?"), getattr(error, "msg", "nested too deeply")
-                fault = f"{name} is not Python yet: line {at}: {told}"
+                line_number, message = getattr(error, "lineno", "?"), getattr(error, "msg", "nested too deeply")
+                fault = f"{name} is not Python yet: line {line_number}: {message}"
             continue
-        known |= {each: (node, text) for node in tree.body for each in defines(node)}
+        known |= {define: (node, text) for node in tree.body for define in defines(node)}
     if name not in known:
         raise ValueError(fault)
 
@@ -83,21 +84,21 @@ def attempt_in(blocks: Iterable[str], name: str) -> Attempt:
             return None
         node, text = known[other]
         decorated = bool(getattr(node, "decorator_list", []))
-        return lines_of(node, text)[1] if decorated else ast.get_source_segment(text, node)  # not all that its line has
+        return lines_of(node, text)[1] if decorated else ast.get_source_segment(text, node)  # its line may hold others
 
     first, source = lines_of(*known[name])
     return Attempt(name, "\n" * (first - 1) + source + "\n", before(source, name, piece))
 
 
 def blocks_of(path: Path) -> list[str]:
-    """The code of a notebook, cell by cell, or of a Python file. ValueError for another kind of file, or a torn one."""
+    """The code of a notebook, cell by cell, or of a Python file. ValueError for any other file, or a damaged one."""
     if path.suffix == ".py":
         return [path.read_text(encoding="utf-8")]
     if path.suffix != ".ipynb":
         raise ValueError(f"{path} is no notebook and no Python file")
     try:
         notebook = nbformat.read(path, as_version=4)
-    except Exception as error:  # nbformat has many words for a file that is no notebook
+    except Exception as error:  # nbformat raises many kinds of exception for a file that is not a notebook
         raise ValueError(f"{path} cannot be read as a notebook: {str(error)[:120]}") from None
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -106,7 +107,7 @@ def blocks_of(path: Path) -> list[str]:
 
 
 def _piece(name: str, space: dict[str, Any]) -> str | None:
-    """The text that makes a global of the notebook again; None if there is none (it is a local name)."""
+    """Code that defines a global of the notebook again; None if there is no such global (it is a local name)."""
     if name not in space:
         return None
     value = _undecorated(space[name])
@@ -117,7 +118,7 @@ def _piece(name: str, space: dict[str, Any]) -> str | None:
         return _source_of(value)[0]
     if isinstance(value, torch.dtype):
         return f"import torch\n{name} = {value}"
-    if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(each, PLAIN) for each in value)):
+    if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(item, PLAIN) for item in value)):
         return f"{name} = {_literal(value)}"
     if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type) and module:
         return f"from {_front(value, module)} import {value.__name__} as {name}"
@@ -130,7 +131,7 @@ def _piece(name: str, space: dict[str, Any]) -> str | None:
 
 
 def _front(value: Any, module: str) -> str:
-    """From where a learner imports it: not from the file in which torch keeps it."""
+    """The module from which a learner would import `value`, not always the file where torch defines it."""
     if module.split(".")[0] == "labkit":
         return "labkit"
     public = (name for name in sorted(MODULES) if getattr(sys.modules.get(name), value.__name__, None) is value)
@@ -138,7 +139,7 @@ def _front(value: Any, module: str) -> str:
 
 
 def _undecorated(thing: Any) -> Any:
-    """The function under what `cache` and `contextmanager` make of it; its text has them on top."""
+    """The function that a decorator such as `cache` or `contextmanager` has wrapped; its text has the decorator."""
     return inspect.unwrap(thing) if isinstance(getattr(thing, "__wrapped__", None), types.FunctionType) else thing
 
 
@@ -159,7 +160,7 @@ def _globals_of(thing: Any) -> dict[str, Any]:
 
 
 def _source_of(thing: Any) -> tuple[str, int]:
-    """Text and first line of a function or class, also of one in a cell."""
+    """Text and first line of a function or class; also works for a cell of a notebook."""
     for file in _files_of(thing):
         lines = linecache.getlines(file)
         for node in reversed(list(ast.walk(ast.parse("".join(lines))))) if lines else ():
@@ -175,15 +176,15 @@ def _source_of(thing: Any) -> tuple[str, int]:
 def _files_of(thing: Any) -> list[str]:
     if isinstance(thing, types.FunctionType):
         return [thing.__code__.co_filename]
-    found = [each.__code__.co_filename for each in _inside(thing)]
+    files = [function.__code__.co_filename for function in _inside(thing)]
     cells = [name for name in reversed(list(linecache.cache)) if "ipykernel" in name or "ipython" in name.lower()]
-    return [each for each in (*found, *cells) if each not in ("<string>", ATTEMPT)]
+    return [file for file in (*files, *cells) if file not in ("<string>", ATTEMPT)]
 
 
 def _inside(thing: type) -> Iterator[types.FunctionType]:
-    """The functions of a class, and of the classes in it."""
-    for each in vars(thing).values():
-        inner = getattr(each, "__func__", each)
+    """The methods of a class and of its nested classes."""
+    for var in vars(thing).values():
+        inner = getattr(var, "__func__", var)
         if isinstance(inner, types.FunctionType):
             yield inner
         elif isinstance(inner, type) and inner.__qualname__.startswith(f"{thing.__qualname__}."):

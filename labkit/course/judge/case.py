@@ -1,4 +1,4 @@
-"""A case: one run that an attempt has to pass, and random numbers for it that no rank knows of another."""
+"""A case: one run that an attempt has to pass, with random numbers that no rank can predict for another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True)
 class Case:
-    """One run of an attempt: how many ranks, a seed, a dtype, and what else the problem needs (`case["rows"]`)."""
+    """One run of an attempt: how many ranks, a seed, a dtype, and other settings of the problem (`case["rows"]`)."""
 
     n_ranks: int
     dtype: torch.dtype = torch.float32
@@ -25,7 +25,7 @@ class Case:
 
     @classmethod
     def of(cls, n_ranks: int, dtype: torch.dtype = torch.float32, **what: Any) -> Case:
-        """A case whose seed is still to be drawn."""
+        """A case without a seed; the judge draws one for each check."""
         return cls(n_ranks, dtype, 0, MappingProxyType(what))
 
     def __getitem__(self, name: str) -> Any:
@@ -37,23 +37,25 @@ class Case:
         return self.dtype.itemsize
 
     def random(self, *shape: int, key: int = 0, dtype: torch.dtype | None = None) -> Tensor:
-        """Random numbers that no rank knows of another: the same for the same seed and `key`.   -> shape"""
+        """Random numbers, the same for the same seed and `key`; a rank cannot guess another's.   -> shape"""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + key) % 2**63)
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         wanted = dtype or self.dtype
         return drawn.to(wanted) if wanted.is_floating_point else (100 * drawn).to(wanted)
 
     def draw(self, make: Callable[[Random], Drawn], tells: Callable[[Drawn], bool]) -> Drawn:
-        """What `make` makes of dice with this seed, thrown again until it `tells` a mistake that chance may hide."""
+        """Call `make` with a random generator of this seed until `tells` accepts what it returns.
+
+        `tells` turns down values on which a wrong program would give the right answer by chance."""
         dice = Random(self.seed)
-        while not tells(made := make(dice)):
+        while not tells(value := make(dice)):
             pass
-        return made
+        return value
 
     def __str__(self) -> str:
-        told = ", ".join(f"{name} {_short(value)}" for name, value in self.what.items())
+        settings = ", ".join(f"{name} {_short(value)}" for name, value in self.what.items())
         ranks = f"{self.n_ranks} rank{'s' if self.n_ranks > 1 else ''}"
-        return f"{ranks}, {str(self.dtype)[6:]}{f', {told}' if told else ''}"
+        return f"{ranks}, {str(self.dtype)[6:]}{f', {settings}' if settings else ''}"
 
 
 def _short(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""A case run: one attempt on one case. Forks the ranks, hands out inputs, listens until all is said, leaves nobody.
+"""A case run: one attempt on one case. Forks the ranks, hands out inputs, collects results, ends every process.
 
     fork ranks ─> draw inputs ─> each rank gets its own ─> switch ─> outputs, memory, faults ─> RunRecord
 
-An attempt ends when every rank has said its last, when none can go on (known at once), or when its time is up: then
-each rank's stack is asked for first. Ranks are ended by their process ids, whatever they are doing.
+A run ends when every rank has reported, when no rank can go on (a deadlock, noticed at once), or when its time is up.
+Each rank is then asked for its stack. Ranks are ended by their process ids, whatever they are doing.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from labkit.course.judge.switch import Switch
 
 RunCase = Callable[[Problem, Program, Case], RunRecord]
 PATIENCE_S = 0.3
-"""After a rank has raised, the others get this long to say what happened to them, and longer while they are at work."""
+"""After a rank has raised, the others get this long to report their own errors, and longer while they are computing."""
 BURNING_S = 1.0
-"""After a rank has raised, one that computes for so much processor time is not waited for."""
+"""After a rank has raised, a rank that has computed for this much processor time is not waited for."""
 
 
 def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
-    """Run an attempt on one case, and tell all that was seen."""
-    import_module("torch._dynamo")  # already there, but for who judges without the prefork server (prefork.py)
+    """Run an attempt on one case and record what happened."""
+    import_module("torch._dynamo")  # already imported, unless the judge runs without the prefork server (prefork.py)
     began = time.perf_counter()
     with Ranks(problem, program, case.n_ranks) as ranks:
         inputs = list(problem.inputs(case))
-        ended = ranks.run([tuple(each) for each in inputs])
+        ended = ranks.run([tuple(args) for args in inputs])
         switch, stacks = ranks.switch, ranks.stacks() if ended == "time-out" else {}
     return RunRecord(
         case=case,
@@ -57,7 +57,9 @@ def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
         waits={**stacks, **switch.waits()} if ended in ("deadlock", "time-out") else {},
         undelivered=switch.undelivered() if ended == "finished" else {},
         mismatch=switch.mismatch,
-        damaged={rank: each for rank in range(case.n_ranks) if (each := _told(switch.last.get(rank)).get("damaged"))},
+        damaged={
+            rank: damage for rank in range(case.n_ranks) if (damage := _told(switch.last.get(rank)).get("damaged"))
+        },
         printed=tuple(switch.printed),
         input_bytes=tuple(_told(switch.last.get(rank)).get("input_bytes", 0) for rank in range(case.n_ranks)),
         seconds=time.perf_counter() - began,
@@ -65,20 +67,20 @@ def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
 
 
 def remembering() -> RunCase:
-    """A `run_case` that runs a program once on a case: what explains one mutant of a problem serves the others, too."""
+    """A `run_case` that keeps its records: a program runs once on a case, however many mutants are compared with it."""
     known: dict[Any, RunRecord] = {}
 
     def run(problem: Problem, program: Program, case: Case) -> RunRecord:
-        what = (problem.key, program, str(case), case.seed)
-        if what not in known:
-            known[what] = run_case(problem, program, case)
-        return known[what]
+        key = (problem.key, program, str(case), case.seed)
+        if key not in known:
+            known[key] = run_case(problem, program, case)
+        return known[key]
 
     return run
 
 
 class Ranks:
-    """Fresh processes, one a rank, for as long as this is entered."""
+    """Fresh processes, one for each rank, which live as long as this context."""
 
     def __init__(self, problem: Problem, program: Program, n_ranks: int):
         self.problem, self.program, self.n_ranks = problem, program, n_ranks
@@ -94,7 +96,7 @@ class Ranks:
             read, write = os.pipe()
             pid = os.fork()
             if pid == 0:
-                for fd in (ours.fileno(), read, *(each.fileno() for each in self.lines), *self.dumps):
+                for fd in (ours.fileno(), read, *(line.fileno() for line in self.lines), *self.dumps):
                     os.close(fd)
                 become_rank(theirs, self.problem, self.program, rank, self.n_ranks, parent, write, known)
             theirs.close()
@@ -118,34 +120,39 @@ class Ranks:
             os.close(fd)
 
     def run(self, inputs: Sequence[tuple[Any, ...]]) -> str:
-        """Hand out the inputs and listen: how it ended."""
-        for line, mine in zip(self.lines, inputs, strict=True):
+        """Hand out the inputs and wait. Returns how the run ended: "finished", "raised", "deadlock" or "time-out"."""
+        for line, args in zip(self.lines, inputs, strict=True):
             with contextlib.suppress(BrokenPipeError):
-                line.send_bytes(pickle.dumps(mine))
-        going, until = {line: rank for rank, line in enumerate(self.lines)}, time.monotonic() + self.problem.timeout_s
-        while going:
-            for line in [each for each in wait(list(going), timeout=0.2) if isinstance(each, Connection)]:
-                self._take(line, going)
+                line.send_bytes(pickle.dumps(args))
+        running, deadline = (
+            {line: rank for rank, line in enumerate(self.lines)},
+            time.monotonic() + self.problem.timeout_s,
+        )
+        while running:
+            for line in [ready for ready in wait(list(running), timeout=0.2) if isinstance(ready, Connection)]:
+                self._take(line, running)
             if self.switch.stuck:
                 return "raised" if self.faults else "deadlock"
-            if self.faults and time.monotonic() < until:
-                until = min(until, time.monotonic() + PATIENCE_S)
-            if going and (self._burning(going.values()) or (time.monotonic() > until and self._idle(going.values()))):
+            if self.faults and time.monotonic() < deadline:
+                deadline = min(deadline, time.monotonic() + PATIENCE_S)
+            if running and (
+                self._burning(running.values()) or (time.monotonic() > deadline and self._idle(running.values()))
+            ):
                 return "raised" if self.faults else "time-out"
         return "raised" if self.faults else "finished"
 
-    def _take(self, line: Connection, going: dict[Connection, int]) -> None:
-        rank = going[line]
+    def _take(self, line: Connection, running: dict[Connection, int]) -> None:
+        rank = running[line]
         try:
             if not self.switch.take(rank):
                 return
             head, _ = self.switch.last[rank]
             if head[0] == "failed":
                 self.faults[rank] = Fault(*head[1:])
-        except Exception as error:  # gone, or it has said what nobody understands
+        except Exception as error:  # the rank is gone, or it has sent something that makes no sense
             self.switch.last[rank] = (["failed"], b"")
             self.faults[rank] = Fault("Ended", f"the process is gone ({self._how(rank)}; {type(error).__name__})", 0)
-        del going[line]
+        del running[line]
 
     def _how(self, rank: int) -> str:
         pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
@@ -155,17 +162,19 @@ class Ranks:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _burning(self, ranks: Any) -> bool:
-        """Whether a rank computes and computes: an endless loop is known by its processor time, on a busy machine."""
-        most = BURNING_S if self.faults else 1.5 * self.problem.timeout_s  # a slow machine computes three times as long
+        """True if a rank has used too much processor time: so an endless loop is noticed even on a busy machine."""
+        limit = (
+            BURNING_S if self.faults else 1.5 * self.problem.timeout_s
+        )  # a slow machine may compute three times as long
         for rank in ranks:
             with contextlib.suppress(psutil.Error):
                 spent = psutil.Process(self.pids[rank]).cpu_times()
-                if spent.user + spent.system > most:
+                if spent.user + spent.system > limit:
                     return True
         return False
 
     def _idle(self, ranks: Any) -> bool:
-        """Whether no rank is at work: one that is, on a machine with much else to do, is only slow."""
+        """True if no rank is computing; one that is may only be slow, on a machine with much else to do."""
         for rank in ranks:
             with contextlib.suppress(psutil.Error):
                 if psutil.Process(self.pids[rank]).status() == psutil.STATUS_RUNNING:
@@ -173,8 +182,8 @@ class Ranks:
         return True
 
     def stacks(self) -> dict[int, Wait]:
-        """Where each rank is: the line of the attempt that is at work."""
-        found = {}
+        """Where each rank that has not reported is: the line of the attempt that it executes."""
+        waits = {}
         for rank, pid in enumerate(self.pids):
             if rank in self.switch.last:
                 continue
@@ -182,12 +191,12 @@ class Ranks:
                 os.kill(pid, signal.SIGUSR1)
                 os.set_blocking(self.dumps[rank], False)
                 line = self._dumped(rank)
-                found[rank] = Wait("it was still computing" if line else "it was still at work", line)
-        return found
+                waits[rank] = Wait("it was still computing" if line else "it was still at work", line)
+        return waits
 
     def _dumped(self, rank: int) -> int:
-        until, text = time.monotonic() + 0.5, ""
-        while time.monotonic() < until:
+        deadline, text = time.monotonic() + 0.5, ""
+        while time.monotonic() < deadline:
             with contextlib.suppress(BlockingIOError):
                 text += os.read(self.dumps[rank], 65536).decode(errors="replace")
             if lines := re.findall(rf'File "{ATTEMPT}", line (\d+)', text):
@@ -201,11 +210,11 @@ def _told(last: tuple[list[Any], bytes] | None) -> dict[str, Any]:
 
 
 def _memory(last: tuple[list[Any], bytes] | None) -> Memory | None:
-    told = _told(last).get("memory")
+    memory = _told(last).get("memory")
     return (
         None
-        if told is None
-        else Memory(told["peak"], told["now"], told["timeline"], told["python_bytes"], told["scalars"])
+        if memory is None
+        else Memory(memory["peak"], memory["now"], memory["timeline"], memory["python_bytes"], memory["scalars"])
     )
 
 
@@ -214,5 +223,5 @@ def _output(last: tuple[list[Any], bytes] | None) -> Any:
         return None
     try:
         return torch.load(io.BytesIO(last[1]), weights_only=True)
-    except Exception as error:  # whatever a rank sends that is not what it should be
+    except Exception as error:  # a rank may send anything
         return f"cannot be read: {type(error).__name__}"

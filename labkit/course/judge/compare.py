@@ -1,7 +1,7 @@
-"""Values: is what came out what one process says, and if not, what is it instead?
+"""Values: does a rank's answer equal that of one process, and if not, in what way does it differ?
 
 Whole numbers and words must be equal. Sums over ranks are taken in another order than in one process, so floating-point
-numbers may differ by a bound that grows with the number of ranks and with the dtype's step (design: never bitwise).
+numbers may differ by a bound that grows with the number of ranks and with the dtype's rounding step.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from torch import Tensor
 from labkit.course.exercises.problem import Complaint
 
 STEPS, HALF_STEPS = 50, 2
-"""How many rounding steps a rank is good for: many operations in float32 and float64, one or two in half precision."""
+"""How many rounding steps a rank may be off: many in float32 and float64, one or two in half precision."""
 
 
 def tolerance(dtype: torch.dtype, n_ranks: int) -> float:
-    """What numbers of this dtype may be off, as a share of the largest."""
+    """By how much numbers of this dtype may differ, as a share of the largest."""
     if not dtype.is_floating_point:
         return 0.0
     return n_ranks * (STEPS if dtype.itemsize > 2 else HALF_STEPS) * torch.finfo(dtype).eps
 
 
 def wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | None = None) -> Complaint | None:
-    """What is wrong with what one rank gave; None if nothing is. Nested lists and dicts are walked through."""
+    """What is wrong with one rank's answer; None if nothing is. Nested lists and dicts are walked through."""
     for where, mine, theirs in pairs(seen, expected):
-        found = _wrong(mine, theirs, n_ranks, given)
-        if found is not None:
+        difference = _wrong(mine, theirs, n_ranks, given)
+        if difference is not None:
             place = f" at {where}" if where else ""
-            return Complaint(f"{found[0]}{place}", found[1])
+            return Complaint(f"{difference[0]}{place}", difference[1])
     return None
 
 
 def same(seen: Any, other: Any) -> bool:
-    """Whether two runs gave the same, to a hundred-thousandth: then they made the same mistake."""
+    """True if two runs gave the same values, to a hundred-thousandth: then they made the same mistake."""
     return wrong(seen, other, 1, (1e-5, 1e-12)) is None
 
 
 def pairs(seen: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Leaves beside each other, with the place where they stand; what does not match in form is a leaf."""
+    """Pairs of leaves, with the place where they stand: (place, seen, expected). Parts of different form are leaves."""
     if expected is Ellipsis:
         return
     if isinstance(expected, Mapping) and isinstance(seen, Mapping) and {*map(str, seen)} == {*map(str, expected)}:
@@ -77,7 +77,7 @@ def _wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | 
 
 
 def form(thing: Any) -> str:
-    """What something is, in a few words."""
+    """A short description of a value."""
     if isinstance(thing, Tensor):
         return f"a tensor of shape {tuple(thing.shape)} {str(thing.dtype)[6:]}"
     if isinstance(thing, list | tuple):
@@ -108,16 +108,16 @@ def _wrong_tensor(seen: Any, expected: Tensor, n: int, given: tuple[float, float
     off = (off | (a.isnan() != b.isnan()) | ((a.isinf() | b.isinf()) & (a != b))) & (a != b) & ~(a.isnan() & b.isnan())
     if not off.any():
         return None
-    place = [int(each) for each in off.nonzero()[0]]
+    place = [int(index) for index in off.nonzero()[0]]
     mine, theirs = a[tuple(place)].item(), b[tuple(place)].item()
     count = int(off.sum())
     many = "all" if count == off.numel() else f"{count} of {off.numel()}"
-    told = f"{mine:.6g}: {many} numbers are wrong{instead(a, b)}"
-    return f"{theirs:.6g} in [{', '.join(map(str, place))}]", told
+    message = f"{mine:.6g}: {many} numbers are wrong{instead(a, b)}"
+    return f"{theirs:.6g} in [{', '.join(map(str, place))}]", message
 
 
 def instead(seen: Tensor, expected: Tensor) -> str:
-    """What wrong numbers have to do with right ones: a factor, a sign, another order, nothing."""
+    """How wrong numbers relate to the right ones, in words: a factor, a sign, another order; "" if in no such way."""
     if bool(seen.isnan().any()):
         return ", and some are nan"
     if not bool(seen.abs().max() > 0):
@@ -126,7 +126,7 @@ def instead(seen: Tensor, expected: Tensor) -> str:
         ratio = seen / expected
         if float((ratio - ratio.mean()).abs().max()) <= 1e-3 * float(ratio.mean().abs()):
             return _ratio(float(ratio.mean()), 1.0)
-    ordered = [each.flatten().sort().values for each in (seen, expected)]
+    ordered = [numbers.flatten().sort().values for numbers in (seen, expected)]
     if torch.allclose(ordered[0], ordered[1], rtol=1e-4, atol=1e-6):
         return ": the right numbers in another order"
     return ""

@@ -1,9 +1,9 @@
-"""The judge: an attempt, case by case, until one is broken; then why, and what to look at next.
+"""The judge: runs an attempt case by case until a verdict is broken, then looks for the cause and for a next step.
 
-    static check ─> a case for each of the exercise's, seeds drawn now ─> five verdicts ─> first broken: likely cause
+    static check ─> every case of the exercise, with new seeds ─> five verdicts ─> first broken one: likely cause
 
-The likely cause is found by trial: the exercise's mutants, each a mistake that somebody has made, run on the same case.
-One that gives the same numbers, bytes or standstill has made the same mistake.
+The likely cause is found by trial: the exercise's mutants, each a typical mistake, run on the same case. A mutant that
+gives the same wrong numbers, bytes or standstill has the same mistake.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from labkit.course.judge.verdict_picture import of_verdict
 from labkit.course.judge.verdicts import BROKEN, OPEN, Verdict, verdicts, words_of
 
 CAUSE_S = 5.0
-"""A mutant that is asked for its opinion gets this long."""
+"""Time limit for a mutant that is run to explain an attempt."""
 PAIRS = 20
-"""Pairs of mutants that are asked when no single one has made the same mistake."""
+"""How many pairs of mutants are tried when no single one has made the same mistake."""
 ABOUT_THE_SAME = 0.05
 FIT = "an attempt is a function of torch and of what it is given"
 
@@ -43,46 +43,46 @@ def judge(
     ours: bool = False,
     run: RunCase = run_case,
 ) -> Report:
-    """Judge an attempt, a program that defines `problem.name`; `before` is what else it uses.
+    """Judge an attempt, a program that defines `problem.name`; `before` is the other code that it uses.
 
-    The seed is drawn anew each time unless it is given. `ours`: the program is labkit's own, which may say what an
-    attempt may not. `run` runs a program; one that is `remembering` serves whoever judges many on one seed."""
+    The seed is drawn anew each time unless it is given. `ours`: the program is labkit's own and skips the static check.
+    `run` runs a program on a case; pass `remembering()` to judge many programs on one seed."""
     began = time.perf_counter()
-    if not ours and (found := unfit(problem, source, before)):
-        return Report(problem.key, problem.title, problem.name, (found, *_open(problem)), time.perf_counter() - began)
+    if not ours and (refusal := unfit(problem, source, before)):
+        return Report(problem.key, problem.title, problem.name, (refusal, *_open(problem)), time.perf_counter() - began)
     drawn_seed = secrets.randbits(62) if seed is None else seed
     records: list[RunRecord] = []
-    said: list[Verdict] = []
+    judged: list[Verdict] = []
     for number, case in enumerate(problem.cases()):
         record = run(problem, Program(source, before, ours), dataclasses.replace(case, seed=drawn_seed + number))
         records.append(record)
-        said = verdicts(problem, record)
-        if any(each.broken for each in said):
+        judged = verdicts(problem, record)
+        if any(verdict.broken for verdict in judged):
             break
     last = records[-1]
-    said = [_explained(problem, each, last) if each.broken else each for each in said]
-    first = next((place for place, each in enumerate(said) if each.broken), None)
-    if first is not None and said[first].name in VERDICTS:
-        said[first] = said[first]._replace(cause=cause(problem, said[first], last, run) or said[first].cause)
+    judged = [_explained(problem, verdict, last) if verdict.broken else verdict for verdict in judged]
+    first = next((place for place, verdict in enumerate(judged) if verdict.broken), None)
+    if first is not None and judged[first].name in VERDICTS:
+        judged[first] = judged[first]._replace(cause=cause(problem, judged[first], last, run) or judged[first].cause)
     star = _star(problem, records) if first is None else None
-    printed = next((each for each in last.printed if each), "")
-    return Report(problem.key, problem.title, problem.name, tuple(said), time.perf_counter() - began,
+    printed = next((text for text in last.printed if text), "")
+    return Report(problem.key, problem.title, problem.name, tuple(judged), time.perf_counter() - began,
                   len(records), len(problem.cases()), star, printed)  # fmt: skip
 
 
 def unfit(problem: Problem, source: str, before: str = "") -> Verdict | None:
-    """What is wrong with a program before it runs: it is the stub, has another signature, says what it may not."""
+    """Why a program is rejected before it runs: it is the stub, has another signature, or uses something forbidden."""
     if broken := [*refusals(source, problem.given, problem.may), *refusals(before, problem.given, problem.may)]:
-        seen = "; ".join(str(each) for each in broken[:3])
+        seen = "; ".join(str(refusal) for refusal in broken[:3])
         return Verdict("rules", BROKEN, FIT, "", seen, line=broken[0].line, probe="write it without that")
     wanted = ast.parse(problem.stub).body[-1]
-    found = [node for node in ast.parse(source).body if getattr(node, "name", None) == problem.name]
-    if not found:
+    definitions = [node for node in ast.parse(source).body if getattr(node, "name", None) == problem.name]
+    if not definitions:
         return _unfit(0, f"a definition of {problem.name}", "there is none", f"call it {problem.name}, as in the stub")
-    node = found[-1]
+    node = definitions[-1]
     if type(node) is not type(wanted):
         return _unfit(node.lineno, _kind(wanted), _kind(node), "begin with the line of the stub")
-    mine, theirs = (f"{problem.name}({', '.join(_signature(each))})" for each in (node, wanted))
+    mine, theirs = (f"{problem.name}({', '.join(_signature(definition))})" for definition in (node, wanted))
     if mine != theirs:
         return _unfit(node.lineno, theirs, mine, "take the stub's first line")
     if unwritten(node):
@@ -102,34 +102,34 @@ def _kind(node: ast.AST) -> str:
 
 
 def unwritten(node: ast.AST) -> bool:
-    """Whether a body (of a class: every body) is still that of the stub."""
+    """True if a function is still the stub, with only `pass` and strings in it; of a class: if every method is."""
     if isinstance(node, ast.FunctionDef):
-        return all(isinstance(each, ast.Pass) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
-                   for each in node.body)  # fmt: skip
-    bodies = [each for each in ast.walk(node) if isinstance(each, ast.FunctionDef)]
-    return all(unwritten(each) for each in bodies)
+        return all(isinstance(line, ast.Pass) or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+                   for line in node.body)  # fmt: skip
+    bodies = [child for child in ast.walk(node) if isinstance(child, ast.FunctionDef)]
+    return all(unwritten(body) for body in bodies)
 
 
 def _signature(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ClassDef):
-        first = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        first = [child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"]
         return _signature(first[0])[1:] if first else []
     if isinstance(node, ast.FunctionDef):
-        return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        return [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     return []
 
 
 def cause(problem: Problem, verdict: Verdict, record: RunRecord, run: RunCase) -> str:
-    """The sentence of the mutant that does on this case what the attempt did, or those of two at once; "" if none does.
+    """The sentence of the mutant that goes wrong on this case as the attempt did, or of two combined; "" if none does.
 
-    Two are tried only after each alone, and at most PAIRS of them."""
+    Pairs are tried only after each mutant alone, and at most PAIRS of them."""
     if record.ended == "time-out":
         return "it never ends: a loop whose end does not come, or a sleep"
     patient = dataclasses.replace(problem, timeout_s=CAUSE_S)
 
     def alike(source: str) -> bool:
         other = run(patient, Program(source), record.case)
-        theirs = next((each for each in verdicts(problem, other) if each.broken), None)
+        theirs = next((candidate for candidate in verdicts(problem, other) if candidate.broken), None)
         return theirs is not None and theirs.name == verdict.name and _alike(verdict, record, theirs, other)
 
     for mutant in problem.mutants:
@@ -142,9 +142,10 @@ def cause(problem: Problem, verdict: Verdict, record: RunRecord, run: RunCase) -
 
 
 def _pairs(problem: Problem, name: str) -> Iterator[tuple[Mutant, Mutant, str]]:
-    """Two mutants and the program that makes both mistakes, where it can: the first one breaks the verdict `name`.
+    """Two mutants and the program with both mistakes, where they can be combined; the first breaks the verdict `name`.
 
-    One that stops the ranks hides the other, and waits until it is certain: it is left out, unless they did stop."""
+    A mutant that stops the ranks hides any other mistake and takes its whole time limit. So it is left out, unless the
+    attempt itself stopped."""
     for one, other in itertools.permutations(problem.mutants, 2):
         twice = one.verdict == other.verdict and problem.mutants.index(one) > problem.mutants.index(other)
         if one.verdict != name or twice or one.instead or other.instead or (other.verdict == "liveness" != name):
@@ -156,11 +157,11 @@ def _pairs(problem: Problem, name: str) -> Iterator[tuple[Mutant, Mutant, str]]:
 
 
 def _alike(mine: Verdict, record: RunRecord, theirs: Verdict, other: RunRecord) -> bool:
-    sent = [[each.sent_bytes(rank) for rank in range(each.case.n_ranks)] for each in (record, other)]
+    sent = [[run.sent_bytes(rank) for rank in range(run.case.n_ranks)] for run in (record, other)]
     if record.ended != other.ended or (record.ended == "finished" and sent[0] != sent[1]):
         return False
     if mine.name == "memory":
-        held, had = (_bytes_held(each) for each in (record, other))
+        held, had = (_bytes_held(run) for run in (record, other))
         return len(held) == len(had) and all(
             abs(a - b) <= ABOUT_THE_SAME * max(a, b) for a, b in zip(held, had, strict=True)
         )
@@ -170,21 +171,21 @@ def _alike(mine: Verdict, record: RunRecord, theirs: Verdict, other: RunRecord) 
         return _faults(record) == _faults(other)
     if mine.name == "liveness":
         return (_waits(record), record.undelivered) == (_waits(other), other.undelivered)
-    if record.mismatch or other.mismatch:  # which two are told depends on who came first
+    if record.mismatch or other.mismatch:  # which two calls the message names depends on timing
         return bool(record.mismatch) == bool(other.mismatch)
     return (mine.expected, mine.seen, mine.rank) == (theirs.expected, theirs.seen, theirs.rank)
 
 
 def _bytes_held(record: RunRecord) -> list[int]:
-    return [count for each in record.memory if each for count in (each.peak_bytes, sum(each.now.values()))]
+    return [count for memory in record.memory if memory for count in (memory.peak_bytes, sum(memory.now.values()))]
 
 
 def _faults(record: RunRecord) -> set[tuple[str, str]]:
-    return {(each.kind, each.message) for each in record.faults.values()}
+    return {(fault.kind, fault.message) for fault in record.faults.values()}
 
 
 def _waits(record: RunRecord) -> dict[int, str]:
-    return {rank: each.words for rank, each in record.waits.items()}
+    return {rank: wait.words for rank, wait in record.waits.items()}
 
 
 def _explained(problem: Problem, verdict: Verdict, record: RunRecord) -> Verdict:
@@ -208,10 +209,12 @@ def _open(problem: Problem) -> tuple[Verdict, ...]:
 
 
 def _star(problem: Problem, records: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """Whether the costs of all runs are as low as can be: {words, cost, target, won} of the largest."""
+    """How the largest run fares against the star's target: {words, unit, cost, target, won}; None without a star.
+
+    `won` is true if every run met its target."""
     if problem.star is None:
         return None
-    costs = [(problem.star.cost(each), problem.star.target(each.case)) for each in records]
-    cost, target = max(costs, key=lambda each: each[1])
+    costs = [(problem.star.cost(record), problem.star.target(record.case)) for record in records]
+    cost, target = max(costs, key=lambda pair: pair[1])
     won = all(mine <= wanted for mine, wanted in costs)
     return {"words": problem.star.words, "unit": problem.star.unit, "cost": cost, "target": target, "won": won}

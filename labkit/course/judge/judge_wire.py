@@ -1,10 +1,10 @@
-"""The judge's wire: every message and every collective goes through the judge's hands, and nowhere else.
+"""The judge's wire: every message and every collective of a judged rank goes through the judge.
 
-    rank 0 ──┐            one pipe for each rank; the judge passes messages on, works out collectives, and writes
-    rank 1 ──┤ judge      down what went by. A rank cannot send what is not seen, or see what was not sent to it.
+    rank 0 ──┐            one pipe for each rank; the judge passes messages on, computes collectives, and records
+    rank 1 ──┤ judge      all that went by. A rank can send nothing unseen, and sees only what was sent to it.
     rank 2 ──┘
 
-A collective counts as the bytes that a ring would have each rank send, as with gloo and NCCL (comm/native.py).
+A collective counts as the bytes that each rank would send in a ring, as with gloo and NCCL (comm/native.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from labkit.comm.ledger import Ledger
 
 ATTEMPT = "<attempt>"
 HELPERS = "<helpers>"
-"""The file names under which an attempt, and what else of the notebook it uses, are compiled."""
+"""The file names under which an attempt, and the other code of the notebook that it uses, are compiled."""
 
 
 class Line:
-    """A rank's end of its pipe to the judge: a head of plain data, and bytes if there are any."""
+    """A rank's end of its pipe to the judge. A message is a head of plain data, and bytes if there are any."""
 
     __slots__ = ("connection", "numbers", "weigh")
 
@@ -37,17 +37,17 @@ class Line:
         self.weigh: Callable[[], None] = lambda: None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Not to be copied, nor anything that holds it: a copy's memory would show it."""
+        """Refuse copies of this object and of anything that holds it: a copy would show the judge's memory."""
         raise TypeError("a group cannot be copied while an exercise is judged")
 
     def tell(self, *head: Any, data: bytes | None = None) -> None:
-        """Say something; nothing comes back."""
+        """Send a message that needs no answer."""
         self.connection.send_bytes(json.dumps([*head, data is not None]).encode())
         if data is not None:
             self.connection.send_bytes(data)
 
     def ask(self, *head: Any) -> tuple[list[Any], bytes]:
-        """Ask, and wait for the answer. ValueError with the judge's words if it refuses."""
+        """Send a request and wait for the answer. ValueError with the judge's reason if it refuses."""
         self.tell(*head)
         answer = json.loads(self.connection.recv_bytes())
         data = self.connection.recv_bytes() if answer[-1] else b""
@@ -56,13 +56,13 @@ class Line:
         return answer, data
 
     def number(self) -> int:
-        """A name for something under way."""
+        """A new number, which names one operation under way."""
         self.numbers += 1
         return self.numbers
 
 
 class Going:
-    """Something under way: `wait` until the judge has matched it; what comes lands in `buffer`."""
+    """An operation under way. `wait` blocks until the judge has matched it; data that arrives is put into `buffer`."""
 
     def __init__(self, line: Line, number: int, buffer: Tensor | None = None):
         self._line, self._number, self._buffer, self._over = line, number, buffer, False
@@ -76,12 +76,12 @@ class Going:
                 size = self._buffer.numel() * self._buffer.element_size()
                 if len(data) != size:
                     raise ValueError(f"{len(data)} bytes came where {size} were expected")
-                # not by an operator of torch: what the wire does for itself is not the attempt's memory
+                # not with an operator of torch, which would count as memory of the attempt
                 ctypes.memmove(self._buffer.data_ptr(), data, len(data))
         return self._buffer
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
         return self._over or bool(self._line.ask("done", self._number)[0][0])
 
 
@@ -95,23 +95,23 @@ class JudgeWire:
         self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
 
     def isend(self, x: Tensor, to: int, tag: int) -> Going:
-        """Hand the bytes of x to the judge, for member `to`."""
+        """Hand the bytes of x to the judge, for group member `to`."""
         number = self._line.number()
         self._line.tell("send", number, self.axis, self.ranks[to], tag, line_of_attempt(), data=_raw(x))
         return Going(self._line, number)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> Going:
-        """Expect the next message of this source and tag in `buffer`."""
+        """Receive the next message with this source and tag into `buffer`."""
         number = self._line.number()
         self._line.tell("post", number, self.axis, self.ranks[source], tag, buffer.numel())
         return Going(self._line, number, buffer)
 
     def mark(self, words: str) -> None:
-        """Tell the judge how far the exercise has got."""
+        """Tell the judge how far the exercise has got; the words become an event in its record."""
         self._line.tell("mark", words, line_of_attempt())
 
     def along(self, world: Group, axis: str, ranks: tuple[int, ...], rank: int) -> Group:
-        """The group of `ranks`, over the same pipe."""
+        """A group of other `ranks`, over the same pipe."""
         return group_over(self._line, axis, ranks, rank, world.ledger)
 
     # -- collectives -------------------------------------------------------------------------------------------------
@@ -139,19 +139,19 @@ class JudgeWire:
         return self._whole("all_to_all", x, out, group)
 
     def barrier(self, x: Tensor, group: Group) -> Tensor:
-        """Wait for everybody."""
+        """Wait until every rank of the group has called this."""
         return self._whole("barrier", x, x, group)
 
     def all_reduce_start(self, x: Tensor, op: str) -> Going:
-        """In place, under way."""
+        """Start a sum of x over the group, in place."""
         return self._start("all_reduce", x, x, op)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> Going:
-        """Under way.   [n*k, ...] -> [k, ...]"""
+        """Start a reduce-scatter.   [n*k, ...] -> [k, ...]"""
         return self._start("reduce_scatter", x, torch.empty_like(x.tensor_split(len(self.ranks))[self.rank]), op)
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> Going:
-        """Under way.   [k, ...] -> [n*k, ...]"""
+        """Start an all-gather.   [k, ...] -> [n*k, ...]"""
         whole = x.new_empty((len(self.ranks) * x.shape[0], *x.shape[1:])) if into is None else into
         return self._start("all_gather", x, whole)
 
@@ -162,19 +162,19 @@ class JudgeWire:
 
     def _start(self, verb: str, x: Tensor, out: Tensor, op: str = "sum", source: int = 0) -> Going:
         number, self.seq = self._line.number(), self.seq + 1
-        what = [verb, self.axis, self.ranks, self.seq, op, self.ranks[source], str(x.dtype)[6:], list(x.shape)]
-        self._line.tell("gather", number, *what, line_of_attempt(), data=_raw(x))
+        call = [verb, self.axis, self.ranks, self.seq, op, self.ranks[source], str(x.dtype)[6:], list(x.shape)]
+        self._line.tell("gather", number, *call, line_of_attempt(), data=_raw(x))
         return Going(self._line, number, out)
 
 
 def group_over(line: Line, axis: str, ranks: tuple[int, ...], rank: int, ledger: Ledger) -> Group:
-    """A group whose wire is the judge's."""
+    """A group that talks through the judge's wire."""
     wire = JudgeWire(line, axis, ranks, rank)
     return Group(axis, ranks, rank, wire, wire.bound, ledger)
 
 
 def ring_bytes(verb: str, n_ranks: int, n_bytes: int, source: bool) -> int:
-    """What a collective on `n_bytes` a rank counts as: the law of comm/native.py."""
+    """How many bytes a rank sends in a collective on `n_bytes` per rank: the law of comm/native.py."""
     if verb == "all_gather":
         return (n_ranks - 1) * n_bytes
     if verb == "broadcast":
@@ -187,7 +187,7 @@ def ring_bytes(verb: str, n_ranks: int, n_bytes: int, source: bool) -> int:
 
 
 def line_of_attempt() -> int:
-    """The innermost line of the attempt that is at work, 0 if none is; if only its helpers are, a line of those."""
+    """The line of the attempt that is executing, the innermost; else a line of its helpers, or 0 if neither runs."""
     frame, helper = sys._getframe(1), 0
     while frame is not None:
         if frame.f_code.co_filename == ATTEMPT:

@@ -1,13 +1,13 @@
 """Laws: what holds for the bytes and the order of every right answer, whatever its code looks like.
 
-    sends(per_rank, words, ...)       bytes that each rank hands to the wire, to whom, with which verbs
+    sends(per_rank, words, ...)       bytes that each rank sends, to whom, with which verbs
     peak(limit, words)                bytes that a rank holds at its highest moment
     holds(kinds, words)               bytes by kind that are left at the end
     order(words, broken)              any law of what comes when, among the marks and messages of all ranks
 
-    most_calls, most_sent_bytes, highest_peak      of a record: what the busiest rank pays, for stars
+    most_calls, most_sent_bytes, highest_peak      of a run record: what the busiest rank pays, for stars
 
-Bytes on the wire are those that the judge carried: an attempt's own ledger is not asked.
+Bytes on the wire are those that the judge carried; the attempt's own ledger is not trusted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from labkit.course.judge.run_record import RunRecord
 Limits = tuple[float, float]
 MOST_SCALARS, MOST_EMPTY = 4000, 4
 MODEST_BYTES = 64 << 10
-"""What any attempt may hold besides a few times what goes in and comes out."""
+"""What any attempt may hold besides its allowance in proportion to inputs and outputs."""
 
 
 def sends(
@@ -34,37 +34,38 @@ def sends(
 ) -> Law:
     """Each rank sends as many bytes as `per_rank(case, rank)` says, exactly or between two limits.
 
-    `only`: the verbs that may be used ("send", "all_reduce"); `to`: the ranks it may send to; `messages`: at most.
-    All counts that goes over a group that the attempt was given; what `play` sends itself goes `aside` (run_record)."""
+    `only`: the verbs that may be used ("send", "all_reduce"); `to`: the ranks it may send to; `messages`: at most how
+    many. Everything sent over a group that the attempt was given counts; what `play` sends itself goes over another
+    group (`aside` in run_record.py)."""
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank in range(record.case.n_ranks):
-            mine = [each for each in record.sent(rank) if axis in (None, each.axis)]
-            for each in mine:
-                if only and each.what not in only:
+            mine = [event for event in record.sent(rank) if axis in (None, event.axis)]
+            for event in mine:
+                if only and event.what not in only:
                     allowed = " and ".join(only)
-                    return Complaint(f"only {allowed}", f"{each.what} was called", rank, (each.number,))
-                if to is not None and each.to is not None and each.to not in to(record.case, rank):
+                    return Complaint(f"only {allowed}", f"{event.what} was called", rank, (event.number,))
+                if to is not None and event.to is not None and event.to not in to(record.case, rank):
                     wanted = ", ".join(f"rank {peer}" for peer in sorted(to(record.case, rank))) or "nobody"
-                    return Complaint(f"messages to {wanted}", f"a message to rank {each.to}", rank, (each.number,))
+                    return Complaint(f"messages to {wanted}", f"a message to rank {event.to}", rank, (event.number,))
             low, high = _limits(per_rank(record.case, rank))
-            found = sum(each.n_bytes for each in mine)
-            if not low <= found <= high:
-                marked = tuple(each.number for each in mine)
-                return Complaint(_between(low, high, "bytes sent"), f"{found:,} bytes sent", rank, marked)
-            empty = [each.number for each in mine if each.kind == "message" and not each.n_bytes]
+            n_bytes = sum(event.n_bytes for event in mine)
+            if not low <= n_bytes <= high:
+                marked = tuple(event.number for event in mine)
+                return Complaint(_between(low, high, "bytes sent"), f"{n_bytes:,} bytes sent", rank, marked)
+            empty = [event.number for event in mine if event.kind == "message" and not event.n_bytes]
             if len(empty) > MOST_EMPTY * record.case.n_ranks:
                 return Complaint("messages that carry numbers", f"{len(empty)} empty messages", rank, tuple(empty))
             if messages is not None and len(mine) > messages(record.case, rank):
                 wanted = f"at most {messages(record.case, rank)} messages or collectives"
-                return Complaint(wanted, f"{len(mine)}", rank, tuple(each.number for each in mine))
+                return Complaint(wanted, f"{len(mine)}", rank, tuple(event.number for event in mine))
         return None
 
     return Law("wire", words, broken)
 
 
 def silent() -> Law:
-    """Nothing is sent at all."""
+    """Nothing is sent."""
     return sends(lambda case, rank: 0, "nothing is sent")
 
 
@@ -88,16 +89,16 @@ def holds(kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str
         for rank, memory in enumerate(record.memory):
             for kind, wanted in kinds(record.case, rank).items() if memory is not None else ():
                 low, high = _limits(wanted)
-                found = memory.now.get(kind, 0) if memory is not None else 0
-                if not low <= found <= high:
-                    return Complaint(_between(low, high, f"bytes of {kind}"), f"{found:,} bytes of {kind}", rank)
-        return hidden(record, most=lambda case, rank: sum(_limits(each)[1] for each in kinds(case, rank).values()))
+                n_bytes = memory.now.get(kind, 0) if memory is not None else 0
+                if not low <= n_bytes <= high:
+                    return Complaint(_between(low, high, f"bytes of {kind}"), f"{n_bytes:,} bytes of {kind}", rank)
+        return hidden(record, most=lambda case, rank: sum(_limits(wanted)[1] for wanted in kinds(case, rank).values()))
 
     return Law("memory", words, broken)
 
 
 def hidden(record: RunRecord, most: Callable[[Case, int], float]) -> Complaint | None:
-    """Bytes that no tensor holds, but lists, NumPy or the like: a tensor's numbers put where nobody counts."""
+    """A complaint about numbers kept in lists, NumPy or the like, where the memory probe does not count them."""
     for rank, memory in enumerate(record.memory):
         if memory is not None and memory.scalars > MOST_SCALARS:
             return Complaint("numbers are kept in tensors", f"{memory.scalars:,} were taken out, one by one", rank)
@@ -107,7 +108,7 @@ def hidden(record: RunRecord, most: Callable[[Case, int], float]) -> Complaint |
 
 
 def modest(times: float = 6.0) -> Law:
-    """For problems that are not about memory: not more than `times` what goes in and comes out, and a little."""
+    """For problems that are not about memory: at most `times` the bytes of inputs and outputs, and a little more."""
 
     def limit(record: RunRecord, rank: int) -> float:
         return MODEST_BYTES + times * (record.input_bytes[rank] + record.answer_bytes[rank])
@@ -123,23 +124,23 @@ def modest(times: float = 6.0) -> Law:
 
 
 def order(words: str, broken: Callable[[RunRecord], Complaint | None]) -> Law:
-    """Any other law of what comes when."""
+    """A law about what comes when; `broken` finds what is wrong in a run record."""
     return Law("order", words, broken)
 
 
 def most_calls(record: RunRecord) -> float:
-    """Collectives and messages of the rank that has most."""
+    """The number of collectives and messages of the rank that has most."""
     return max(len(record.sent(rank)) for rank in range(record.case.n_ranks))
 
 
 def most_sent_bytes(record: RunRecord) -> float:
-    """Bytes of the rank that sends most."""
+    """The bytes sent by the rank that sends most."""
     return max(record.sent_bytes(rank) for rank in range(record.case.n_ranks))
 
 
 def highest_peak(record: RunRecord) -> float:
     """The most bytes that any rank held."""
-    return max(each.peak_bytes for each in record.memory if each is not None)
+    return max(memory.peak_bytes for memory in record.memory if memory is not None)
 
 
 def _limits(wanted: float | Limits) -> Limits:

@@ -1,4 +1,4 @@
-"""What a check comes to: verdicts, in a notebook, in a terminal, as plain data."""
+"""The report of a check: its verdicts, shown in a notebook, in a terminal, or as plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Report:
     n_cases, of    how many cases were run, and how many there are (a broken one is the last)
     star           whether a cost target was met: {words, unit, cost, target, won}; None where there is none
     printed        what the attempt printed on the first rank that printed anything
-    notes          what else there is to say
+    notes          further remarks
     """
 
     key: str
@@ -39,38 +39,38 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every verdict holds."""
-        return all(each.state == HOLDS for each in self.verdicts)
+        """True if every verdict holds."""
+        return all(verdict.state == HOLDS for verdict in self.verdicts)
 
     @property
     def broken(self) -> Verdict | None:
         """The first broken verdict."""
-        return next((each for each in self.verdicts if each.broken), None)
+        return next((verdict for verdict in self.verdicts if verdict.broken), None)
 
     @property
     def starred(self) -> bool:
-        """Whether it has earned the star."""
+        """True if the attempt has earned the star."""
         return self.passed and bool(self.star and self.star["won"])
 
     def __getitem__(self, name: str) -> Verdict:
-        return next(each for each in self.verdicts if each.name == name)
+        return next(verdict for verdict in self.verdicts if verdict.name == name)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for files and for programs that read it."""
         plain = asdict(self)
-        plain["verdicts"] = [each._asdict() for each in self.verdicts]
+        plain["verdicts"] = [verdict._asdict() for verdict in self.verdicts]
         return {**plain, "passed": self.passed}
 
     @classmethod
     def of_dict(cls, plain: Mapping[str, Any]) -> Report:
-        """The report that `as_dict` gave."""
+        """A report from the plain data of `as_dict`."""
         kept = {key: value for key, value in plain.items() if key != "passed"}
-        kept["verdicts"] = tuple(Verdict(**{**each, "at": tuple(each["at"])}) for each in plain["verdicts"])
+        kept["verdicts"] = tuple(Verdict(**{**verdict, "at": tuple(verdict["at"])}) for verdict in plain["verdicts"])
         return cls(**{**kept, "notes": tuple(plain["notes"])})
 
     @property
     def headline(self) -> str:
-        """How it went, in one line."""
+        """The result in one line."""
         broken = self.broken
         if broken and broken.seen == UNWRITTEN.format(self.name):
             return f"{self.key} {self.title}: {broken.seen} ({broken.expected})"
@@ -84,26 +84,26 @@ class Report:
         if self.star is None:
             return ""
         cost, target = f"{self.star['cost']:,.0f} {self.star['unit']}", f"{self.star['target']:,.0f}"
-        told = f"{self.star['words']}: {cost}, the target is {target}"
-        return f"  ★ {told}" if self.starred else f"  (a star is to be had for {told})"
+        target_text = f"{self.star['words']}: {cost}, the target is {target}"
+        return f"  ★ {target_text}" if self.starred else f"  (a star is to be had for {target_text})"
 
     def lines(self, verdict: Verdict) -> list[tuple[str, str]]:
-        """What there is to say of a broken verdict: (what, words)."""
-        where = ", ".join(each for each in (
+        """The lines that explain a broken verdict: (heading, text)."""
+        where = ", ".join(part for part in (
             "" if verdict.rank is None else f"rank {verdict.rank}",
             f"line {verdict.line}" if verdict.line else "",
             verdict.where,
-        ) if each)  # fmt: skip
-        told = (("expected", verdict.expected), ("seen", verdict.seen), ("where", where),
+        ) if part)  # fmt: skip
+        parts = (("expected", verdict.expected), ("seen", verdict.seen), ("where", where),
                 ("likely cause", verdict.cause), ("look next", verdict.probe))  # fmt: skip
-        return [(what, words) for what, words in told if words]
+        return [(heading, text) for heading, text in parts if text]
 
     def __str__(self) -> str:
         rows = [self.headline]
-        for each in self.verdicts:
-            rows.append(f"  {_sign(each.state)[1]} {each.name:9s} {each.law}")
-            if each.broken:
-                rows += [f"      {what + ':':14s}{words}" for what, words in self.lines(each)]
+        for verdict in self.verdicts:
+            rows.append(f"  {_sign(verdict.state)[1]} {verdict.name:9s} {verdict.law}")
+            if verdict.broken:
+                rows += [f"      {heading + ':':14s}{text}" for heading, text in self.lines(verdict)]
         if self.printed and not self.passed:
             rows.append(f"  it printed: {self.printed.strip()[:300]}")
         return "\n".join([*rows, *(f"  {note}" for note in self.notes)])
@@ -117,7 +117,7 @@ class Report:
             yield Text(row, style=style)
 
     def _repr_html_(self) -> str:
-        rows = "".join(self._row(each) for each in self.verdicts)
+        rows = "".join(self._row(verdict) for verdict in self.verdicts)
         printed = f"<div>it printed: <code>{escape(self.printed.strip()[:300])}</code></div>" if self.printed else ""
         notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
         return (
@@ -130,10 +130,11 @@ class Report:
         cell = 'style="text-align:left;vertical-align:top;padding:.15em .7em"'
         more = ""
         if verdict.broken:
-            told = "".join(
-                f"<tr><td {cell}>{what}</td><td {cell}>{escape(words)}</td></tr>" for what, words in self.lines(verdict)
+            details = "".join(
+                f"<tr><td {cell}>{heading}</td><td {cell}>{escape(text)}</td></tr>"
+                for heading, text in self.lines(verdict)
             )
-            more = f"<table>{told}</table>{verdict.picture}"
+            more = f"<table>{details}</table>{verdict.picture}"
         return (
             f'<tr><td {cell}><b style="color:{colour}">{sign}</b></td><td {cell}><b>{verdict.name}</b></td>'
             f"<td {cell}>{escape(verdict.law)}{more}</td></tr>"
@@ -141,4 +142,4 @@ class Report:
 
 
 def _sign(state: str) -> tuple[str, str, str, str]:
-    return next(each for each in SIGNS if each[0] in (state, ""))
+    return next(sign for sign in SIGNS if sign[0] in (state, ""))

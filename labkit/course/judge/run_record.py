@@ -19,12 +19,12 @@ class Event(NamedTuple):
     """A message, a collective, or a mark that the exercise itself set (`mark` below), as it reached the judge.
 
     number, at    place among all events of the run; seconds since it began
-    rank          who did it
+    rank          the rank that did it
     kind, what    "message" ("send"), "collective" (its verb), "arrival" ("recv": a message was handed over), "mark"
     to            the receiver, or for an arrival the sender; None for a collective
-    n_bytes       payload of a message; for a collective what a ring would have this rank send
-    axis          of the group; ASIDE: `play` did it, and not the attempt
-    line          the line of the attempt that did it, 0 if none did, or it was called by torch
+    n_bytes       payload of a message; for a collective what this rank would send in a ring
+    axis          of the group; ASIDE if `play` did it, and not the attempt
+    line          the line of the attempt that did it; 0 if none did, or torch called it
     """
 
     number: int
@@ -40,7 +40,7 @@ class Event(NamedTuple):
 
     @property
     def words(self) -> str:
-        """In a few words."""
+        """The event in a few words."""
         if self.kind == "message":
             return f"a message of {self.n_bytes:,} bytes to rank {self.to}"
         if self.kind == "arrival":
@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes of tensors that a rank made and held, by kind, and of Python objects besides.
+    """Bytes of tensors that a rank created and held, by kind, and of other Python objects.
 
     peak, now        by kind, at the highest moment and at the end
     timeline         (seconds, bytes) of all kinds together
@@ -65,12 +65,12 @@ class Memory(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """Of all kinds together."""
+        """The peak of all kinds together."""
         return sum(self.peak.values())
 
 
 class Fault(NamedTuple):
-    """An exception, as text; `line` is the last one of the attempt that it went through."""
+    """An exception as text; `line` is the last line of the attempt that it went through."""
 
     kind: str
     message: str
@@ -79,13 +79,13 @@ class Fault(NamedTuple):
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """The exception in one line."""
         where = f" in line {self.line} of the attempt" if self.line else ""
         return f"{self.kind}: {self.message}{where}"
 
 
 class Wait(NamedTuple):
-    """What a rank was waiting for, or doing, when the run was ended."""
+    """What a rank waited for, or did, when the run was ended."""
 
     words: str
     line: int
@@ -93,7 +93,7 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. `ended` is "finished", "raised", "deadlock" or "time-out"."""
+    """All that the judge saw of one run. `ended` is "finished", "raised", "deadlock" or "time-out"."""
 
     case: Case
     events: tuple[Event, ...] = ()
@@ -112,48 +112,48 @@ class RunRecord:
 
     @property
     def answer_bytes(self) -> tuple[int, ...]:
-        """Bytes of what each rank should give."""
-        return tuple(n_bytes(each) for each in self.expected)
+        """For each rank, the bytes of the right answer."""
+        return tuple(n_bytes(answer) for answer in self.expected)
 
     def of(self, rank: int) -> list[Event]:
-        """What a rank did, in order."""
-        return [each for each in self.events if each.rank == rank]
+        """The events of one rank, in order."""
+        return [event for event in self.events if event.rank == rank]
 
     def sent(self, rank: int) -> list[Event]:
-        """The messages and collectives of the attempt on this rank; aside, too, if a line of it is at work."""
-        mine = (each for each in self.of(rank) if each.axis != ASIDE or each.line)
-        return [each for each in mine if each.kind in ("message", "collective")]
+        """The messages and collectives of the attempt on this rank; those on an ASIDE group only if it called them."""
+        mine = (event for event in self.of(rank) if event.axis != ASIDE or event.line)
+        return [event for event in mine if event.kind in ("message", "collective")]
 
     def sent_bytes(self, rank: int) -> int:
-        """Bytes that it sent."""
-        return sum(each.n_bytes for each in self.sent(rank))
+        """Bytes that this rank sent."""
+        return sum(event.n_bytes for event in self.sent(rank))
 
     def marks(self, rank: int) -> list[Event]:
-        """The marks that the exercise set on it."""
-        return [each for each in self.of(rank) if each.kind == "mark"]
+        """The marks that the exercise set on this rank."""
+        return [event for event in self.of(rank) if event.kind == "mark"]
 
 
 def mark(group: Any, words: str) -> None:
-    """Set a mark: `play` says where an attempt has got to. Costs a message to the judge, none to the ledger."""
+    """Set a mark: `play` says how far an attempt has got. It costs a message to the judge, and none in the ledger."""
     group.wire.mark(words)
 
 
 def aside(group: Group) -> Group:
-    """The same ranks over a wire of the exercise's own: what `play` sends there is none of the attempt's doing.
-    Take it once a run: collectives are matched by their count."""
+    """A group of the same ranks for the exercise itself: what `play` sends over it does not count for the attempt.
+    Create it once per run, since collectives are matched by their count."""
     wire: Any = group.wire  # the judge's, which can make groups over the same pipe
-    ours: Group = wire.along(group, ASIDE, group.ranks, group.rank)
-    return ours
+    group_aside: Group = wire.along(group, ASIDE, group.ranks, group.rank)
+    return group_aside
 
 
 def weigh(group: Any) -> None:
-    """Look at what this rank holds now, for laws about what is left (`holds`); without it the end of `play` counts."""
+    """Measure what this rank holds now, for laws about what is left (`holds`); by default the end of `play` counts."""
     group.wire.weigh()
 
 
 def n_bytes(thing: Any) -> int:
     """Bytes of all tensors in nested lists, tuples and dicts."""
-    return sum(each.numel() * each.element_size() for each in tensors(thing))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(thing))
 
 
 def tensors(thing: Any) -> list[Tensor]:
@@ -161,9 +161,9 @@ def tensors(thing: Any) -> list[Tensor]:
     if isinstance(thing, Tensor):
         return [thing]
     if isinstance(thing, torch.nn.Module):
-        return [each.detach() for each in thing.parameters()]
+        return [parameter.detach() for parameter in thing.parameters()]
     if isinstance(thing, Mapping):
-        return [each for value in thing.values() for each in tensors(value)]
+        return [tensor for value in thing.values() for tensor in tensors(value)]
     if isinstance(thing, list | tuple):
-        return [each for value in thing for each in tensors(value)]
+        return [tensor for value in thing for tensor in tensors(value)]
     return []

@@ -1,7 +1,7 @@
-"""A sandboxed rank: a fresh process in which an attempt is one rank of one run.
+"""A sandboxed rank: a fresh process in which an attempt runs as one rank of one run.
 
-It is forked from the judge, which has imported torch and run nothing: so every run begins with a clean library,
-whatever the notebook has done to its own. The process learns its own inputs and no others, and not the answer.
+It is forked from the judge, which has imported torch and run nothing. So every run begins with a clean library,
+whatever the notebook has done to its own. The process is given its own inputs, no other rank's, and not the answer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MOST_ANSWER_BYTES = 64 << 20
 
 
 class Program(NamedTuple):
-    """An attempt as text, and `before` it what else of the notebook it uses; both are judged.
+    """An attempt as text, and the other code of the notebook that it uses (`before`); both are judged.
 
-    `ours` is labkit's own, which may say what an attempt may not."""
+    `ours`: the program is labkit's own, and may use what an attempt may not."""
 
     source: str
     before: str = ""
@@ -47,13 +47,13 @@ class Program(NamedTuple):
 
 
 class Printed(io.TextIOBase):
-    """Standard output of a rank: the judge keeps the first part of it."""
+    """Standard output of a rank, sent to the judge, which keeps the first part of it."""
 
     def __init__(self, line: Line):
         self.line, self.left = line, 20_000
 
     def write(self, text: str) -> int:
-        """Pass it on, as long as there is room."""
+        """Pass the text on, as long as there is room."""
         if self.left > 0 and text:
             self.line.tell("print", text[: self.left])
             self.left -= len(text)
@@ -61,18 +61,18 @@ class Printed(io.TextIOBase):
 
 
 class Scalars(TorchDispatchMode):
-    """Counts the numbers that are taken out of tensors one by one: a list of them is memory that no probe sees."""
+    """Counts the numbers that are taken out of tensors one by one: a list of them is memory that the probe misses."""
 
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count, and go on."""
+        """Count the operation if it takes a number out of a tensor, and run it."""
         self.count += func is torch.ops.aten._local_scalar_dense.default
         return func(*args, **(kwargs or {}))
 
 
 class Weight:
-    """What a rank holds, looked at when the exercise says so (`weigh`), and at the end."""
+    """What a rank holds in memory, measured when the exercise asks for it (`weigh`), and at the end."""
 
     def __init__(self) -> None:
         self.probe, self.scalars = MemoryProbe(), Scalars()
@@ -81,22 +81,22 @@ class Weight:
         self.looked = False
 
     def look(self) -> None:
-        """Look now. What attempts keep in lists and the like is told by the line that allocated it."""
+        """Measure now. Memory of lists and the like is attributed by the line of code that allocated it."""
         self.looked = True
         self.now = {kind: int(self.probe.now[kind]) for kind in self.probe.now}
         mine = tracemalloc.take_snapshot().filter_traces(
             [tracemalloc.Filter(True, name) for name in (ATTEMPT, HELPERS, torch._tensor_str.__file__)]
         )
-        self.python_bytes = max(self.python_bytes, sum(each.size for each in mine.traces))
+        self.python_bytes = max(self.python_bytes, sum(trace.size for trace in mine.traces))
 
     def said(self) -> dict[str, Any]:
-        """As plain data."""
+        """The measurements as plain data."""
         peak, moments = self.probe.peak, self.probe.timeline
         chosen = moments[:: max(1, len(moments) // MOMENTS)]
         return {
             "peak": {kind: int(peak[kind]) for kind in peak},
             "now": self.now,
-            "timeline": [(each.t, sum(each.bytes)) for each in chosen],
+            "timeline": [(moment.t, sum(moment.bytes)) for moment in chosen],
             "python_bytes": self.python_bytes,
             "scalars": self.scalars.count,
         }
@@ -112,13 +112,13 @@ def become_rank(
     dump: int,
     known: Fingerprint,
 ) -> Any:
-    """Become rank `rank` of a run, and never return. `known`: who was who in the library before."""
+    """Become rank `rank` of a run, and never return. `known`: the library's fingerprint before the attempt ran."""
     line = Line(connection)
     try:
         set_up(line, parent, dump)
         args = pickle.loads(connection.recv_bytes())
-        told, data = run_attempt(line, problem, program, rank, n_ranks, args, known)
-        line.tell("result", told, data=data)
+        facts, data = run_attempt(line, problem, program, rank, n_ranks, args, known)
+        line.tell("result", facts, data=data)
     except BaseException as error:
         kind, message = type(error).__name__, str(error)
         line.tell("failed", kind, message[:2000], line_of(error), isinstance(error, sandbox.Refused))
@@ -127,7 +127,7 @@ def become_rank(
 
 
 def set_up(line: Line, parent: int, dump: int) -> None:
-    """Limits, output, one thread, the same seeds on every rank."""
+    """Set limits, output, a single thread, and the same random seeds on every rank."""
     sandbox.confine(parent)
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -146,7 +146,7 @@ def set_up(line: Line, parent: int, dump: int) -> None:
 def run_attempt(
     line: Line, problem: Problem, program: Program, rank: int, n_ranks: int, args: tuple[Any, ...], known: Fingerprint
 ) -> tuple[dict[str, Any], bytes]:
-    """Run the attempt: what there is to say of it, and what it gave."""
+    """Run the attempt. Returns memory and damage as plain data, and the packed output."""
     kept, source = pickle.dumps(args), program.source
     codes = compile(program.before, HELPERS, "exec"), compile(source, ATTEMPT, "exec")
     linecache.cache[ATTEMPT] = (len(source), None, source.splitlines(True), ATTEMPT)
@@ -154,12 +154,12 @@ def run_attempt(
     line.weigh = weight.look
     group = group_over(line, "world", tuple(range(n_ranks)), rank, Ledger())
     space = types.ModuleType("attempt") if program.ours else sandbox.namespace(problem.given)
-    sys.modules["attempt"] = space  # where dataclasses look for what an annotation names
+    sys.modules["attempt"] = space  # dataclasses look here for the names in annotations
     if not program.ours:
         sandbox.close()
         sandbox.watch()
     tracemalloc.start()
-    with weight.probe, weight.scalars:  # what a program makes before it is called is held by it, too
+    with weight.probe, weight.scalars:  # memory that a program allocates at its top level counts, too
         for code in codes:
             exec(code, space.__dict__)
         output = problem.play(getattr(space, problem.name), group, *args)
@@ -169,12 +169,12 @@ def run_attempt(
     if changed := sandbox.replaced(known):
         raise sandbox.Refused(f"the attempt has replaced {', '.join(changed[:3])}: it must leave the library as it is")
     damage = damaged(args, pickle.loads(kept), problem.changes)
-    told = {"memory": weight.said(), "damaged": damage, "input_bytes": n_bytes(args)}
-    return told, packed(output)
+    facts = {"memory": weight.said(), "damaged": damage, "input_bytes": n_bytes(args)}
+    return facts, packed(output)
 
 
 def damaged(args: tuple[Any, ...], before: tuple[Any, ...], allowed: tuple[Any, ...]) -> str:
-    """Which input is not what it was, in words; "" if all are."""
+    """Which input the attempt has changed, in words; "" if none."""
     for place, (now, then) in enumerate(zip(args, before, strict=True)):
         if place in allowed:
             continue
@@ -189,7 +189,7 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def packed(output: Any) -> bytes:
-    """What an attempt gave, as bytes that can be read without running anything of it."""
+    """The attempt's output as bytes that can be read without running any of its code."""
     file = io.BytesIO()
     torch.save(plain(output, "what it returned"), file, _use_new_zipfile_serialization=False)
     if file.tell() > MOST_ANSWER_BYTES:
@@ -198,10 +198,10 @@ def packed(output: Any) -> bytes:
 
 
 def plain(thing: Any, where: str) -> Any:
-    """Tensors, numbers, words, and lists and dicts of them. TypeError for anything else.
+    """Reduce an output to tensors, numbers, words, and lists and dicts of them. TypeError for anything else.
 
-    Nothing of the attempt's runs here, where it is no longer watched: an object of its own is not asked for its parts,
-    but taken for the list, dict or number that it is."""
+    Memory is no longer measured here, so no code of the attempt may run: an object of a subclass is read through the
+    methods of list, dict or the number type, never through its own."""
     if isinstance(thing, Tensor):
         if thing.device.type != "cpu":
             return {"device": str(thing.device)}
@@ -215,15 +215,15 @@ def plain(thing: Any, where: str) -> Any:
         return str(thing)
     for sort in (list, tuple, set, frozenset):
         if isinstance(thing, sort):
-            inner = [plain(each, where) for each in sort.__iter__(thing)]  # type: ignore[arg-type]
+            inner = [plain(item, where) for item in sort.__iter__(thing)]  # type: ignore[arg-type]
             return sorted(inner) if sort in (set, frozenset) else inner
     if isinstance(thing, dict):
-        pairs = [(plain(key, where), plain(each, where)) for key, each in dict.items(thing)]
-        return {key if isinstance(key, str | int) else str(key): each for key, each in pairs}
+        pairs = [(plain(key, where), plain(value, where)) for key, value in dict.items(thing)]
+        return {key if isinstance(key, str | int) else str(key): value for key, value in pairs}
     raise TypeError(f"{where} holds {type(thing).__name__}: return tensors, numbers, words, or lists and dicts of them")
 
 
 def line_of(error: BaseException) -> int:
-    """The last line of the attempt that an exception went through, 0 if none."""
+    """The last line of the attempt that an exception went through; 0 if it went through none."""
     frames = traceback.extract_tb(error.__traceback__)
-    return next((each.lineno or 0 for each in reversed(frames) if each.filename == ATTEMPT), 0)
+    return next((frame.lineno or 0 for frame in reversed(frames) if frame.filename == ATTEMPT), 0)

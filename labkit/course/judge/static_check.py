@@ -1,8 +1,8 @@
-"""What an attempt may say: torch, arithmetic, and what the exercise gives. A reader's check, before anything runs.
+"""What an attempt may use: torch, arithmetic, and what the exercise gives. This is checked on the text, before it runs.
 
-An exercise is about a mechanism, and a few lines of torch are enough for each. What reaches round it (files, processes,
-the interpreter, labkit's own parts, names in underscores) is refused here with its line, whether meant or not. The
-sandbox (sandbox.py) refuses at run time what slips through, and the judge believes no rank about bytes in any case.
+An exercise is about one mechanism, and a few lines of torch suffice for it. Whatever goes round the mechanism (files,
+processes, the interpreter, labkit's own parts, names with underscores) is refused here with its line, meant or not. The
+sandbox (sandbox.py) refuses at run time what slips through, and the judge never relies on a rank to count bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FORBIDDEN = _words("""
     GradScaler
 """)
 SPOKEN = METHODS - _words("__eq__ __lt__ __enter__ __exit__ __post_init__ __repr__ __contains__ __getitem__")
-"""What of these may stand behind a dot: a method that is called by hand gets whatever it is handed as its `self`."""
+"""Those special methods that may be used after a dot: calling any other by hand could pass it a false `self`."""
 SET_ON_OTHERS = _words("grad data requires_grad")
 STANDARD = _words("""
     os sys posix io ctypes builtins importlib inspect threading subprocess socket gc multiprocessing pickle shutil
@@ -66,7 +66,7 @@ BANNED = _words("""
 
 
 class Refusal(NamedTuple):
-    """What an attempt may not say, and where."""
+    """Something that an attempt may not use, and its line."""
 
     line: int
     words: str
@@ -76,7 +76,7 @@ class Refusal(NamedTuple):
 
 
 def refusals(source: str, given: Collection[str] = (), may: Collection[str] = ()) -> list[Refusal]:
-    """Everything in a program that an attempt may not say. `given`: labkit's names that it may import; `may`: names
+    """Everything in a program that an attempt may not use. `given`: labkit's names that it may import; `may`: names
     that are otherwise forbidden. A program that does not parse gives one refusal."""
     try:
         tree = ast.parse(source)
@@ -84,18 +84,18 @@ def refusals(source: str, given: Collection[str] = (), may: Collection[str] = ()
         return [Refusal(getattr(error, "lineno", 0) or 0, f"this is not Python: {error}")]
     modules = _imported(tree)
     own = frozenset(_bound(tree)) - modules
-    here = [Refusal(getattr(node, "lineno", 0), words) for node in ast.walk(tree)
+    refused = [Refusal(getattr(node, "lineno", 0), words) for node in ast.walk(tree)
             for words in _said(node, frozenset(given), frozenset(may), modules, own)]  # fmt: skip
-    return [*here, *_groups(tree)] if "Group" not in given else here
+    return [*refused, *_groups(tree)] if "Group" not in given else refused
 
 
 def _imported(tree: ast.Module) -> frozenset[str]:
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
-    return frozenset((each.asname or each.name).split(".")[0] for node in nodes for each in node.names)
+    return frozenset((name.asname or name.name).split(".")[0] for node in nodes for name in node.names)
 
 
 def _bound(tree: ast.Module) -> Iterator[str]:
-    """Names of the attempt's own: a variable `input` has nothing to do with the builtin, which is not there."""
+    """Variables and arguments of the attempt: its variable `input`, say, is not the builtin."""
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             yield node.arg
@@ -104,11 +104,11 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 
 
 def _groups(tree: ast.Module) -> Iterator[Refusal]:
-    """`Group` as anything but an annotation: a verb that is called through the class is not the one that was given."""
+    """Uses of `Group` other than as an annotation: a verb called through the class would go round the given group."""
     notes = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
     words = {id(inner) for note in notes if isinstance(note, ast.AST) for inner in ast.walk(note)}
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "labkit")
-    names = {each.asname or each.name for node in imports for each in node.names if each.name == "Group"} | {"Group"}
+    names = {item.asname or item.name for node in imports for item in node.names if item.name == "Group"} | {"Group"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in names and id(node) not in words:
             yield Refusal(node.lineno, f"{node.id} is there for annotations: talk through the group that was given")
@@ -118,7 +118,7 @@ def _said(
     node: ast.AST, given: frozenset[str], may: frozenset[str], modules: frozenset[str], own: frozenset[str]
 ) -> Iterator[str]:
     if isinstance(node, ast.Import):
-        yield from (_no_module(each.name, given) for each in node.names if each.name not in MODULES)
+        yield from (_no_module(name.name, given) for name in node.names if name.name not in MODULES)
     elif isinstance(node, ast.ImportFrom):
         yield from _imports_from(node, given, may)
     elif isinstance(node, ast.Attribute):
@@ -144,10 +144,10 @@ def _said(
 
 
 def _fields(node: ast.ClassDef) -> Iterator[str]:
-    """A dataclass compares its fields with those of whatever it is handed: they are names behind a dot."""
-    for each in node.body:
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            yield from _part(each.target.id, frozenset())
+    """Check the fields of a class: a dataclass reads its fields from whatever it is compared with."""
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield from _part(statement.target.id, frozenset())
 
 
 def _imports_from(node: ast.ImportFrom, given: frozenset[str], may: frozenset[str]) -> Iterator[str]:
@@ -155,13 +155,13 @@ def _imports_from(node: ast.ImportFrom, given: frozenset[str], may: frozenset[st
     if node.level or (module not in MODULES and module != "labkit"):
         yield _no_module(module, given)
         return
-    for each in node.names:
-        if module == "labkit" and each.name not in {"Group", *given}:
-            yield _no_module(f"labkit.{each.name}", given)
-        elif each.name == "*":
+    for name in node.names:
+        if module == "labkit" and name.name not in {"Group", *given}:
+            yield _no_module(f"labkit.{name.name}", given)
+        elif name.name == "*":
             yield f"from {module} import *: name what you use"
         elif module != "labkit":
-            yield from _part(each.name, may)
+            yield from _part(name.name, may)
 
 
 def _no_module(name: str, given: frozenset[str]) -> str:
@@ -187,16 +187,16 @@ def _attribute(node: ast.Attribute, may: frozenset[str], modules: frozenset[str]
 
 @cache
 def parts() -> frozenset[str]:
-    """Names of what tensors, modules and groups are made of, but for what an attempt may set on somebody else's."""
-    made = {name for each in (Group, Ledger, Work) for name in each.__init__.__code__.co_names}
+    """Names of what tensors, modules and groups consist of, without those that an attempt may set on other objects."""
+    attributes = {name for cls in (Group, Ledger, Work) for name in cls.__init__.__code__.co_names}
     homes = (torch, torch.Tensor, torch.nn.Module, torch.nn.functional, Group, Ledger, Work)
-    return frozenset(made.union(*map(dir, homes))) - SET_ON_OTHERS
+    return frozenset(attributes.union(*map(dir, homes))) - SET_ON_OTHERS
 
 
 @cache
 def doors() -> frozenset[str]:
-    """Names under which modules that may be imported hold modules that may not, such as `enum.bltns`."""
-    todo, seen, found = [importlib.import_module(name) for name in MODULES], set[str](), set[str]()
+    """Names under which allowed modules hold modules that are not allowed, such as `enum.bltns`."""
+    todo, seen, names = [importlib.import_module(name) for name in MODULES], set[str](), set[str]()
     while todo:
         module = todo.pop()
         seen.add(module.__name__)
@@ -204,14 +204,14 @@ def doors() -> frozenset[str]:
             if not isinstance(inner, types.ModuleType) or name.startswith("_") or name in FORBIDDEN | STANDARD:
                 continue
             if inner.__name__.split(".")[0] != "torch":
-                found |= {name} if inner.__name__ not in MODULES else set()
+                names |= {name} if inner.__name__ not in MODULES else set()
             elif inner.__name__ not in seen:
                 todo.append(inner)
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _part(name: str, may: frozenset[str]) -> Iterator[str]:
-    """What speaks against a name behind a dot, or one that is imported; `self` is any object, and no exception."""
+    """Why a name may not stand after a dot or be imported; also after `self`, which may be any object."""
     if name in may:
         return
     if name.startswith("_"):

@@ -1,7 +1,7 @@
-"""The switch: routes messages between ranks, works out collectives, and knows who waits for whom.
+"""The switch: routes messages between ranks, computes collectives, and knows which rank waits for which.
 
-Ranks block in nothing but a question to the switch. So when each rank that is not through has asked, and no question
-can be answered, that is a deadlock: certain, at once, with no clock.
+A rank blocks only while it waits for an answer of the switch. So when every rank that has not finished waits, and no
+answer can be given, that is a deadlock. It is noticed at once and for certain, without a time limit.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from labkit.course.judge.judge_wire import ring_bytes
 from labkit.course.judge.run_record import Event, Wait
 
 MOST_BYTES = 256 << 20
-"""A rank that hands over more than this at once is not believed."""
+"""A rank that sends more than this at once is taken for broken."""
 MOST_EVENTS = 20_000
 SAID = ("send", "post", "gather", "wait", "done", "mark", "print")
 MOST_PRINTED = 20_000
 
 
 class Request(NamedTuple):
-    """A rank's part in a collective."""
+    """One rank's part in a collective."""
 
     rank: int
     number: int
@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
 
 class Switch:
-    """`lines` are the pipes by rank. `take(rank)` reads one thing that a rank says and does what follows from it."""
+    """`lines` are the pipes by rank. `take(rank)` reads one message of a rank and does what follows from it."""
 
     def __init__(self, lines: Sequence[Connection]):
         self.lines, self.began = lines, time.perf_counter()
@@ -55,7 +55,7 @@ class Switch:
         self.last: dict[int, tuple[list[Any], bytes]] = {}
 
     def take(self, rank: int) -> bool:
-        """One thing that a rank says; whether it was its last (`last[rank]`). EOFError if the rank is gone."""
+        """Read one message of a rank. True if it was its last (`last[rank]`). EOFError if the rank is gone."""
         *head, follows = json.loads(self.lines[rank].recv_bytes(MOST_BYTES))
         data = self.lines[rank].recv_bytes(MOST_BYTES) if follows else b""
         kind, *rest = head
@@ -69,9 +69,9 @@ class Switch:
 
     @property
     def stuck(self) -> bool:
-        """Whether every rank that is not through waits, and for nothing that can come."""
-        going = [rank for rank in range(len(self.lines)) if rank not in self.last]
-        return bool(going) and all(rank in self.waiting for rank in going)
+        """True if every rank that has not finished waits for something that cannot come."""
+        unfinished = [rank for rank in range(len(self.lines)) if rank not in self.last]
+        return bool(unfinished) and all(rank in self.waiting for rank in unfinished)
 
     def waits(self) -> dict[int, Wait]:
         """What each waiting rank waits for."""
@@ -81,22 +81,22 @@ class Switch:
         """Messages that nobody received, by (source, to)."""
         lost: Counter[tuple[int, int]] = Counter()
         for (_, source, to, tag), messages in self.sent.items():
-            if tag % 1024 == 0:  # its announcement; the payload goes under another tag (comm/message.py)
+            if tag % 1024 == 0:  # a header; its payload travels under another tag (comm/message.py)
                 lost[source, to] += len(messages)
         return {pair: count for pair, count in lost.items() if count}
 
     # -- what ranks say ----------------------------------------------------------------------------------------------
 
     def _send(self, rank: int, data: bytes, number: int, axis: str, to: int, tag: int, line: int) -> None:
-        told = _announced(data) if tag % 1024 == 0 else self.credit[rank] - len(data)
+        announced = _announced(data) if tag % 1024 == 0 else self.credit[rank] - len(data)
         if tag % 1024 == 0:
-            extra = len(data) if _smuggles(data, told) else _said_by_sizes(_sizes(data))
-            self._event(rank, "message", "send", to, told + extra, axis, tag >> 11, line)
-            self.credit[rank] += told if told > EAGER_BYTES else 0  # a small payload has come with its header
+            extra = len(data) if _smuggles(data, announced) else _said_by_sizes(_sizes(data))
+            self._event(rank, "message", "send", to, announced + extra, axis, tag >> 11, line)
+            self.credit[rank] += announced if announced > EAGER_BYTES else 0  # a small payload came with its header
         else:
-            self.credit[rank] = max(0, told)
-            if told < 0:  # a payload that no header has announced
-                self._event(rank, "message", "send", to, -told, axis, tag >> 11, line)
+            self.credit[rank] = max(0, announced)
+            if announced < 0:  # a payload that no header has announced
+                self._event(rank, "message", "send", to, -announced, axis, tag >> 11, line)
         self.names[rank, number] = f"rank {to} to receive its message (tag {tag >> 11})"
         key = (axis, rank, to, tag)
         self.sent[key].append((rank, number, data))
@@ -126,18 +126,21 @@ class Switch:
         self._event(rank, "collective", verb, None, n_bytes, axis, line=line)
         key = (axis, tuple(members), seq)
         self.gathered[key].append(Request(rank, number, (verb, op, source, dtype, tuple(shape)), data))
-        there = self.gathered[key]
-        first, other = there[0], next((each for each in there if each.signature != there[0].signature), None)
-        if other is not None:  # also when one more comes after it was told: who is late must not wait either
-            told = ", ".join(_told(each) for each in sorted((first, other)))
-            self.mismatch = f"{told}, in collective {seq} of the {axis} group"
-            for each in there:
-                self._give(each.rank, each.number, f"collectives do not match: {self.mismatch}")
-        elif len(there) == len(members):
-            parts = [_tensor(each) for each in sorted(there, key=lambda each: members.index(each.rank))]
+        requests = self.gathered[key]
+        first, other = (
+            requests[0],
+            next((request for request in requests if request.signature != requests[0].signature), None),
+        )
+        if other is not None:  # also for a rank that comes after the mismatch was found: it must not wait either
+            calls = ", ".join(_told(request) for request in sorted((first, other)))
+            self.mismatch = f"{calls}, in collective {seq} of the {axis} group"
+            for request in requests:
+                self._give(request.rank, request.number, f"collectives do not match: {self.mismatch}")
+        elif len(requests) == len(members):
+            parts = [_tensor(request) for request in sorted(requests, key=lambda request: members.index(request.rank))]
             for place, result in enumerate(_worked_out(verb, op, members.index(source), parts)):
-                each = next(one for one in there if one.rank == members[place])
-                self._give(each.rank, each.number, _bytes(result))
+                request = next(candidate for candidate in requests if candidate.rank == members[place])
+                self._give(request.rank, request.number, _bytes(result))
 
     def _wait(self, rank: int, data: bytes, number: int, line: int) -> None:
         self.waiting[rank] = (number, line)
@@ -154,26 +157,26 @@ class Switch:
 
     # -- what ranks are told -----------------------------------------------------------------------------------------
 
-    def _give(self, rank: int, number: int, what: bytes | str) -> None:
-        self.ready[rank, number] = what
+    def _give(self, rank: int, number: int, content: bytes | str) -> None:
+        self.ready[rank, number] = content
         self._answer(rank)
 
     def _answer(self, rank: int) -> None:
         number, _ = self.waiting.get(rank, (0, 0))
         if (rank, number) in self.ready:
             del self.waiting[rank]
-            what = self.ready.pop((rank, number))
-            if isinstance(what, str):
-                self._reply(rank, ["refused", what])
+            content = self.ready.pop((rank, number))
+            if isinstance(content, str):
+                self._reply(rank, ["refused", content])
             else:
-                self._reply(rank, ["there"], what)
+                self._reply(rank, ["there"], content)
 
     def _reply(self, rank: int, head: list[Any], data: bytes = b"") -> None:
         try:
             self.lines[rank].send_bytes(json.dumps([*head, bool(data)]).encode())
             if data:
                 self.lines[rank].send_bytes(data)
-        except OSError:  # the rank has died; its end is told by its pipe
+        except OSError:  # the rank has died, which its closed pipe will show
             return
 
     def _event(
@@ -195,13 +198,13 @@ def _sizes(slab: bytes) -> list[int]:
 
 
 def _said_by_sizes(sizes: Sequence[int]) -> int:
-    """Bytes that the shape of a tensor without numbers can carry; two are free, for an empty part of a real tensor."""
-    bits = sum(each.bit_length() for each in sizes) if 0 in sizes else 0
+    """Bytes that could hide in the shape of a tensor without numbers; two are free, for an empty part of a tensor."""
+    bits = sum(size.bit_length() for size in sizes) if 0 in sizes else 0
     return bits // 8 if bits > 16 else 0
 
 
 def _smuggles(slab: bytes, n_bytes: int) -> bool:
-    """Whether the first page of a message holds more than what it announces (comm/message.py)."""
+    """True if the first page of a message holds more than its header announces (comm/message.py)."""
     return any(slab[128 + n_bytes :]) if n_bytes <= EAGER_BYTES else any(slab[128:])
 
 
@@ -221,7 +224,7 @@ def _worked_out(verb: str, op: str, source: int, parts: list[Tensor]) -> list[Te
     n = len(parts)
     if verb in ("all_reduce", "reduce_scatter"):
         total = parts[0].clone()
-        for part in parts[1:]:  # in the tensors' own dtype and in rank order: the same bits each time
+        for part in parts[1:]:  # in the tensors' own dtype and in rank order, so that the bits are always the same
             total = {"max": torch.maximum, "min": torch.minimum}.get(op, torch.add)(total, part)
         total = total / n if op == "mean" else total
         return [total] * n if verb == "all_reduce" else list(total.tensor_split(n))

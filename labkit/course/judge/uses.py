@@ -1,4 +1,4 @@
-"""What a piece of Python takes from outside, and what it defines: read from its text, which is never run."""
+"""Which names a piece of Python uses from outside, and which it defines: read from its text, which is never run."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from labkit.course.judge.judge_wire import ATTEMPT
 
 
 def before(text: str, own: str, piece: Callable[[str], str | None]) -> str:
-    """Text of everything that a text uses, what is used first in front."""
-    found: dict[str, str] = {}
+    """Code of everything that a text uses, directly or not, in an order in which it can run."""
+    parts: dict[str, str] = {}
 
     def follow(source: str) -> None:
         for name in uses(source):
-            if name != own and name not in found and not hasattr(builtins, name):
-                found[name] = ""  # it may use itself
+            if name != own and name not in parts and not hasattr(builtins, name):
+                parts[name] = ""  # set first, since the definition may use its own name
                 if (part := piece(name)) is not None:
                     follow(part)
-                    found.pop(name)
-                    found[name] = part
+                    parts.pop(name)
+                    parts[name] = part
 
     follow(text)
-    return "\n\n".join(dict.fromkeys(part for part in found.values() if part)) + "\n"
+    return "\n\n".join(dict.fromkeys(part for part in parts.values() if part)) + "\n"
 
 
 def uses(source: str) -> list[str]:
-    """Names that a text takes from outside, and not those of its own variables."""
+    """Names that a text uses from outside, without its own variables."""
 
     def of(table: symtable.SymbolTable, top: bool) -> Iterator[str]:
-        for each in table.get_symbols():
-            if each.is_referenced() and (each.is_global() or (top and not each.is_assigned())):
-                yield each.get_name()
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (symbol.is_global() or (top and not symbol.is_assigned())):
+                yield symbol.get_name()
         for child in table.get_children():
             yield from of(child, False)
 
@@ -42,7 +42,7 @@ def uses(source: str) -> list[str]:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes annotations away: where an attempt is run they are words, and what they name is not needed."""
+    """Removes annotations: they are not evaluated where an attempt runs, so the names in them are not needed."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
@@ -58,11 +58,11 @@ class _Bare(ast.NodeTransformer):
 
 
 def defines(node: ast.stmt) -> list[str]:
-    """Names that a statement of a notebook gives to something that a text can make again."""
+    """Names that a statement defines at the top level of a notebook, if its text suffices to define them again."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Import | ast.ImportFrom):
-        return [(each.asname or each.name).split(".")[0] for each in node.names]
+        return [(name.asname or name.name).split(".")[0] for name in node.names]
     if isinstance(node, ast.Assign):
         return [target.id for target in node.targets if isinstance(target, ast.Name)]
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
@@ -71,6 +71,6 @@ def defines(node: ast.stmt) -> list[str]:
 
 
 def lines_of(node: ast.stmt, text: str) -> tuple[int, str]:
-    """Number of its first line, and all its lines, with its decorators."""
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+    """The first line's number and the text of a definition, decorators included."""
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
     return first, "\n".join(text.splitlines()[first - 1 : node.end_lineno])

@@ -1,11 +1,11 @@
 """The five verdicts on a run: values, wire, memory, order, liveness. Each holds, is broken, or could not be judged.
 
-rules      the attempt did what no attempt may (static_check.py, sandbox.py); said only when it is so
-values     what came out is what one process says, and the inputs are what they were
+rules      the attempt did what no attempt may (static_check.py, sandbox.py); present only then
+values     the output equals that of one process, and the inputs are unchanged
 wire       the bytes that the judge carried are those of the law
 memory     the bytes that a rank held are within the law
 order      what must come first came first, and all ranks called the same collectives
-liveness   it ended, and no message is left that nobody received
+liveness   the run ended, and every message was received
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MOST_SHOWN = 300
 
 
 class Verdict(NamedTuple):
-    """What the judge says of one thing.
+    """The judge's verdict on one aspect of an attempt.
 
     name, state       "wire"; "holds", "broken" or "not judged"
     law               what must hold, in words
-    expected, seen    if it is broken
-    rank, line        where; None and 0 if it is nowhere in particular
-    where             the case in which it is
-    cause             the likely mistake, if somebody has made it before
+    expected, seen    what should have happened and what did, if it is broken
+    rank, line        where it broke; None and 0 if at no particular place
+    where             the case in which it broke
+    cause             the likely mistake, if it is one of the known ones
     probe             what to look at next
     picture           the run, as HTML, with the fault marked
-    at                the events that are marked
+    at                the numbers of the events that are marked
     """
 
     name: str
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 
     @property
     def broken(self) -> bool:
-        """Whether the attempt breaks this law."""
+        """True if the attempt breaks this law."""
         return self.state == BROKEN
 
 
@@ -75,7 +75,7 @@ def words_of(problem: Problem, verdict: str) -> str:
 
 
 def verdicts(problem: Problem, record: RunRecord) -> list[Verdict]:
-    """All five, in order; "rules" before them if the attempt has broken one."""
+    """The five verdicts in order; "rules" before them if the attempt has broken one."""
     judged = [_said(problem, record, name, _complaint(problem, record, name)) for name in VERDICTS]
     refused = next(((rank, fault) for rank, fault in record.faults.items() if fault.refused), None)
     if refused is not None:
@@ -108,7 +108,7 @@ def _line(record: RunRecord, complaint: Complaint) -> int:
 
 
 def _complaint(problem: Problem, record: RunRecord, name: str) -> Complaint | str | None:
-    """What is wrong; None for nothing; a word if it cannot be told since the run did not end."""
+    """What is wrong; None if nothing is; a text if the verdict is open because the run did not end."""
     if name == "liveness":
         return _stuck(record)
     if name == "order" and record.mismatch:
@@ -134,15 +134,15 @@ def _values(problem: Problem, record: RunRecord) -> Complaint | None:
             continue
         if seen is None and expected is not None:
             printed = record.printed[rank].strip()
-            told = f"it printed {printed[:80]!r} and returned None: return it" if printed else "it returned None"
-            return Complaint(compare.form(expected), told, rank)
+            message = f"it printed {printed[:80]!r} and returned None: return it" if printed else "it returned None"
+            return Complaint(compare.form(expected), message, rank)
         difference = compare.wrong(seen, expected, record.case.n_ranks, problem.tolerance)
         if difference is not None and problem.writes_test and isinstance(seen, Mapping):
             return _missed(seen, expected, rank)
         if difference is not None:
             return Complaint(difference.expected, difference.seen + _swapped(problem, record, rank), rank)
-    for rank, what in record.damaged.items():
-        return Complaint("inputs that are left as they were", f"the attempt changed {what}, in place", rank)
+    for rank, argument in record.damaged.items():
+        return Complaint("inputs that are left as they were", f"the attempt changed {argument}, in place", rank)
     return None
 
 
@@ -157,20 +157,20 @@ def _swapped(problem: Problem, record: RunRecord, rank: int) -> str:
 
 
 def _missed(seen: Mapping[str, object], expected: Mapping[str, object], rank: int) -> Complaint:
-    """What a check that the learner wrote lets through, or rejects though it is right."""
+    """What is wrong with a test that the learner wrote: it accepts a mutant, or rejects a right program."""
     wrong = [name for name, right in expected.items() if not right]
     killed = [name for name in wrong if seen.get(name) is False]
     alive = next((name for name in wrong if name not in killed), None)
     refused = next((name for name, right in expected.items() if right and seen.get(name) is not True), None)
-    told = f"{len(killed)} of {len(wrong)} mutants killed"
-    told += f"; survives: {alive}" if alive else ""
-    told += f"; rejects what is right: {refused}" if refused else ""
-    return Complaint(f"{len(wrong)} of {len(wrong)} mutants killed, and all that is right accepted", told, rank)
+    message = f"{len(killed)} of {len(wrong)} mutants killed"
+    message += f"; survives: {alive}" if alive else ""
+    message += f"; rejects what is right: {refused}" if refused else ""
+    return Complaint(f"{len(wrong)} of {len(wrong)} mutants killed, and all that is right accepted", message, rank)
 
 
 def _stuck(record: RunRecord) -> Complaint | None:
     if record.ended in ("deadlock", "time-out"):
-        told = "; ".join(
+        message = "; ".join(
             f"rank {rank} {'waits for ' if record.ended == 'deadlock' else ''}{wait.words}"
             + (f" in line {wait.line}" if wait.line else "")
             for rank, wait in sorted(record.waits.items())
@@ -178,10 +178,10 @@ def _stuck(record: RunRecord) -> Complaint | None:
         through = [rank for rank in range(record.case.n_ranks) if rank not in record.waits]
         done = f"; rank {', '.join(map(str, through))} had finished" if through else ""
         kind = "a deadlock" if record.ended == "deadlock" else f"no end after {record.seconds:.0f} s"
-        return Complaint(ENDS, f"{kind}: {told}{done}", min(record.waits, default=None))
+        return Complaint(ENDS, f"{kind}: {message}{done}", min(record.waits, default=None))
     if record.undelivered:
-        told = "; ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in record.undelivered.items())
+        message = "; ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in record.undelivered.items())
         source = next(iter(record.undelivered))[0]
         lost = tuple(message.number for message in record.sent(source) if message.kind == "message")
-        return Complaint("every message is received", f"never received: {told}", source, lost)
+        return Complaint("every message is received", f"never received: {message}", source, lost)
     return None

@@ -1,1 +1,1 @@
-"""What is kept of a learner, in files of their own: progress, scores, reviews."""
+"""What is stored about a learner, in files of their own: progress, scores, reviews."""

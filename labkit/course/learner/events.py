@@ -1,7 +1,7 @@
-"""What a learner does at an exercise: an attempt, a hint that was opened, a solution that was opened; as data and back.
+"""What a learner does at an exercise, as data that can be stored: attempts, opened hints and opened solutions.
 
 said = event.model_dump_json();  event_of(said) == event
-events_of(export)                what a file of exported events holds, or a ValueError that names the field
+events_of(export)                the events in an exported file, or a ValueError that names the field
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Event(BaseModel):
 
 
 class Attempt(_Event):
-    """A check of a program: how it went, the first broken verdict and its likely cause, and the program itself."""
+    """A check of a program: the result, the first broken verdict with its likely cause, and the program itself."""
 
     kind: Literal["attempt"] = "attempt"
     passed: bool
@@ -62,23 +62,23 @@ class _Export(BaseModel):
 
 
 def event_of(said: str) -> Event:
-    """What an event's `model_dump_json` says. ValueError if it is none."""
-    found: Event = TypeAdapter(Told).validate_json(said)
-    return found
+    """The event in a text that `model_dump_json` wrote. ValueError if it is none."""
+    event: Event = TypeAdapter(Told).validate_json(said)
+    return event
 
 
 def export_of(events: Sequence[Event]) -> dict[str, Any]:
     """Events as plain data, for json."""
-    return {"format": FORMAT, "version": VERSION, "events": [each.model_dump(mode="json") for each in events]}
+    return {"format": FORMAT, "version": VERSION, "events": [event.model_dump(mode="json") for event in events]}
 
 
 def events_of(plain: Mapping[str, Any]) -> tuple[Event, ...]:
-    """What `export_of` was given. ValueError names the field that is not as it should be."""
+    """The events that `export_of` was given. ValueError names the field that is wrong."""
     return taken(_Export, plain, VERSION).events
 
 
 def full(key: str) -> str:
-    """`3.2` -> `03.2`. ValueError for what is no key of an exercise."""
+    """The full key: `3.2` -> `03.2`. ValueError for what is no key of an exercise."""
     lab, dot, place = str(key).partition(".")
     if not (lab.isdecimal() and dot and place.isalnum()):
         raise ValueError(f"the key of an exercise is a lab and a place, as in '03.2', got {key!r}")
@@ -86,5 +86,5 @@ def full(key: str) -> str:
 
 
 def sound(words: str) -> str:
-    """Words that a file can hold: half a character, which a cell may have, becomes a question mark."""
+    """The words as a file can store them: lone surrogates, which a cell may contain, become question marks."""
     return words.encode("utf-8", "replace").decode()

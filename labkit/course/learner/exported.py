@@ -1,4 +1,4 @@
-"""Files that one labkit writes and another reads: versions, and the name of the field that is not as it should be."""
+"""Files that one version of labkit writes and another reads: checks the version, and names a field that is wrong."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Document = TypeVar("Document", bound=BaseModel)
 
 
 def taken(model: type[Document], plain: Mapping[str, Any], version: int) -> Document:
-    """Plain data as a document. ValueError names the field that is wrong, or tells that a later labkit wrote it."""
-    found = plain.get("version") if isinstance(plain, Mapping) else None
-    if isinstance(found, int) and found > version:
-        raise ValueError(f"version: this was exported by a later labkit (version {found}): update labkit")
+    """Plain data as a document. ValueError names the field that is wrong, or says that a later labkit wrote it."""
+    written_version = plain.get("version") if isinstance(plain, Mapping) else None
+    if isinstance(written_version, int) and written_version > version:
+        raise ValueError(f"version: this was exported by a later labkit (version {written_version}): update labkit")
     try:
         return model.model_validate_json(json.dumps(plain), strict=True)
     except ValidationError as error:

@@ -1,9 +1,9 @@
 """What a learner did, in a Store: item by item, in order, each once. Progress and the box of cards are such logs.
 
 log = Log(store, "events", "event", event_of)
-log.keep([event])        now, or with the next write that succeeds: nobody is stopped by a file that is locked
-log.items()              all of it, in the order in which it was kept
-log.add(others)          what came from elsewhere, but what is here already: all of it or nothing
+log.keep([event])        stored now, or with the next write that succeeds: a locked file stops nobody
+log.items()              all items, in the order in which they were stored
+log.add(others)          adds items from elsewhere, except those that are here already: all of them or none
 """
 
 from __future__ import annotations
@@ -16,53 +16,53 @@ from labkit.course.learner.store import Store
 
 
 class Entry(Protocol):
-    """Something that was done; `uid` is its own, on every machine."""
+    """Something that a learner did; its `uid` is unique on all machines."""
 
     @property
     def uid(self) -> str:
-        """Told apart by this."""
+        """The unique id."""
 
     def model_dump_json(self) -> str:
-        """As text that `read` understands."""
+        """The entry as a text that `read` understands."""
 
 
 Item = TypeVar("Item", bound=Entry)
 
 
 class Log(Generic[Item]):
-    """The rows (id, uid, said) of a table. `late` is what is to be written yet, `told` why, "" if nothing is."""
+    """The rows (id, uid, said) of a table. `late` are items not written yet; `told` says why, "" if there are none."""
 
     def __init__(self, store: Store, table: str, word: str, read: Callable[[str], Item]) -> None:
-        """`word` is what a learner calls an item; `read` makes one of its text, or raises ValueError."""
+        """`word` is what a learner calls an item; `read` makes an item from its text, or raises ValueError."""
         self.store, self.table, self.word, self.read = store, table, word, read
         self.late: list[Item] = []
         self.told = ""
 
     def items(self) -> list[Item]:
-        """All; what another version has written in a way of its own is passed over. OSError if it cannot be read."""
+        """All items; those that another version wrote in its own way are skipped. OSError if they cannot be read."""
         with self.store.reading() as database:
             rows = database.execute(f"SELECT said FROM {self.table} ORDER BY id").fetchall()
-        found = list[Item]()
-        for (said,) in rows:
+        parsed = list[Item]()
+        for (text,) in rows:
             with suppress(ValueError):
-                found.append(self.read(said))
-        return [*found, *self.late]
+                parsed.append(self.read(text))
+        return [*parsed, *self.late]
 
     def keep(self, items: Sequence[Item]) -> None:
-        """Now, or with the next write that succeeds."""
+        """Store items now, or with the next write that succeeds."""
         self.late += items
         try:
             self.add(())
-        except (OSError, ValueError) as error:  # ValueError: a later labkit has had the file since it was opened
+        except (OSError, ValueError) as error:  # ValueError: a later labkit has changed the file since it was opened
             count = f"{len(self.late)} {self.word}{'' if len(self.late) == 1 else 's'}"
             self.told = f"{error}: {count} kept until that is mended"
 
     def add(self, items: Iterable[Item]) -> int:
-        """Write what is late, and these; how many of these were new. OSError if it cannot be written now."""
+        """Write the late items and these. Returns how many of these were new. OSError if it cannot be written now."""
         insert = f"INSERT OR IGNORE INTO {self.table} (uid, said) VALUES (?, ?)"
         with self.store.writing() as database:
-            for each in self.late:
-                database.execute(insert, (each.uid, each.model_dump_json()))
-            new = sum(database.execute(insert, (each.uid, each.model_dump_json())).rowcount for each in items)
+            for item in self.late:
+                database.execute(insert, (item.uid, item.model_dump_json()))
+            new = sum(database.execute(insert, (item.uid, item.model_dump_json())).rowcount for item in items)
         self.late, self.told = [], ""
         return new

@@ -5,11 +5,11 @@
     progress.hint("03.2", 1); progress.hints("03.2")                          1
     progress.solution("03.2")                      ValueError before the first attempt
     progress.rows(problems())                      a Row for each exercise, in order
-    there.load(progress.export())                  on another machine: nothing is lost, nothing is there twice
+    other.load(progress.export())                  on another machine: nothing is lost, and nothing comes twice
 
-Order is that of the file, not of the clock, which may jump back; what is loaded comes after what was there. A file that
-cannot be written for a while ends no check: what is to be kept waits for the next write, and `.note` tells it. What
-happens to a file that is damaged or of a later labkit stands in store.py.
+The order is that of the file, not of the clock, which may jump back; what is loaded comes after what was there. A file
+that cannot be written for a while does not stop a check: the event waits for the next write, and `.note` says so. For
+files that are damaged or of a later labkit see store.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STEPS = ((TABLE,),)
 
 
 class Failed(NamedTuple):
-    """A verdict that was broken in an attempt; `cause` is "" where none was found."""
+    """A verdict that was broken in an attempt; `cause` is "" if none is known."""
 
     key: str
     verdict: str
@@ -61,11 +61,11 @@ class Failed(NamedTuple):
 class Row:
     """How far a learner is with one exercise.
 
-    tries, passed, starred    how many attempts, and whether one of them passed, or has earned the star
+    tries, passed, starred    how many attempts, and whether one of them passed, or earned the star
     hints, openings           how many of its hints were opened, and how often any was
     seen                      whether the solution was opened before the first attempt that passed
-    first_passed              when that was, None if it was not
-    minutes                   what it takes, as its author thinks
+    first_passed              the time of that attempt, None if there is none
+    minutes                   the time that its author expects it to take
     cause                     of the last attempt that did not pass: the likely cause, or the verdict
     """
 
@@ -86,27 +86,27 @@ class Row:
 
 
 class Progress:
-    """The events in one file; `clock` says what time it is."""
+    """The events in one file; `clock` tells the time."""
 
     def __init__(
         self, path: Path | str | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        """Open the file, make it where there is none. ValueError for a file of a later version of labkit."""
+        """Open the file, or create it. ValueError for a file of a later version of labkit."""
         self.store, self.clock = Store(NAME, STEPS, path, "progress"), clock
         self.log: Log[Event] = Log(self.store, "events", "event", event_of)
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the file."""
         return self.store.path
 
     @property
     def note(self) -> str:
-        """What happened to it, "" if nothing did."""
+        """Problems with the file; "" if there are none."""
         return "; ".join(filter(None, (self.store.note, self.log.told)))
 
     def add(self, report: Report, source: str) -> Attempt | None:
-        """Keep an attempt. Returns it; None for a stub that is not written yet, which is not kept."""
+        """Store an attempt and return it; a stub that is not written yet is not stored and gives None."""
         if not_written(report):
             return None
         broken = report.broken
@@ -119,13 +119,13 @@ class Progress:
         return attempt
 
     def hint(self, key: str, level: int) -> int:
-        """Keep that a hint was opened. Returns the highest level that was. ValueError if there is no such level."""
+        """Store that a hint was opened. Returns the highest level opened. ValueError for an unknown level."""
         if level not in LEVELS:
             raise ValueError(f"the hints of an exercise are 1, 2 and 3, got {level!r}")
         self.log.keep([Hint.model_validate({**self._begun(key), "level": int(level)})])
         try:
             return self.hints(key)
-        except (OSError, ValueError):  # it is kept, and told in `note`
+        except (OSError, ValueError):  # the hint is kept for the next write, and `note` says so
             return int(level)
 
     def hints(self, key: str) -> int:
@@ -133,45 +133,49 @@ class Progress:
         return max(self.openings(key), default=0)
 
     def openings(self, key: str) -> dict[int, int]:
-        """Level -> how often that hint was opened."""
-        return dict(Counter(each.level for each in self.events(key) if isinstance(each, Hint)))
+        """How often the hint of each level was opened: {level: count}."""
+        return dict(Counter(event.level for event in self.events(key) if isinstance(event, Hint)))
 
     def solution(self, key: str) -> None:
-        """Keep that the solution was opened. ValueError if the exercise was never tried."""
+        """Store that the solution was opened. ValueError if the exercise was never tried."""
         if not self.attempts(key):
             raise ValueError(f"exercise {full(key)} has not been tried: try it once first, then look at the solution")
         self.log.keep([Solution.model_validate(self._begun(key))])
 
     def attempts(self, key: str = "") -> list[Attempt]:
-        """Those at an exercise (at all of them without a key), in order."""
-        return [each for each in self.events(key) if isinstance(each, Attempt)]
+        """The attempts at an exercise, or at all of them without a key, in order."""
+        return [event for event in self.events(key) if isinstance(event, Attempt)]
 
     def events(self, key: str = "") -> list[Event]:
-        """All that was kept, in order; what another version has written in a way of its own is passed over."""
+        """All stored events, in order; those that another version wrote in its own way are skipped."""
         wanted = full(key) if key else ""
-        return [each for each in self.log.items() if wanted in ("", each.key)]
+        return [item for item in self.log.items() if wanted in ("", item.key)]
 
     def rows(self, problems: Iterable[Problem]) -> tuple[Row, ...]:
-        """One for each of these exercises, in their order."""
+        """A row for each of these exercises, in their order."""
         by_key: dict[str, list[Event]] = {}
-        for each in self.events():
-            by_key.setdefault(each.key, []).append(each)
-        return tuple(_row(each, by_key.get(each.key, ())) for each in problems)
+        for event in self.events():
+            by_key.setdefault(event.key, []).append(event)
+        return tuple(_row(problem, by_key.get(problem.key, ())) for problem in problems)
 
     def failed_causes(self) -> tuple[Failed, ...]:
-        """What was broken in the attempts that did not pass, in order."""
-        return tuple(Failed(each.key, each.verdict, each.cause, each.at) for each in self.attempts() if each.verdict)
+        """The broken verdicts of the attempts that did not pass, in order."""
+        return tuple(
+            Failed(attempt.key, attempt.verdict, attempt.cause, attempt.at)
+            for attempt in self.attempts()
+            if attempt.verdict
+        )
 
     @property
     def summary(self) -> str:
-        """`3 attempts at 2 exercises, 1 passed, 0 starred, 4 hints, 1 solution`"""
-        found = self.events()
-        tries = [each for each in found if isinstance(each, Attempt)]
-        hints = len({(each.key, each.level) for each in found if isinstance(each, Hint)})
-        solutions = len({each.key for each in found if isinstance(each, Solution)})
-        passed, starred = ({each.key for each in tries if getattr(each, what)} for what in ("passed", "starred"))
+        """The sums in words: `3 attempts at 2 exercises, 1 passed, 0 starred, 4 hints, 1 solution`"""
+        events = self.events()
+        tries = [event for event in events if isinstance(event, Attempt)]
+        hints = len({(event.key, event.level) for event in events if isinstance(event, Hint)})
+        solutions = len({event.key for event in events if isinstance(event, Solution)})
+        passed, starred = ({event.key for event in tries if getattr(event, flag)} for flag in ("passed", "starred"))
         return (
-            f"{plural(len(tries), 'attempt')} at {plural(len({each.key for each in tries}), 'exercise')}, "
+            f"{plural(len(tries), 'attempt')} at {plural(len({event.key for event in tries}), 'exercise')}, "
             f"{len(passed)} passed, {len(starred)} starred, {plural(hints, 'hint')}, {plural(solutions, 'solution')}"
         )
 
@@ -179,13 +183,14 @@ class Progress:
         return f"<progress: {self.summary}, in {self.path.name}{'; ' + self.note if self.note else ''}>"
 
     def export(self) -> dict[str, Any]:
-        """All of it as plain data, for json."""
+        """All events as plain data, for json."""
         return export_of(self.events())
 
     def load(self, plain: Mapping[str, Any]) -> int:
-        """Take what `export` gave, but what is here already. Returns how much was new, all of which is kept or nothing.
+        """Add the events that `export` gave, unless they are here already. Stores all new ones, or none; returns their
+        number.
 
-        ValueError names the field that is not as it should be; OSError if the file cannot be written now."""
+        ValueError names the field that is wrong; OSError if the file cannot be written now."""
         return self.log.add(events_of(plain))
 
     def _begun(self, key: str) -> dict[str, Any]:
@@ -193,20 +198,22 @@ class Progress:
 
 
 def not_written(report: Report) -> bool:
-    """Whether what was judged is still the stub."""
+    """True if the stub itself was judged."""
     broken = report.broken
     return broken is not None and broken.name == "rules" and broken.seen.endswith("is not written yet")
 
 
 def _row(problem: Problem, events: Sequence[Event]) -> Row:
-    tries = [each for each in events if isinstance(each, Attempt)]
-    first = next((place for place, each in enumerate(events) if isinstance(each, Attempt) and each.passed), len(events))
-    levels = [each.level for each in events if isinstance(each, Hint)]
-    failed = next((each for each in reversed(tries) if not each.passed), None)
+    tries = [event for event in events if isinstance(event, Attempt)]
+    first = next(
+        (place for place, event in enumerate(events) if isinstance(event, Attempt) and event.passed), len(events)
+    )
+    levels = [event.level for event in events if isinstance(event, Hint)]
+    failed = next((attempt for attempt in reversed(tries) if not attempt.passed), None)
     return Row(
         problem.key, problem.title, problem.lab, problem.minutes, problem.difficulty, problem.importance,
-        tries=len(tries), passed=first < len(events), starred=any(each.starred for each in tries),
+        tries=len(tries), passed=first < len(events), starred=any(attempt.starred for attempt in tries),
         hints=len(set(levels)), openings=len(levels),
-        seen=any(isinstance(each, Solution) for each in events[:first]),
+        seen=any(isinstance(event, Solution) for event in events[:first]),
         first_passed=events[first].at if first < len(events) else None,
         cause=(failed.cause or f"{failed.verdict or 'nothing'} broken") if failed else "")  # fmt: skip

@@ -1,4 +1,4 @@
-"""How far am I, and what next? A row for each lab, a box for each exercise, a table; read again at a button."""
+"""How far am I, and what next? A row for each lab, a box for each exercise, a table, and a button to read again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ALL = "all labs"
 
 
 class ProgressPanel(Explorer):
-    """`rows()` says how far the learner is with each exercise; it is asked now, and when the button is pressed.
+    """`rows()` gives the state of each exercise; it is called now, and when the button is pressed.
 
-    A menu chooses a lab. `.rows` are those that are shown, `.table` is the table of them. What cannot be read is told,
-    and the last picture stays. Tab goes from menu to button, arrow keys choose, Enter presses."""
+    A menu chooses a lab. `.rows` are the shown rows, `.table` is their table. If the rows cannot be read, the reason is
+    shown, and the last picture stays. Tab goes from menu to button, arrow keys choose, Enter presses."""
 
     def __init__(self, rows: Callable[[], Sequence[Row]], lab: str = "") -> None:
         """`lab` is the one to begin with, "03". ValueError if it has no exercise."""
@@ -37,12 +37,12 @@ class ProgressPanel(Explorer):
         self.children = (above, self.said, self.shown, self.table)
 
     def refresh(self) -> None:
-        """Read again, and draw."""
+        """Read the rows again, and draw."""
         self._read()
         self.draw()
 
     def drawn(self) -> Picture:
-        """For the lab that is chosen."""
+        """The picture for the chosen lab."""
         lab = self.lab.value
         self.note = self._fault
         self.rows = tuple(row for row in self._every if lab in (ALL, row.lab))
@@ -50,7 +50,7 @@ class ProgressPanel(Explorer):
         return progress(self.rows, "" if lab == ALL else f"lab {lab}")
 
     def _read(self) -> None:
-        """Ask for the rows; the menu keeps what is chosen, if it is still there."""
+        """Read the rows; the menu keeps its choice if it still exists."""
         try:
             self._every, self._fault = tuple(self.ask()), ""
         except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A review of a card, as data and back: what an export holds, and what a file of it may say.
+"""A review of a card, as data that can be stored and exported.
 
 said = review.model_dump_json();  Review.model_validate_json(said) == review
 reviews_of(export)               the reviews in it, or a ValueError that names the field
@@ -36,9 +36,9 @@ class _Export(BaseModel):
 
 def export_of(reviews: Sequence[Review]) -> dict[str, Any]:
     """Reviews as plain data, for json."""
-    return {"format": FORMAT, "version": VERSION, "reviews": [each.model_dump(mode="json") for each in reviews]}
+    return {"format": FORMAT, "version": VERSION, "reviews": [review.model_dump(mode="json") for review in reviews]}
 
 
 def reviews_of(plain: Mapping[str, Any]) -> tuple[Review, ...]:
-    """What `export_of` was given. ValueError names the field that is not as it should be."""
+    """The reviews that `export_of` was given. ValueError names the field that is wrong."""
     return taken(_Export, plain, VERSION).reviews

@@ -1,10 +1,10 @@
-"""The board: every attempt of this learner, kept between notebooks in one SQLite file of the learner's own.
+"""The board: every attempt of this learner at the capstone, in one SQLite file of the learner's own.
 
     board = Scores()                     in the user's data folder; Scores(path) elsewhere
-    board.add(entry)                     one transaction: a crash in the middle leaves what was there before
+    board.add(entry)                     one transaction: a crash in the middle changes nothing
     board.entries(task)                  best first
 
-What happens to a file that is damaged, locked or of a later labkit stands in store.py, and is told in `.note`.
+For files that are damaged, locked or of a later labkit see store.py; `.note` tells of them.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ STEPS = (("CREATE TABLE IF NOT EXISTS entries (id INTEGER PRIMARY KEY, task TEXT
 
 
 class Scores:
-    """The entries in one file. `path` says where, `note` what happened to it, "" if nothing did."""
+    """The entries in one file. `path` is where it is, `note` tells of problems with it, "" if there are none."""
 
     def __init__(self, path: Path | str | None = None) -> None:
-        """Open the board, make it where there is none. ValueError for a file of a later version of labkit."""
+        """Open the board, or create it. ValueError for a file of a later version of labkit."""
         self.store = Store(NAME, STEPS, path, "board")
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the file."""
         return self.store.path
 
     @property
     def note(self) -> str:
-        """What happened to it."""
+        """Problems with the file; "" if there are none."""
         return self.store.note
 
     def add(self, entry: Entry) -> Entry:
-        """Keep an entry, also one that does not count. Returns it. OSError if the file cannot be written now."""
+        """Store an entry, also one that does not count. Returns it. OSError if the file cannot be written now."""
         with self.store.writing() as database:
             database.execute("INSERT INTO entries (task, said) VALUES (?, ?)", (entry.task_key, entry.to_json()))
         return entry
 
     def entries(self, task: Task | None = None) -> list[Entry]:
-        """Those of a task (all of them without one): what counts first, the best score in front."""
+        """The entries of a task, or of all without one: those that count first, the best score in front."""
         with self.store.reading() as database:
             rows = database.execute("SELECT task, said FROM entries ORDER BY id").fetchall()
-        found = []
-        for key, said in rows:
+        entries = []
+        for key, text in rows:
             if task is None or key == task.key:
-                with suppress(ValueError):  # written by another version: it stays in the file
-                    found.append(Entry.of_json(said))
-        return sorted(found, key=lambda entry: entry.score)
+                with suppress(ValueError):  # another version wrote it: it stays in the file
+                    entries.append(Entry.of_json(text))
+        return sorted(entries, key=lambda entry: entry.score)
 
     def __len__(self) -> int:
         with self.store.reading() as database:

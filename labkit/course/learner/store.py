@@ -1,16 +1,16 @@
-"""A file of the learner's own: SQLite under the user's data folder, kept through crashes, damage and two notebooks.
+"""A file of the learner's own: SQLite in the user's data folder, safe against crashes, damage and a second notebook.
 
     store = Store("scores.sqlite3", STEPS, name="board")
-    with store.writing() as database: ...       one transaction: all of it is kept, or nothing
+    with store.writing() as database: ...       one transaction: all of it is stored, or nothing
     with store.reading() as database: ...       one state of the file, also while another notebook writes
 
 STEPS are the statements that made version 1 of the file, then those that make version 2 of it, and so on; an older
-file takes those that it lacks. What happens to a file is told in `.note`:
+file takes those that it lacks. `.note` tells what happened to a file:
 
-    no database, or torn       put aside under another name, never written over; a new one is begun
+    damaged, or no database    it is renamed, never overwritten, and a new one is begun
     cannot be written          what can be read of it is kept in memory, until this notebook ends
-    of a later labkit          ValueError: it is left alone
-    deleted meanwhile          made again
+    of a later labkit          ValueError, and the file is left alone
+    deleted meanwhile          it is created again
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from pathlib import Path
 import platformdirs
 
 WAIT_S = 20.0
-"""How long one notebook waits for another, unless it says so."""
+"""How long one notebook waits for another by default."""
 
 
 def data_folder() -> Path:
-    """Where this user's files are."""
+    """The folder of this user's files."""
     return Path(platformdirs.user_data_dir("labkit", appauthor=False))
 
 
 class Store:
-    """One file. `path` says where, `note` what happened to it, "" if nothing did."""
+    """One file. `path` is where it is, `note` tells of problems with it, "" if there are none."""
 
     def __init__(
         self, file: str, steps: Sequence[Sequence[str]], path: Path | str | None = None, name: str = "file",
         wait_s: float | None = None,
     ) -> None:  # fmt: skip
-        """`file` in the data folder, or `path` elsewhere; `name` is what a learner calls it; `wait_s` for another one.
+        """`file` in the data folder, or `path` elsewhere; `name` is what a learner calls it; `wait_s`: how long to wait
+        for another notebook.
 
         ValueError for a file of a later version of labkit."""
         self.path, self.note = Path(path).expanduser() if path is not None else data_folder() / file, ""
@@ -59,7 +60,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that nobody else writes in. OSError if the file cannot be written now."""
+        """A transaction in which nobody else can write. OSError if the file cannot be written now."""
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
             yield database
@@ -83,14 +84,14 @@ class Store:
             with closing(_connect(self.path, self.wait_s)) as database, database:
                 yield database
         except sqlite3.DatabaseError as error:
-            if type(error) is sqlite3.DatabaseError:  # torn: it is looked at when it is opened again
+            if type(error) is sqlite3.DatabaseError:  # the file is damaged: check it when it is next opened
                 self._doubted = True
             elif not isinstance(error, sqlite3.OperationalError) or _ours(error):
                 raise
             raise OSError(f"{self.path} cannot be used now: {error}") from error
 
     def _sound(self) -> bool:
-        """Whether the file still is what it was: it may have been deleted, or written over, by anybody."""
+        """True if the file is still as it was: anybody may have deleted or overwritten it."""
         if not self.path.exists():
             return False
         with closing(_connect(self.path, self.wait_s)) as database:
@@ -102,15 +103,15 @@ class Store:
                 return False
 
     def _make(self) -> None:
-        """The file with its tables; one that is no database is put aside first."""
+        """Create the file with its tables; a file that is no database is renamed first."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         was = _identity(self.path)
         try:
             self._check()
         except sqlite3.OperationalError:
-            raise  # locked, read-only, no room: nothing is wrong with the file
+            raise  # locked, read-only or no room: the file itself is fine
         except sqlite3.DatabaseError as error:
-            if was is not None and was == _identity(self.path):  # another notebook may have put it aside already
+            if was is not None and was == _identity(self.path):  # another notebook may have renamed it already
                 self.note = f"{error}: the old {self.name} is kept as {self._aside().name}, this one is new"
             self._check()
         self._doubted = False
@@ -129,7 +130,7 @@ class Store:
                 raise sqlite3.DatabaseError(f"{self.path.name} has no {', '.join(sorted(lost))}")
 
     def _grow(self, database: sqlite3.Connection) -> None:
-        """From the version that a file has to the present one."""
+        """Bring a file from its version to the present one."""
         for step in self.steps[_version(database) :]:
             for statement in step:
                 database.execute(statement)
@@ -144,16 +145,16 @@ class Store:
         """A store in memory, with what can be read of the file."""
         kept = sqlite3.connect(":memory:", check_same_thread=False)
         address = f"{self.path.absolute().as_uri()}?mode=ro"
-        with suppress(sqlite3.Error), closing(sqlite3.connect(address, timeout=0, uri=True)) as there:
-            if there.execute("PRAGMA quick_check").fetchone()[0] == "ok":
-                kept.deserialize(there.serialize())
+        with suppress(sqlite3.Error), closing(sqlite3.connect(address, timeout=0, uri=True)) as on_disk:
+            if on_disk.execute("PRAGMA quick_check").fetchone()[0] == "ok":
+                kept.deserialize(on_disk.serialize())
         with kept:
             self._grow(kept)
         return kept
 
     def _aside(self) -> Path:
         kept = self.path.with_name(f"{self.path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-        with suppress(FileNotFoundError):  # what was half written belongs to the old file, and would damage the new
+        with suppress(FileNotFoundError):  # the journal belongs to the old file, and would damage the new one
             self.path.with_name(self.path.name + "-journal").rename(kept.with_name(kept.name + "-journal"))
         with suppress(FileNotFoundError):
             self.path.rename(kept)
@@ -165,7 +166,7 @@ def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
 
 
 def _ours(error: sqlite3.Error) -> bool:
-    """Whether a statement made no sense, and nothing is wrong with the file."""
+    """True if a statement was invalid, and nothing is wrong with the file."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR
 
 
@@ -179,7 +180,7 @@ def _tables(database: sqlite3.Connection) -> frozenset[str]:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

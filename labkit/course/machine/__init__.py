@@ -1,1 +1,1 @@
-"""What this machine can do: the doctor's findings, and how many ranks a lab takes."""
+"""What this machine can do: the doctor's findings, and how many ranks a lab can use."""

@@ -30,8 +30,8 @@ SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that the doctor looked at. `value` is a plain number or text in `unit`, None if it could not be had;
-    `why` says what follows from it."""
+    """One thing that the doctor examined. `value` is a plain number or text in `unit`, None if it could not be
+    determined; `why` says what follows from it."""
 
     name: str
     value: Any
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, by name: `report["cores"]`. Shows itself as a table. `link` is the measured line of a link."""
+    """All findings, by name: `report["cores"]`. Shown as a table. `link` is the fitted alpha-beta line of a link."""
 
     findings: tuple[Finding, ...]
     link: Line | None
@@ -59,17 +59,20 @@ class Report:
 
     @property
     def well(self) -> bool:
-        """Whether everything could be found out: ranks start, meet and talk."""
+        """True if every finding has a value: ranks start, meet and talk."""
         return all(finding.value is not None for finding in self.findings)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain data, for JSON: name -> value, unit, why."""
-        return {f.name: {"value": f.value, "unit": f.unit, "why": f.why} for f in self.findings}
+        return {
+            finding.name: {"value": finding.value, "unit": finding.unit, "why": finding.why}
+            for finding in self.findings
+        }
 
     def __repr__(self) -> str:
-        wide = max(len(finding.name) for finding in self.findings)
-        said = max(len(finding.said) for finding in self.findings)
-        return "\n".join(f"{a:{wide}s}  {b:>{said}s}  {c}".rstrip() for a, b, c in self._rows())
+        name_width = max(len(finding.name) for finding in self.findings)
+        value_width = max(len(finding.said) for finding in self.findings)
+        return "\n".join(f"{a:{name_width}s}  {b:>{value_width}s}  {c}".rstrip() for a, b, c in self._rows())
 
     def __rich__(self) -> Any:
         from rich.table import Table
@@ -94,9 +97,9 @@ class Report:
 
 
 def doctor(quick: bool = False) -> Report:
-    """Look at the machine, start real clusters on it and measure them. A few seconds; `quick` repeats less often.
+    """Examine the machine, start real clusters on it and measure them. Takes a few seconds; `quick` repeats less often.
 
-    Never raises for what is wrong with the machine: what fails is a finding without a value, and says why."""
+    Never raises for a fault of the machine: what fails becomes a finding without a value, with the reason."""
     findings = list(_machine())
     link = None
     try:
@@ -119,7 +122,10 @@ def _machine() -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     loopback = [
-        name for name, addresses in psutil.net_if_addrs().items() for each in addresses if each.address == "127.0.0.1"
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.address == "127.0.0.1"
     ]
     versions = f"labkit {metadata.version('labkit')}, JupyterLab {metadata.version('jupyterlab')}"
     yield Finding("Python", platform.python_version(), "", versions)
@@ -137,7 +143,9 @@ def _torch(hello: Hello) -> Iterator[Finding]:
     yield Finding("torch", hello.torch, "", "imported once, by the process that starts all ranks")
     yield Finding("GPUs", len(hello.gpus), "", "" if hello.gpus else "torch finds none here: ranks run on the CPU")
     if hello.gpus:
-        with BareCluster(1, device="cpu", quiet=True) as cluster:  # a rank may touch CUDA; this process must not
+        with BareCluster(
+            1, device="cpu", quiet=True
+        ) as cluster:  # a rank may initialise CUDA, but this process must not
             sizes, nccl = cluster.run(_ask_gpus)[0].value
         for index, (name, size) in enumerate(zip(hello.gpus, sizes, strict=True)):
             yield Finding(f"GPU {index}", round(size / GIB, 1), "GiB", name)
@@ -147,7 +155,7 @@ def _torch(hello: Hello) -> Iterator[Finding]:
 
 
 def _rest(pid: int, at_most_s: float = 15.0) -> None:
-    """Wait until the process that starts ranks has nothing more to import: it would share the cores with us."""
+    """Wait until the process that starts ranks is done with its imports, which would disturb the measurements."""
     process, deadline, before = psutil.Process(pid), time.monotonic() + at_most_s, -1.0
     while (now := sum(process.cpu_times()[:2])) > before and time.monotonic() < deadline:
         before = now
@@ -165,7 +173,7 @@ def _measure(repeats: int) -> tuple[list[Finding], Line]:
     with BareCluster(2, quiet=True) as cluster:
         link = line_of(through(cluster.run(ping_pong, SIZES, repeats)[0].value))
         where = f"{cluster.choice.devices[0]}, {cluster.choice.backend}"
-    fresh, warm, private = (statistics.median(each) for each in zip(*timings, strict=True))
+    fresh, warm, private = (statistics.median(column) for column in zip(*timings, strict=True))
     return [
         Finding("fresh cluster", round(fresh * 1e3, 1), "ms", "from Cluster(4) to the first sum, median of 3"),
         Finding("warm call", round(warm * 1e3, 2), "ms", f"an empty function on 4 ranks, median of {60 * repeats}"),
@@ -186,7 +194,7 @@ def _time_cluster(calls: int) -> _Timing:
         cluster.run(_first_sum)
         fresh = time.perf_counter() - started
         warm = statistics.median(_time_call(cluster) for _ in range(calls))
-        private = statistics.median_high(each.private_bytes for each in cluster.status())
+        private = statistics.median_high(status.private_bytes for status in cluster.status())
     return _Timing(fresh, warm, private)
 
 

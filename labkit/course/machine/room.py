@@ -1,4 +1,4 @@
-"""How many ranks a lab takes on this machine, said in its first cell and not found out in its last."""
+"""How many ranks a lab can use on this machine, told in its first cell."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def room(
     free: Callable[[], int] | None = None,
     cores: int | None = None,
 ) -> int:
-    """`n_ranks`, or as many as a lab can use here; a printed line says why it is another number, or what to expect.
+    """`n_ranks`, or as many as a lab can use here; a printed line says why the number differs, or what to expect.
 
-    Below `least` the lab has nothing to show, so it takes `least`. Where `free()` memory (by default what the machine
-    and its container have left) is too little for `rank_bytes` each, it takes fewer, but not below `least`. More ranks
-    than `cores` take turns. ValueError for what is no number of ranks."""
+    Below `least` the lab has nothing to show, so it takes `least`. If `free()` memory (by default what the machine and
+    its container have left) is too little for `rank_bytes` each, it takes fewer, but not below `least`. More ranks than
+    `cores` take turns. ValueError for what is no number of ranks."""
     if not isinstance(n_ranks, int) or isinstance(n_ranks, bool):
         raise ValueError(f"n_ranks is a whole number such as 4, got {n_ranks!r}")
     taken = max(least, n_ranks)
     if taken != n_ranks:
         print(f"n_ranks={n_ranks} is too few for this lab: it takes {taken}")
-    has = (free or free_bytes)()
-    if taken * rank_bytes > has:
-        fits = max(least, has // rank_bytes)
+    spare = (free or free_bytes)()
+    if taken * rank_bytes > spare:
+        fits = max(least, spare // rank_bytes)
         mend = "close other kernels" + ("" if fits == taken else " to have them all")
         print(
-            f"{taken} ranks want about {taken * rank_bytes / MIB:,.0f} MiB, and {has / MIB:,.0f} MiB are free: "
+            f"{taken} ranks want about {taken * rank_bytes / MIB:,.0f} MiB, and {spare / MIB:,.0f} MiB are free: "
             f"this lab takes {fits}; {mend}"
         )
         taken = fits

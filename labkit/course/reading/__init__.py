@@ -1,1 +1,1 @@
-"""What helps to read: the library's own source, the sheet of verbs, the glossary."""
+"""Aids for reading: the library's own source, the sheet of verbs, the glossary."""

@@ -3,7 +3,7 @@
     notebooks/GLOSSARY.md                            all terms, made from glossary.toml
     [all-reduce](GLOSSARY.md#all-reduce "A ...")     in a lab: the first sentence hovers, a click opens the page
 
-`make notebooks` writes both, and a test holds them to what would be written.
+`make notebooks` writes both, and a test compares the files with what would be written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ APART = re.compile(
     r"|https?://\S+",
     re.DOTALL | re.MULTILINE,
 )
-"""Where words stand that are not prose."""
+"""Parts of a text that are not prose."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Term:
 
     @property
     def first_sentence(self) -> str:
-        """What hovers over the word."""
+        """The text that hovers over the word."""
         return re.split(r"(?<=[.?]) (?=[A-Z])", self.meaning)[0]
 
     @property
     def anchor(self) -> str:
-        """The place on the page, as JupyterLab names the place of a heading."""
+        """The anchor on the page, as JupyterLab names the anchor of a heading."""
         return self.name.replace(" ", "-")
 
 
@@ -65,7 +65,7 @@ def _file() -> dict[str, Any]:
 
 @cache
 def terms() -> tuple[Term, ...]:
-    """All terms, in alphabetical order. ValueError for one that has no whole sentence, or a double quote in it."""
+    """All terms, in alphabetical order. ValueError for one without a whole sentence, or with a double quote."""
     read = []
     for name, row in _file().items():
         if name == "everyday":
@@ -77,7 +77,7 @@ def terms() -> tuple[Term, ...]:
 
 
 def page(files: Mapping[str, str]) -> str:
-    """The page of all terms. `files`: lab to file, "03" -> "03_collectives.ipynb"; no other lab is linked."""
+    """The page of all terms. `files` maps labs to files, "03" -> "03_collectives.ipynb"; no other lab is linked."""
     entries = (f"## {term.name}\n\n{term.meaning} {_lab(term.lab, files)}\n" for term in terms())
     return "\n".join((OPENING, *entries))
 
@@ -87,12 +87,12 @@ def _lab(number: str, files: Mapping[str, str]) -> str:
 
 
 def plain(source: str) -> str:
-    """Markdown without the links of this page."""
+    """Markdown without the links to the glossary."""
     return LINK.sub(r"\1", source)
 
 
 def linked(sources: list[str], lab: str) -> list[str]:
-    """The Markdown cells of a lab, with the first use of each term linked; links that were there are made anew."""
+    """The Markdown cells of a lab, with the first use of each term linked; old links are replaced."""
     names = {form: term for term in terms() if term.since <= lab for form in (term.name, *term.forms)}
     names |= {form[0].upper() + form[1:]: term for form, term in names.items()}
     everyday = "|".join(map(re.escape, _file()["everyday"]))
@@ -110,9 +110,9 @@ def linked(sources: list[str], lab: str) -> list[str]:
     cells = []
     for source in sources:
         text, parts, end = plain(source), list[str](), 0
-        for apart in APART.finditer(text):
-            parts += [word.sub(link, text[end : apart.start()]), apart[0]]
-            end = apart.end()
+        for passage in APART.finditer(text):
+            parts += [word.sub(link, text[end : passage.start()]), passage[0]]
+            end = passage.end()
         cells.append("".join((*parts, word.sub(link, text[end:]))))
     return cells
 

@@ -1,4 +1,4 @@
-"""`show`: the library's own source, in the notebook. What is shown is what runs."""
+"""`show`: the library's own source, in the notebook. What is shown is the code that runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from labkit.course.reading.verbs import Sheet
 
-# JupyterLab's own colours, which follow its theme; where there are none (an export, another editor) a tone between
-# black and white, that reads on both.
+# JupyterLab's own colours, which follow its theme; where those are missing (in an export or another editor), a tone
+# that can be read on black and on white.
 INK = MappingProxyType(
     {
         Comment: "var(--jp-mirror-editor-comment-color,#5a8080)",
@@ -90,7 +90,7 @@ def _place(file: str | None) -> str:
     package = Path(__file__).parents[2]
     if path.is_relative_to(package):
         return path.relative_to(package.parent).as_posix()
-    return path.name if path.is_file() else "this notebook"  # the kernel invents a path for each cell
+    return path.name if path.is_file() else "this notebook"  # the kernel makes up a path for each cell
 
 
 def _ink(kind: Any, text: str) -> str:
@@ -99,5 +99,5 @@ def _ink(kind: Any, text: str) -> str:
     if kind is None:
         return escape(text)
     ink = INK[kind]
-    plain = ink[ink.index("#") : -1]  # for a notebook that is not trusted: there JupyterLab drops every var()
+    plain = ink[ink.index("#") : -1]  # for untrusted notebooks, in which JupyterLab drops every var()
     return f'<span style="color:{plain};color:{ink}">{escape(text)}</span>'

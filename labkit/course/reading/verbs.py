@@ -1,6 +1,6 @@
-"""The verbs of a `Group` on one sheet: what each takes and gives, what this rank sends, and whether it waits.
+"""The verbs of a `Group` on one sheet: what each takes and returns, what this rank sends, and whether it waits.
 
-labkit.show("verbs")        the same sheet stands, folded, at the top of each notebook of exercises
+labkit.show("verbs")        shows it; the same sheet is folded at the top of each notebook of exercises
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """One row: how it is called, the local shapes, the bytes that this rank sends (n ranks, X bytes in x), the wait."""
+    """One row: the call, the local shapes, the bytes that this rank sends (n ranks, X bytes in x), and the wait."""
 
     call: str
     shapes: str
@@ -55,11 +55,14 @@ def markdown() -> str:
 
 
 class Sheet:
-    """The sheet, as a notebook or a terminal shows it."""
+    """The sheet as a table, in a notebook or a terminal."""
 
     def __repr__(self) -> str:
-        wide = [max(len(row[k]) for row in (HEAD, *VERBS)) for k in range(len(HEAD))]
-        lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)).rstrip() for row in (HEAD, *VERBS))
+        widths = [max(len(row[k]) for row in (HEAD, *VERBS)) for k in range(len(HEAD))]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (HEAD, *VERBS)
+        )
         return "\n".join([*lines, "", BELOW.replace("`", "")])
 
     def _repr_html_(self) -> str:

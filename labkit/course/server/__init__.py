@@ -1,1 +1,1 @@
-"""JupyterLab: starting it, trying it without a browser, where the labs lie and whose copies they are."""
+"""JupyterLab: starting it, testing it without a browser, finding the labs, and the learner's copies of them."""

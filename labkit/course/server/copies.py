@@ -1,9 +1,9 @@
-"""The learner's own copies of the notebooks: what is shipped stays as it is, and nobody's work is ever written over.
+"""The learner's own copies of the notebooks: the shipped ones stay as they are, and no learner's work is overwritten.
 
     notebooks/03_collectives.ipynb   as shipped              my/notebooks/03_collectives.ipynb       the learner's
 
-A copy that nobody has worked in follows the shipped one after an update. Beside one that has work in it, the new
-version is put under another name, `03_collectives.new.ipynb`. Whoever deletes a copy gets a fresh one.
+After an update, an unchanged copy is replaced by the new version. If the copy was changed, the new version is put
+beside it under another name, `03_collectives.new.ipynb`. Whoever deletes a copy gets a fresh one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 FOLDERS = ("notebooks", "exercises", "solutions")
 KEPT = ".copied.json"
-"""In the learner's folder: file -> the sum of the version that it was copied from."""
+"""A file in the learner's folder: for each copy, the checksum of the version that it was copied from."""
 
 
 def sum_of(path: Path) -> str:
@@ -25,31 +25,31 @@ def sum_of(path: Path) -> str:
 
 
 def bring(root: Path, home: Path) -> list[str]:
-    """Copy to `home` what is new in the notebooks of `root`. Returns a sentence for each new version beside an old one.
+    """Copy to `home` what is new in the notebooks of `root`. Returns a sentence for each version put beside a copy.
 
-    OSError where `home` cannot be written."""
+    OSError if `home` cannot be written."""
     kept = home / KEPT
     try:
         versions: dict[str, str] = json.loads(kept.read_text())
-    except (FileNotFoundError, ValueError):  # the first time, or a torn file: then every copy counts as somebody's work
+    except (FileNotFoundError, ValueError):  # the first time, or a damaged file: then every copy counts as changed
         versions = {}
     sentences = []
     for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("[!.]*") if path.is_file()):
         name = path.relative_to(root).as_posix()
-        mine, now, before = home / name, sum_of(path), versions.get(name)
-        mine.parent.mkdir(parents=True, exist_ok=True)
-        if not mine.exists() or (now != before and sum_of(mine) in (now, before)):
-            shutil.copyfile(path, mine)
-        elif now not in (before, sum_of(mine)):
-            fresh = _free(mine)
+        copy, digest, copied_digest = home / name, sum_of(path), versions.get(name)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if not copy.exists() or (digest != copied_digest and sum_of(copy) in (digest, copied_digest)):
+            shutil.copyfile(path, copy)
+        elif digest not in (copied_digest, sum_of(copy)):
+            fresh = _free(copy)
             shutil.copyfile(path, fresh)
             sentences.append(f"{name} has a new version: {fresh} lies beside yours, which stays as it is")
-        versions[name] = now
+        versions[name] = digest
     kept.write_text(json.dumps(versions, indent=1))
     return sentences
 
 
 def _free(mine: Path) -> Path:
-    """A name beside a copy that no file has yet: 03_collectives.new.ipynb, then 03_collectives.new2.ipynb."""
+    """A free name beside a copy: 03_collectives.new.ipynb, then 03_collectives.new2.ipynb."""
     names = (f"{mine.stem}.new{number if number > 1 else ''}{mine.suffix}" for number in itertools.count(1))
     return next(path for path in map(mine.with_name, names) if not path.exists())

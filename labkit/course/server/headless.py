@@ -1,4 +1,4 @@
-"""`labkit lab --check`: the main job without a browser. The real server, the real kernel, every cell of a lab."""
+"""`labkit lab --check`: the main job without a browser, with the real server, the real kernel, every cell of a lab."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PROVE = "from labkit.course.server.proof import prove as _prove; _proof = list(_
 
 
 def check(notebook: Path, say: Callable[[str], None] = print) -> bool:
-    """Start the server that `labkit lab` starts, run `notebook` in it, say what worked, leave nothing running.
+    """Start the same server as `labkit lab`, run `notebook` in it, report what worked, and leave nothing running.
 
-    The notebook on disk is not changed. Returns whether every cell ran (those tagged raises-exception may fail), the
-    ranks that its kernel starts compute and send what they must, and every process is gone afterwards.
+    The notebook on disk is not changed. True if every cell ran (those tagged raises-exception may fail), if ranks that
+    its kernel starts compute and send what they must, and if every process is gone afterwards.
     Raises RuntimeError, with the server's last words, if the server does not start."""
     with _server(notebook, say) as jupyter:
         good = jupyter.run(notebook, say)
@@ -47,7 +47,7 @@ class Jupyter:
         self.family: set[psutil.Process] = set()
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
-        """One request to the server's REST interface, never by way of a proxy."""
+        """Send one request to the server's REST interface, never through a proxy."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
@@ -56,7 +56,7 @@ class Jupyter:
         return json.loads(text) if text else None
 
     def run(self, notebook: Path, say: Callable[[str], None]) -> bool:
-        """Every code cell in a fresh kernel, then the proof in the same kernel."""
+        """Run every code cell in a fresh kernel, then the proof in the same kernel."""
         started = time.monotonic()
         content = nbformat.read(notebook, as_version=4)
         kernel_name = content.metadata.get("kernelspec", {}).get("name", "python3")
@@ -76,7 +76,7 @@ class Jupyter:
             self.ask(f"/api/sessions/{session['id']}", method="DELETE")
 
     def stop(self) -> None:
-        """End the server, which ends its kernels; a kernel's end is the end of its ranks."""
+        """End the server, which ends its kernels, which end their ranks."""
         self.process.terminate()
         try:
             self.process.wait(STOP_S)
@@ -85,7 +85,7 @@ class Jupyter:
             self.process.wait()
 
     def left(self) -> list[str]:
-        """Which of the processes that the server, its kernels and their ranks were are still there; they are ended."""
+        """The names of processes of the server, its kernels and their ranks that still run; these are then killed."""
         _, alive = psutil.wait_procs(list(self.family), timeout=STOP_S)
         names = [f"{process.pid} {process.name()}" for process in alive if process.is_running()]
         for process in alive:
@@ -94,7 +94,7 @@ class Jupyter:
 
 
 class Channel:
-    """The wire to a kernel, through the server, in Jupyter's message protocol 5.3."""
+    """The connection to a kernel, through the server, in Jupyter's message protocol 5.3."""
 
     def __init__(self, jupyter: Jupyter, kernel: str):
         address = jupyter.url.replace("http", "ws", 1)
@@ -104,7 +104,7 @@ class Channel:
         self.session = uuid.uuid4().hex
 
     def execute(self, code: str, expression: str = "") -> tuple[str | None, Any]:
-        """Run one cell. Returns its error in a line, or None; and the value of `expression`, plain data."""
+        """Run one cell. Returns its error in one line, or None; and the value of `expression` as plain data."""
         ident = uuid.uuid4().hex
         header = {"msg_id": ident, "msg_type": "execute_request", "session": self.session, "username": ""}
         ask = {"value": expression} if expression else {}
@@ -128,11 +128,11 @@ class Channel:
                 reply = heard["content"] if heard["msg_type"] == "execute_reply" else reply
         if reply["status"] != "ok":
             return f"{reply.get('ename', reply['status'])}: {reply.get('evalue', '')}".splitlines()[0], None
-        told = reply["user_expressions"].get("value", {}).get("data", {}).get("text/plain")
-        return None, ast.literal_eval(told) if told else None
+        value = reply["user_expressions"].get("value", {}).get("data", {}).get("text/plain")
+        return None, ast.literal_eval(value) if value else None
 
     def close(self) -> None:
-        """Hang up; the kernel goes on."""
+        """Close the connection; the kernel goes on."""
         self.wire.close()
 
 
@@ -167,7 +167,7 @@ def _prove(channel: Channel, say: Callable[[str], None]) -> bool:
 @contextmanager
 def _server(notebook: Path, say: Callable[[str], None]) -> Iterator[Jupyter]:
     started = time.monotonic()
-    with tempfile.TemporaryFile() as log:  # not a pipe: nobody would read it while the server writes
+    with tempfile.TemporaryFile() as log:  # not a pipe, which would fill up while nobody reads it
         command = server.command(notebook, port=0, browser=False)
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
         jupyter = Jupyter(process, "", "")
@@ -180,13 +180,13 @@ def _server(notebook: Path, say: Callable[[str], None]) -> Iterator[Jupyter]:
 
 
 def _address(jupyter: Jupyter, log: Any) -> tuple[str, str]:
-    """Where the server says it is, in the file that it writes for its own user only."""
+    """The server's address and token, from the file that it writes for its own user only."""
     note = Path(jupyter_runtime_dir()) / f"jpserver-{jupyter.process.pid}.json"
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and jupyter.process.poll() is None:
         try:
-            said = json.loads(note.read_text())
-            jupyter.url, jupyter.token = said["url"].rstrip("/"), said["token"]
+            settings = json.loads(note.read_text())
+            jupyter.url, jupyter.token = settings["url"].rstrip("/"), settings["token"]
             jupyter.ask("/api/status")
             return jupyter.url, jupyter.token
         except (OSError, ValueError):  # not written yet, half written, not listening yet

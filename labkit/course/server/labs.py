@@ -1,4 +1,4 @@
-"""Where the labs lie: on the disk, and on the Jupyter server that this kernel belongs to."""
+"""Where the labs are: on the disk, and on the Jupyter server that this kernel belongs to."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ CHECKOUT = Path(__file__).parents[3]
 
 
 def labs(pattern: str = "[0-9]*.ipynb") -> list[Path]:
-    """All labs, in order; one in the present folder, or near it, comes before the one that labkit brings."""
+    """All labs, in order; one in or near the present folder is preferred to the one that labkit brings."""
     folders = (CHECKOUT / "notebooks", Path("..", "notebooks"), Path("notebooks"))
     paths = {path.name: path.resolve() for folder in folders for path in folder.glob(pattern)}
-    return [paths[name] for name in sorted(paths) if ".new" not in name]  # a new version that lies beside a copy
+    return [paths[name] for name in sorted(paths) if ".new" not in name]  # without new versions beside changed copies
 
 
 def addresses() -> dict[str, str]:
-    """Lab -> its address on the server, {"03": "/lab/tree/notebooks/03_collectives.ipynb"}.
+    """The address of each lab on the server: {"03": "/lab/tree/notebooks/03_collectives.ipynb"}.
 
-    Without labs that the server does not show; {} where a kernel has no server, as in a terminal or another editor."""
-    told = Path(jupyter_runtime_dir()) / f"jpserver-{os.getppid()}.json"  # a server writes it, and starts its kernels
+    Labs outside the server's folder are left out; {} if the kernel has no server, as in a terminal."""
+    info = Path(jupyter_runtime_dir()) / f"jpserver-{os.getppid()}.json"  # a server writes it, and starts its kernels
     try:
-        server = json.loads(told.read_text(encoding="utf-8"))
+        server = json.loads(info.read_text(encoding="utf-8"))
         root, base = Path(server["root_dir"]).resolve(), str(server["base_url"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    found = [path for path in labs("[0-9][0-9]_*.ipynb") if path.is_relative_to(root)]
-    return {path.name[:2]: f"{base}lab/tree/{quote(path.relative_to(root).as_posix())}" for path in found}
+    shown = [path for path in labs("[0-9][0-9]_*.ipynb") if path.is_relative_to(root)]
+    return {path.name[:2]: f"{base}lab/tree/{quote(path.relative_to(root).as_posix())}" for path in shown}

@@ -1,4 +1,4 @@
-"""A proof in one call: ranks start, the ring adds up, and the ledger says what the law says."""
+"""A proof in one call: ranks start, the ring gives the right sum, and the ledger agrees with the law."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.plan.collectives import sent_bytes
 
 
 class Proof(NamedTuple):
-    """What `prove` saw: `processes` different ids, `seconds` from nothing to the first sum, bytes by rank."""
+    """What `prove` measured: `processes` different ids, `seconds` from nothing to the first sum, bytes by rank."""
 
     n_ranks: int
     processes: int
@@ -23,12 +23,12 @@ class Proof(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether every part of it is as it must be."""
+        """True if sum, processes and bytes are all right."""
         return self.right and self.processes == self.n_ranks and self.sent_bytes == self.law_bytes
 
     def sentences(self) -> tuple[str, str]:
-        """In words: the ranks, then the bytes."""
-        sent, law = (" ".join(map(str, sorted(set(each)))) for each in (self.sent_bytes, self.law_bytes))
+        """The result in words: the ranks, then the bytes."""
+        sent, law = (" ".join(map(str, sorted(set(n_bytes)))) for n_bytes in (self.sent_bytes, self.law_bytes))
         return (
             f"{self.processes} ranks, each a process of its own, from nothing to their first sum in "
             f"{self.seconds:.2f} s; the sum is {'right' if self.right else 'wrong'}",

@@ -1,4 +1,4 @@
-"""The JupyterLab server: one command, whether a person opens a lab or a check runs it."""
+"""The JupyterLab server: the same command when a person opens a lab and when a check runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def root_of(notebook: Path) -> Path:
 
 
 def command(notebook: Path, port: int = 8888, browser: bool = True) -> list[str]:
-    """What starts JupyterLab on `notebook`: it listens on this machine only, and asks the network for nothing.
+    """The command that starts JupyterLab on `notebook`: it listens on this machine only, and sends nothing anywhere.
 
     `port` is the first to try, the server takes the next free one; 0 leaves the choice to the system."""
     root = root_of(notebook)
@@ -25,8 +25,8 @@ def command(notebook: Path, port: int = 8888, browser: bool = True) -> list[str]
         f"ServerApp.root_dir={root}",
         f"ServerApp.open_browser={browser}",
         f"LabApp.default_url=/lab/tree/{quote(notebook.resolve().relative_to(root).as_posix())}",
-        f"LabApp.app_settings_dir={Path(__file__).parent / 'jupyter'}",  # no news, no question about news
-        "LabApp.expose_app_in_browser=True",  # a card opens the lab that shows it, beside the card
+        f"LabApp.app_settings_dir={Path(__file__).parent / 'jupyter'}",  # no news, and no question about news
+        "LabApp.expose_app_in_browser=True",  # so that a card can open its lab beside the card
     ]
     as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     return [sys.executable, "-m", "jupyterlab", *(f"--{option}" for option in options), *as_root]

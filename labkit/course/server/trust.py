@@ -1,8 +1,8 @@
-"""JupyterLab's trust in the labs as they are shipped: their stored pictures are shown as they are.
+"""JupyterLab's trust in the labs as they are shipped, so that it shows their stored pictures.
 
 JupyterLab removes styles and drawings from the outputs of a notebook that its user has not run, unless the notebook is
-signed with the user's own key. `SHA256SUMS` beside the labs names their contents, as the program sha256sum writes them,
-and a lab that still has those contents is signed, as `jupyter trust` would do it. One that somebody has changed is not.
+signed with the user's own key. `SHA256SUMS` beside the labs has their checksums in the format of sha256sum, and a lab
+with the same checksum is signed, as `jupyter trust` would do it. One that somebody has changed is not.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ SUMS = "SHA256SUMS"
 
 
 def note(folder: Path | str) -> None:
-    """Write SHA256SUMS for the notebooks of a folder as they are now: this is what will be trusted."""
+    """Write SHA256SUMS for the notebooks of a folder as they are now: these versions will be trusted."""
     notebooks = sorted(Path(folder).glob("*.ipynb"))
     (Path(folder) / SUMS).write_text("".join(f"{sum_of(path)}  {path.name}\n" for path in notebooks))
 
 
 def as_shipped(notebooks: Iterable[Path]) -> list[Path]:
-    """The notebooks whose contents are those that the file SHA256SUMS in their folder names."""
+    """The notebooks whose checksum is the one that SHA256SUMS in their folder has."""
     return [path for path in notebooks if sum_of(path) == _named(path.parent / SUMS).get(path.name)]
 
 
 def trust(notebooks: Iterable[Path]) -> list[Path]:
-    """Sign the notebooks that are as they were shipped with this user's key. Returns those."""
+    """Sign the notebooks that are unchanged since they were shipped with this user's key. Returns them."""
     notary, signed = NotebookNotary(), as_shipped(notebooks)
     for path in signed:
         notebook = nbformat.read(path, as_version=4)

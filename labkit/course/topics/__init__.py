@@ -1,1 +1,1 @@
-"""Widgets of single labs, each beside its picture, and the design cases that the planner's panel asks about."""
+"""Widgets for single labs, each beside its picture, and the design cases for the planner's panel."""

@@ -1,4 +1,4 @@
-"""How large should a bucket be? Move its size and the speed of the link over a recorded backward; run it for real."""
+"""How large should a bucket be? Change its size and the link's speed for a recorded backward; run it for real."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from labkit.view.units import bytes_text, parsed
 
 
 class BucketExplorer(Explorer):
-    """A slider over bucket sizes, or a size to be typed (`96 KiB`), and one for the link; arrow keys move a slider.
+    """A slider for bucket sizes, or a size to be typed (`96 KiB`), and one for the link; arrow keys move a slider.
 
     `ready`, `wire` and `backward_s` are the recording (see plan/replay.py); `measured` maps bucket bytes to seconds,
     drawn while the link is the recorded one. With `measure(bucket_bytes) -> seconds` a button runs the real step; a
-    line says so meanwhile, and the kernel's stop button ends it. `.bucket_bytes` is what is shown, `.picture` the last
-    one that made sense; nonsense leaves it and says why."""
+    line says so meanwhile, and the kernel's stop button ends it. `.bucket_bytes` is the shown size, `.picture` the last
+    valid picture; invalid input keeps it and shows the reason."""
 
     def __init__(
         self,
@@ -46,22 +46,22 @@ class BucketExplorer(Explorer):
         self.button.on_click(lambda _: self.run())
 
     def choose(self) -> None:
-        """Take the slider's size into the field, which draws."""
+        """Copy the slider's size into the field, and draw."""
         self.typed.value = bytes_text(self.size.value)
         self.draw()
 
     def drawn(self) -> Picture:
-        """The replay of the chosen size. ValueError for one that is no number of bytes."""
+        """The replay with the chosen size. ValueError for input that is no number of bytes."""
         chosen = parsed(self.typed.value, "B")
         if self.typed.value == bytes_text(self.size.value):
-            chosen = self.size.value  # the words are rounded
+            chosen = self.size.value  # the text is rounded, the slider's value is exact
         line = Line(self.wire.alpha_s, self.wire.beta_s_per_byte / self.speed.value)
         picture = buckets(self.ready, chosen, line, self.backward_s, self.measured if self.speed.value == 1 else None)
         self.bucket_bytes = int(chosen)
         return picture
 
     def run(self) -> None:
-        """Measure the chosen size on the ranks, and draw it as a dot. An error is told."""
+        """Measure the chosen size on the ranks, and draw it as a dot. An error is shown."""
         if self.measure is None:
             return
         self.said.value, self.button.disabled = "<i>running on the ranks (the kernel's stop button ends it)</i>", True

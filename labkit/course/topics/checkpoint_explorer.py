@@ -1,4 +1,4 @@
-"""How long should a checkpointed segment be? Move layers, length and what a layer holds; see bytes and flops."""
+"""How long should a checkpointed segment be? Change layers, length and bytes of a layer; see bytes and flops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CheckpointExplorer(Explorer):
     """Sliders over the law of segments, starting at `stack` and at the best whole length; arrow keys move a slider.
 
     `measured` maps lengths to bytes of `stack`: dots that are drawn while its layers and bytes are shown. `cap_bytes`
-    is a line, to be typed (`16 MiB`, empty for none). `.stack` is what is shown, `.picture` the last one that made
-    sense; nonsense in the field leaves it and says why."""
+    is a line, to be typed (`16 MiB`, empty for none). `.stack` is the shown stack, `.picture` the last valid picture;
+    invalid input keeps it and shows the reason."""
 
     def __init__(
         self, stack: Stack, measured: Mapping[int, float] | None = None, cap_bytes: float | None = None
@@ -39,13 +39,13 @@ class CheckpointExplorer(Explorer):
 
     @property
     def stack(self) -> Stack:
-        """The stack that the sliders describe; its inputs have the bytes of the first one's."""
+        """The stack that the sliders describe; its inputs have as many bytes as the first one's."""
         size, ratio = self.first.input_bytes, self.ratio.value
         same = self.layers.value == self.first.n_layer and ratio == round(self.first.layer_bytes / size)
         return self.first if same else Stack(self.layers.value, ratio * size, size)
 
     def drawn(self) -> Picture:
-        """For the present controls; no segment is longer than all layers. ValueError for a cap that is no bytes."""
+        """The picture for the present controls; no segment is longer than all layers. ValueError for an invalid cap."""
         self.length.max = self.layers.value
         stack, typed = self.stack, self.cap.value.strip()
         cap = parsed(typed, "B") if typed else None

@@ -1,4 +1,4 @@
-"""How few gradients are enough? The share that travels, with and without error feedback, on recorded runs."""
+"""How few gradients are enough? The share that is sent, with and without error feedback, on recorded runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class CompressionExplorer(Explorer):
     """A slider over the shares that were recorded, a box for error feedback, and a number of ranks to be typed.
 
     `runs` maps (share, feedback) to losses, `dense` has those of exact gradients, all of `numel` float32 gradients on
-    `n_ranks` ranks; `measured` maps shares to bytes that a rank sent a step. Arrow keys move the slider, the space bar
-    ticks the box. `.picture` is the last picture that made sense; nonsense leaves it and says why. ValueError for no
-    runs."""
+    `n_ranks` ranks; `measured` maps shares to bytes that a rank sent in a step. Arrow keys move the slider, the space
+    bar ticks the box. `.picture` is the last valid picture; invalid input keeps it and shows the reason. ValueError for
+    no runs."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class CompressionExplorer(Explorer):
         super().__init__(controls, controls)
 
     def drawn(self) -> Picture:
-        """For the present controls. ValueError for a number of ranks that is none."""
+        """The picture for the present controls. ValueError for an invalid number of ranks."""
         share, feedback = self.share.value, self.feedback.value
         curves: dict[str, Losses] = {"dense": self.dense}
         if (share, feedback) in self.runs:

@@ -1,4 +1,4 @@
-"""When does a ring beat a tree? Move the number of ranks, the latency and the bandwidth, and see."""
+"""When does a ring beat a tree? Change the number of ranks, the latency and the bandwidth, and see."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from labkit.view.svg import Picture
 
 MOST_RANKS = 64
 STEP = 0.01
-"""Decades that a slider moves at a time, 2.3%."""
+"""The step of a slider in decades, 2.3%."""
 
 
 class CrossoverExplorer(Twin, widgets.VBox):
     """Sliders over the laws of all_reduce, starting at `link` (your own, as measured) and `n_ranks` (2 to 64).
 
-    A link outside the sliders' range starts at their end; `.link` is what they show. A browser moves a slider to the
-    nearest of its steps as soon as it is drawn: a slider that is as near as that to where it began still means the
-    measured number, so that the picture says the same crossover as every other one of this link."""
+    A link outside the sliders' range starts at their end; `.link` is the link that they show. A browser rounds a slider
+    to its nearest step as soon as it is drawn. A slider that is within that rounding of its start therefore still means
+    the measured number, so that this picture shows the same crossover as all others of this link."""
 
     def __init__(self, link: Line, n_ranks: int = 4):
         self.ranks = widgets.IntSlider(min(max(n_ranks, 2), MOST_RANKS), 2, MOST_RANKS, description="ranks")
@@ -52,7 +52,7 @@ class CrossoverExplorer(Twin, widgets.VBox):
 
 
 def _unmoved(value: float, began: float) -> float:
-    """Where a slider began, if it is no further from there than half a step, to which a browser rounds."""
+    """The start of a slider, if it is within half a step of it, to which a browser rounds; else the value."""
     return began if abs(math.log10(value / began)) <= STEP / 2 * (1 + 1e-6) else value
 
 

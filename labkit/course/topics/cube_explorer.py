@@ -1,4 +1,4 @@
-"""Which ranks work together? Move dp, pp, tp and the rank, and see its three groups light up."""
+"""Which ranks work together? Change dp, pp, tp and the rank, and see its three groups light up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.view.cube import cube
 from labkit.view.svg import Picture
 
 MOST = 16
-"""The longest axis of the sliders; a longer one of the first layout is taken as it is."""
+"""The longest axis of the sliders, unless the first layout has a longer one."""
 
 
 class CubeExplorer(Twin, widgets.VBox):

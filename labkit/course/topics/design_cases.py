@@ -1,11 +1,11 @@
-"""Four design cases: a model, some devices, a batch, and the question that somebody asks about them.
+"""Four design cases: a model, some devices, a batch, and the question that is asked about them.
 
     case("eight").question         the question in words
-    case("eight").given            its numbers, each with where it comes from
-    case("eight").found            what the planner answers: kept plans, best first, then refused ones with reasons
+    case("eight").given            its numbers, each with its source
+    case("eight").found            the planner's answer: kept plans, best first, then refused ones with reasons
     case("eight").asks             what a good answer has to say, in order
 
-A case is frozen data: the interview room and the planner's panel load the same ones that the lab works through.
+A case is frozen data: the mock interview and the planner's panel load the same cases as the lab.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ IN_ORDER = (
 class Case:
     """One question to a planner.
 
-    shape, hardware, n_ranks, batch, seq, precision   what `labkit.plans` is asked
-    asks                                              what a good answer says, in the order in which it says it
+    shape, hardware, n_ranks, batch, seq, precision   the arguments for `labkit.plans`
+    asks                                              the points of a good answer, in order
     """
 
     name: str
@@ -113,13 +113,13 @@ CASES = (EIGHT, SEVENTY, AUDIO, FIVE_HUNDRED)
 
 
 def case(name: str | Case) -> Case:
-    """A case by its name: "eight", "seventy", "audio", "512". ValueError that names the nearest for another."""
+    """A case by its name: "eight", "seventy", "audio", "512". ValueError, with the nearest name, for another."""
     if isinstance(name, Case):
         return name
-    names = [each.name for each in CASES]
-    for each in CASES:
-        if each.name == name:
-            return each
+    names = [candidate.name for candidate in CASES]
+    for candidate in CASES:
+        if candidate.name == name:
+            return candidate
     near = difflib.get_close_matches(str(name).lower(), names, 1, 0.4)
     raise ValueError(
         f"no case {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Explain this trace: look at a recorded run, say what it shows, and see the measurement that settles it."""
+"""Explain this trace: look at a recorded run, choose what it shows, and see the measurement that decides it."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ LOOK = "look first"
 
 
 class ExplainTrace(Explorer):
-    """A menu of recorded runs and one of what they may show. Until you have said something, no cause is drawn.
+    """A menu of recorded runs, and a menu of what they may show. Until you have chosen an answer, no cause is drawn.
 
-    `traces` maps a name that gives nothing away to the merged recording of a run. `.answers` has what was said last of
-    each, `.right` how many of them the measurement confirms. ValueError for no trace at all, and for one that shows no
-    time."""
+    `traces` maps a name that gives nothing away to the merged recording of a run. `.answers` has the last answer for
+    each, `.right` how many of them the measurement confirms. ValueError for no traces, and for one without time."""
 
     def __init__(self, traces: Mapping[str, Recording]) -> None:
         if not traces:
             raise ValueError("there is no trace to explain: give at least one name and its recording")
-        self.traces, self.truth = dict(traces), {name: diagnosed(each) for name, each in traces.items()}
+        self.traces, self.truth = dict(traces), {name: diagnosed(trace) for name, trace in traces.items()}
         self.answers: dict[str, str] = {}
         wide = {"layout": {"width": "500px"}, "style": {"description_width": "90px"}}
         self.trace = widgets.Dropdown(options=tuple(traces), description="trace", **wide)
-        told = [(LOOK, ""), *((words, kind) for kind, words in KINDS.items())]
-        self.says = widgets.Dropdown(options=told, value="", description="it shows", **wide)
+        choices = [(LOOK, ""), *((words, kind) for kind, words in KINDS.items())]
+        self.says = widgets.Dropdown(options=choices, value="", description="it shows", **wide)
         self._last = self.trace.value
         super().__init__([self.trace, self.says], [self.trace, self.says])
 
     @property
     def right(self) -> int:
-        """Traces of which the last answer is the measured one."""
-        return sum(self.truth[name] == said for name, said in self.answers.items())
+        """The number of traces whose last answer is the measured one."""
+        return sum(self.truth[name] == answer for name, answer in self.answers.items())
 
     def drawn(self) -> Picture:
-        """The trace as a profiler has it; once there is an answer, with what every rank waited for."""
+        """The trace as a profiler shows it; once there is an answer, also what every rank waited for."""
         name = self.trace.value
         if name != self._last:
             self._last, self.says.value = name, self.answers.get(name, "")
-        said, recording = self.says.value, self.traces[name]
-        if not said:
+        answer, recording = self.says.value, self.traces[name]
+        if not answer:
             self.answers.pop(name, None)
             return unlabelled(recording, f"{name}: what does it show?")
-        self.answers[name] = said
-        verdict = "Right" if said == self.truth[name] else f"No: {KINDS[self.truth[name]]}"
+        self.answers[name] = answer
+        verdict = "Right" if answer == self.truth[name] else f"No: {KINDS[self.truth[name]]}"
         count = f"{self.right} of {len(self.traces)} explained"
         self.note = f"<b>{escape(verdict)}</b> · {count}<br>{escape(explained(recording))}"
         return overlap(recording, name)

@@ -1,4 +1,4 @@
-"""What does a format make of a number? Type one, or flip its bits, and see all formats side by side."""
+"""How does a format store a number? Type one, or flip its bits, and see all formats side by side."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from labkit.train.formats import FORMATS, Format
 from labkit.view.svg import Picture
 
 STYLES = ("danger", "warning", "info")
-"""Sign, exponent, mantissa, as JupyterLab's themes colour buttons; gaps say the same."""
+"""Button styles of sign, exponent and mantissa in JupyterLab's themes; gaps between the bits show the same."""
 
 
 class FloatExplorer(Twin, widgets.VBox):
     """A field for the number (`0.00012`, `2^-24`, `1 + 2^-9`, `inf`), a menu of formats, the bits of the chosen one.
 
-    A click flips a bit; Tab goes from bit to bit, Space flips. `.value` is the number, `.picture` all formats with it.
-    What is no number is told, and the last one stays. ValueError for a format that is not among `formats`."""
+    A click flips a bit; Tab goes from bit to bit, Space flips. `.value` is the number, `.picture` shows it in all
+    formats. Invalid input is reported, and the last number stays. ValueError for a format not among `formats`."""
 
     def __init__(self, value: float = 0.00012, format: str = "bf16", formats: Mapping[str, Format] = FORMATS):
         if format not in formats:
@@ -30,8 +30,8 @@ class FloatExplorer(Twin, widgets.VBox):
         self.formats, self.value = dict(formats), float(value)
         self.field = widgets.Text(f"{value:.15g}", description="number", continuous_update=False)
         self.chosen = widgets.Dropdown(options=[*formats], value=format, description="bits of")
-        longest = max(each.n_bits for each in formats.values())
-        self.near, self.last = (  # shared: the last bit of a field keeps a distance
+        longest = max(entry.n_bits for entry in formats.values())
+        self.near, self.last = (  # shared layouts; the last bit of a field has a wider margin
             widgets.Layout(width="21px", padding="0", margin=margin) for margin in ("2px 1px", "2px 9px 2px 1px")
         )
         first = widgets.ToggleButton(layout=self.near)
@@ -101,8 +101,8 @@ class FloatExplorer(Twin, widgets.VBox):
         return self.picture
 
 
-def _same(said: str, value: float) -> bool:
+def _same(typed: str, value: float) -> bool:
     try:
-        return number(said) == value
+        return number(typed) == value
     except ValueError:
         return False

@@ -18,8 +18,8 @@ from labkit.view.units import parsed, seconds_text
 class GatherExplorer(Explorer):
     """Recorded films by name: choose a run, move to a moment (arrow keys step), or type a time (`120 ms`).
 
-    Begins where the most weights are held. `.film` and `.moment` are what is shown, `.picture` the last picture; a time
-    that the film does not have leaves it and says so. ValueError for no films."""
+    Starts where the most weights are held. `.film` and `.moment` are what is shown, `.picture` the last picture; a time
+    outside the film keeps it and shows the reason. ValueError for no films."""
 
     def __init__(self, films: Mapping[str, GatherFilm]) -> None:
         if not films:
@@ -38,23 +38,23 @@ class GatherExplorer(Explorer):
 
     @property
     def film(self) -> GatherFilm:
-        """The chosen run's."""
+        """The film of the chosen run."""
         return self.films[self.run.value]
 
     @property
     def moment(self) -> int:
-        """How many changes have happened."""
+        """The number of changes that have happened."""
         return int(self.slider.value)
 
     def change_run(self) -> None:
-        """Show another run, where it holds the most weights."""
+        """Show another run, at the moment when it holds the most weights."""
         with self.slider.hold_trait_notifications():
             self.slider.max = len(self.film.changes)
             self.slider.value = self.film.peak
         self.draw()
 
     def go(self) -> None:
-        """To the last change before the typed time; nonsense is told, and nothing moves."""
+        """Go to the last change before the typed time; for invalid input show the reason, and stay."""
         typed = self.time.value.strip()
         if not typed:
             return
@@ -69,5 +69,5 @@ class GatherExplorer(Explorer):
         self.draw()
 
     def drawn(self) -> Picture:
-        """The present moment of the chosen run."""
+        """The chosen run at the present moment."""
         return gather_film(self.film, self.moment, self.run.value)

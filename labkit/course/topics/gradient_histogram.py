@@ -1,4 +1,4 @@
-"""Which gradients does a format lose? Move the loss scale, choose the format and the layer, and see them shift."""
+"""Which gradients does a format lose? Change the loss scale, the format and the layer, and see them shift."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from labkit.view.histogram import histogram
 from labkit.view.svg import Picture
 
 ALL, MOST = "all layers", 32
-FLOATS = tuple(each for each in FORMATS.values() if not each.integer)
+FLOATS = tuple(entry for entry in FORMATS.values() if not entry.integer)
 
 
 class GradientHistogram(Twin, widgets.VBox):
-    """A slider of the loss scale (a power of two, 0 to 32), and menus of formats and layers, over a GradientTable.
+    """A slider for the loss scale (a power of two, 0 to 32), and menus of formats and layers, over a GradientTable.
 
-    Left and right arrow keys move the slider. The page keeps its ends while the gradients move across it. `formats`
-    are those that can be chosen. ValueError for a table without gradients or a first format that is not among them."""
+    Left and right arrow keys move the slider. The axis stays fixed while the gradients move along it. `formats` are the
+    choices of the menu. ValueError for a table without gradients, or a first format that is not among them."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class GradientHistogram(Twin, widgets.VBox):
         format: str = "fp16",
         formats: tuple[Format, ...] = FLOATS,
     ):
-        self.table, self.formats = table, {each.name: each for each in formats}
+        self.table, self.formats = table, {entry.name: entry for entry in formats}
         layers: Mapping[str, Any] = {ALL: ""} | {row.name: row.name for row in table if row.n}
         if len(layers) == 1:
             raise ValueError("no layer of this table has a gradient: run a backward pass first")

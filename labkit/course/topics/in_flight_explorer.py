@@ -1,4 +1,4 @@
-"""How many micro-batches does a rank hold? Move schedule, ranks and micro-batches; the law beside a measurement."""
+"""How many micro-batches does a rank hold? Change schedule, ranks and micro-batches; compare law and measurement."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST_RANKS, MOST_MICRO, MOST_STAGES = 8, 64, 4
 class InFlightExplorer(Explorer):
     """Controls over the law of activations in flight, starting at `first`; Tab goes to the next, arrows move it.
 
-    `measured` maps picks to the steps of each rank, drawn while that pick is shown. Micro-batches are typed or stepped;
-    what is no such number is told, and the last picture stays. `.pick` is what is shown, `.picture` the last picture.
-    """
+    `measured` maps picks to the steps of each rank, drawn while that pick is shown. Micro-batches are typed; for an
+    invalid number the reason is shown, and the last picture stays. `.pick` is what is shown, `.picture` the last valid
+    picture."""
 
     def __init__(self, first: Pick | None = None, measured: Mapping[Pick, Sequence[Steps]] | None = None) -> None:
         self.pick, self.measured = first or Pick("1f1b", 4, 32), dict(measured or {})
@@ -35,7 +35,7 @@ class InFlightExplorer(Explorer):
         super().__init__([in_two_columns(controls)], controls)
 
     def drawn(self) -> Picture:
-        """For the present controls. ValueError for a number of micro-batches that cannot be."""
+        """The picture for the present controls. ValueError for an impossible number of micro-batches."""
         typed, name = self.micro.value.strip(), self.name.value
         self.stages.disabled = name != "interleaved"
         if not (typed.isascii() and typed.isdigit() and 1 <= int(typed[:9]) <= MOST_MICRO):

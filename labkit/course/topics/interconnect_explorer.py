@@ -1,4 +1,4 @@
-"""Which axis should cross between the nodes? Move layout, placing, links; see the law, and measure it on real ranks."""
+"""Which axis should cross between nodes? Change layout, placing and links; see the law, and measure on real ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labkit.view.svg import Picture
 from labkit.view.units import metric_text, parsed, seconds_text
 
 LONGEST_S = 30.0
-"""A measurement that the law says would take longer is refused."""
+"""A measurement that would take longer by law is refused."""
 FIELDS = (
     ("inside", "latency inside a node, such as 200 us"),
     ("speed", "bytes a second inside a node, such as 45 MB/s"),
@@ -37,20 +37,22 @@ class InterconnectExplorer(Explorer):
     """Controls over the law of `labkit.plan.crossing` for one step of `shape` under `recipe`; Tab goes from one to the
     next, arrow keys move layout and ranks, Enter takes what is typed (`200 us`, `45 MB/s`).
 
-    It starts at `layout`, the links `intra` and `inter`, and neighbours together, or `apart_`, on two nodes (two ranks
-    that are together lie on one). The button measures the same traffic on real ranks over such links, and can be
-    stopped; `measure()` does it at once. `.picture` is the last one that made sense; nonsense leaves it and says why.
-    """
+    It starts at `layout`, the links `intra` and `inter`, and two nodes with neighbours together, or `apart_` (of two
+    ranks that are together, both lie on one node). The button measures the same traffic on real ranks over such links,
+    and can be stopped; `measure()` does it at once. `.picture` is the last valid picture; invalid input keeps it and
+    shows the reason."""
 
     def __init__(self, shape: Any, recipe: Recipe, layout: Layout, intra: Link, inter: Link, apart_: bool = False):
         self.shape, self.recipe, self.names = shape, recipe, (intra.name, inter.name)
         self.measured: dict[Setting, Breakdown] = {}
-        ways = [(f"dp {each.dp}, pp {each.pp}, tp {each.tp}", each) for each in layouts_of(layout.size)]
+        ways = [(f"dp {way.dp}, pp {way.pp}, tp {way.tp}", way) for way in layouts_of(layout.size)]
         self.way = widgets.SelectionSlider(options=ways, value=layout, description="layout")
         places = [("neighbours together", False), ("neighbours apart", True)]
         self.place = widgets.SelectionSlider(options=places, value=apart_, description="ranks")
         first = [
-            t for link in (intra, inter) for t in (seconds_text(link.alpha_s), metric_text(link.bytes_per_s, "B/s"))
+            words
+            for link in (intra, inter)
+            for words in (seconds_text(link.alpha_s), metric_text(link.bytes_per_s, "B/s"))
         ]
         self.typed = [
             widgets.Text(value, description=name, tooltip=tip, continuous_update=False)
@@ -64,39 +66,39 @@ class InterconnectExplorer(Explorer):
 
     @property
     def setting(self) -> Setting:
-        """Layout and links that the controls describe. ValueError for what is typed and cannot be."""
-        said, layout = [each.value for each in self.typed], self.way.value
+        """The layout and links that the controls describe. ValueError for invalid input."""
+        texts, layout = [field.value for field in self.typed], self.way.value
         intra, inter = (
             Link(name, parsed(alpha, "s"), parsed(speed.strip().removesuffix("/s"), "B"))
-            for name, alpha, speed in zip(self.names, said[::2], said[1::2], strict=True)
+            for name, alpha, speed in zip(self.names, texts[::2], texts[1::2], strict=True)
         )
         n = layout.size
         nodes = apart(n, min(2, n)) if self.place.value else together(n, max(1, min(2, n // 2)))
         return layout, Links.placed(nodes, intra, inter)
 
     def drawn(self) -> Picture:
-        """For the present controls."""
+        """The picture for the present controls."""
         layout, links = self.setting
         return wires(layout, Demand.of(self.shape, layout, self.recipe), links, self.measured.get((layout, links)))
 
     def measure(self) -> InterconnectExplorer:
-        """Measure the present setting now, to its end. Returns the explorer."""
+        """Measure the present setting now, and wait until it is done. Returns the explorer."""
         self.real.run()
         return self
 
     def _pieces(self) -> Pieces:
-        """The traffic of one axis after the other, on a cluster with these links."""
+        """Send the traffic of one axis after the other on a cluster with these links; yields the share that is done."""
         layout, links = self.setting
         demand = Demand.of(self.shape, layout, self.recipe)
         if (law := on_wires(layout, demand, links).total) > LONGEST_S:
             raise ValueError(f"the law says {seconds_text(law)} for this step, more than {LONGEST_S:g} s to wait")
-        found, done = defaultdict[str, float](float), 0.0
+        seconds_by_axis, done = defaultdict[str, float](float), 0.0
         with Cluster(layout.size, device="cpu", links=links, quiet=True) as cluster:
             for axis, seconds, share in pieces(cluster.run, layout, demand, links):
-                found[axis] += seconds
+                seconds_by_axis[axis] += seconds
                 done += share
                 yield done
-        items = (Item(axis, seconds, "s", "", "measured") for axis, seconds in found.items())
+        items = (Item(axis, seconds, "s", "", "measured") for axis, seconds in seconds_by_axis.items())
         self.measured[layout, links] = Breakdown(items)
 
     def _ended(self, why: str) -> None:

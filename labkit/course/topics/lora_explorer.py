@@ -1,4 +1,4 @@
-"""Which rank, which targets? Move them, the model's size and the precision; see bytes by kind, and losses of runs."""
+"""Which rank, which targets? Change them, the model and the precision; see bytes by kind, and losses of runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class LoRAExplorer(Explorer):
     """Bytes by kind of full fine-tuning and of LoRA, by law, for `shape` and published models; arrow keys choose.
 
     `measured` maps (targets, rank) to bytes by kind of `shape` on `rows` sequences in fp32: bars that are drawn while
-    just that is shown; `quality` has the losses of real runs. A width that is typed replaces the model's; one that it
-    cannot have, or a rank above it, is told, and `.picture` stays the last one that made sense."""
+    just that is shown; `quality` has the losses of real runs. A typed width replaces the model's; for an impossible
+    one, or a rank above it, the reason is shown, and `.picture` stays the last valid picture."""
 
     def __init__(
         self,
@@ -47,23 +47,23 @@ class LoRAExplorer(Explorer):
     @property
     def shape(self) -> ModelShape:
         """The model that the controls describe. ValueError for a width that it cannot have."""
-        found = self.first if self.model.value == MINE else ModelShape.preset(self.model.value)
+        shape = self.first if self.model.value == MINE else ModelShape.preset(self.model.value)
         typed = self.width.value.replace(",", "").strip()
         if not typed:
-            return found
+            return shape
         if not typed.isdigit():
             raise ValueError(f"a width is a whole number such as 4096, got {self.width.value!r}")
-        return found.changed(d_model=int(typed), head_width=None)
+        return shape.changed(d_model=int(typed), head_width=None)
 
     def drawn(self) -> Picture:
-        """For the present controls."""
+        """The picture for the present controls."""
         targets, rank, precision, shape = self.targets.value, self.rank.value, self.precision.value, self.shape
         rows = self.rows if self.model.value == MINE else 1
         full = lora_memory(shape, None, rows=rows, precision=precision)
         law = None if targets == FULL else lora_memory(shape, TARGETS[targets], rank, rows, precision)
         n = shape.n_params if law is None else int(adapters(shape, TARGETS[targets], rank).total)
         title = f"{n:,} of {shape.n_params:,} parameters train, {n / shape.n_params:.3%}"
-        runs = (each for (name, r), each in self.measured.items() if name == targets and (r == rank or name == FULL))
+        runs = (parts for (name, r), parts in self.measured.items() if name == targets and (r == rank or name == FULL))
         seen = next(runs, None) if shape == self.first and precision == "fp32" else None
         self.note = "" if seen else "<small>by law; bars of a run stand beside it where there was one</small>"
         return lora(full, law, Breakdown.of(seen) if seen else None, self.quality, targets, rank, title)

@@ -1,4 +1,4 @@
-"""How should the loss scale move? Growth, backoff, interval and the first scale, on a run that was recorded."""
+"""How should the loss scale move? Growth, backoff, interval and the first scale, on a recorded run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from labkit.view.svg import Picture
 class LossScaleExplorer(Explorer):
     """Sliders over `rule`, replayed on `run`: for each step whether it was finite, or its ceiling (see view.scale).
 
-    Arrow keys move a slider. `.rule` is what they show, `.replayed` what came of it. The real LossScale is run, nothing
-    is trained. Where it gives up (no scale is small enough) the picture ends and a line says why. ValueError for a run
+    Arrow keys move a slider. `.rule` is the shown rule, `.replayed` its result. The real LossScale runs, but nothing is
+    trained. If it gives up (no scale is small enough), the picture ends there and a line says why. ValueError for a run
     without steps."""
 
     def __init__(self, run: Sequence[bool | float], rule: LossScale | None = None):
@@ -43,7 +43,7 @@ class LossScaleExplorer(Explorer):
         return LossScale(2.0**self.first.value, self.growth.value, self.backoff.value, self.interval.value)
 
     def drawn(self) -> Picture:
-        """The run replayed with the present rule."""
+        """The run, replayed with the present rule."""
         self.replayed = replay(self.rule, self.run)
         self.note = escape(self.replayed.stopped)
         return scales(self.replayed, self.run)

@@ -29,10 +29,10 @@ class MemoryAnatomy(Twin, widgets.VBox):
     """Controls over predict_memory on one device: model, rows, sequence, optimizer, precision, checkpointing, device.
 
     `shape`: a preset's name, or a ModelShape or GPTConfig of your own; `device`: a preset's name, or a name and bytes;
-    both then head their menus. `measured` are (shape, recipe, Breakdown) of runs: where the controls meet one, it
-    stands beside its prediction. The button adds such a measurement by rehearsing the step on fake tensors; the
-    kernel's stop button ends that. What cannot be is told, and the last picture stays. `.shape` and `.recipe` are what
-    the controls show. ValueError for an unknown preset."""
+    both then come first in their menus. `measured` are (shape, recipe, Breakdown) of runs; if the controls show one of
+    them, it is drawn beside its prediction. The button adds such a measurement by rehearsing the step on fake tensors;
+    the kernel's stop button ends that. For invalid settings the reason is shown, and the last picture stays. `.shape`
+    and `.recipe` are what the controls show. ValueError for an unknown preset."""
 
     def __init__(
         self,
@@ -44,9 +44,11 @@ class MemoryAnatomy(Twin, widgets.VBox):
         recipe = recipe or Recipe(batch_size=1)
         first = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
         name = first.name or OWN
-        self.known = {name: first} | {each: ModelShape.preset(each) for each in MODELS} | {name: first}
+        self.known = {name: first} | {model: ModelShape.preset(model) for model in MODELS} | {name: first}
         self.seen: dict[tuple[ModelShape, Recipe], tuple[Breakdown | None, Breakdown | None]] = {}
-        self.seen |= {(ModelShape.of(of), how): (None, found) for of, how, found in measured}
+        self.seen |= {
+            (ModelShape.of(run_shape), run_recipe): (None, breakdown) for run_shape, run_recipe, breakdown in measured
+        }
         menu, row = widgets.Dropdown, recipe.batch_size
         self.model = menu(options=[*self.known], value=name, description="model")
         self.rows = widgets.IntSlider(row, 1, max(MOST_ROWS, row), description="rows", tooltip="sequences of a step")
@@ -54,7 +56,7 @@ class MemoryAnatomy(Twin, widgets.VBox):
         self.optimizer = menu(options=OPTIMIZERS, value=recipe.optimizer, description="optimizer")
         self.precision = menu(options=PRECISIONS, value=recipe.precision, description="precision")
         self.again = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
-        sizes = {each: Hardware.preset(each).memory_bytes.value for each in DEVICES}
+        sizes = {preset: Hardware.preset(preset).memory_bytes.value for preset in DEVICES}
         own = (Hardware.preset(device).name, sizes[device.lower()]) if isinstance(device, str) else device
         self.sizes = {own[0]: own[1]} | sizes
         self.device = menu(options=[*self.sizes], value=own[0], description="device")
@@ -71,13 +73,13 @@ class MemoryAnatomy(Twin, widgets.VBox):
 
     @property
     def shape(self) -> ModelShape:
-        """The model that the controls describe. ValueError for a length that cannot be."""
+        """The model that the controls describe. ValueError for an impossible length."""
         chosen = self.known[self.model.value]
         return chosen if self.seq.value == chosen.seq else chosen.changed(seq=self.seq.value)
 
     @property
     def recipe(self) -> Recipe:
-        """The step that the controls describe."""
+        """The recipe that the controls describe."""
         return Recipe(
             batch_size=self.rows.value,
             optimizer=self.optimizer.value,
@@ -87,7 +89,7 @@ class MemoryAnatomy(Twin, widgets.VBox):
 
     def _moved(self, change: Any) -> None:
         if change["owner"] is self.model and self.seq.value != self.known[change["new"]].seq:
-            self.seq.value = self.known[change["new"]].seq  # which draws
+            self.seq.value = self.known[change["new"]].seq  # this draws, too
         else:
             self.draw()
 
@@ -110,11 +112,11 @@ class MemoryAnatomy(Twin, widgets.VBox):
         self.button.disabled, self.said.value = True, "<i>rehearsing on fake tensors ... (the stop button ends it)</i>"
         try:
             shape, recipe = self.shape, self.recipe
-            found = rehearse(shape, ONE, recipe)
-            self.seen[shape, recipe] = (found.predicted, found.memory)
+            rehearsal = rehearse(shape, ONE, recipe)
+            self.seen[shape, recipe] = (rehearsal.predicted, rehearsal.memory)
             self.draw()
-            told = "; ".join((f"rehearsed in {found.seconds:.1f} s, without the memory", *found.notes))
-            self.said.value = f"<small>{escape(told)}</small>"
+            remarks = "; ".join((f"rehearsed in {rehearsal.seconds:.1f} s, without the memory", *rehearsal.notes))
+            self.said.value = f"<small>{escape(remarks)}</small>"
         except ValueError as error:
             self.said.value = f"<b>not rehearsed</b>: {escape(str(error))}"
         except KeyboardInterrupt:

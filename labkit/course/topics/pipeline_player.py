@@ -1,4 +1,4 @@
-"""A pipeline at one's fingertips: drag ranks, micro-batches and costs, pick an action, write an order of one's own."""
+"""A pipeline to play with: change ranks, micro-batches and costs, pick an action, write an order of your own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ BY_HAND, NOBODY, MOST_RANKS, MOST_MICRO = "by hand", "none", 8, 32
 class PipelinePlayer(Explorer):
     """Sliders over a simulated step, starting at `first`; arrow keys move them, also through the actions in time order.
 
-    `measured`: real steps, each the spans of all its ranks; one is drawn below while the schedule shown is what it ran.
-    "by hand" opens the programs for editing; an order that cannot run is told, and the last picture stays. `.schedule`
-    and `.spans` are what is shown. A rank's cost is that of its forward of one micro-batch, shared by its stages."""
+    `measured`: real steps, each the spans of all its ranks; one is drawn below while the shown schedule is the one that
+    it ran. "by hand" opens the programs for editing; for an order that cannot run the reason is shown, and the last
+    picture stays. `.schedule` and `.spans` are what is shown. A rank's cost is the forward time of one micro-batch on
+    it, shared by its stages."""
 
     def __init__(self, first: Pick | None = None, measured: Sequence[Sequence[Span]] = ()) -> None:
         first, self.measured = first or Pick("1f1b", 4, 8), [list(spans) for spans in measured]
@@ -43,7 +44,7 @@ class PipelinePlayer(Explorer):
         super().__init__(rows, [*counts, *self.costs, self.action, self.program])
 
     def drawn(self) -> Picture:
-        """For the present controls; shows those that it needs. ValueError for an order that cannot run."""
+        """The picture for the present controls; hides those that do not apply. ValueError for an impossible order."""
         by_hand = self.name.value == BY_HAND
         self.program.layout.display = "" if by_hand else "none"
         self.ranks.disabled = self.micro.disabled = by_hand
@@ -57,19 +58,19 @@ class PipelinePlayer(Explorer):
             pick = Pick(self.name.value, self.ranks.value, self.micro.value, self.stages.value)
             schedule = pick.schedule
             self.program.value = written(schedule)
-        costs = [each.value for each in self.costs[: schedule.n_ranks]]
+        costs = [cost.value for cost in self.costs[: schedule.n_ranks]]
         if not by_hand and len(set(costs)) == 1 and not send:
             law = pick.waiting(ratio)
         spans = played(schedule, costs, ratio, send)
         actions = {str(span.action): span.action for span in spans}
         chosen = self.action.value if self.action.value in actions else NOBODY
-        real = next((each for each in self.measured if matches(schedule, each)), [])
+        real = next((step for step in self.measured if matches(schedule, step)), [])
         picture = player(schedule, spans, actions.get(chosen), real, law)
         self.schedule, self.spans = schedule, spans
         if self.action.options != (wanted := (NOBODY, *actions)):
             self.action.options, self.action.value = wanted, chosen
-        for rank, each in enumerate(self.costs):
-            each.layout.display = "" if rank < schedule.n_ranks else "none"
+        for rank, control in enumerate(self.costs):
+            control.layout.display = "" if rank < schedule.n_ranks else "none"
         return picture
 
 
@@ -77,5 +78,7 @@ def _whole(name: str, value: int, least: int, most: int, tooltip: str) -> widget
     return widgets.IntSlider(value, least, most, description=name, tooltip=tooltip)
 
 
-def _real(name: str, value: float, least: float, most: float, step: float, said: str, **looks: Any) -> widgets.Widget:
-    return widgets.FloatSlider(value, min=least, max=most, step=step, description=name, tooltip=said, **looks)
+def _real(
+    name: str, value: float, least: float, most: float, step: float, tooltip: str, **looks: Any
+) -> widgets.Widget:
+    return widgets.FloatSlider(value, min=least, max=most, step=step, description=name, tooltip=tooltip, **looks)

@@ -20,16 +20,16 @@ from labkit.view.svg import Picture
 
 OWN = "own sizes"
 MOST = MappingProxyType({"devices": 65_536, "layers": 1_000})
-"""More than anybody has: a search for them would take long."""
+"""Upper limits, beyond which a search would take long."""
 SIZES = (("n_layer", "layers"), ("d_model", "width"), ("n_head", "heads"), ("vocab", "vocabulary"))
 
 
 class PlannerPanel(Explorer):
-    """Menus for model, device, precision and optimizer; devices, rows and tokens are typed; the last menu opens a plan.
+    """Menus for model, device, precision and optimizer; fields for devices, rows and tokens; a last menu opens a plan.
 
-    `case` is a Case or its name ("eight", "seventy", "audio", "512"), which the panel starts with. Sizes may be typed
-    where the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown,
-    `.picture` the last picture that made sense; nonsense leaves it and says why. ValueError for an unknown case."""
+    `case` is a Case or its name ("eight", "seventy", "audio", "512"), with which the panel starts. Sizes may be typed
+    if the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown, `.picture`
+    the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown case."""
 
     def __init__(self, case: design_cases.Case | str = "eight") -> None:
         self.case = design_cases.case(case)
@@ -54,15 +54,15 @@ class PlannerPanel(Explorer):
 
     @property
     def shape(self) -> ModelShape:
-        """The model that the controls describe. ValueError for sizes that are none."""
+        """The model that the controls describe. ValueError for impossible sizes."""
         if self.model.value == OWN:
             sizes = {name: _whole(field.value, field.description) for name, field in self.sizes.items()}
             return ModelShape.gpt(**sizes, seq=_whole(self.seq.value, "tokens a row"), tied=False, name=OWN)
         return self.shapes[self.model.value]
 
     def drawn(self) -> Picture:
-        """For the present controls. ValueError for what cannot be planned."""
-        n, rows, seq = (_whole(each.value, each.description) for each in (self.ranks, self.rows, self.seq))
+        """The picture for the present controls. ValueError for settings that cannot be planned."""
+        n, rows, seq = (_whole(field.value, field.description) for field in (self.ranks, self.rows, self.seq))
         shape = self.shape
         for name, field in self.sizes.items():
             field.value, field.disabled = str(getattr(shape, name)), self.model.value != OWN
@@ -70,9 +70,9 @@ class PlannerPanel(Explorer):
         if asked != self._asked:
             self.found = self._search(*asked)
             self.listed, self._asked = shortlist(self.found), asked
-            names = [", ".join(name_of(each)) + ("" if each.kept else ": refused") for each in self.listed]
-            self.plan.options = [(f"{k + 1}  {words}", k) for k, words in enumerate(names)]
-        kept = sum(each.kept for each in self.found)
+            names = [", ".join(name_of(plan)) + ("" if plan.kept else ": refused") for plan in self.listed]
+            self.plan.options = [(f"{number + 1}  {words}", number) for number, words in enumerate(names)]
+        kept = sum(plan.kept for plan in self.found)
         title = f"{shape.name}, {n:,} x {self.hardware.value}, {rows:,} rows of {seq:,}: "
         return plan_list(self.listed, self.plan.value, f"{title}{kept} of {len(self.found)} plans fit", HEADROOM)
 
@@ -89,11 +89,11 @@ def _typed(value: int, words: str) -> widgets.Text:
     return widgets.Text(str(value), description=words, continuous_update=False)
 
 
-def _whole(said: str, what: str) -> int:
+def _whole(typed: str, name: str) -> int:
     try:
-        number = int(said.replace(",", "").replace("_", "").strip())
+        number = int(typed.replace(",", "").replace("_", "").strip())
     except ValueError:
-        raise ValueError(f"{what}: a whole number, got {said!r}") from None
-    if not 1 <= number <= MOST.get(what, 10**9):
-        raise ValueError(f"{what}: 1 to {MOST.get(what, 10**9):,}, got {number:,}")
+        raise ValueError(f"{name}: a whole number, got {typed!r}") from None
+    if not 1 <= number <= MOST.get(name, 10**9):
+        raise ValueError(f"{name}: 1 to {MOST.get(name, 10**9):,}, got {number:,}")
     return number

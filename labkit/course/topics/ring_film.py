@@ -1,4 +1,4 @@
-"""A recorded collective, to be stepped through: slider, buttons, arrow keys."""
+"""A recorded collective, to be stepped through with a slider, buttons or arrow keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.view.svg import Picture
 
 class RingFilm(Twin, anywidget.AnyWidget):
     """Shows `film` one step at a time. Left and right arrow keys step, Home and End jump; resting the pointer on a box
-    or an arrow tells ranks and bytes. `.step` is where it stands, `.static()` the whole film as one picture."""
+    or an arrow shows ranks and bytes. `.step` is the present step, `.static()` the whole film as one picture."""
 
     _esm = Path(__file__).with_name("ring_film.js")
     _css = Path(__file__).with_name("ring_film.css")

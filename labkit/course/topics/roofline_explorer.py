@@ -1,4 +1,4 @@
-"""What is a model's step bound by? Choose the device, the precision and the rows of a micro-batch, and see."""
+"""What limits a model's step, compute or memory? Choose the device, the precision and the rows, and see."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_ROWS = 64
 class RooflineExplorer(Twin, widgets.VBox):
     """Menus of devices and precisions and a slider of rows, over the ops of `shape` (GPT-2 if none is given).
 
-    `hardware`: the name of a preset to begin with, or your own Hardware (as measured), which then heads the menu.
-    `.chosen` is the Hardware that is shown. ValueError for an unknown preset or precision, and rows out of 1 to 64."""
+    `hardware`: the name of a preset to begin with, or your own Hardware (as measured), which then comes first in the
+    menu. `.chosen` is the shown Hardware. ValueError for an unknown preset or precision, and rows not in 1 to 64."""
 
     def __init__(
         self,

@@ -25,9 +25,9 @@ TYPED = (
 class SplitExplorer(Explorer):
     """Controls over `SplitLayer`, starting at `layer`; Tab goes from one to the next, arrow keys move the rank.
 
-    `measured` maps kinds to directions to ledgers of a rank that ran `layer`, as that kind: their bytes stand beside
-    the law while its sizes are shown. `.layer` is what the controls say, `.picture` the last one that made sense;
-    nonsense leaves it, and says what is wrong and what would do."""
+    `measured` maps kinds to directions to ledgers of a rank that ran `layer` as that kind: their bytes stand beside the
+    law while its sizes are shown. `.layer` is the shown layer, `.picture` the last valid picture; invalid input keeps
+    it, and shows what is wrong and what would be valid."""
 
     def __init__(
         self, layer: SplitLayer | None = None, measured: Mapping[str, Mapping[str, Ledger]] | None = None
@@ -47,7 +47,7 @@ class SplitExplorer(Explorer):
 
     @property
     def layer(self) -> SplitLayer:
-        """What the controls describe. ValueError for what is typed and cannot be."""
+        """The layer that the controls describe. ValueError for invalid input."""
         sizes = {}
         for name, words, _ in TYPED:
             try:
@@ -57,7 +57,7 @@ class SplitExplorer(Explorer):
         return replace(self.first, kind=self.kind.value, sequence=self.sequence.value, **sizes)
 
     def drawn(self) -> Picture:
-        """For the present controls; a rank beyond the last becomes the last."""
+        """The picture for the present controls; a rank beyond the last becomes the last."""
         layer = self.layer
         self.rank.max = layer.n_ranks - 1
         measured = self.measured if replace(layer, kind=self.first.kind) == self.first else None

@@ -1,4 +1,4 @@
-"""Which stage of ZeRO does it take? Move the model, the ranks and the stage; see what a rank holds and sends."""
+"""Which stage of ZeRO does it take? Change the model, the ranks and the stage; see what a rank holds and sends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ZeROExplorer(Explorer):
     """Controls over the laws of ZeRO, starting at `state` and `stage`; Tab goes from one to the next, arrows move them.
 
     Parameters may be typed as `7B`, `124M` or `1.5e9`. `measured` maps stages to bytes of a run of `state`: stacks that
-    are drawn while `state` is shown. `device`: a preset's name, or a name and its bytes. `.state` is what the controls
-    say, `.picture` the last one that made sense; nonsense leaves it and says why. ValueError for an unknown preset."""
+    are drawn while `state` is shown. `device`: a preset's name, or a name and its bytes. `.state` is the shown state,
+    `.picture` the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown preset."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class ZeROExplorer(Explorer):
         device: str | tuple[str, float] = "h100",
     ) -> None:
         self.first, self.measured = state or ModelState(7e9, 8), dict(measured or {})
-        sizes = {each: Hardware.preset(each).memory_bytes.value for each in DEVICES}
+        sizes = {name: Hardware.preset(name).memory_bytes.value for name in DEVICES}
         own = (Hardware.preset(device).name, sizes[device.lower()]) if isinstance(device, str) else device
         self.sizes = {own[0]: own[1]} | sizes | {NO_DEVICE: 0.0}
         menu, first = widgets.Dropdown, self.first
         typed = {"continuous_update": False}
         self.params = widgets.Text(f"{first.n_params:,.0f}", description="parameters", tooltip="N: 7B, 124M", **typed)
         self.ranks = widgets.Text(str(first.n_ranks), description="ranks K", tooltip="data-parallel ranks", **typed)
-        stages = [(name, each) for name, each in zip(NAMES, STAGES, strict=True)]
+        stages = [(name, number) for name, number in zip(NAMES, STAGES, strict=True)]
         self.stage = widgets.SelectionSlider(options=stages, value=stage, description="stage")
         self.precision = menu(options=[*PRECISIONS], value=first.precision, description="precision")
         self.optimizer = menu(options=[*OPTIMIZERS], value=first.optimizer, description="optimizer")
@@ -52,7 +52,7 @@ class ZeROExplorer(Explorer):
 
     @property
     def state(self) -> ModelState:
-        """What the controls describe. ValueError for what is typed and cannot be."""
+        """The state that the controls describe. ValueError for invalid input."""
         try:
             ranks = int(self.ranks.value.strip())
         except ValueError:
@@ -60,7 +60,7 @@ class ZeROExplorer(Explorer):
         return ModelState(count(self.params.value), ranks, self.precision.value, self.optimizer.value)
 
     def drawn(self) -> Picture:
-        """For the present controls."""
+        """The picture for the present controls."""
         state, room = self.state, self.sizes[self.device.value]
         device = (self.device.value, room) if room else None
         measured = self.measured if state == self.first else None

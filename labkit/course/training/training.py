@@ -1,4 +1,4 @@
-"""`labkit train`: real ranks train a GPT on the shipped text, and say what it took.
+"""`labkit train`: real ranks train a GPT on the shipped text, and report the costs.
 
     kernel (this file, `train`)       ranks (`_life`)
     Cluster of dp x pp x tp ranks --> assemble, load the last checkpoint if told to
@@ -6,7 +6,7 @@
     Report <------------------------- losses, seconds, memory by kind, bytes by axis
 
 A run that is killed at any moment goes on with `resume=True` from the last whole checkpoint, with the same losses that
-it would have had: data are a function of (seed, step), and the optimizer's state is in the checkpoint.
+it would have had: the data depend only on (seed, step), and the optimizer's state is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 FREE = ("strategy", "schedule", "n_micro", "stages_per_rank", "offload", "checkpointing", "sequence_parallel")
-"""What of a recipe may be another one when a run goes on: it says where and when things are computed, not what."""
+"""Fields of a recipe that may change when a run is resumed: they decide where and when, not what, is computed."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the ranks are told."""
+    """Everything that the ranks need to know about a run."""
 
     config: GPTConfig
     recipe: Recipe
@@ -48,9 +48,9 @@ class Order:
 
 
 def train(order: Order) -> Report:
-    """Run `order.steps` steps on fresh ranks. With `order.run`, checkpoints, the report and the curve go there.
+    """Run `order.steps` steps on fresh ranks. With `order.run`, checkpoints, report and loss curve are written there.
 
-    Raises ValueError before any rank starts for what cannot work, and if `run` holds another run's checkpoints."""
+    Raises ValueError, before any rank starts, for an impossible order, and if `run` holds another run's checkpoints."""
     from labkit.launch.cluster import BareCluster
     from labkit.plan.recipe import check
 
@@ -81,11 +81,11 @@ def _report(order: Order, replies: list[dict[str, Any]]) -> Report:
         law = [
             dict(
                 sent_per_step(
-                    layout, order.recipe, rank, parameter_bytes=each["parameter_bytes"], n_layer=each["n_layer"],
+                    layout, order.recipe, rank, parameter_bytes=reply["parameter_bytes"], n_layer=reply["n_layer"],
                     d_model=order.config.d_model, seq=order.config.seq,
                 )
             )
-            for rank, each in enumerate(replies)
+            for rank, reply in enumerate(replies)
         ]  # fmt: skip
     return Report(
         config=asdict(order.config),
@@ -96,8 +96,8 @@ def _report(order: Order, replies: list[dict[str, Any]]) -> Report:
         tokens_per_s=tokens_per_s,
         mfu=tokens_per_s * order.config.flops_per_token() / (first["peak_flops"] * layout.size),
         peak_flops=first["peak_flops"],
-        memory=[each["memory"] for each in replies],
-        sent=[each["sent"] for each in replies],
+        memory=[reply["memory"] for reply in replies],
+        sent=[reply["sent"] for reply in replies],
         law=law,
         skipped=first["skipped"],
         saved=first["saved"],
@@ -109,7 +109,7 @@ def _report(order: Order, replies: list[dict[str, Any]]) -> Report:
 
 
 def _life(group: Group, order: Order) -> dict[str, Any]:
-    """One rank's run."""
+    """The training run on one rank."""
     from labkit.assemble import DTYPES, assemble
     from labkit.comm.mesh import Mesh
     from labkit.launch.progress import track
@@ -128,7 +128,7 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
             order.recipe.seed, number, mesh.dp.rank, mesh.dp.size, order.recipe.batch_size, order.config.seq,
             device=group.device,
         )  # fmt: skip
-        if number == probed:  # the second step: by now the optimizer has its state
+        if number == probed:  # the second step, in which the optimizer already has its state
             loss, seen = _probed(step, rows, number, group)
         else:
             started = time.perf_counter()
@@ -169,8 +169,8 @@ def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]]
         free = () if name == "config" else FREE
         differs = {key: (note[name][key], now[key]) for key in now if key not in free and note[name][key] != now[key]}
         if differs:
-            told = ", ".join(f"{key} was {was}, is {is_now}" for key, (was, is_now) in differs.items())
-            raise ValueError(f"{folder} was made by another {name}: {told}")
+            changes = ", ".join(f"{key} was {was}, is {is_now}" for key, (was, is_now) in differs.items())
+            raise ValueError(f"{folder} was made by another {name}: {changes}")
     extra = saved.load(folder, step.parts, mesh)
     if step.scaler and extra["scaler"]:
         step.scaler.load_state_dict(extra["scaler"])

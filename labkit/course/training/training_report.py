@@ -1,4 +1,4 @@
-"""What a training run gave and what it took: the table, the picture, plain data."""
+"""The result of a training run and its costs: the table, the picture, plain data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from labkit.view.units import binary_text, seconds_text
 
 @dataclass(frozen=True)
 class Report:
-    """What a run gave and what it took.
+    """The result of a run and its costs.
 
-    losses          (step, loss) from step 0, those before a resume included
+    losses          (step, loss) from step 0, including those before a resume
     step_s          median seconds of a step (without the probed one)
     memory          by rank: bytes by kind at the peak of one step
-    sent, law       by rank: bytes sent in that step by axis, and what the laws say (None in half precision)
+    sent, law       by rank: bytes sent in that step by axis, and those of the laws (None in half precision)
     peak_flops      flop/s of a matrix product on one rank while all ranks compute
     """
 
@@ -46,7 +46,7 @@ class Report:
         return curve({"loss": self.losses}, f"loss of {Layout(**self.layout)}, {Recipe(**self.recipe)}")
 
     def __rich__(self) -> Table:
-        """A table for the terminal: one row a rank, memory and wire beside their totals and laws."""
+        """A table for the terminal: one row per rank, memory with its total, and bytes sent with their law."""
         table = Table(title=self._headline(), title_justify="left", caption=self._caption(), caption_justify="left")
         table.add_column("rank")
         for kind in (*KINDS, "peak"):

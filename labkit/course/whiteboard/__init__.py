@@ -1,1 +1,1 @@
-"""Derivations on a whiteboard: formulas that people type, read without eval and held against the planner's own laws."""
+"""Derivations on a whiteboard: typed formulas, read without eval and compared with the planner's own laws."""

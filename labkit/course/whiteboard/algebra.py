@@ -1,7 +1,7 @@
-"""What sympy says of a formula: how it reads, what is missing in it, where it tends to.
+"""What sympy finds out about a formula: how it is typeset, which term it lacks, what it tends to.
 
 The expression is built from the checked tree of formula.py, node by node; no text reaches sympy. Sums are multiplied
-out only where that is a small thing, and what has a ceil, a log or a min in it is left to numbers (formula_verdict.py).
+out only if that is cheap, and formulas with a ceil, a log or a min are compared by numbers (formula_verdict.py).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from labkit.course.whiteboard.formula import Formula, constant_of
 
 MOST_TERMS, MOST_NODES = 60, 60
-"""Terms of a sum that is multiplied out, at most, and parts of a formula for which that is tried."""
+"""Limits for multiplying out: terms of the resulting sum, and nodes of the formula."""
 
 
 def expression(formula: Formula) -> Any:
-    """The formula as sympy has it; all symbols are positive."""
+    """The formula as a sympy expression; all symbols are positive."""
     return _built(formula.tree)
 
 
 def latex(formula: Formula) -> str:
-    """How the formula was read, for a page that sets mathematics: as it was typed, nothing is worked out."""
+    """The formula in LaTeX as it was typed, without any simplification, to show how it was read."""
     return _latex(formula.tree)
 
 
 def same(a: Formula, b: Formula) -> bool:
-    """Whether algebra proves that two formulas are equal for all values. False: not proved."""
+    """True if algebra proves that two formulas are equal for all values. False if it does not prove it."""
     if not (_small(a) and _small(b)):
         return False
     import sympy
@@ -37,7 +37,7 @@ def same(a: Formula, b: Formula) -> bool:
 
 
 def missing(mine: Formula, truth: Formula) -> str:
-    """`- 4*N/K` if that one term is what `mine` lacks; "" where the difference is not so simple."""
+    """The one term that `mine` lacks, such as `- 4*N/K`; "" if the difference is not a single term."""
     if not (_small(mine) and _small(truth)):
         return ""
     import sympy
@@ -50,7 +50,7 @@ def missing(mine: Formula, truth: Formula) -> str:
 
 
 def tends_to(formula: Formula, symbol: str) -> str:
-    """What it tends to as the symbol grows without end: `2*N`, `0`, `no end`; "" where that is not simple."""
+    """The limit as the symbol grows without end: `2*N`, `0`, `no end`; "" if it is not easy to find."""
     if not _small(formula):
         return ""
     import sympy
@@ -70,8 +70,8 @@ def tends_to(formula: Formula, symbol: str) -> str:
     return _text(sympy.cancel(above.LC() / below.LC()))
 
 
-def _text(found: Any) -> str:
-    return str(found).replace("**", "^")
+def _text(value: Any) -> str:
+    return str(value).replace("**", "^")
 
 
 def _built(node: ast.expr) -> Any:
@@ -131,15 +131,15 @@ def _bracketed(node: ast.expr, inside: str) -> str:
 
 
 def _small(formula: Formula) -> bool:
-    """Whether it is a fraction of polynomials that multiplying out does not blow up."""
+    """True if the formula is a fraction of polynomials that stays small when it is multiplied out."""
     nodes = [*ast.walk(formula.tree)]
-    if len(nodes) > 3 * MOST_NODES or any(isinstance(each, ast.Call) for each in nodes):
+    if len(nodes) > 3 * MOST_NODES or any(isinstance(node, ast.Call) for node in nodes):
         return False
     return max(_terms(formula.tree)) <= MOST_TERMS
 
 
 def _terms(node: ast.expr) -> tuple[int, int]:
-    """At most so many terms above and below the line, once it is multiplied out."""
+    """Upper bounds for the terms of numerator and denominator, once they are multiplied out."""
     if isinstance(node, ast.UnaryOp):
         return _terms(node.operand)
     if not isinstance(node, ast.BinOp):

@@ -1,8 +1,8 @@
-"""A derivation: a question, its symbols with units, and its truth, which is a law of the planner and not a text.
+"""A derivation: a question, its symbols with units, and its true answer, which is a law of the planner and not a text.
 
 `law` computes the truth with the planner's own function; `answer` is the formula that one would write on a whiteboard.
-A test holds the two against each other on random values, so neither can drift. `wrong` are formulas that people give,
-with what they are in truth.
+A test compares the two on random values, so that neither can change alone. `wrong` are formulas that people often give,
+each with what it really describes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Symbol:
-    """A symbol of a question: its name, what it means, its unit ("" for a plain number) and where values are drawn.
+    """A symbol of a question: its name, its meaning, its unit ("" for a plain number) and the range of its values.
 
-    Whole numbers, unless `whole` is False; a multiple of `step` and of the symbols in `multiple_of`; below `below`."""
+    Values are whole numbers, unless `whole` is False; multiples of `step` and of the symbols in `multiple_of`; below
+    the symbol `below`."""
 
     name: str
     means: str
@@ -35,24 +36,24 @@ class Symbol:
     step: int = 1
 
     def draw(self, numbers: random.Random, values: Values) -> float:
-        """A value, evenly on a logarithmic scale where the range is wide; `values` are those of symbols before it."""
+        """A random value, on a logarithmic scale if the range is wide; `values` are those of the symbols before it."""
         if self.below:
             return numbers.randint(int(self.low), int(values[self.below]) - 1)
         if self.high > 100 * max(self.low, 1e-300):
-            found = math.exp(numbers.uniform(math.log(self.low), math.log(self.high)))
-            size = 10.0 ** (math.floor(math.log10(found)) - 1)
-            found = round(found / size) * size
+            value = math.exp(numbers.uniform(math.log(self.low), math.log(self.high)))
+            size = 10.0 ** (math.floor(math.log10(value)) - 1)
+            value = round(value / size) * size
         else:
-            found = numbers.uniform(self.low, self.high)
+            value = numbers.uniform(self.low, self.high)
         if not self.whole:
-            return float(f"{found:.2g}")
+            return float(f"{value:.2g}")
         step = self.step * math.prod(int(values[name]) for name in self.multiple_of)
-        return max(math.ceil(self.low / step), round(found / step)) * step
+        return max(math.ceil(self.low / step), round(value / step)) * step
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A formula that people give, and what it is in truth."""
+    """A formula that people often give, and what it really describes."""
 
     formula: str
     why: str
@@ -62,9 +63,9 @@ class Wrong:
 class Derivation:
     """One question for the whiteboard.
 
-    answer      the formula;  law   the planner's function;  source   that function's name, for a reader
-    tolerance   how far a right formula may be off, as a share: 1e-9, or 0.01 where small terms are left out
-    grows       symbols whose growth without end tells something;  at_one: those for which 1 does
+    answer      the formula;  law   the planner's function;  source   the name of that function
+    tolerance   how far a right formula may be off, as a share: 1e-9, or 0.01 if small terms are left out
+    grows       symbols for which the limit at infinity tells something;  at_one: those for which the value 1 does
     lab         the lab that measures it
     """
 
@@ -83,42 +84,42 @@ class Derivation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the symbols."""
-        return tuple(each.name for each in self.symbols)
+        """The names of the symbols."""
+        return tuple(symbol.name for symbol in self.symbols)
 
     @property
     def units(self) -> dict[str, str]:
-        """Name -> unit."""
-        return {each.name: each.unit for each in self.symbols}
+        """The unit of each symbol, by name."""
+        return {symbol.name: symbol.unit for symbol in self.symbols}
 
     @property
     def along(self) -> str:
-        """The symbol over which a picture tells most."""
+        """The symbol that is best to draw the formula over."""
         return (*self.grows, *self.at_one, *self.names)[0]
 
     def symbol(self, name: str) -> Symbol:
-        """The symbol of this name. KeyError for one that is not there."""
-        for each in self.symbols:
-            if each.name == name:
-                return each
+        """The symbol with this name. KeyError if there is none."""
+        for entry in self.symbols:
+            if entry.name == name:
+                return entry
         raise KeyError(f"{self.name} has no symbol {name!r}; there are {', '.join(self.names)}")
 
     @cached_property
     def formula(self) -> Formula:
-        """The answer, read."""
+        """The answer as a parsed formula."""
         return parse(self.answer, self.names)
 
     def read(self, said: str) -> Formula:
-        """A formula over the symbols. NoFormula, with the column, for what is none."""
+        """Parse a formula over the symbols. NoFormula, with the column, if it is invalid."""
         return parse(said, self.names)
 
     def draws(self, count: int, seed: int = 0) -> list[dict[str, float]]:
-        """So many random points; the same for the same seed."""
+        """`count` random points, the same for the same seed."""
         numbers = random.Random(f"{self.name} {seed}")
-        found = []
+        points = []
         for _ in range(count):
             values: dict[str, float] = {}
-            for symbol in sorted(self.symbols, key=lambda each: (bool(each.below), bool(each.multiple_of))):
+            for symbol in sorted(self.symbols, key=lambda entry: (bool(entry.below), bool(entry.multiple_of))):
                 values[symbol.name] = symbol.draw(numbers, values)
-            found.append({name: values[name] for name in self.names})
-        return found
+            points.append({name: values[name] for name in self.names})
+        return points

@@ -1,4 +1,4 @@
-"""All derivations, by topic: 30 questions whose truth is a function of the planner."""
+"""All derivations, by topic: 30 questions whose true answer is a function of the planner."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DERIVATIONS: tuple[Derivation, ...] = (*WIRE, *MEMORY, *SPEED)
 
 
 def derivation(name: str) -> Derivation:
-    """The derivation of this name. ValueError, with the nearest, for one that is not there."""
-    for each in DERIVATIONS:
-        if each.name == name:
-            return each
-    near = difflib.get_close_matches(name, [each.name for each in DERIVATIONS], 1, 0.3)
+    """The derivation with this name. ValueError, with the nearest name, if there is none."""
+    for entry in DERIVATIONS:
+        if entry.name == name:
+            return entry
+    near = difflib.get_close_matches(name, [entry.name for entry in DERIVATIONS], 1, 0.3)
     raise ValueError(f"no derivation is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))

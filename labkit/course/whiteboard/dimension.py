@@ -1,11 +1,11 @@
-"""Units of a formula: what its symbols are measured in, multiplied and divided as the formula does.
+"""Units of a formula: those of its symbols, multiplied and divided as the formula does.
 
     alpha + N*beta     s + B * s/B = s
     N/beta             B / (s/B) = B^2/s
     alpha + N          refused: s and B do not add up
 
-Plain numbers have no unit here, though on a whiteboard they often stand for one ("16 bytes a parameter", 86400 seconds
-a day): a formula is held against the unit that the model answer has by the same count.
+Plain numbers have no unit here, though on a whiteboard they often have one ("16 bytes a parameter", 86400 seconds a
+day). So a formula's unit is compared with that of the model answer, which is computed in the same way.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ PLAIN: Unit = ()
 
 
 class NoUnit(ValueError):
-    """Parts that do not add up, or a power that is no number."""
+    """Raised for parts that do not add up, and for a power that is no number."""
 
 
 def unit_of(said: str) -> Unit:
-    """`B/s`, `token/s`, `` for a plain number."""
+    """The unit written as `B/s` or `token/s`; "" is a plain number."""
     over, _, under = said.partition("/")
-    found = dict.fromkeys(filter(None, over.split()), Fraction(1))
+    powers = dict.fromkeys(filter(None, over.split()), Fraction(1))
     for name in filter(None, under.split()):
-        found[name] = found.get(name, Fraction(0)) - 1
-    return _sorted(found)
+        powers[name] = powers.get(name, Fraction(0)) - 1
+    return _sorted(powers)
 
 
 def unit_text(unit: Unit) -> str:
-    """`B/s`, `B^2`, `1/s`; "a plain number" for none."""
+    """A unit in words: `B/s`, `B^2`, `1/s`; "a plain number" for none."""
     over = [_word(name, power) for name, power in unit if power > 0]
     under = [_word(name, -power) for name, power in unit if power < 0]
     if not under:
@@ -44,8 +44,8 @@ def unit_text(unit: Unit) -> str:
 
 
 def unit(formula: Formula, units: Mapping[str, str]) -> Unit:
-    """The unit of a formula whose symbols have these. NoUnit where units do not go together."""
-    return _unit(formula.tree, {name: unit_of(said) for name, said in units.items()})
+    """The unit of a formula whose symbols have these units. NoUnit if they cannot be combined."""
+    return _unit(formula.tree, {name: unit_of(text) for name, text in units.items()})
 
 
 def _unit(node: ast.expr, units: Mapping[str, Unit]) -> Unit:
@@ -64,32 +64,32 @@ def _unit(node: ast.expr, units: Mapping[str, Unit]) -> Unit:
         power = constant_of(node.right)
         if b or (a and power is None):
             raise NoUnit(f"a power is a plain number, here it is {_text(node.right)}")
-        return _sorted({name: each * (power or Fraction(1)) for name, each in a}) if power is not None else PLAIN
+        return _sorted({name: base * (power or Fraction(1)) for name, base in a}) if power is not None else PLAIN
     return _same([a, b], [node.left, node.right])
 
 
 def _of_call(node: ast.Call, units: Mapping[str, Unit]) -> Unit:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
-    found = [_unit(each, units) for each in node.args]
+    arg_units = [_unit(arg, units) for arg in node.args]
     if name == "sqrt":
-        return _sorted({each: power / 2 for each, power in found[0]})
-    if name in ("log", "log2") and found[0]:
-        raise NoUnit(f"{name} is taken of a plain number, and {_text(node.args[0])} is in {unit_text(found[0])}")
-    return PLAIN if name in ("log", "log2") else _same(found, node.args)
+        return _sorted({base: power / 2 for base, power in arg_units[0]})
+    if name in ("log", "log2") and arg_units[0]:
+        raise NoUnit(f"{name} is taken of a plain number, and {_text(node.args[0])} is in {unit_text(arg_units[0])}")
+    return PLAIN if name in ("log", "log2") else _same(arg_units, node.args)
 
 
-def _same(found: list[Unit], parts: list[ast.expr]) -> Unit:
-    """The one unit of parts that are added or compared; 0 goes with all."""
-    kinds = [(each, part) for each, part in zip(found, parts, strict=True) if constant_of(part) != 0]
-    for each, part in kinds[1:]:
-        if each != kinds[0][0]:
-            a, b = f"{_text(kinds[0][1])} is {_in(kinds[0][0])}", f"{_text(part)} is {_in(each)}"
+def _same(units: list[Unit], parts: list[ast.expr]) -> Unit:
+    """The common unit of parts that are added or compared; 0 fits every unit."""
+    kinds = [(kind, part) for kind, part in zip(units, parts, strict=True) if constant_of(part) != 0]
+    for kind, part in kinds[1:]:
+        if kind != kinds[0][0]:
+            a, b = f"{_text(kinds[0][1])} is {_in(kinds[0][0])}", f"{_text(part)} is {_in(kind)}"
             raise NoUnit(f"these do not add up: {a}, {b}")
     return kinds[0][0] if kinds else PLAIN
 
 
-def _in(each: Unit) -> str:
-    return f"in {unit_text(each)}" if each else "a plain number"
+def _in(kind: Unit) -> str:
+    return f"in {unit_text(kind)}" if kind else "a plain number"
 
 
 def _text(node: ast.expr) -> str:
@@ -97,14 +97,14 @@ def _text(node: ast.expr) -> str:
 
 
 def _product(a: Unit, b: Unit, sign: int) -> Unit:
-    found = dict(a)
+    powers = dict(a)
     for name, power in b:
-        found[name] = found.get(name, Fraction(0)) + sign * power
-    return _sorted(found)
+        powers[name] = powers.get(name, Fraction(0)) + sign * power
+    return _sorted(powers)
 
 
-def _sorted(found: Mapping[str, Fraction]) -> Unit:
-    return tuple(sorted((name, power) for name, power in found.items() if power))
+def _sorted(powers: Mapping[str, Fraction]) -> Unit:
+    return tuple(sorted((name, power) for name, power in powers.items() if power))
 
 
 def _word(name: str, power: Fraction) -> str:

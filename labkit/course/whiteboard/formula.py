@@ -2,12 +2,12 @@
 
     "2*(n-1)/n*N"   characters -> tokens -> Python's own parser (ast) -> a checked tree -> numbers, units, algebra
 
-What may stand there: numbers, the symbols that are given, + - * / ^ and parentheses, and a call of `FUNCTIONS`. `^` is
-a power, as is `**`. All else is told with its column: an unknown symbol, `2n` where `2*n` is meant, a bracket that is
-never closed. sympify and parse_expr of sympy end in `eval`, so they never see the text.
+Allowed are numbers, the given symbols, + - * / ^ and parentheses, and calls of `FUNCTIONS`. `^` is a power, as is `**`.
+Everything else is an error with its column: an unknown symbol, `2n` where `2*n` is meant, a bracket that is never
+closed. sympify and parse_expr of sympy end in `eval`, so they never see the text.
 
-Size is limited, so that no formula keeps a machine busy: characters, depth, digits, exponents, towers of powers. Values
-are exact fractions as long as they can be, floats after that; where there is no value (a division by 0) it is nan.
+Sizes are limited, so that no formula keeps a machine busy: characters, depth, digits, exponents, towers of powers.
+Values are exact fractions as long as possible, floats after that; where there is no value (a division by 0) it is nan.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from labkit.course.whiteboard.tokens import FUNCTIONS, SPELLED, NoFormula, Token
 
 Number = Fraction | float
 LONGEST, DEEPEST, MOST_POWER = 200, 12, 8
-"""Characters, brackets in one another, and the largest exponent that stands there as a number."""
+"""The most characters, the deepest brackets, and the largest constant exponent."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """`text` as it was typed, and its tree, which holds nothing but what the head of this file allows."""
+    """A formula: `text` as it was typed, and its tree, which holds only what the head of this file allows."""
 
     text: str
     tree: ast.expr
 
     @property
     def names(self) -> frozenset[str]:
-        """The symbols that stand in it."""
+        """The symbols in the formula."""
         return frozenset(_names(self.tree))
 
     def value(self, values: Mapping[str, float | Fraction]) -> Number:
-        """Its value where the symbols have these; nan where there is none. KeyError for a symbol without a value."""
+        """The value for these values of the symbols; nan if there is none. KeyError for a symbol without a value."""
         try:
             return _value(self.tree, values)
         except (ZeroDivisionError, OverflowError, ValueError):
             return math.nan
 
     def number(self, values: Mapping[str, float | Fraction]) -> float:
-        """Its value as a float; nan where there is none, or none that a float can be."""
+        """The value as a float; nan if there is none, or if it is too large for a float."""
         try:
             return float(self.value(values))
         except OverflowError:
@@ -55,42 +55,42 @@ class Formula:
 
 
 def parse(said: str, symbols: Iterable[str]) -> Formula:
-    """Read a formula over these symbols. NoFormula, with the column, for everything else."""
+    """Parse a formula over these symbols. NoFormula, with the column, if it is invalid."""
     known = tuple(symbols)
     if len(said) > LONGEST:
         raise NoFormula(f"a formula has {LONGEST} characters at most, this one has {len(said):,}", LONGEST + 1)
-    found = [*tokens(said)]
-    _check_order(found, known)
+    pieces = [*tokens(said)]
+    _check_order(pieces, known)
     source, columns = "", []
-    for token in found:
+    for token in pieces:
         word = SPELLED.get(token.text, token.text)
         columns += [token.column] * (len(word) + 1)
         source += word + " "
     try:
         tree = ast.parse(source.strip(), mode="eval").body
-    except (SyntaxError, MemoryError, RecursionError) as error:  # the order was checked: only sizes are left
+    except (SyntaxError, MemoryError, RecursionError) as error:  # the order is right, so it must be too large
         raise NoFormula(f"this cannot be read: {error}", 1) from error
     _check_tree(tree, columns)
     return Formula(said.strip(), tree)
 
 
-def _check_order(found: list[Token], known: tuple[str, ...]) -> None:
-    """Values and operators take turns, and brackets are closed. NoFormula, where they do not."""
-    end = Token("end", "", found[-1].column + len(found[-1].text) if found else 1)
-    wants_value, opened = True, list[tuple[Token, bool]]()  # bracket, and whether it is that of a call
+def _check_order(pieces: list[Token], known: tuple[str, ...]) -> None:
+    """Check that values and operators alternate, and that brackets are closed. NoFormula if not."""
+    end = Token("end", "", pieces[-1].column + len(pieces[-1].text) if pieces else 1)
+    wants_value, opened = True, list[tuple[Token, bool]]()  # each open bracket, and whether it belongs to a call
     before = Token("op", "", 1)
-    for token, after in zip([*found, end], [*found[1:], end, end], strict=False):
+    for token, after in zip([*pieces, end], [*pieces[1:], end, end], strict=False):
         if wants_value:
             if token.text == "(":
                 opened.append((token, before.text in FUNCTIONS))
             elif token.kind == "name":
                 _check_name(token, after, known)
-                wants_value = token.text in FUNCTIONS  # whose bracket comes next
+                wants_value = token.text in FUNCTIONS  # its bracket comes next
             elif token.kind == "number":
                 wants_value = False
             elif token.text not in ("+", "-", "−"):
-                what = f"before {token.text!r}" if token.text else "at the end"
-                raise NoFormula(f"a number or a symbol is missing {what}", token.column)
+                place = f"before {token.text!r}" if token.text else "at the end"
+                raise NoFormula(f"a number or a symbol is missing {place}", token.column)
         elif token.kind in ("number", "name") or token.text == "(":
             raise NoFormula(
                 f"between {before.text!r} and {token.text!r} an operator is missing: "
@@ -119,14 +119,14 @@ def _check_name(token: Token, after: Token, known: tuple[str, ...]) -> None:
         if after.text != "(":
             raise NoFormula(f"{token.text} wants brackets: {token.text}(...)", token.column)
     elif token.text not in known:
-        near = [each for each in known if each.lower() == token.text.lower()]
+        near = [symbol for symbol in known if symbol.lower() == token.text.lower()]
         near = near or difflib.get_close_matches(token.text, [*known, *FUNCTIONS], 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         raise NoFormula(f"no symbol is called {token.text!r}; {hint}", token.column)
 
 
 def _check_tree(tree: ast.expr, columns: list[int]) -> None:
-    """Only what is allowed, and small powers. NoFormula for the rest."""
+    """Check that the tree has only allowed nodes, and small powers. NoFormula if not."""
     for node in ast.walk(tree):
         column = columns[min(getattr(node, "col_offset", 0), len(columns) - 1)]
         if isinstance(node, ast.Call):
@@ -149,24 +149,27 @@ def _check_tree(tree: ast.expr, columns: list[int]) -> None:
 
 
 def constant_of(node: ast.expr) -> Fraction | None:
-    """The value of a part without symbols or calls; None for one that has some, or has no exact value."""
-    if any(isinstance(each, ast.Name | ast.Call) for each in ast.walk(node)):
+    """The value of a part without symbols or calls; None if it has some, or no exact value."""
+    if any(isinstance(part, ast.Name | ast.Call) for part in ast.walk(node)):
         return None
     try:
-        found = _value(node, {})
+        number = _value(node, {})
     except (ZeroDivisionError, OverflowError, ValueError):
         return None
-    return found if isinstance(found, Fraction) else None
+    return number if isinstance(number, Fraction) else None
 
 
 def _powers(node: ast.expr) -> int:
-    """How many powers lie in one another here."""
-    inner = max((_powers(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)), default=0)
+    """How deeply powers are nested here."""
+    inner = max(
+        (_powers(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)),
+        default=0,
+    )
     return inner + (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow))
 
 
 def _names(node: ast.expr) -> Iterator[str]:
-    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id not in FUNCTIONS)
+    return (part.id for part in ast.walk(node) if isinstance(part, ast.Name) and part.id not in FUNCTIONS)
 
 
 def _value(node: ast.expr, values: Mapping[str, float | Fraction]) -> Number:
@@ -180,7 +183,7 @@ def _value(node: ast.expr, values: Mapping[str, float | Fraction]) -> Number:
         return -inner if isinstance(node.op, ast.USub) else inner
     if isinstance(node, ast.Call):
         assert isinstance(node.func, ast.Name)
-        return _CALLS[node.func.id](*(_value(each, values) for each in node.args))
+        return _CALLS[node.func.id](*(_value(arg, values) for arg in node.args))
     assert isinstance(node, ast.BinOp)
     a, b = _value(node.left, values), _value(node.right, values)
     return _OPS[type(node.op)](a, b)
@@ -188,8 +191,8 @@ def _value(node: ast.expr, values: Mapping[str, float | Fraction]) -> Number:
 
 def _power(a: Number, b: Number) -> Number:
     whole = isinstance(a, Fraction) and isinstance(b, Fraction) and b.denominator == 1 and abs(b) <= 64
-    found = a ** int(b) if whole else float(a) ** float(b)
-    return math.nan if isinstance(found, complex) else found
+    result = a ** int(b) if whole else float(a) ** float(b)
+    return math.nan if isinstance(result, complex) else result
 
 
 _OPS: Mapping[type, Callable[[Number, Number], Number]] = MappingProxyType(

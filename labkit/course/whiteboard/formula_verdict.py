@@ -1,9 +1,9 @@
-"""A formula against the truth: right; right up to a factor; right in one limit and wrong in another; the wrong unit.
+"""Compares a formula with the truth: right; right up to a factor; right in one limit only; the wrong unit; or wrong.
 
-numbers    both at random points, the truth by the planner's own function: the first point where they part
-units      of what is wrong: is it even in the right ones?
-algebra    a constant factor, a term that is missing, where both tend to
-people     a formula that is known to be given, and what that one is in truth
+numbers    both are computed at random points, the truth by the planner's own function, to find where they differ
+units      a wrong formula may also have the wrong unit
+algebra    finds a constant factor, a missing term, and what both tend to
+people     formulas that are often given, and what they really describe
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 POINTS, FAR = 24, 10**9
-"""Random points; and a number that stands for "without end"."""
+"""The number of random points; and a number that stands for infinity."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind` is one of KINDS; `said` are its reasons, a sentence each. Where the formula differs: `at` the values of
-    the symbols, `mine` and `truth` there."""
+    """The result of the comparison. `kind` is one of KINDS; `said` are the reasons, in sentences. If the formula
+    differs: `at` are values of the symbols, `mine` and `truth` the two results there."""
 
     kind: str
     said: tuple[str, ...]
@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if the formula is right."""
         return self.kind == "right"
 
     def __str__(self) -> str:
@@ -53,34 +53,34 @@ class Verdict:
 
 
 def check(asked: Derivation, said: str, seed: int = 0) -> Verdict:
-    """Hold what was typed against the truth. NoFormula, with the column, for what is no formula."""
+    """Compare a typed formula with the truth. NoFormula, with the column, if it is invalid."""
     formula = asked.read(said)
     draws = asked.draws(POINTS, seed)
     pairs = [(formula.number(values), float(asked.law(values))) for values in draws]
-    parts = [k for k, (mine, truth) in enumerate(pairs) if not _close(mine, truth, asked.tolerance)]
+    parts = [place for place, (mine, truth) in enumerate(pairs) if not _close(mine, truth, asked.tolerance)]
     if not parts:
         proved = algebra.same(formula, asked.formula) and formula.text != asked.answer
         way = "and algebra says the same of all values" if proved else f"at {POINTS} random points"
         return Verdict("right", (f"As {asked.source} has it, {way}; lab {asked.lab} measures it.",))
-    k = min(parts, key=lambda each: (_close(*pairs[each], 0.01), _easy(draws[each])))  # seen in the first digits
-    kind, why = _kind(asked, formula, pairs, draws[k])
-    return Verdict(kind, (_where(asked, draws[k], *pairs[k]), *why), draws[k], *pairs[k])
+    place = min(parts, key=lambda index: (_close(*pairs[index], 0.01), _easy(draws[index])))  # prefer clear differences
+    kind, why = _kind(asked, formula, pairs, draws[place])
+    return Verdict(kind, (_where(asked, draws[place], *pairs[place]), *why), draws[place], *pairs[place])
 
 
 def _kind(
     asked: Derivation, formula: Formula, pairs: Sequence[tuple[float, float]], at: Mapping[str, float]
 ) -> tuple[str, list[str]]:
-    """What is wrong with it, and the sentences that say so."""
-    known = next((f"That is {each.why}." for each in asked.wrong if _equal(asked, formula, each.formula)), "")
+    """What is wrong with the formula: the kind of verdict, and its sentences."""
+    known = next((f"That is {mistake.why}." for mistake in asked.wrong if _equal(asked, formula, mistake.formula)), "")
     people = [known] if known else []
     try:
-        here = unit(formula, asked.units)
+        own_unit = unit(formula, asked.units)
     except NoUnit as error:
         return "unit", [f"{str(error)[0].upper()}{str(error)[1:]}.", *people]
     wanted = unit(asked.formula, asked.units)
-    if here != wanted:
-        told = f"By its symbols it is in {unit_text(here)}, and the answer in {unit_text(wanted)}."
-        return "unit", [told, *people]
+    if own_unit != wanted:
+        units = f"By its symbols it is in {unit_text(own_unit)}, and the answer in {unit_text(wanted)}."
+        return "unit", [units, *people]
     ratio = _constant_ratio(pairs, asked.tolerance)
     if ratio is not None:
         return "factor", [f"It is {_times(ratio, asked.tolerance)} the truth everywhere.", *people]
@@ -100,7 +100,7 @@ def _kind(
 def _at_end(
     asked: Derivation, formula: Formula, at: Mapping[str, float], symbol: str, endless: bool
 ) -> tuple[bool, str]:
-    """Whether both agree at this end, and the words for it."""
+    """Whether both agree in this limit, and a sentence about it."""
     exact = {name: Fraction(value) for name, value in at.items()}
     mine, truth = formula.number(exact), asked.formula.number(exact)
     same = _close(mine, truth, 1e-6 if endless else asked.tolerance)
@@ -110,8 +110,8 @@ def _at_end(
     if all(tends):
         both = "both have no end" if tends[1] == "no end" else f"both tend to {tends[1]}"
         if tends[0] != tends[1]:
-            each = [f"has {word}" if word == "no end" else f"tends to {word}" for word in tends]
-            return False, f"yours {each[0]}, the truth {each[1]}"
+            parts = [f"has {word}" if word == "no end" else f"tends to {word}" for word in tends]
+            return False, f"yours {parts[0]}, the truth {parts[1]}"
         return same, both if same or not truth else f"{both}, and yours is {_times(mine / truth)} the truth"
     if same:
         return True, "both agree"
@@ -128,23 +128,23 @@ def _where(asked: Derivation, at: Mapping[str, float], mine: float, truth: float
 
 
 def _equal(asked: Derivation, formula: Formula, other: str) -> bool:
-    """Whether a formula is this known one, by numbers."""
+    """True if the formula equals this known one at random points."""
     known = asked.read(other)
     draws = asked.draws(POINTS, seed=1)
     return all(_close(formula.number(values), known.number(values), 1e-9) for values in draws)
 
 
 def _constant_ratio(pairs: Sequence[tuple[float, float]], tolerance: float) -> float | None:
-    """mine / truth, if that is the same everywhere; None if not, or if there is no such number."""
+    """mine / truth, if that is the same at all points; None if not, or if there is no such number."""
     ratios = [mine / truth for mine, truth in pairs if truth and math.isfinite(mine)]
     zeros = all(_close(mine, truth, tolerance) for mine, truth in pairs if not truth)
     if not zeros or len(ratios) < sum(truth != 0 for _, truth in pairs) or not ratios or not ratios[0]:
         return None
-    return ratios[0] if all(_close(each, ratios[0], max(2 * tolerance, 1e-9)) for each in ratios) else None
+    return ratios[0] if all(_close(ratio, ratios[0], max(2 * tolerance, 1e-9)) for ratio in ratios) else None
 
 
 def _times(ratio: float, tolerance: float = 1e-9) -> str:
-    """`2 times`, `1/2 of`, `0.318 times`."""
+    """A factor in words: `2 times`, `1/2 of`, `0.318 times`."""
     if not math.isfinite(ratio):
         return "more than any number of"
     exact = Fraction(ratio).limit_denominator(100)
@@ -156,8 +156,8 @@ def _times(ratio: float, tolerance: float = 1e-9) -> str:
 
 
 def _easy(values: Mapping[str, float]) -> float:
-    """Small numbers are the easy ones to check by hand."""
-    return sum(math.log10(abs(each) + 1) for each in values.values())
+    """The size of the numbers: small ones are easier to check by hand."""
+    return sum(math.log10(abs(value) + 1) for value in values.values())
 
 
 def _number(value: float) -> str:

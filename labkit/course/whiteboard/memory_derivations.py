@@ -22,12 +22,12 @@ def _held(v: Values, stage: int) -> float:
 
 
 def _gpt(v: Values, heads: int = 8) -> ModelShape:
-    """A GPT of these sizes; what is not asked for does not count."""
+    """A GPT of these sizes; sizes that the question does not use are 1."""
     return ModelShape.gpt(int(v.get("L", 1)), int(v["D"]), heads, 64, int(v["T"]), bias=False, position="none")
 
 
 def _keys(v: Values) -> float:
-    """Bytes of keys and values of all layers: what a block in fp32 holds of them, for numbers of w bytes."""
+    """Bytes of keys and values of all layers with w bytes per number, from what a block holds in fp32."""
     heads = int(v["H"])
     shape = ModelShape.gpt(1, int(v["d"]) * heads, heads, 64, int(v["T"]))
     held = shape.activations(int(v["b"]))
@@ -155,4 +155,4 @@ MEMORY = (
         (Wrong("min(m, p - r)", "1F1B"),),
     ),
 )  # fmt: skip
-"""What is held."""
+"""Derivations of what is held in memory."""

@@ -15,23 +15,23 @@ PEAK = Symbol("P", "peak of a device", "flop/s", 1e13, 2e15)
 COST = Symbol("c", "flops of a token, forward and backward", "flop/token", 1e8, 1e12)
 DAY_S = 86_400
 MODEL = "llama-7b"
-"""A model to ask the planner with; the laws below hold for any."""
+"""The model that the planner computes with; the laws below hold for any."""
 
 
 def _rounds(v: Values) -> float:
-    """An interleaved schedule's bubble, with micro-batches in whole rounds of p."""
+    """The bubble of an interleaved schedule, with micro-batches in whole rounds of p."""
     return bubble(simulate(interleaved(int(v["p"]), int(v["m"]), int(v["v"]))))
 
 
 def _weights(shape: ModelShape) -> float:
-    """Numbers in the matrices that a token meets: without biases, norms and look-ups."""
+    """The number of weights in matrices that a token is multiplied with: no biases, norms and look-ups."""
     d, a, k = shape.d_model, shape.n_head * shape.width, shape.kv_heads * shape.width
     mats = 3 if shape.gated else 2
     return shape.n_layer * (2 * d * a + 2 * d * k + mats * d * shape.hidden) + shape.vocab * d
 
 
 def _six(v: Values) -> float:
-    """Flops of matrices a weight and token, by the planner, times weights and tokens."""
+    """The planner's flops of matrices per weight and token, times weights and tokens."""
     shape = ModelShape.preset(MODEL)
     flops = shape.flops(1)
     return (flops.total - flops["attention"]) / _weights(shape) * v["N"] * v["t"]
@@ -43,12 +43,12 @@ def _exact(v: Values) -> float:
 
 
 def _mfu(v: Values) -> float:
-    shape = ModelShape.preset(MODEL)  # as many tokens of this model as cost what t tokens of c flops cost
+    shape = ModelShape.preset(MODEL)  # the rate of this model's tokens that costs as much as t tokens of c flops
     return shape.mfu(v["t"] * v["c"] / shape.flops_per_token(), v["n"] * v["P"])
 
 
 def _tokens(v: Values) -> float:
-    """The rate at which the planner's MFU is u, for a day."""
+    """Tokens in a day, at the rate at which the planner's MFU is u."""
     shape = ModelShape.preset(MODEL)
     rate = v["u"] / shape.mfu(1.0, v["n"] * v["P"])
     return rate * shape.flops_per_token() / v["c"] * DAY_S
@@ -129,4 +129,4 @@ SPEED = (
         at_one=("n",),
     ),
 )  # fmt: skip
-"""What takes time."""
+"""Derivations of what takes time."""

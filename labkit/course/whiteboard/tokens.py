@@ -1,4 +1,4 @@
-"""The pieces of a formula: numbers, names, operators, each with its column; anything else is told."""
+"""The tokens of a formula: numbers, names, operators, each with its column; any other character is an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"sqrt": (1, 1), "log": (1, 1), "log2": (1, 1), "ceil": (1, 1), "floor": (1, 1), "min": (2, 6), "max": (2, 6)}
 )
-"""What may be called, and with how many arguments: at least, at most."""
+"""The functions that may be called, with the least and the largest number of arguments."""
 MOST_DIGITS, MOST_NUMBER = 24, 10.0**30
 SPELLED: Mapping[str, str] = MappingProxyType(
     {"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-", "α": "alpha", "β": "beta"}
@@ -27,7 +27,7 @@ HINTS: Mapping[str, str] = MappingProxyType(
 
 
 class NoFormula(ValueError):
-    """What was typed is not a formula; `column` counts from 1."""
+    """Raised if what was typed is not a formula; `column` counts from 1."""
 
     def __init__(self, said: str, column: int) -> None:
         super().__init__(f"column {column}: {said}")
@@ -43,18 +43,18 @@ class Token(NamedTuple):
 
 
 def tokens(said: str) -> Iterator[Token]:
-    """The pieces of a text. NoFormula for a character that no formula has."""
-    at = 0
-    while at < len(said):
-        if said[at].isspace():
-            at += 1
+    """The tokens of a text. NoFormula for a character that no formula has."""
+    place = 0
+    while place < len(said):
+        if said[place].isspace():
+            place += 1
             continue
-        match = TOKEN.match(said, at)
+        match = TOKEN.match(said, place)
         if match is None:
-            hint = HINTS.get(said[at], f"known are + - * / ^ ( ) and {', '.join(FUNCTIONS)}")
-            raise NoFormula(f"{said[at]!r} is no part of a formula: {hint}", at + 1)
+            hint = HINTS.get(said[place], f"known are + - * / ^ ( ) and {', '.join(FUNCTIONS)}")
+            raise NoFormula(f"{said[place]!r} is no part of a formula: {hint}", place + 1)
         word = match[0]
         if match.lastgroup == "number" and (len(word) > MOST_DIGITS or not float(word) <= MOST_NUMBER):
-            raise NoFormula(f"a number has {MOST_DIGITS} digits at most and is no larger than 1e30", at + 1)
-        yield Token(match.lastgroup or "", SPELLED.get(word, word) if match.lastgroup == "name" else word, at + 1)
-        at = match.end()
+            raise NoFormula(f"a number has {MOST_DIGITS} digits at most and is no larger than 1e30", place + 1)
+        yield Token(match.lastgroup or "", SPELLED.get(word, word) if match.lastgroup == "name" else word, place + 1)
+        place = match.end()

@@ -1,4 +1,4 @@
-"""Derive it on a whiteboard: choose a question, type a formula, and hear where it first differs from the truth."""
+"""Derive it on a whiteboard: choose a question, type a formula, and see where it first differs from the truth."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from labkit.view.svg import Picture
 class Whiteboard(Explorer):
     """A menu of derivations, a field for a formula (Enter), a menu of symbols to draw over, and the answer on demand.
 
-    `.verdict` is that of the last formula, None before there is one; `.derived` are the names of those found right.
-    What is no formula is told with its column, and `.picture` stays the last one that made sense. ValueError for a
+    `.verdict` is that of the last formula, None before there is one; `.derived` are the names of those solved. For an
+    invalid formula the reason is shown with its column, and `.picture` stays the last valid picture. ValueError for a
     name that no derivation has."""
 
     def __init__(self, first: str = "bubble", names: Iterable[str] | None = None) -> None:
-        """`first` is the derivation to begin with, `names` those of the menu (None: all)."""
-        chosen = [each.name for each in DERIVATIONS] if names is None else [derivation(name).name for name in names]
+        """`first` is the derivation to begin with, `names` are those of the menu (None: all)."""
+        chosen = [entry.name for entry in DERIVATIONS] if names is None else [derivation(name).name for name in names]
         self.asked: Derivation = derivation(first)
         self.verdict: Verdict | None = None
         self.derived: frozenset[str] = frozenset()
@@ -42,25 +42,25 @@ class Whiteboard(Explorer):
         super().__init__(rows, [self.choice, self.field, self.along, self.reveal])
 
     def drawn(self) -> Picture:
-        """For the present controls. ValueError, with the column, for what is no formula."""
+        """The picture for the present controls. ValueError, with the column, for an invalid formula."""
         if self.choice.value != self.asked.name:
             self.asked, self.field.value, self.reveal.value = derivation(self.choice.value), "", False
         if self.along.options != self.asked.names:
             self.along.options, self.along.value = self.asked.names, self.asked.along
-        asked, said = self.asked, self.field.value.strip()
-        names = ", ".join(f"<b>{each.name}</b> {escape(each.means)}" for each in asked.symbols)
+        asked, typed = self.asked, self.field.value.strip()
+        names = ", ".join(f"<b>{symbol.name}</b> {escape(symbol.means)}" for symbol in asked.symbols)
         self.asking.value = f"<b>{escape(asked.question)}</b><br>{names}"
-        told = (
+        answer = (
             f"<b>{escape(asked.answer)}</b> · as {asked.source} has it · lab {asked.lab}" if self.reveal.value else ""
         )
         self.reading.value, self.verdict = "", None
-        self.note = told
-        if not said:
+        self.note = answer
+        if not typed:
             return question(asked)
-        formula, self.verdict = asked.read(said), check(asked, said)
+        formula, self.verdict = asked.read(typed), check(asked, typed)
         self.reading.value = f"read as ${latex(formula)}$"
         self.derived |= {asked.name} if self.verdict.right else set()
         head, count = KINDS[self.verdict.kind], f"{len(self.derived)} of {len(self.choice.options)} derived"
         lines = "<br>".join(map(escape, self.verdict.said))
-        self.note = f"<b>{head}</b> · {count}<br>{lines}" + f"<br>{told}" * bool(told)
+        self.note = f"<b>{head}</b> · {count}<br>{lines}" + f"<br>{answer}" * bool(answer)
         return whiteboard(asked, formula, self.along.value, self.verdict.at or asked.draws(1)[0])

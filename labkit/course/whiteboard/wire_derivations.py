@@ -1,4 +1,4 @@
-"""Derivations of bytes on the wire and of their seconds: rings, trees, ZeRO, tensor parallelism."""
+"""Derivations of bytes on the wire and of the time they take: rings, trees, ZeRO, tensor parallelism."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _sent(verb: str, v: Values) -> float:
 
 
 def _block(v: Values) -> float:
-    """Bytes along tp of a block: what one block more adds to a step."""
+    """Bytes along tp for one block: the difference between two blocks and one in a step."""
     layout, recipe = Layout(tp=int(v["n"])), Recipe(batch_size=1)
     sizes = {"parameter_bytes": 0, "d_model": int(v["A"]) // 4, "seq": 1}
     two, one = (sent_per_step(layout, recipe, 0, n_layer=count, **sizes)["tp"] for count in (2, 1))
@@ -101,4 +101,4 @@ WIRE = (
         grows=("n",), at_one=("n",),
     ),
 )  # fmt: skip
-"""What travels."""
+"""Derivations of what is sent."""

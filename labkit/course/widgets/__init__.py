@@ -1,1 +1,1 @@
-"""What every widget is made of: its static twin, an explorer's frame, a button that runs ranks, links to cells."""
+"""The parts of all widgets: the static twin, an explorer's frame, a button that runs ranks, links to cells."""

@@ -1,4 +1,4 @@
-"""What every explorer does: controls above, a picture below, and the last one that made sense if something does not."""
+"""The frame of every explorer: controls above, a picture below; for invalid input the last valid picture stays."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from labkit.view.svg import Picture
 
 
 class Explorer(Twin, widgets.VBox):
-    """A subclass makes its controls, and says in `drawn()` what they show.
+    """A subclass makes its controls, and returns in `drawn()` the picture that they describe.
 
-    It is drawn now and whenever one of `controls` moves. A ValueError of `drawn` is told, and `.picture` stays the last
-    one that made sense. `note` is a line (HTML) over the picture, which `drawn` may set; it is empty otherwise."""
+    It is drawn now and whenever one of `controls` changes. If `drawn` raises ValueError, the reason is shown, and
+    `.picture` stays the last valid one. `note` is a line (HTML) above the picture, which `drawn` may set; it is empty
+    otherwise."""
 
     def __init__(self, rows: Iterable[widgets.Widget], controls: Iterable[widgets.Widget]) -> None:
-        """`rows` stand above the picture; `controls` are those of their parts that draw it again."""
+        """`rows` stand above the picture; `controls` are those widgets in them that draw it again."""
         self.said, self.shown, self.note, self._at_work = widgets.HTML(), widgets.HTML(), "", False
         self.picture: Picture | None = None
         super().__init__([*rows, self.said, self.shown])
@@ -27,11 +28,11 @@ class Explorer(Twin, widgets.VBox):
         self.draw()
 
     def drawn(self) -> Picture:
-        """The picture for the present controls. ValueError for what makes no sense."""
+        """The picture for the present controls. ValueError for invalid ones."""
         raise AssertionError(f"{type(self).__name__} does not say what it draws")
 
     def draw(self) -> None:
-        """Draw for the present controls. What `drawn` itself sets of them does not draw again."""
+        """Draw for the present controls. Changes that `drawn` makes to controls do not draw again."""
         if self._at_work:
             return
         self.note, self._at_work = "", True

@@ -1,4 +1,4 @@
-"""HTML in which the name of a cell is a link: it opens the lab there."""
+"""HTML in which the name of a cell is a link that opens its lab."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import traitlets
 from labkit.course.server.labs import addresses
 
 LINKS = Path(__file__).with_name("cells.js").read_text()
-"""What makes links of `<a data-cell="03-12">`, to be put before a widget's own module."""
+"""JavaScript that makes links of `<a data-cell="03-12">`, to be put before a widget's own module."""
 
 
 class Linked(anywidget.AnyWidget):
-    """Shows `value`, HTML of labkit's own."""
+    """Shows `value`, which must be labkit's own HTML."""
 
     _esm = (
         LINKS

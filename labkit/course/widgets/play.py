@@ -1,4 +1,4 @@
-"""A picture that controls redraw: by arithmetic, or by running the real thing again."""
+"""A picture that controls draw again: by arithmetic, or by running the real thing again."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Play(Twin, widgets.VBox):
     """`draw(**values) -> Picture` with a control for each of its arguments: `Play(draw, log2_bytes=(6, 24, 16))`.
 
     A control is an ipywidgets widget with a value, or (lowest, highest, first) for a slider of whole numbers. `draw`
-    runs now and whenever a control has been let go of; meanwhile a line says so, and the kernel's stop button ends it.
+    runs now and whenever a control was released; meanwhile a line says so, and the kernel's stop button ends it.
     `.values` is what the controls show, `.picture` the last picture.
 
-    The picture is a value and not printed output: a notebook that is run without a browser needs no Output widget,
-    through which clients that run notebooks can lose a reply (jupyter/nbclient issue 312)."""
+    The picture is the value of a widget and not printed output. So a notebook that is run without a browser needs no
+    Output widget, through which clients that run notebooks can lose a reply (jupyter/nbclient issue 312)."""
 
     def __init__(self, draw: Callable[..., Picture], **controls: Any):
         self.draw = draw
-        self.controls = {name: _control(name, each) for name, each in controls.items()}
+        self.controls = {name: _control(name, control) for name, control in controls.items()}
         self.said, self.shown = widgets.HTML(), widgets.HTML()
         self.picture: Picture | None = None
         super().__init__([*self.controls.values(), self.said, self.shown])
@@ -36,11 +36,11 @@ class Play(Twin, widgets.VBox):
 
     @property
     def values(self) -> dict[str, Any]:
-        """Name -> what the control shows."""
+        """The value of each control, by name."""
         return {name: control.value for name, control in self.controls.items()}
 
     def redraw(self) -> None:
-        """Draw for the present controls. An error is told, and the picture before it stays."""
+        """Draw for the present controls. An error is shown, and the picture before it stays."""
         self.said.value = "<i>running ...</i>"
         started = time.perf_counter()
         try:
@@ -60,10 +60,10 @@ class Play(Twin, widgets.VBox):
 
 
 def _control(name: str, given: Any) -> Any:
-    """A widget with a value. ValueError for what is neither that nor (lowest, highest, first)."""
+    """A widget with a value. ValueError for anything but a widget and (lowest, highest, first)."""
     if hasattr(given, "value") and hasattr(given, "observe"):
         return given
-    if isinstance(given, tuple) and len(given) == 3 and all(isinstance(each, int) for each in given):
+    if isinstance(given, tuple) and len(given) == 3 and all(isinstance(number, int) for number in given):
         low, high, first = given
         if low <= first <= high:
             words = name.replace("_", " ")

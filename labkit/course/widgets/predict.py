@@ -1,4 +1,4 @@
-"""A question that takes your number before anything runs, and shows it beside the law and the measurement after."""
+"""A question that asks for your number before anything runs, and then shows it with the law and the measurement."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NOT_YET = "You have not predicted yet"
 class Predict(Twin, widgets.VBox):
     """`question` in words; `value` is the number to begin with; `unit` such as "B", "s" or "messages".
 
-    Type a number (`9600`, `1,024`, `2 KiB`, `0.3 ms`), press the button (or Enter). `.value` is the last number that
-    made sense, `.committed` whether it is yours; nonsense leaves both alone and says why. `.overlay(measured=, law=)`
-    shows what came of it; a `law` given here is used where overlay gets none."""
+    Type a number (`9600`, `1,024`, `2 KiB`, `0.3 ms`), press the button (or Enter). `.value` is the last valid number,
+    `.committed` is true once it is yours; invalid input changes neither and shows the reason. `.overlay(measured=,
+    law=)` shows the answer; a `law` given here is used if overlay gets none."""
 
     value = traitlets.Float(0.0)
     committed = traitlets.Bool(False)
@@ -41,7 +41,7 @@ class Predict(Twin, widgets.VBox):
         self.answer: Answer | None = None
 
     def commit(self) -> None:
-        """Take the number in the field, and draw the answer with it if there is one already."""
+        """Take the number in the field, and draw the answer again if there is one already."""
         try:
             number = parsed(self.field.value, self.unit)
         except ValueError as error:
@@ -61,8 +61,8 @@ class Predict(Twin, widgets.VBox):
     ) -> Answer:
         """Prediction, law and measurement in one picture, with how far each is off; also shown under the question.
 
-        `rehearsed` takes the place of `measured` for what simulated devices did (labkit.rehearse). Before you commit a
-        number it is folded, and has no prediction in it; each commit draws it anew."""
+        `rehearsed` replaces `measured` for numbers of simulated devices (labkit.rehearse). Before you commit a number
+        the answer is folded and has no prediction in it; each commit draws it again."""
         law = self.law if law is None else law
         if measured is None and rehearsed is None and law is None:
             raise ValueError("overlay shows a measurement, a law or both beside a prediction, and got neither")
@@ -71,15 +71,15 @@ class Predict(Twin, widgets.VBox):
         return self.answer
 
     def static(self) -> Picture:
-        """The question, and the prediction if there is one; the answer stands where it is overlaid."""
-        told = (
+        """The question, and the prediction if there is one; the answer is shown where it is overlaid."""
+        status = (
             f"you predict {value_text(self.value, self.unit)}" if self.committed else f"{NOT_YET}: run this cell first"
         )
-        return Picture(headline(self.question) + text(4, 46, cut(told, 100)), 58, f"{self.question} {told}")
+        return Picture(headline(self.question) + text(4, 46, cut(status, 100)), 58, f"{self.question} {status}")
 
 
 class Answer:
-    """What came of a prediction, at one place of the page; `picture` is what it shows."""
+    """The answer to a prediction, at one place of the page; `picture` is what it shows."""
 
     def __init__(
         self, question: Predict, measured: float | None, law: float | None, title: str, rehearsed: float | None = None
@@ -90,7 +90,7 @@ class Answer:
 
     @property
     def picture(self) -> Picture:
-        """Law, prediction and measurement; the number that a question begins with is nobody's prediction."""
+        """Law, prediction and measurement; the number that a question begins with is no prediction."""
         guess = self.question.value if self.question.committed else None
         return compare(self.law, guess, self.measured, self.question.unit, self.title, self.rehearsed)
 
@@ -111,7 +111,7 @@ class Answer:
         self._publish(anew=False)
 
     def update(self) -> None:
-        """Draw it with the prediction as it is now, under the question and wherever a cell has shown it."""
+        """Draw again with the present prediction, under the question and wherever a cell has shown the answer."""
         if self.question.committed:
             self.question.picture.value = str(self.picture)
         if self.place:

@@ -1,4 +1,4 @@
-"""A button that runs something on real ranks, piece by piece, with a bar that says how far it is, and a stop."""
+"""A button that runs something on real ranks, part by part, with a progress bar and a stop button."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ STOPPED = "stopped: nothing is kept of this run"
 
 
 class RealRun(widgets.HBox):
-    """`pieces()` works, and yields the share that is done, from 0 to 1, after each piece; a stop closes it there.
+    """`pieces()` works, and yields the share that is done, from 0 to 1, after each part; a stop ends it there.
 
-    `ended(why)` is called when it is over: "" if it came to its end, STOPPED, or the first line of its ValueError or
-    RuntimeError. `.running` says whether it runs; a second start does nothing meanwhile."""
+    `ended(why)` is called when it is over: with "" if it was completed, STOPPED, or the first line of its ValueError or
+    RuntimeError. `.running` is true while it runs; a second start does nothing meanwhile."""
 
     def __init__(
         self, pieces: Callable[[], Pieces], ended: Callable[[str], None], words: str, tooltip: str, doing: str
     ) -> None:
-        """`words` stand on the button, `doing` before the bar."""
+        """`words` are the button's label, `doing` that of the bar."""
         self.pieces, self.ended, self.running, self._asked_to_stop = pieces, ended, False, False
         self.go = widgets.Button(description=words, tooltip=tooltip)
         self.end = widgets.Button(description="stop", disabled=True, tooltip="after the piece that runs")
@@ -30,19 +30,19 @@ class RealRun(widgets.HBox):
         self.end.on_click(lambda _: self.stop())
 
     def run(self) -> None:
-        """All of it, now."""
+        """Run all parts now."""
         for _ in self._steps():
             pass
 
     def start(self) -> None:
-        """The button: run between other messages of the browser, so that `stop` is heard; without a loop, now."""
+        """Start between other messages of the browser, so that `stop` is heard; without an event loop, run now."""
         try:
             self.task = asyncio.get_running_loop().create_task(self._along())
         except RuntimeError:
             self.run()
 
     def stop(self) -> None:
-        """End after the piece that runs. Until then it still runs, and nothing else can be started."""
+        """End after the present part. Until then it still runs, and nothing else can be started."""
         self._asked_to_stop = True
 
     async def _along(self) -> None:

@@ -1,4 +1,4 @@
-"""A static twin: what a widget leaves behind where no widgets run, such as an HTML export or a code host."""
+"""A static twin: the picture of a widget for places where no widgets run, such as an HTML export or a code host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from labkit.view.svg import Picture
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 LIVE = ".widget-box,.lk-film"
-"""What only a widget that runs puts into the page; an export wraps dead ones in `jupyter-widgets` too."""
+"""Elements that only a running widget puts into the page; an export wraps dead ones in `jupyter-widgets`, too."""
 DEAD = f".jp-OutputArea-child:has(>.jupyter-widgets):not(:has({LIVE}))"
-"""What JupyterLab shows of a widget whose kernel is gone: that its model was not found."""
+"""What JupyterLab shows for a widget whose kernel is gone: that its model was not found."""
 STYLE = (
     f"<style>.jp-OutputArea:has({LIVE}) .lk-twin,.output:has({LIVE}) .lk-twin,"
     f".jp-OutputArea:has(.lk-twin) {DEAD}{{display:none}}</style>"
@@ -21,11 +21,11 @@ STYLE = (
 
 
 class Twin:
-    """Below the live view a widget publishes `static()`; the page hides that picture while the widget runs.
+    """Below its live view a widget publishes `static()`; the page hides that picture while the widget runs.
 
-    One output with both would not do: where a notebook keeps the state of its widgets, nbconvert takes the live view
-    from it, and that needs the network. Nor may the live view bring a picture: without state both would be shown.
-    Stand it before the widget's class: `class Film(Twin, AnyWidget)`."""
+    A single output with both would not work: if a notebook keeps the state of its widgets, nbconvert takes the live
+    view from it, which needs the network. Nor may the live view contain a picture: without state both would be shown.
+    Name it before the widget's class: `class Film(Twin, AnyWidget)`."""
 
     static: Callable[[], Picture]
 

@@ -1,1 +1,1 @@
-"""Workshops: agendas of two hours, a day or two, which lead through the labs."""
+"""Workshops: agendas for two hours, a day or two days, which lead through the labs."""

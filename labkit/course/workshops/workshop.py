@@ -1,8 +1,8 @@
-"""Workshops of two hours, a day or two: an agenda is a notebook that leads through the labs, with times and questions.
+"""Workshops of two hours, a day or two days: an agenda is a notebook that leads through the labs, with times.
 
-What is done when stands in `workshops.toml`; the agendas are made of it and of the labs, and lie beside them:
+The schedules are in `workshops.toml`; the agendas are made from it and from the labs, and lie beside them:
 
-    python -m labkit.course.workshops.workshop notebooks        # writes them anew
+    python -m labkit.course.workshops.workshop notebooks        # writes them again
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from labkit.course.reading.glossary import plain
 
 PLANS = Path(__file__).with_name("workshops.toml")
 WORDS_A_MINUTE, CELL_MINUTES, FOLDED_CELL_MINUTES, WIDGET_MINUTES = 150, 0.6, 0.2, 1.5
-"""A pace for reading, running and playing: what a practised learner needs. A class takes a third more."""
+"""The pace of a practised learner for reading, running and playing; a class takes a third longer."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """So many minutes with the cells `first` to `last` of a lab (all of it if not said), or without one (a break)."""
+    """A part of a workshop: minutes with cells `first` to `last` of a lab (or all of it), or a break."""
 
     minutes: int
     title: str
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Workshop:
-    """Its length ("2h", "1d", "2d"), what it is about, and its parts in order."""
+    """A workshop: its length ("2h", "1d", "2d"), its title, and its parts in order."""
 
     length: str
     title: str
@@ -51,7 +51,7 @@ class Workshop:
     parts: tuple[Part, ...]
 
     def clock(self, start: str = "09:00") -> Iterator[tuple[datetime, datetime, Part]]:
-        """When each part begins and ends, if every day begins at `start`. ValueError for what is no time of a day."""
+        """When each part begins and ends, if every day begins at `start`. ValueError for an invalid time."""
         begins = _time(start)
         day = self.parts[0].day
         for part in self.parts:
@@ -64,14 +64,14 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Timetable:
-    """A workshop by the clock, as a table; the part of `now` ("10:40") is marked, on each day that has it."""
+    """A workshop by the clock, as a table; the part at the time `now` ("10:40") is marked, on each day that has it."""
 
     workshop: Workshop
     start: str = "09:00"
     now: str = ""
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(day and time, what, where) of each part; a ▶ stands before the present one."""
+        """(day and time, title, cells) of each part; a ▶ stands before the present one."""
         now = _time(self.now) if self.now else None
         days = self.workshop.parts[-1].day > 1
         return [
@@ -87,14 +87,14 @@ class Timetable:
 
     def __str__(self) -> str:
         rows = self.rows()
-        wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        return "\n".join(f"{when:>{wide[0]}}  {what:<{wide[1]}}  {where}".rstrip() for when, what, where in rows)
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{when:>{widths[0]}}  {title:<{widths[1]}}  {where}".rstrip() for when, title, where in rows)
 
     def _repr_html_(self) -> str:
         lines = (
             "".join(
-                f"<td style='text-align:left'>{f'<b>{escape(each)}</b>' if '▶' in row[0] else escape(each)}</td>"
-                for each in row
+                f"<td style='text-align:left'>{f'<b>{escape(cell)}</b>' if '▶' in row[0] else escape(cell)}</td>"
+                for cell in row
             )
             for row in self.rows()
         )
@@ -102,7 +102,7 @@ class Timetable:
 
 
 def workshops() -> dict[str, Workshop]:
-    """Length -> workshop: "2h", "1d", "2d"."""
+    """All workshops by length: "2h", "1d", "2d"."""
     plans = tomllib.loads(PLANS.read_text())
     return {
         length: Workshop(length, plan["title"], plan["opening"], tuple(Part(**part) for part in plan["parts"]))
@@ -111,24 +111,24 @@ def workshops() -> dict[str, Workshop]:
 
 
 def workshop(length: str) -> Workshop:
-    """The workshop of this length. ValueError names those that there are."""
-    found = workshops()
-    if length not in found:
-        raise ValueError(f"there is no workshop of {length!r}; there are {', '.join(found)}")
-    return found[length]
+    """The workshop of this length. ValueError, with all lengths, if there is none."""
+    by_length = workshops()
+    if length not in by_length:
+        raise ValueError(f"there is no workshop of {length!r}; there are {', '.join(by_length)}")
+    return by_length[length]
 
 
 def timetable(length: str, start: str = "09:00", now: str = "") -> Timetable:
     """The workshop of this length by the clock; with `now`, such as "10:40", or "now", the present part is marked."""
     table = Timetable(workshop(length), start, f"{datetime.now():%H:%M}" if now == "now" else now)
-    table.rows()  # a time that is none is told here, and not when the table is shown
+    table.rows()  # raises for an invalid time now, and not when the table is shown
     return table
 
 
 def needs_minutes(cells: Sequence[dict[str, Any]]) -> float:
     """Minutes to read these cells of a notebook, run them, and use each widget once.
 
-    A cell whose source is folded is run, and nobody reads more of it than its caption and its output."""
+    Of a cell whose source is folded, people read only its caption and its output."""
     words = sum(len(plain("".join(cell["source"])).split()) for cell in cells if cell["cell_type"] == "markdown")
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     folded = sum(cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in code)
@@ -138,22 +138,22 @@ def needs_minutes(cells: Sequence[dict[str, Any]]) -> float:
 
 
 def cells_of(part: Part, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """The lab's notebook in `folder`, and the cells of this part. ValueError if the lab or a cell is not there."""
-    found = sorted(folder.glob(f"{part.lab}_*.ipynb"))
-    if not found:
+    """The lab's notebook in `folder`, and the cells of this part. ValueError if the lab or a cell does not exist."""
+    notebooks = sorted(folder.glob(f"{part.lab}_*.ipynb"))
+    if not notebooks:
         raise ValueError(f"{part.title}: there is no lab {part.lab} in {folder}")
-    cells = json.loads(found[0].read_text())["cells"]
+    cells = json.loads(notebooks[0].read_text())["cells"]
     ids = [cell["id"] for cell in cells]
-    missing = [each for each in (part.first, part.last) if each and each not in ids]
+    missing = [id for id in (part.first, part.last) if id and id not in ids]
     if missing:
-        raise ValueError(f"{part.title}: {found[0].name} has no cell {', '.join(missing)}")
+        raise ValueError(f"{part.title}: {notebooks[0].name} has no cell {', '.join(missing)}")
     first = ids.index(part.first) if part.first else 0
     last = ids.index(part.last) if part.last else len(ids) - 1
-    return found[0], cells[first : last + 1]
+    return notebooks[0], cells[first : last + 1]
 
 
 def agenda(plan: Workshop, folder: Path) -> nbformat.NotebookNode:
-    """The notebook of a workshop: its table, and for each part where to go, what to have seen, what to ask."""
+    """The notebook of a workshop: its table, and for each part the place, what to have seen, and what to ask."""
     cells = [
         nbformat.v4.new_markdown_cell(
             f"# {plan.title}\n\n{plan.opening}\n\nThe table has the times; run it again in the middle and it marks "
@@ -171,17 +171,17 @@ def agenda(plan: Workshop, folder: Path) -> nbformat.NotebookNode:
     for number, part in enumerate(plan.parts, 1):
         cells.append(nbformat.v4.new_markdown_cell("\n\n".join(_told(number, part, folder))))
     cells[1].metadata["tags"] = ["parameters"]
-    for k, cell in enumerate(cells):
-        cell.id = f"{plan.length}-{k:02}"
-    for k in (2, 4):
-        cells[k].metadata["tags"] = ["nbval-ignore-output"]
+    for place, cell in enumerate(cells):
+        cell.id = f"{plan.length}-{place:02}"
+    for place in (2, 4):
+        cells[place].metadata["tags"] = ["nbval-ignore-output"]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
     return notebook
 
 
 def write(folder: Path) -> list[Path]:
-    """Write all agendas beside the labs, as `workshop_2h.ipynb` and so on: their paths."""
+    """Write all agendas beside the labs, as `workshop_2h.ipynb` and so on. Returns their paths."""
     paths = []
     for plan in workshops().values():
         paths.append(folder / f"workshop_{plan.length}.ipynb")
@@ -190,14 +190,14 @@ def write(folder: Path) -> list[Path]:
 
 
 def _told(number: int, part: Part, folder: Path) -> Iterator[str]:
-    """The paragraphs of a part."""
+    """The paragraphs about one part."""
     yield f"## {number} · {part.title}\n\n**{part.minutes} minutes**" + f" · day {part.day}" * (part.day > 1)
     if part.lab:
         path, cells = cells_of(part, folder)
         title = "".join(json.loads(path.read_text())["cells"][0]["source"]).splitlines()[0].removeprefix("# ")
         begin, end = cells[0]["id"], cells[-1]["id"]
         code = sum(cell["cell_type"] == "code" for cell in cells)
-        links = [f"[{each}]({path.name}#cell-id={each})" for each in (begin, end)]
+        links = [f"[{id}]({path.name}#cell-id={id})" for id in (begin, end)]
         where = f"from cell {links[0]} to cell {links[1]}" if part.first else f"from {links[0]} on, what you choose"
         yield f"[{title}]({path.name}), {where}; {code} cells to run."
     if part.see:

@@ -1,1 +1,1 @@
-"""The proofs, by topic: in each file a function `cNN` for every claim of its topic."""
+"""The proofs, by topic: each file has a function `cNN` for every claim on its topic."""

@@ -29,15 +29,15 @@ CONFIG = GPTConfig(n_layer=1, d_model=64, n_head=4, vocab=64, seq=64)
 
 
 def micro_step(model: GPT, rows: Tensor, n_micro: int) -> None:
-    """Forward and backward of all rows in so many equal micro-batches."""
-    for each in rows.chunk(n_micro):
-        (cross_entropy(model(each), each) / n_micro).backward()
+    """Forward and backward of all rows in `n_micro` equal micro-batches."""
+    for micro in rows.chunk(n_micro):
+        (cross_entropy(model(micro), micro) / n_micro).backward()
 
 
 @torch.random.fork_rng(devices=[])
 def c02() -> Finding:
-    """Gradients of 32 rows at once and one by one, in float64: the share of numbers that agree to nine digits, for a
-    plain model, one with batch statistics, ragged rows, and a loss that was not divided."""
+    """Compute gradients of 32 rows at once and one by one, in float64: the share of numbers that agree to nine digits.
+    Four settings: a plain model, one with batch statistics, ragged rows, and a loss that is not divided."""
     torch.manual_seed(0)
     x, y, whole = torch.randn(32, 4, 8).double(), torch.randn(32, 4).double(), torch.ones(32, 4).double()
     ragged = (torch.arange(4) <= torch.arange(32)[:, None] % 4).double()  # 1 to 4 tokens count in a row
@@ -67,7 +67,7 @@ def c02() -> Finding:
 
 
 def c03() -> Finding:
-    """The same 32 rows of a GPT in one batch and in 32 micro-batches: flops are counted, seconds are taken in turn."""
+    """Run 32 rows of a GPT in one batch and in 32 micro-batches: count flops, and time both in turn."""
     model, rows = GPT(CONFIG), torch.zeros(32, CONFIG.seq, dtype=torch.int64)
 
     def flops(n_rows: int, n_micro: int) -> int:
@@ -113,8 +113,8 @@ def c73() -> Finding:
 
 
 def sent_by(group: Group, counts: Sequence[int]) -> dict[str, list[int]]:
-    """Bytes that this rank sends in a step of so many micro-batches, by strategy."""
-    found: dict[str, list[int]] = {}
+    """Bytes that this rank sends in a step of each number of micro-batches, by strategy."""
+    sent: dict[str, list[int]] = {}
     for kind in (DDP, ZeRO1, ZeRO2, ZeRO3):
         for n_micro in counts:
             model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(4)))
@@ -125,12 +125,12 @@ def sent_by(group: Group, counts: Sequence[int]) -> dict[str, list[int]]:
                     model(torch.ones(2, 32)).square().mean().backward()
             sync.finish()
             sync.step()
-            found.setdefault(kind.__name__, []).append(group.ledger.sent_bytes())
-    return found
+            sent.setdefault(kind.__name__, []).append(group.ledger.sent_bytes())
+    return sent
 
 
 def c74() -> Finding:
-    """The ledger of each strategy after a step of one and of eight micro-batches: how many times as much it sends."""
+    """How many times as much each strategy sends, by its ledger, in a step of eight micro-batches as in one of one."""
     sent = capped.run(sent_by, (1, 8), n_ranks=2)[0].value
     return Finding.of(
         [Setting(name, 1, eight / one, "times the bytes", measured=True) for name, (one, eight) in sent.items()],
@@ -139,7 +139,7 @@ def c74() -> Finding:
 
 
 def c75() -> Finding:
-    """A probe on a step of eight rows, at once and one by one: activations shrink, model state does not."""
+    """Probe a step of eight rows, at once and one by one: activations shrink, model state does not."""
     rows = torch.zeros(8, CONFIG.seq, dtype=torch.int64)
 
     def held(n_micro: int) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""Mixed precision at work: what autocast changes and what it leaves, and the loss scale beside it."""
+"""Claims on mixed precision at work: what autocast changes, what it leaves, and how a loss scale behaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.train.loss_scale import LossScale
 
 
 def gradient_dtype(weights: torch.dtype, inside: bool) -> str:
-    """The dtype of a weight's gradient, with backward called inside of autocast or after it."""
+    """The dtype of a weight's gradient, with backward called inside autocast or after it."""
     layer, x = nn.Linear(8, 8).to(weights), torch.randn(4, 8)
     with torch.autocast("cpu", torch.bfloat16):
         loss = layer(x).float().square().mean()
@@ -26,7 +26,7 @@ def gradient_dtype(weights: torch.dtype, inside: bool) -> str:
 
 
 def c41() -> Finding:
-    """Backward is called inside of autocast and outside, for weights in fp32 and in bf16, and dtypes are read."""
+    """Call backward inside autocast and outside, for weights in fp32 and in bf16, and read the gradients' dtypes."""
     fp32, bf16 = torch.float32, torch.bfloat16
     return Finding.of(
         [
@@ -37,30 +37,30 @@ def c41() -> Finding:
 
 
 def c45() -> Finding:
-    """torch.amp.GradScaler and the state machine LossScale are taken through the same 60 steps, finite or not."""
+    """Take torch.amp.GradScaler and labkit's LossScale through the same 60 steps, some of which overflow."""
     grown = torch.amp.GradScaler("cpu")
     torch.manual_seed(0)
-    sequence = [bool(each) for each in torch.rand(60) > 0.15]
+    sequence = [bool(value) for value in torch.rand(60) > 0.15]
     w = nn.Parameter(torch.zeros(1))
     optimizer, scaler = torch.optim.SGD([w], lr=0.0), torch.amp.GradScaler("cpu", growth_interval=4)
-    rule, seen, said = LossScale(interval=4), [], []
+    rule, by_torch, by_rule = LossScale(interval=4), [], []
     for finite in sequence:
         w.grad = None
         (scaler.scale(w.sum()) * (1.0 if finite else math.inf)).backward()
         scaler.step(optimizer)
         scaler.update()
         rule = rule.after(finite)
-        seen.append(scaler.get_scale())
-        said.append(rule.scale)
-    apart = sum(a != b for a, b in zip(seen, said, strict=True))
+        by_torch.append(scaler.get_scale())
+        by_rule.append(rule.scale)
+    apart = sum(a != b for a, b in zip(by_torch, by_rule, strict=True))
     bad = sequence.index(False)
-    before = seen[bad - 1] if bad else 2.0**16
-    good = next(k for k, (a, b) in enumerate(zip(seen, seen[1:], strict=False)) if b > a)
+    before = by_torch[bad - 1] if bad else 2.0**16
+    good = next(k for k, (a, b) in enumerate(zip(by_torch, by_torch[1:], strict=False)) if b > a)
     return Finding.of(
         [
             Setting("first scale", 2.0**16, grown.get_scale(), within=0, measured=True),
-            Setting("scale after infinity, over the one before", 0.5, seen[bad] / before, within=0, measured=True),
-            Setting("scale after N good steps", 2.0, seen[good + 1] / seen[good], within=0, measured=True),
+            Setting("scale after infinity, over the one before", 0.5, by_torch[bad] / before, within=0, measured=True),
+            Setting("scale after N good steps", 2.0, by_torch[good + 1] / by_torch[good], within=0, measured=True),
             Setting("steps of 60 in which rule and torch differ", 0, apart, measured=True),
         ],
         interval=grown.get_growth_interval(),
@@ -68,14 +68,14 @@ def c45() -> Finding:
 
 
 def several(x: Tensor, w: Tensor, wanted: Tensor) -> Tensor:
-    """Ops of both of autocast's lists, one after the other."""
+    """Ops from both of autocast's lists, one after the other."""
     y = nn.functional.linear(x, w)
     y.softmax(-1).exp().add(1).log()
     return nn.functional.cross_entropy(y, wanted)
 
 
 def c99() -> Finding:
-    """Autocast to bf16 is listened to on a CPU, and for each op the format is read that its kernels computed in."""
+    """Record autocast to bf16 on a CPU, and read for each op in which format its kernels computed."""
     ops = autocast_ops(several, torch.randn(4, 8), torch.randn(8, 8), torch.arange(4))
 
     def at(op: str) -> str:
@@ -94,7 +94,7 @@ def c99() -> Finding:
 
 
 def rescued(gradient: float, scale: float = 2.0**16) -> float:
-    """A gradient after a backward pass in fp16 whose loss was multiplied by 2^16, divided again in fp32."""
+    """A gradient that passed backward in fp16 with the loss multiplied by 2^16, and was divided again in fp32."""
     w = torch.ones((), dtype=torch.float16, requires_grad=True)
     (w.float() * gradient * scale).backward()
     assert w.grad is not None
@@ -102,7 +102,7 @@ def rescued(gradient: float, scale: float = 2.0**16) -> float:
 
 
 def c98() -> Finding:
-    """Gradients of five sizes pass through fp16 under the factor, and what comes out is compared."""
+    """Send gradients of five sizes through fp16 with the factor, and compare what comes out."""
     sizes = {"1e-8, which fp16 alone would lose": 1e-8, "1e-4": 1e-4, "0.5": 0.5, "2": 2.0, "1e-13": 1e-13}
     return Finding.of(
         [Setting(f"a gradient of {name}", size, rescued(size), measured=True) for name, size in sizes.items()],

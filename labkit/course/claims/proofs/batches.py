@@ -1,4 +1,4 @@
-"""Batches: how small and how large they may be, and how long a step goes with them."""
+"""Claims on batches: how small and how large they may be, and how long a step must be for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labkit.train.config import GPTConfig
 
 
 def noisy(n: int, flip: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Points round 8 centres, a share of them with a wrong label."""
+    """Points round 8 centres; a share of them has a wrong label.   -> [n, 32], [n]"""
     draw = torch.Generator().manual_seed(seed)
     centre = torch.randn(8, 32, generator=torch.Generator().manual_seed(9))
     y = torch.randint(8, (n,), generator=draw)
@@ -27,12 +27,12 @@ def noisy(n: int, flip: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def taught(group: Group, recipes: list[tuple[int, float]]) -> list[tuple[float, float]]:
-    """This rank's recipes (rows a step, lr): what six epochs come to, right on new samples and sharpness."""
-    return [six_epochs(*each) for each in recipes[group.rank :: group.size]]
+    """Train with this rank's recipes (rows a step, lr) for six epochs each: accuracy on new samples, and curvature."""
+    return [six_epochs(*recipe) for recipe in recipes[group.rank :: group.size]]
 
 
 def six_epochs(rows: int, lr: float) -> tuple[float, float]:
-    """SGD with momentum on noisy labels: the share of new samples that are right, and the loss's largest curvature."""
+    """Train with momentum SGD on noisy labels: accuracy on new samples, and the largest curvature of the loss."""
     (x, y), (new_x, new_y) = noisy(1024, 0.15, 1), noisy(4096, 0.0, 2)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 8))
@@ -44,9 +44,9 @@ def six_epochs(rows: int, lr: float) -> tuple[float, float]:
         cross_entropy(model(x[now]), y[now]).backward()
         optimizer.step()
     v, curvature = [torch.randn_like(p) for p in params], 0.0
-    for _ in range(8):  # power iteration with the Hessian
-        length = float(sum(each.square().sum() for each in v)) ** 0.5
-        v = [each / length for each in v]
+    for _ in range(8):  # power iteration with the Hessian finds its largest eigenvalue
+        length = float(sum(part.square().sum() for part in v)) ** 0.5
+        v = [part / length for part in v]
         g = torch.autograd.grad(cross_entropy(model(x), y), params, create_graph=True)
         h = torch.autograd.grad(torch.stack([(a * b).sum() for a, b in zip(g, v, strict=True)]).sum(), params)
         curvature, v = float(sum((a * b).sum() for a, b in zip(h, v, strict=True))), list(h)
@@ -54,9 +54,9 @@ def six_epochs(rows: int, lr: float) -> tuple[float, float]:
 
 
 def c60() -> Finding:
-    """A net is trained for six epochs in batches of 16 and of 256 rows, with the same rate and with a longer step."""
+    """Train a net for six epochs in batches of 16 and of 256 rows, with the same learning rate and a larger one."""
     with Cluster(2, "cpu", quiet=True) as cluster:
-        first, second = (each.value for each in cluster.run(taught, [(16, 0.01), (256, 0.01), (256, 0.04)]))
+        first, second = (reply.value for reply in cluster.run(taught, [(16, 0.01), (256, 0.01), (256, 0.04)]))
     ((small, flat), (longer, sharp)), ((large, _),) = first, second
     return Finding.of(
         [
@@ -70,7 +70,7 @@ def c60() -> Finding:
 
 
 def smallest_batch(layout: Layout) -> int:
-    """The fewest rows of a step for which labkit can cut a batch over this layout."""
+    """The fewest rows per step for which labkit can divide a batch over this layout."""
     for rows in range(1, 2 * layout.size):
         try:
             check(GPTConfig(tied=False), Recipe(batch_size=rows), layout)
@@ -81,7 +81,7 @@ def smallest_batch(layout: Layout) -> int:
 
 
 def c68() -> Finding:
-    """Batches are made larger row by row until they can be cut for 32 GPUs, laid out in two ways."""
+    """Make batches larger row by row until they can be divided over 32 GPUs, in two layouts."""
     return Finding.of(
         [
             Setting("32 GPUs, all of them data parallel", 32, smallest_batch(Layout(dp=32)), "rows"),
@@ -92,7 +92,7 @@ def c68() -> Finding:
 
 
 def wandered(make: MakeOptimizer, batch: int, rows: int = 1600) -> float:
-    """How far weights stray from where they began when a step's gradient is the noise of its batch and nothing else."""
+    """How far weights stray from their start if each step's gradient is nothing but the noise of its batch."""
     draw = torch.Generator().manual_seed(0)
     w = nn.Parameter(torch.zeros(2000))
     optimizer = make([w])
@@ -103,15 +103,16 @@ def wandered(make: MakeOptimizer, batch: int, rows: int = 1600) -> float:
 
 
 def c96() -> Finding:
-    """Weights stray on noise for as many rows in batches 4 times as large; with 4 times the rate they should as far."""
-    settings, found = [], {}
+    """Let weights stray on noise for as many rows in batches 4 times as large; with 4 times the rate they should stray
+    as far."""
+    settings, numbers = [], {}
     for name, optimizer in (("SGD", torch.optim.SGD), ("Adam", partial(torch.optim.Adam, betas=(0.0, 0.999)))):
         start = wandered(partial(optimizer, lr=1e-3), 1)
         linear, root = (wandered(partial(optimizer, lr=1e-3 * k), 4) / start for k in (4, 2))
         settings.append(
             Setting(f"{name}: noise with 4 times the rate, over before", 1.0, linear, within=0.1, measured=True)
         )
-        found[f"{name.lower()}_with_the_root"] = root
+        numbers[f"{name.lower()}_with_the_root"] = root
     return Finding.of(
-        settings, premise="the optimizer is SGD; Adam, which divides by the noise, wants the root", **found
+        settings, premise="the optimizer is SGD; Adam, which divides by the noise, wants the root", **numbers
     )

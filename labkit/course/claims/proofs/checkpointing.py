@@ -1,4 +1,4 @@
-"""Claims on activation checkpointing: what it keeps, what it computes again, and where to put the checkpoints."""
+"""Claims on activation checkpointing: what it keeps, what it recomputes, and where to put the checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.train.gpt import Block
 
 CONFIG = GPTConfig(n_layer=1, d_model=32, n_head=4, vocab=8, seq=32)
 INPUT_BYTES = 4 * 32 * 32
-"""Of one row of activations between two blocks."""
+"""Bytes of activations between two blocks, for one row."""
 
 
 def most_held(probe: MemoryProbe, kind: str = "activations") -> int:
@@ -29,7 +29,7 @@ def most_held(probe: MemoryProbe, kind: str = "activations") -> int:
 
 
 def held(layers: Sequence[Callable[[Tensor], Tensor]], segments: int) -> int:
-    """The most bytes of activations in a forward and backward through layers in so many segments."""
+    """The most bytes of activations in a forward and backward through the layers, cut into `segments` segments."""
     x = torch.randn(1, 32, 32, requires_grad=True)
     with MemoryProbe() as probe:
         checkpoint_sequential(layers, x, segments).sum().backward()
@@ -42,7 +42,7 @@ def blocks(n_layer: int) -> list[Block]:
 
 
 def forwards(n_layer: int, segments: int) -> int:
-    """How often a layer is run forward in one step, counted."""
+    """How many forward runs of a layer there are in one step, counted."""
     ran = []
 
     def layer(x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def forwards(n_layer: int, segments: int) -> int:
 
 
 def c04() -> Finding:
-    """A probe on 16 transformer blocks: the share of activations that is saved by segments of some lengths."""
+    """Probe 16 transformer blocks: the share of activations that is saved by segments of several lengths."""
     layers = blocks(16)
     plain = held(layers, 1)
     stack = Stack(16, plain / 16, INPUT_BYTES)
@@ -75,12 +75,12 @@ def c04() -> Finding:
 
 
 def c05() -> Finding:
-    """A probe and a flop counter on stacks of 2 and 12 blocks, every block checkpointed; with the recomputation that
-    stops at the last saved tensor, and with torch's that runs to the end of the block."""
+    """Probe stacks of 2 and 12 blocks and count their flops, with every block checkpointed: once with recomputation
+    that stops at the last saved tensor, once with torch's that runs to the end of the block."""
     ranges = {"saved": (0.40, 0.25), "more flops": (0.25, 0.20)}  # 30 to 50 and 20 to 30 percent, as middle and share
 
-    def setting(name: str, unit: str, found: float) -> Setting:
-        return Setting(name, ranges[unit][0], found, unit, within=ranges[unit][1], measured=True)
+    def setting(name: str, unit: str, measured: float) -> Setting:
+        return Setting(name, ranges[unit][0], measured, unit, within=ranges[unit][1], measured=True)
 
     def saved(n_layer: int) -> float:
         layers = blocks(n_layer)
@@ -112,8 +112,8 @@ def c05() -> Finding:
 
 
 def c06() -> Finding:
-    """Layers that keep as much as their input: a probe looks for the best length among 64, and at the growth from 64
-    to 256; runs of a layer are counted, a backward being worth two of them."""
+    """Layers that keep as much as their input: find the best segment length for 64 layers and the growth from 64 to 256
+    with a probe, and count the runs of a layer, with a backward worth two of them."""
     by_length = {length: held([torch.tanh] * 64, 64 // length) for length in (1, 2, 4, 8, 16, 32, 64)}
     growth = held([torch.tanh] * 256, 16) / by_length[8]
     return Finding.of(
@@ -130,7 +130,7 @@ def c06() -> Finding:
 
 
 def c07() -> Finding:
-    """A probe on 16 and 64 layers, each one checkpointed, and a count of how often a layer runs forward."""
+    """Probe 16 and 64 layers, each one checkpointed, and count how often a layer runs forward."""
 
     def layer(x: Tensor) -> Tensor:
         return x.tanh().tanh().tanh().tanh()
@@ -146,7 +146,7 @@ def c07() -> Finding:
 
 
 def c76() -> Finding:
-    """A probe on 24 transformer blocks cut at several lengths: the one that holds least; the law agrees."""
+    """Probe 24 transformer blocks cut at several lengths, find the one that holds least, and compare with the law."""
     layers = blocks(24)
     by_length = {length: held(layers, -(-24 // length)) for length in (1, 2, 3, 5, 8, 24)}
     stack = Stack(24, by_length[24] / 24, INPUT_BYTES)
@@ -161,7 +161,7 @@ def c76() -> Finding:
 
 
 def c77() -> Finding:
-    """The law for 24 layers that hold ten times their input, [8, 4096, 2048] in bf16, in segments of five."""
+    """Apply the law to 24 layers that hold ten times their input, [8, 4096, 2048] in bf16, in segments of five."""
     row = 8 * 4096 * 2048 * 2
     stack = Stack(24, 10 * row, row)
     segments = stack.segments_of(5)

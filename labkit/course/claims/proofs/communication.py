@@ -1,4 +1,4 @@
-"""Claims on communication: what collectives send, in how many steps, and in which time."""
+"""Claims on communication: what collectives send, in how many steps, and in what time."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def by_ring(group: Group, verb: str, numel: int) -> tuple[int, int]:
 
 
 def sent(group: Group, strategy: Callable[..., Any], n_micro: int = 1, segments: int = 1) -> tuple[float, float]:
-    """What this rank sends in one step, in models: when the gradients are reduced, and when the step is over."""
+    """What this rank sends in one step, in models: until the gradients are reduced, and in the whole step."""
     layers = [nn.Linear(256, 256, bias=False) for _ in range(4)]
     model = nn.Sequential(*layers)
     sync = strategy(model, group, partial(torch.optim.SGD, lr=0.1))
-    found = []
-    for _ in range(2):  # ZeRO-3 learns in the first which layers come next
+    reduced = []
+    for _ in range(2):  # in the first step ZeRO-3 learns which layers come next
         group.ledger.clear()
         sync.zero_grad()
         for micro in range(n_micro):
             with nullcontext() if micro == n_micro - 1 else sync.accumulate():
                 checkpoint_sequential(layers, torch.ones(2, 256), segments).square().mean().backward()
         sync.finish()
-        found = [group.ledger.sent_bytes()]
+        reduced = [group.ledger.sent_bytes()]
         sync.step()
     n_bytes = 4 * 4 * 256 * 256
-    return found[0] / n_bytes, group.ledger.sent_bytes() / n_bytes
+    return reduced[0] / n_bytes, group.ledger.sent_bytes() / n_bytes
 
 
 def c11() -> Finding:
-    """The ledger of a whole step: two real ranks, and one of 64 in a rehearsal, with one micro-batch and with more."""
+    """Read the ledger of a whole step: two real ranks, and one of 64 in a rehearsal, with one micro-batch and more."""
 
     def of_64(strategy: Callable[..., Any], n_micro: int = 1, segments: int = 1) -> float:
         return rehearsed(partial(sent, strategy=strategy, n_micro=n_micro, segments=segments), 64).value[1]
@@ -76,7 +76,7 @@ def c11() -> Finding:
 
 
 def c12() -> Finding:
-    """The ledgers of DDP and ZeRO-2 on two ranks over a whole step, the gather of new weights included; the law."""
+    """Read the ledgers of DDP and ZeRO-2 on two ranks for a whole step, with the gather of new weights; and the law."""
     (_, ddp), (reduced, zero2) = (capped.run(sent, strategy, n_ranks=2)[0].value for strategy in (DDP, ZeRO2))
     four = capped.run(sent, ZeRO2, 4, n_ranks=2)[0].value[1]
     law = ModelState(7e9, 8)
@@ -91,8 +91,8 @@ def c12() -> Finding:
 
 
 def c13() -> Finding:
-    """The ledger of the ring between threads for 2 to 8 ranks, and between 4 processes: rank 0's bytes beside the
-    formula, for a length that all of them divide and for one that none does."""
+    """Compare rank 0's bytes with the formula, for the ring between 2 to 8 threads and between 4 processes, with a
+    length that all of them divide and one that none does."""
     claimed = {n: 2 * 4 * 840 * (n - 1) / n for n in range(2, 9)}
     settings = [
         Setting(f"{n} ranks", claimed[n], run_threads(by_ring, n, "all_reduce", 840)[0][0], "B", 0, measured=True)
@@ -111,18 +111,18 @@ def c13() -> Finding:
 
 
 def messages(n_ranks: int, all_reduce: Callable[..., Tensor]) -> int:
-    """The most messages that one rank of a threads' world sends and takes, one after the other, in an all-reduce."""
+    """The most messages that one rank sends, or receives, one after the other in an all-reduce between threads."""
 
     def count(group: Group) -> int:
-        seen: list[str] = []
-        all_reduce(torch.ones(8), group.tapped(lambda event, peer, tag, x: seen.append(event)))
-        return max(seen.count("send"), seen.count("recv"))
+        verbs: list[str] = []
+        all_reduce(torch.ones(8), group.tapped(lambda event, peer, tag, x: verbs.append(event)))
+        return max(verbs.count("send"), verbs.count("recv"))
 
     return max(run_threads(count, n_ranks))
 
 
 def c14() -> Finding:
-    """Count messages of the ring at 4 and at 16 ranks; the law does it at 8 and at 512, and puts a latency to it."""
+    """Count messages of the ring at 4 and at 16 ranks; at 8 and 512 take steps and latency from the law."""
     grown = messages(16, ring.all_reduce) / messages(4, ring.all_reduce)
     wire = Line(preset("infiniband").alpha_s, 0)
     latency = [seconds("ring", "all_reduce", n, 0, wire) for n in (8, 512)]
@@ -139,10 +139,10 @@ def c14() -> Finding:
 
 
 def c15() -> Finding:
-    """The ledger of both collectives of the ring on the same tensor, between threads and between processes."""
+    """Read the ledger of both collectives of the ring on the same tensor, between threads and between processes."""
 
-    def share(found: Any) -> float:
-        (scattered, _), (reduced, _) = found
+    def share(sent_by_verb: Any) -> float:
+        (scattered, _), (reduced, _) = sent_by_verb
         return scattered / reduced
 
     verbs = ("reduce_scatter", "all_reduce")
@@ -155,9 +155,9 @@ def c15() -> Finding:
 
 
 def c16() -> Finding:
-    """The cost model: bytes over bandwidth, plus the latency of the link; and the bytes of a layer themselves.
+    """Apply the cost model, latency plus bytes over bandwidth, and compute the bytes of a layer.
 
-    600 GB/s is what an A100's data sheet says of NVLink, in both directions together."""
+    600 GB/s is the figure of an A100's data sheet for NVLink, in both directions together."""
     layer = 440e6
     half = preset("nvlink-a100")
     one_way = half.alpha_s + layer / half.bytes_per_s
@@ -174,7 +174,7 @@ def c16() -> Finding:
 
 
 def both_ways(group: Group) -> tuple[bool, int, int]:
-    """All-reduce in one go, and as reduce-scatter and all-gather: whether they agree bit by bit, and the bytes."""
+    """Run an all-reduce at once, and as reduce-scatter and all-gather: whether all bits agree, and both bytes."""
     x = torch.randn(840, generator=torch.Generator().manual_seed(group.rank))
     group.ledger.clear()
     whole = ring.all_reduce(x, group)
@@ -197,7 +197,7 @@ def c81() -> Finding:
 
 
 def c82() -> Finding:
-    """Bandwidths of one direction by the data sheets, generation by generation, a link of each kind for a device."""
+    """Compare bandwidths of one direction from data sheets, by generation, with one link of each kind per device."""
     pairs = {"A100, HDR": ("nvlink-a100", "infiniband-hdr"), "H100, NDR": ("nvlink", "infiniband")}
     pairs["B200, NDR"] = ("nvlink-b200", "infiniband")
     gaps = {name: preset(fast).bytes_per_s / preset(slow).bytes_per_s for name, (fast, slow) in pairs.items()}

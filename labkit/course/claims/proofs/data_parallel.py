@@ -1,4 +1,4 @@
-"""Claims on data parallelism: DDP beside DataParallel, and what eight devices are worth."""
+"""Claims on data parallelism: DDP compared with DataParallel, and the speed-up of eight devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.plan.shape import ModelShape
 
 N_BYTES = 4 * 2 * 64 * 64
 RESNET_BYTES, RESNET_FLOPS = 4 * 25.6e6, 3 * 2 * 4.1e9
-"""ResNet-50: gradients of 25.6 million weights, and flops of an image forward and back (4.1 billion products)."""
+"""ResNet-50: bytes of gradients of 25.6 million weights, and flops of one image (4.1 billion multiply-adds forward)."""
 
 
 def two_layers() -> nn.Sequential:
@@ -45,22 +45,22 @@ def ddp_sent(group: Group) -> float:
 
 
 def replicas_moved() -> list[float]:
-    """Bytes of weights and gradients that each of four DataParallel devices sends and takes in a step, in models."""
+    """Bytes of weights and gradients that each of four DataParallel devices sends and receives in a step, in models."""
     sync, moved = DataParallelReplicas(two_layers(), sgd, ["cpu"] * 4), [0.0] * 4
     sync(torch.ones(8, 64)).square().mean().backward()
     sync.finish()
     sync.step()
-    weights = [each for each in sync.ledger if each.verb == "replicate"]
-    for each in weights:  # to replica k; its gradients come back the same way
-        moved[each.to or 0] += 2 * each.n_bytes / N_BYTES
+    weights = [entry for entry in sync.ledger if entry.verb == "replicate"]
+    for weight in weights:  # sent to a replica, whose gradients come back the same way
+        moved[weight.to or 0] += 2 * weight.n_bytes / N_BYTES
     moved[0] = (sync.ledger.sent_bytes("replicate") + sync.ledger.sent_bytes("reduce")) / N_BYTES
     return moved
 
 
 def c01() -> Finding:
-    """Count what DDP's ranks and DataParallel's device 0 move on four devices, then let these bytes cross the links of
-    a V100 machine beside ResNet-50's compute: the ratio is another one for each batch and link. (Python's lock, which
-    DataParallel pays on top, is not in it.)"""
+    """Count what DDP's ranks and DataParallel's device 0 move on four devices, and compute the time of these bytes on
+    the links of a V100 machine next to ResNet-50's compute. The ratio differs with batch and link. (The cost of
+    Python's lock, which DataParallel pays as well, is left out.)"""
     around = capped.run(ddp_sent, n_ranks=4)[0].value
     through = replicas_moved()[0]
     v100 = Hardware.preset("v100")
@@ -85,7 +85,7 @@ def c01() -> Finding:
 
 
 def c71() -> Finding:
-    """The ledgers of both: the most that one device moves over the least that one moves."""
+    """Read both ledgers: the most that a device moves over the least that one moves."""
     replicas, ranks = replicas_moved(), [reply.value for reply in capped.run(ddp_sent, n_ranks=4)]
     return Finding.of(
         [
@@ -98,7 +98,7 @@ def c71() -> Finding:
 
 
 def c72() -> Finding:
-    """The planner scales a GPT from one to eight A100s, the batch growing along, over three kinds of link."""
+    """Scale a GPT with the planner from one to eight A100s, with a growing batch, over three kinds of link."""
     shape, a100 = ModelShape.preset("gpt2-medium"), Hardware.preset("a100-80gb")
 
     def speed(rows: int, link: str) -> float:

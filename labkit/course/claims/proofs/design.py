@@ -1,4 +1,4 @@
-"""Rules of thumb of system design: which strategy for which size of model, put to the planner."""
+"""Claims on system design: rules on which strategy suits which size of model, checked with the planner."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from labkit.plan.time import predict_step
 
 
 def fastest(model: str, device: str, layouts: Iterable[Layout], batch: int) -> Plan:
-    """The planner's fastest way to run a model on one of these layouts, of all strategies, schedules and batches."""
+    """The planner's fastest plan for a model on one of these layouts, over all strategies, schedules and batches."""
     shape = ModelShape.preset(model)
     shape = shape.changed(vocab=shape.vocab + -shape.vocab % WORDS)
     search = Search(shape, Hardware.preset(device), HEADROOM, "bf16")
-    return min((plan for each in layouts for plan in search.on(each, batch, "adamw")), key=lambda plan: plan.step_s)
+    return min((plan for layout in layouts for plan in search.on(layout, batch, "adamw")), key=lambda plan: plan.step_s)
 
 
 def on_64(model: str, device: str, batch: int) -> str:
-    """What the fastest of four layouts of 64 devices is made of."""
+    """What the fastest of four layouts of 64 devices uses."""
     best = fastest(model, device, (Layout(64), Layout(32, 1, 2), Layout(16, 1, 4), Layout(8, 1, 8)), batch)
     return (
         "with TP" if best.layout.tp > 1 else "FSDP alone" if best.recipe.strategy == "zero3" else best.recipe.strategy
@@ -32,7 +32,7 @@ def on_64(model: str, device: str, batch: int) -> str:
 
 
 def c91() -> Finding:
-    """The planner compares FSDP with and without tensor parallelism on 64 GPUs, for batches of many rows and of few."""
+    """Plan FSDP with and without tensor parallelism on 64 GPUs, for batches of many rows and of few."""
     return Finding.of(
         [
             Setting("18.4B on 64 H100s, 512 rows: fastest", "with TP", on_64("megatron-18.4b", "h100", 512)),
@@ -45,13 +45,13 @@ def c91() -> Finding:
 
 
 def most_under_ddp(device: str) -> float:
-    """Parameters whose state, 16 bytes each, fills a device; activations are still to come."""
-    each = ModelState(1e9, 1).bytes_per_param(0)
-    return Hardware.preset(device).memory_bytes.value / each
+    """The number of parameters whose state, 16 bytes each, fills a device without any activations."""
+    bytes_per_param = ModelState(1e9, 1).bytes_per_param(0)
+    return Hardware.preset(device).memory_bytes.value / bytes_per_param
 
 
 def c92() -> Finding:
-    """A device's memory over the bytes of a parameter's state under DDP: the largest model, before any activation."""
+    """Divide a device's memory by the bytes of state per parameter under DDP: the largest model, no activations."""
     return Finding.of(
         [
             Setting(
@@ -70,14 +70,14 @@ def c92() -> Finding:
 
 
 def without_offload(model: str, device: str, n_ranks: int) -> str:
-    """Whether FSDP with checkpointing, a row on each rank, fits the devices."""
+    """Say whether a model fits the devices under FSDP with checkpointing and one row per rank: "fits" or not."""
     recipe = Recipe("zero3", batch_size=n_ranks, precision="bf16", checkpointing=True)
     needs = predict_memory(ModelShape.preset(model), Layout(n_ranks), recipe, 0, "cuda").total
     return "fits" if needs < Hardware.preset(device).memory_bytes.value * (1 - HEADROOM) else "does not fit"
 
 
 def c93() -> Finding:
-    """The planner's memory of one rank, everything on the device, for models with more than 100 GB of state."""
+    """Plan the memory of one rank, with everything on the device, for models with more than 100 GB of state."""
     no = "does not fit"
     return Finding.of(
         [
@@ -93,7 +93,7 @@ def c93() -> Finding:
 
 
 def c94() -> Finding:
-    """The planner's memory and time of a step of 4 million tokens, and days for the 2 trillion of the paper."""
+    """Plan memory and time of a step of 4 million tokens, and compute the days for the paper's 2 trillion."""
     shape, layout, a100 = ModelShape.preset("llama-70b"), Layout(dp=64), Hardware.preset("a100-80gb")
     recipe = Recipe("zero3", batch_size=1024, n_micro=16, precision="bf16", checkpointing=True)
     step_s = predict_step(shape, layout, recipe, a100).total

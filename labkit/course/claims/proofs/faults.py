@@ -1,4 +1,4 @@
-"""Jobs that hang, die of memory or turn to NaN, and the cures that are named for it: each is tried."""
+"""Claims on jobs that hang, run out of memory or turn to NaN: each cure that they name is tried."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.train.config import GPTConfig
 
 
 def started(timeout: int | float | timedelta) -> str:
-    """What comes of a process group that is to be made with this time-out."""
+    """The result of making a process group with this time-out: the group, or the name of the error."""
     try:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
@@ -32,21 +32,21 @@ def started(timeout: int | float | timedelta) -> str:
 
 
 def c46() -> Finding:
-    """The call is made, with the number as it stands and as a float."""
-    made = "a process group"
+    """Make the call, with the number as it stands and as a float."""
+    success = "a process group"
     return Finding.of(
         [
-            Setting("timeout=1800", made, started(1800), measured=True),
-            Setting("timeout=1800.0", made, started(1800.0), measured=True),
+            Setting("timeout=1800", success, started(1800), measured=True),
+            Setting("timeout=1800.0", success, started(1800.0), measured=True),
         ]
     )
 
 
 def epoch(group: Group, batches: tuple[int, ...], limit_s: float) -> str:
-    """One all-reduce a batch; how it ends for this rank, if nobody waits for longer than `limit_s`."""
+    """One all-reduce for each batch; returns how it ends for this rank if it waits no longer than `limit_s`."""
     for _ in range(batches[group.rank]):
-        work, until = group.all_reduce_start(torch.ones(8)), time.monotonic() + limit_s
-        while not work.done and time.monotonic() < until:
+        work, deadline = group.all_reduce_start(torch.ones(8)), time.monotonic() + limit_s
+        while not work.done and time.monotonic() < deadline:
             time.sleep(1e-3)
         if not work.done:
             return "hangs"
@@ -54,11 +54,11 @@ def epoch(group: Group, batches: tuple[int, ...], limit_s: float) -> str:
 
 
 def c47() -> Finding:
-    """Two ranks with shards of so many rows, in batches of 4, as torch's loader makes them; what rank 0 comes to."""
+    """Give two ranks shards of different sizes, in batches of 4 from torch's loader, and see how rank 0 ends."""
 
     def ends(rows: tuple[int, ...], drop_last: bool) -> str:
         batches = tuple(len(DataLoader(range(n), batch_size=4, drop_last=drop_last)) for n in rows)  # type: ignore[arg-type]
-        with Cluster(2, "cpu", quiet=True) as cluster:  # one each: who hangs leaves an all-reduce behind
+        with Cluster(2, "cpu", quiet=True) as cluster:  # a new one each time: a hung rank leaves an all-reduce behind
             return str(cluster.run(epoch, batches, 0.3)[0].value)
 
     return Finding.of(
@@ -73,11 +73,11 @@ def c47() -> Finding:
 
 KIB, DEVICE = 1024, 1024 * 1024
 SAMPLE, KEPT, LONGER = 48 * KIB, 16 * KIB, 192 * KIB
-"""What is read, what is kept of it, and a longer batch. A sample and what is kept of another fill a segment."""
+"""Bytes that are read, those kept of it, and a longer batch. A sample and the kept part of another fill a segment."""
 
 
 def crowded(fraction: float = 1.0, one_at_a_time: bool = False) -> Pool:
-    """A device on which 15 samples are read, and a part of each is kept: all first, or each before the next."""
+    """A device on which 15 samples are read and a part of each is kept: all read first, or one at a time."""
     pool, samples = Pool(round(DEVICE * fraction)), []
     for _ in range(15):
         samples.append(pool.malloc(SAMPLE))
@@ -90,7 +90,7 @@ def crowded(fraction: float = 1.0, one_at_a_time: bool = False) -> Pool:
 
 
 def fits(pool: Pool) -> str:
-    """Whether a longer batch finds its place."""
+    """Say whether the pool has room for a longer batch."""
     try:
         pool.malloc(LONGER)
     except torch.OutOfMemoryError:
@@ -99,7 +99,7 @@ def fits(pool: Pool) -> str:
 
 
 def c48() -> Finding:
-    """A caching allocator on paper, whose free bytes lie in holes, is given both cures; torch's own is not at hand."""
+    """Try both cures on a simulated caching allocator whose free bytes lie in holes; torch's own needs a GPU."""
     plain, emptied, capped, both = crowded(), crowded(), crowded(0.95), crowded(0.95)
     free, hole = plain.reserved - plain.allocated, plain.largest_free
     emptied.empty_cache()
@@ -127,7 +127,7 @@ def clipped(grad: list[float]) -> Tensor:
 
 
 def c100() -> Finding:
-    """A gradient overflows in an fp16 backward pass, and torch clips it; what is left is counted."""
+    """Let a gradient overflow in an fp16 backward pass, clip it with torch, and count what is left."""
     w = torch.ones(4, dtype=torch.float16, requires_grad=True)
     (w * torch.tensor([1.0, 2.0, 4.0, 8.0]).half()).sum().mul(2.0**14).backward()
     assert w.grad is not None
@@ -144,21 +144,21 @@ def c100() -> Finding:
 
 
 def scales(loss_at: float, steps: int = 60) -> list[float]:
-    """torch's loss scale, step by step, for a weight whose gradient is `loss_at` times what the scale makes of it."""
+    """torch's loss scale after each step, for a weight whose gradient is the scale times `loss_at`."""
     w = nn.Parameter(torch.zeros(1))
-    scaler, optimizer, seen = torch.amp.GradScaler("cpu", init_scale=2.0**40), torch.optim.SGD([w], lr=0.0), []
+    scaler, optimizer, history = torch.amp.GradScaler("cpu", init_scale=2.0**40), torch.optim.SGD([w], lr=0.0), []
     for _ in range(steps):
         w.grad = None
         loss = (w.half() * loss_at).sum().float()  # its gradient passes through fp16
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        seen.append(scaler.get_scale())
-    return seen
+        history.append(scaler.get_scale())
+    return history
 
 
 def c89() -> Finding:
-    """torch's GradScaler starts too high, once with gradients that fp16 can hold at some scale and once with NaN."""
+    """Start torch's GradScaler too high, once with gradients that fp16 can hold at some scale and once with NaN."""
     well, ill = scales(1.0), scales(math.nan)
     return Finding.of(
         [
@@ -176,11 +176,12 @@ def halved(seen: list[float]) -> int:
 
 
 def c101() -> Finding:
-    """A GPT's step is rehearsed under DDP and ZeRO-3 with the same rows a rank: what autograd holds, and the peak."""
+    """Rehearse a GPT's step under DDP and ZeRO-3 with the same rows per rank: what autograd holds, and the peak."""
     config = GPTConfig(n_layer=1, d_model=256, n_head=4, vocab=512, seq=256)
     ddp, zero3 = (rehearse(config, Layout(dp=8), Recipe(name, batch_size=64)) for name in ("ddp", "zero3"))
     acts = [
-        sum(each.n_bytes for each in run.saved if not each.again and each.kind == "activations") for run in (ddp, zero3)
+        sum(tensor.n_bytes for tensor in run.saved if not tensor.again and tensor.kind == "activations")
+        for run in (ddp, zero3)
     ]
     state = [sum(run.before[kind] for kind in ("parameters", "gradients", "optimizer")) for run in (ddp, zero3)]
     return Finding.of(

@@ -25,13 +25,13 @@ SEVEN = 7e9
 
 
 def weights_held(group: Group, strategy: Any, **options: int) -> int:
-    """The most bytes of weights on this rank in a step of 7B in 32 layers, in bf16."""
+    """The most bytes of weights on this rank in a step of a 7B model in 32 layers, in bf16."""
     model, width = equal_layers(SEVEN, 32, torch.bfloat16)
     sync = strategy(model, group, partial(torch.optim.SGD, lr=0.1), **options)
     with MemoryProbe(model, sync.optimizer) as probe:
         for shard in getattr(sync, "shards", ()):
             probe.label(shard.master, "parameters")
-        for _ in range(1 + options.get("prefetch", 0)):  # what comes next is known in the second
+        for _ in range(1 + options.get("prefetch", 0)):  # prefetch knows the order of layers from the second step on
             probe.reset_peak()
             sync.zero_grad()
             model(torch.ones(1, width, dtype=torch.bfloat16)).float().mean().backward()
@@ -56,7 +56,7 @@ def c30() -> Finding:
 
 def gathers(group: Group) -> list[float]:
     """How often a layer is gathered in one step, the second: plain, and in two checkpointed segments."""
-    found = []
+    per_layer = []
     for segments in (1, 2):
         layers = [nn.Linear(16, 16, bias=False) for _ in range(8)]
         sync = ZeRO3(nn.Sequential(*layers), group, torch.optim.SGD)
@@ -66,8 +66,8 @@ def gathers(group: Group) -> list[float]:
             checkpoint_sequential(layers, torch.ones(2, 16), segments).square().mean().backward()
             sync.finish()
             sync.step()
-        found.append(group.ledger.calls("all_gather") / len(layers))
-    return found
+        per_layer.append(group.ledger.calls("all_gather") / len(layers))
+    return per_layer
 
 
 def c31() -> Finding:
@@ -83,7 +83,7 @@ def c31() -> Finding:
 
 
 def c32() -> Finding:
-    """Call it. (By its name, since only labkit.comm may import what is distributed.)"""
+    """Call it. (By its name, since only labkit.comm may import torch.distributed.)"""
     wrap: Any = pydoc.locate("torch.distributed.fsdp.FullyShardedDataParallel")
     strategy: Any = pydoc.locate("torch.distributed.fsdp.ShardingStrategy")
 
@@ -115,7 +115,7 @@ def c32() -> Finding:
 
 
 def peak(group: Group, strategy: Any, n_rows: int) -> int:
-    """The most bytes on this rank in a step of AdamW in fp32, 2.5 billion parameters in 8 layers."""
+    """The most bytes on this rank in a step of AdamW in fp32, with 2.5 billion parameters in 8 layers."""
     model, width = equal_layers(2.5e9, 8, torch.float32)
     sync = strategy(model, group, partial(torch.optim.AdamW, lr=1e-3))
     with MemoryProbe(model, sync.optimizer) as probe:
@@ -133,7 +133,7 @@ def c88() -> Finding:
     with few and with many rows."""
 
     def less(n_rows: int) -> float:
-        whole, part = (rehearsed(partial(peak, strategy=each, n_rows=n_rows), 4).value for each in (DDP, ZeRO3))
+        whole, part = (rehearsed(partial(peak, strategy=strategy, n_rows=n_rows), 4).value for strategy in (DDP, ZeRO3))
         return whole / part
 
     state = of_one_in(4, DDP, 2.5e9, mixed=False) / of_one_in(4, ZeRO3, 2.5e9, mixed=False)

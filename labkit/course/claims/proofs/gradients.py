@@ -1,4 +1,4 @@
-"""What backward needs and gives, and what becomes of gradients that are averaged, scaled or forgotten."""
+"""Claims on gradients: what backward needs, and what happens to gradients that are averaged, scaled or forgotten."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 
 def net(seed: int = 0) -> nn.Sequential:
-    """Three linears in float64, the same ones for each seed."""
+    """Three linear layers in float64, the same for the same seed.   [n, 8] -> [n, 1]"""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 
 
 def rows(n: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Inputs and what is wanted of them."""
+    """Inputs and targets.   -> [n, 8], [n, 1]"""
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(n, 8, generator=draw).double(), torch.randn(n, 1, generator=draw).double()
 
 
 def moved_by(make: MakeOptimizer, factor: float, clip: float | None = None, steps: int = 3) -> float:
-    """How far a layer moves in three steps when its gradients come times `factor`, or all are clipped to a norm."""
+    """How far a layer moves in three steps when its gradients are multiplied by `factor`, or all of them are multiplied
+    and then clipped."""
     model = net()
     params = list(model.parameters())
     layer = params[2]
@@ -51,12 +52,12 @@ def moved_by(make: MakeOptimizer, factor: float, clip: float | None = None, step
 
 
 def ratio(make: MakeOptimizer, factor: float, clip: float | None = None) -> float:
-    """How many times as far a layer moves with gradients times `factor` as it does without."""
+    """How many times as far a layer moves with gradients times `factor` as without."""
     return moved_by(make, factor, clip) / moved_by(make, 1.0, clip)
 
 
 def c42() -> Finding:
-    """A layer's gradients are made a thousand times smaller, and how far AdamW moves it is compared."""
+    """Make a layer's gradients a thousand times smaller, and compare how far AdamW moves it."""
     adamw = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.0)
     return Finding.of(
         [
@@ -85,7 +86,7 @@ class Descent:
 
 
 def average_of_shards(group: Group, sizes: tuple[int, ...]) -> float:
-    """How far the mean of the ranks' gradients is from the gradient of all rows, by DDP in float64."""
+    """The relative difference between DDP's mean of the ranks' gradients and the gradient of all rows, in float64."""
     x, y = rows(sum(sizes))
     start = sum(sizes[: group.rank])
     mine = slice(start, start + sizes[group.rank])
@@ -94,20 +95,20 @@ def average_of_shards(group: Group, sizes: tuple[int, ...]) -> float:
     (model(x[mine]) - y[mine]).square().mean().backward()
     sync.finish()
     (whole(x) - y).square().mean().backward()
-    seen, wanted = (
-        torch.cat([p.grad.flatten() for p in each.parameters() if p.grad is not None]) for each in (model, whole)
+    averaged, wanted = (
+        torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]) for module in (model, whole)
     )
     sync.close()
-    return float((seen - wanted).norm() / wanted.norm())
+    return float((averaged - wanted).norm() / wanted.norm())
 
 
 def shards(group: Group) -> tuple[float, float]:
-    """The same for equal shards and for ragged ones."""
+    """`average_of_shards` for equal shards and for ragged ones."""
     return average_of_shards(group, (16, 16)), average_of_shards(group, (28, 4))
 
 
 def c57() -> Finding:
-    """DDP on two processes in float64, with 16 rows on each and with 28 and 4, beside one process with all 32."""
+    """Run DDP on two processes in float64, with 16 rows on each and with 28 and 4, and one process with all 32."""
     equal, ragged = run(shards, n_ranks=2)[0].value
     return Finding.of(
         [
@@ -128,13 +129,13 @@ def wrong_without(weights: bool, activations: bool) -> str:
         w.data.zero_()
     if activations:
         x.data.zero_()
-    found = torch.autograd.grad(y, (x, w), seed)
-    names = [name for name, a, b in zip(("error", "weight"), found, right, strict=True) if not torch.equal(a, b)]
+    spoiled = torch.autograd.grad(y, (x, w), seed)
+    names = [name for name, a, b in zip(("error", "weight"), spoiled, right, strict=True) if not torch.equal(a, b)]
     return " and ".join(names) or "none"
 
 
 def c67() -> Finding:
-    """Weights, then inputs are set to zero between forward and backward, and it is seen which gradient breaks."""
+    """Set weights, then inputs, to zero between forward and backward, and see which gradient breaks."""
     return Finding.of(
         [
             Setting("weights lost: what breaks", "error", wrong_without(True, False), measured=True),
@@ -144,7 +145,7 @@ def c67() -> Finding:
 
 
 def c69() -> Finding:
-    """Losses of 8 micro-batches stay undivided; how far a layer moves is compared, for SGD, clipping and AdamW."""
+    """Leave the losses of 8 micro-batches undivided, and compare how far a layer moves, for SGD, clipping and AdamW."""
     sgd, adamw = partial(torch.optim.SGD, lr=1e-4), partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.0)
     return Finding.of(
         [
@@ -168,16 +169,16 @@ def chain(sizes: tuple[int, int, int, int], transposed: bool) -> tuple[str, floa
     (off.square().sum() / 2).backward()
     off = off.detach()
     try:
-        # as it stands the error must be a row: a column times a matrix is no product
-        found = (off.T @ w3.T @ w2.T).T @ x.T if transposed else w2.T @ w3.T @ off @ x.T
+        # for the products to match, the error is taken as a row: a column times a matrix has no product
+        gradient = (off.T @ w3.T @ w2.T).T @ x.T if transposed else w2.T @ w3.T @ off @ x.T
     except RuntimeError:
         return "shapes do not match", float("inf")
     assert w1.grad is not None
-    return "a gradient", float((found - w1.grad).norm() / w1.grad.norm())
+    return "a gradient", float((gradient - w1.grad).norm() / w1.grad.norm())
 
 
 def c104() -> Finding:
-    """The formula is computed as it stands, for layers of different widths and of one, beside autograd's gradient."""
+    """Compute the formula as it stands, for layers of different widths and of one width, and compare with autograd."""
     ragged, square = chain((2, 3, 4, 5), True), chain((4, 4, 4, 4), True)
     return Finding.of(
         [
@@ -189,7 +190,7 @@ def c104() -> Finding:
 
 
 def c105() -> Finding:
-    """Gradients are computed, zero_grad is called on the optimizer and on the module, and what is left is looked at."""
+    """Compute gradients, call zero_grad on the optimizer and on the module, and see what is left."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -1,4 +1,4 @@
-"""Devices and links: what fits into a memory, which algorithm is faster, and what thin products reach."""
+"""Claims on devices and links: what fits into memory, which algorithm is faster, and how fast thin products run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from labkit.train.gpt import GPT
 
 
 def bytes_of_a_block(d: int = 64, seq: int = 64, rows: int = 2) -> float:
-    """What autograd holds of one bf16 block of labkit's GPT, over rows x seq x d: two blocks less one."""
-    found = []
+    """Bytes that autograd holds of one bf16 block of labkit's GPT, over rows x seq x d: two blocks minus one."""
+    held_bytes = []
     for n_layer in (1, 2):
         model = GPT(GPTConfig(n_layer, d, 4, 64, seq), seed=0).bfloat16()
         with MemoryProbe(model) as probe:
             loss = model(torch.zeros(rows, seq, dtype=torch.int64)).float().sum()
-            found.append(probe.now["activations"])
+            held_bytes.append(probe.now["activations"])
             del loss
-    return (found[1] - found[0]) / (rows * seq * d)
+    return (held_bytes[1] - held_bytes[0]) / (rows * seq * d)
 
 
 def c63() -> Finding:
-    """A block in bf16 is run and what autograd holds is counted; others by law, all in bytes over b s d."""
+    """Run a block in bf16 and count what autograd holds; compute others by law, all in bytes over b s d."""
     korthikanti = ModelShape.preset("gpt3-175b")
 
     def law(name: str) -> float:
@@ -51,26 +51,28 @@ def c63() -> Finding:
 
 
 def c64() -> Finding:
-    """16 bytes a parameter by law, and as counted in a small GPT with AdamW after a step."""
+    """Compute 16 bytes a parameter by law, and count them in a small GPT with AdamW after a step."""
     model = GPT(GPTConfig(2, 64, 4, 256, 32), seed=0)
     with MemoryProbe(model) as probe:
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.zeros(1, 32, dtype=torch.int64)).sum().backward()
         optimizer.step()
         now = probe.now
-    each = (now["parameters"] + now["gradients"] + now["optimizer"]) / sum(p.numel() for p in model.parameters())
+    bytes_per_param = (now["parameters"] + now["gradients"] + now["optimizer"]) / sum(
+        p.numel() for p in model.parameters()
+    )
     room, state = Hardware.preset("a100-80gb").memory_bytes.value, ModelState(3e9, 1).held(0).total
     return Finding.of(
         [
             Setting("state of 3 billion parameters", 48e9, state, "B"),
-            Setting("as counted, times 3 billion", 48e9, each * 3e9, "B", measured=True),
+            Setting("as counted, times 3 billion", 48e9, bytes_per_param * 3e9, "B", measured=True),
             Setting("left on an A100", 32e9, room - state, "B"),
         ]
     )
 
 
 def fastest(n_ranks: int, n_bytes: float, line: Line) -> str:
-    """Which algorithm finishes an all-reduce first."""
+    """The algorithm that finishes an all-reduce first."""
     return min(ALGORITHMS, key=lambda name: seconds(name, "all_reduce", n_ranks, n_bytes, line))
 
 
@@ -82,7 +84,7 @@ def busiest(group: Group, through_rank_0: bool) -> int:
 
 
 def c66() -> Finding:
-    """An all-reduce by ring, tree and star, for large and small messages; the busiest rank's bytes counted."""
+    """Time an all-reduce by ring, tree and star, for large and small messages, and count the busiest rank's bytes."""
     line = line_of(Hardware.preset("h100").inter)
     server, ring = (max(run_threads(busiest, 8, through)) for through in (True, False))
     return Finding.of(
@@ -99,7 +101,7 @@ def c66() -> Finding:
 
 
 def share_kept(model: str, rows: int, tp: int = 8) -> float:
-    """How much of a device's speed is left when a block on an H100 is cut over `tp` of them: communication is free."""
+    """The share of speed that is left when a block on an H100 is cut over `tp` of them, without communication."""
     shape, h100 = ModelShape.preset(model), Hardware.preset("h100")
     whole, part = (
         sum(seconds_of(shape, "block", Way(rows, shape.seq, n, in_sequence=n > 1, way="half"), "bf16", h100))
@@ -109,7 +111,8 @@ def share_kept(model: str, rows: int, tp: int = 8) -> float:
 
 
 def c90() -> Finding:
-    """The roofline times every op of a block, whole and cut over 8 H100s: a product, a norm, a sum are thinner then."""
+    """Time every op of a block with the roofline, whole and cut over 8 H100s, where products, norms and sums are
+    thinner."""
 
     def at(name: str, model: str, rows: int) -> Setting:
         return Setting(name, 0.9, share_kept(model, rows), "of one GPU's speed", rule="below")

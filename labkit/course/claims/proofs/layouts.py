@@ -1,4 +1,4 @@
-"""Layouts of ranks: what each GPU holds of a model, and which axis should talk over which link."""
+"""Claims on layouts of ranks: what each GPU holds of a model, and which axis should use which link."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CARD = Layout(dp=8, pp=4, tp=8)
 
 
 def c52() -> Finding:
-    """A rank of 70B's width, with 8 of its 80 layers, is built on fake tensors, and its layers and rows are counted."""
+    """Build a rank of 70B's width, with 8 of its 80 layers, on fake tensors, and count its layers and rows."""
     whole, _ = as_gpt(ModelShape.preset("llama-70b").changed(n_layer=8))
 
     def build(group: Group) -> tuple[float, float]:
-        made: TrainStep = assemble(whole, Recipe(batch_size=8), Mesh.connect(CARD, group))
-        names = dict(made.stages[0].named_parameters())
+        step: TrainStep = assemble(whole, Recipe(batch_size=8), Mesh.connect(CARD, group))
+        names = dict(step.stages[0].named_parameters())
         layers = [name for name in names if name.endswith("query.weight")]
         return len(layers) / whole.n_layer, names[layers[0]].shape[0] / whole.d_model
 
@@ -53,16 +53,16 @@ def state_of(run: Rehearsal) -> float:
 
 
 def c53() -> Finding:
-    """16 bytes a parameter by law; and a rank of a small GPT on as many ranks, rehearsed, whose bytes are counted."""
+    """Compute 16 bytes a parameter by law, and count the bytes of a rank of a small GPT on as many ranks, rehearsed."""
     n_params = 70e9 / (CARD.pp * CARD.tp)
     small = GPTConfig(n_layer=4, d_model=64, n_head=8, vocab=256, seq=16, tied=False)
     run = rehearse(small, CARD, Recipe(batch_size=8))
-    each = state_of(run) / (run.before["parameters"] / 4)
+    bytes_per_param = state_of(run) / (run.before["parameters"] / 4)
     state = ModelState(n_params, CARD.dp)
     return Finding.of(
         [
             Setting("weights in bf16, gradients, AdamW", 4.4e9, state.held(0).total, "B"),
-            Setting("the same, bytes a parameter rehearsed", 4.4e9, each * n_params, "B", measured=True),
+            Setting("the same, bytes a parameter rehearsed", 4.4e9, bytes_per_param * n_params, "B", measured=True),
             Setting("the optimizer sharded over DP (ZeRO-1)", 4.4e9, state.held(1).total, "B"),
         ],
         weights=2 * n_params,
@@ -72,7 +72,7 @@ def c53() -> Finding:
 
 
 def c54() -> Finding:
-    """The product is right, and says nothing about what was used."""
+    """Check the product; the paper does not say what was used."""
     n = Layout(dp=64, pp=8, tp=8).size
     return Finding.silent(
         f"64 x 8 x 8 is {n:,}, but the paper tells only that matrices and layers were cut over GPUs: neither how many "
@@ -89,7 +89,7 @@ def best_tp(model: str, batch: int) -> int:
 
 
 def c55() -> Finding:
-    """The planner looks at six layouts of 512 GPUs, for batches of enough rows and of fewer than there are GPUs."""
+    """Plan on six layouts of 512 GPUs, for batches of enough rows and of fewer than there are GPUs."""
     return Finding.of(
         [
             Setting("1.7B, 2,048 rows: best TP", 1, best_tp("megatron-1.7b", 2048)),
@@ -107,18 +107,18 @@ def sent_by(group: Group, layout: Layout) -> list[tuple[int, int, int]]:
     group.ledger.clear()
     tokens = torch.zeros(8 // layout.dp, config.seq, dtype=torch.int64)
     step(tokens, tokens)
-    return [(group.rank, each.to, each.n_bytes) for each in group.ledger if each.to is not None]
+    return [(group.rank, message.to, message.n_bytes) for message in group.ledger if message.to is not None]
 
 
 def crossing(layout: Layout) -> tuple[int, int]:
     """Bytes between two nodes of two ranks, with tensor parallelism inside the nodes, and across them."""
-    sent = [each for rank in run_threads(sent_by, layout.size, layout) for each in rank]
+    sent = [message for rank in run_threads(sent_by, layout.size, layout) for message in rank]
     inside = sum(n for a, b, n in sent if a // 2 != b // 2)
     return inside, sum(n for a, b, n in sent if a % 2 != b % 2)
 
 
 def added() -> dict[str, float]:
-    """Seconds that a 70B step on the card's layout gains if one axis has InfiniBand in place of NVLink."""
+    """Seconds that a 70B step on the card's layout gains if one axis has InfiniBand instead of NVLink."""
     h100, shape = Hardware.preset("h100"), ModelShape.preset("llama-70b")
     recipe = Recipe("zero1", batch_size=1024, n_micro=128, precision="bf16")
     fast, slow = (predict_step(shape, CARD, recipe, h100.changed(node_size=n)) for n in (10**6, 1))
@@ -126,7 +126,7 @@ def added() -> dict[str, float]:
 
 
 def c56() -> Finding:
-    """What each axis would lose on the slow link, by law for 70B; and messages of small ranks that cross two nodes."""
+    """Compute by law what each axis would lose on the slow link, for 70B; count bytes of small ranks between nodes."""
     loss = added()
     (pp_across, tp_across), (dp_across, tp_across_dp) = crossing(Layout(pp=2, tp=2)), crossing(Layout(dp=2, tp=2))
     return Finding.of(
@@ -155,7 +155,7 @@ def c56() -> Finding:
 
 
 def c70() -> Finding:
-    """70B and the preset over 8; and the share that a rank of ZeRO-3 keeps of a small GPT, rehearsed, times 70B."""
+    """Divide 70B and the preset by 8; rehearse the share that a rank of ZeRO-3 keeps of a small GPT, times 70B."""
     small = GPTConfig(n_layer=1, d_model=64, n_head=4, vocab=256, seq=16)
     whole, part = (rehearse(small, Layout(dp=8), Recipe(name, batch_size=8)).before for name in ("ddp", "zero3"))
     share = part["parameters"] / whole["parameters"]
@@ -170,13 +170,13 @@ def c70() -> Finding:
 
 
 def nodes_of(group: Group) -> dict[str, int]:
-    """How many nodes of 8 GPUs each of this rank's groups lies on, in the card's layout."""
+    """The number of nodes of 8 GPUs over which each of this rank's groups is spread, in the card's layout."""
     mesh = Mesh.connect(CARD, group)
     return {axis: len({rank // 8 for rank in getattr(mesh, axis).ranks}) for axis in ("tp", "pp", "dp")}
 
 
 def c103() -> Finding:
-    """The groups of first and last ranks of 256 are formed in a fake world, and their nodes are counted."""
+    """Form the groups of the first and last of 256 ranks in a fake world, and count their nodes."""
     first, last = (rehearsed(nodes_of, CARD.size, rank).value for rank in (0, CARD.size - 1))
     return Finding.of(
         [

@@ -1,4 +1,4 @@
-"""LoRA: how many numbers train, and how near the result comes to training all of them."""
+"""Claims on LoRA: how many parameters it trains, and how near the result comes to training all of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from labkit.train.lora import LoRALinear, inject_lora
 
 
 def trains(module: nn.Module) -> int:
-    """Numbers of a module that have a gradient."""
+    """The number of parameters of a module that have a gradient."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def c61() -> Finding:
-    """The layer is built on the meta device, and its numbers are counted."""
+    """Build the layer on the meta device, and count its parameters."""
     with torch.device("meta"):
         layer = LoRALinear(nn.Linear(4096, 4096, bias=False), rank=8)
     frozen = layer.linear.weight.numel()
@@ -34,7 +34,7 @@ def c61() -> Finding:
 
 
 def c62() -> Finding:
-    """Adapters are counted for two models, several targets and ranks by arithmetic, and in one case by building it."""
+    """Count adapters for two models, several targets and ranks by arithmetic, and in one case by building the model."""
     gpt2 = GPTConfig(12, 768, 12, 50_257, 1024)
     with torch.device("meta"):
         model = GPT(gpt2, seed=0)
@@ -66,9 +66,9 @@ def c62() -> Finding:
 
 
 def kept(wanted: Tensor, rank: int, rounds: int = 20) -> float:
-    """The share of a wanted change of a weight that a LoRA of this rank gets to on white inputs; full training: all.
+    """The share of a wanted change of a weight that LoRA of this rank reaches on white inputs; full training reaches 1.
 
-    B and A are fitted by turns, each by least squares while the other rests."""
+    B and A are fitted in turns, each by least squares while the other is fixed."""
     n = len(wanted)
     layer = LoRALinear(nn.Linear(n, n, bias=False), rank)
     b, a = layer.B, torch.randn(rank, n, generator=torch.Generator().manual_seed(1))
@@ -81,7 +81,7 @@ def kept(wanted: Tensor, rank: int, rounds: int = 20) -> float:
 
 
 def c106() -> Finding:
-    """A LoRA of rank 8 is fitted to a change of known rank; no correction of rank 8 does better than an SVD's."""
+    """Fit a LoRA of rank 8 to changes of known rank; an SVD gives the best possible correction of rank 8."""
     draw = torch.Generator().manual_seed(0)
     narrow = torch.randn(64, 4, generator=draw) @ torch.randn(4, 64, generator=draw)
     wide = torch.randn(64, 64, generator=draw)

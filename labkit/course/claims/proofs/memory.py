@@ -1,4 +1,4 @@
-"""Claims on memory, and the arithmetic that fills it: bytes a parameter, activations, what fits on a card."""
+"""Claims on memory, and the arithmetic behind them: bytes a parameter, activations, what fits on a card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GB = 1e9
 
 
 def bytes_a_parameter(mixed: bool) -> dict[str, float]:
-    """Bytes that a step of AdamW holds for each parameter, by kind, after a backward."""
+    """Bytes per parameter that a step of AdamW holds after backward, by kind."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).to(torch.bfloat16 if mixed else None)
     adamw = partial(torch.optim.AdamW, lr=1e-3)
     optimizer = MasterWeights(model.parameters(), adamw) if mixed else adamw(model.parameters())
@@ -43,8 +43,8 @@ def bytes_a_parameter(mixed: bool) -> dict[str, float]:
 
 
 def c08() -> Finding:
-    """Divide as the example does (bf16 halves all of it, checkpointing half of the activations), and hold each sum
-    against the 16 GB of the card; the single row that is said not to fit stands beside them."""
+    """Divide as the example does (bf16 halves everything, checkpointing halves the activations), and compare each sum
+    with the 16 GB of the card; also the single row that is said not to fit."""
     card, model, row = 16.0, 10.0, 2.0
     halved = (model + 32 * row) / 2
     return Finding.of(
@@ -58,7 +58,7 @@ def c08() -> Finding:
 
 
 def c09() -> Finding:
-    """The planner's bytes for ten billion parameters, and bytes a parameter that a probe counts on a small model."""
+    """Take the planner's bytes for ten billion parameters, and count probe bytes a parameter of a small model."""
     law, probed = ModelState(10e9, 1).held(0), bytes_a_parameter(mixed=True)
     return Finding.of(
         [
@@ -72,7 +72,7 @@ def c09() -> Finding:
 
 
 def c10() -> Finding:
-    """A probe counts a bf16 model with fp32 masters after a backward, kind by kind; the law says the same."""
+    """Probe a bf16 model with fp32 masters after backward, kind by kind; the law says the same."""
     probed, law = bytes_a_parameter(mixed=True), ModelState(1e9, 1)
     return Finding.of(
         [
@@ -88,17 +88,17 @@ def c10() -> Finding:
 
 
 def a_block(group: Group, width: int, dtype: torch.dtype, autocast: bool = False) -> int:
-    """Activations that one block holds of one row of 2,048 positions, at full size on fake tensors."""
+    """Bytes of activations of one block, for one row of 2,048 positions, at full size on fake tensors."""
     config = GPTConfig(n_layer=1, d_model=width, n_head=32, vocab=8, seq=2048)
     block = Block(config).to(dtype)
     with MemoryProbe(block) as probe, torch.autocast("cpu", torch.bfloat16, autocast):
         out = block(torch.zeros(1, 2048, width, dtype=dtype))
-        held = probe.now["activations"] - out.nbytes  # which the next block holds
+        held = probe.now["activations"] - out.nbytes  # the output belongs to the next block
     return held
 
 
 def c33() -> Finding:
-    """Do the division; then rehearse one block of this width and see how many rows its 32 layers leave room for."""
+    """Do the division; then rehearse one block of this width and compute how many rows fit with 32 layers."""
     n_bytes, row = 20 * GB, 2048 * 4096
     block = rehearsed(partial(a_block, width=4096, dtype=torch.bfloat16), 1).value
     return Finding.of(
@@ -112,7 +112,7 @@ def c33() -> Finding:
 
 
 def c34() -> Finding:
-    """Divide tokens by tokens a second, and the other way round."""
+    """Divide tokens by tokens a second, and check the other direction."""
     rate, hour = 16e3, 3600
     return Finding.of(
         [
@@ -125,7 +125,7 @@ def c34() -> Finding:
 
 
 def c35() -> Finding:
-    """The law of model state for three splits of the 60 GB: what is left of 80 GB holds so many more rows."""
+    """Apply the law of model state to three splits of the 60 GB: how many more rows the rest of 80 GB holds."""
 
     def more_rows(state: float) -> float:
         model = ModelState(state * GB / 16, 8)
@@ -141,7 +141,7 @@ def c35() -> Finding:
 
 
 def c78() -> Finding:
-    """The planner times a step of the small and of the large batch: more rows a step, and more seconds a step."""
+    """Plan the time of a step with the small and with the large batch: it has more rows, and takes more seconds."""
     shape = ModelShape.gpt(n_layer=18, d_model=4096, n_head=32, vocab=50304, seq=2048)
     hardware = Hardware.preset("a100-80gb")
 
@@ -160,7 +160,7 @@ def c78() -> Finding:
 
 
 def c79() -> Finding:
-    """A probe sees what autograd holds of a GPT at 512 and 128 positions; the law does it with written scores, too."""
+    """Probe what autograd holds of a GPT at 512 and 128 positions; the law also covers scores written to memory."""
     config = GPTConfig(n_layer=2, d_model=32, n_head=4, vocab=64, seq=512)
     model = GPT(config)
 
@@ -184,7 +184,7 @@ def c79() -> Finding:
 
 
 def c80() -> Finding:
-    """State is counted on a small model, activations of one block at full size: in fp32, bf16 and autocast."""
+    """Count the state of a small model, and activations of one block at full size: in fp32, bf16 and autocast."""
     state = [sum(bytes_a_parameter(mixed).values()) for mixed in (False, True)]
 
     def block(dtype: torch.dtype, autocast: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Claims on pipelines: how long devices wait, what they hold, what they send, and which orders cannot be."""
+"""Claims on pipelines: how long devices wait, what they hold, what they send, and which orders are impossible."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from labkit.probe.memory import MemoryProbe
 
 
 class Paced(torch.autograd.Function):
-    """x itself, after so many seconds; its gradient after twice as many."""
+    """Returns its input after a wait of `seconds`; backward waits twice as long."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        """Wait once."""
+        """Wait `seconds`, then pass x on."""
         ctx.seconds = seconds
         time.sleep(seconds)
         return x * 1
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Wait twice as long."""
+        """Wait twice as long, then pass the gradient on."""
         time.sleep(2 * ctx.seconds)
         return grad, None
 
 
 class Stage(nn.Module):
-    """A layer that keeps its device busy for so many seconds."""
+    """A layer that keeps its device busy for a given time."""
 
     def __init__(self, seconds: float) -> None:
-        """A small layer."""
+        """Make the layer, which has 8 inputs and 8 outputs."""
         super().__init__()
         self.linear, self.seconds = nn.Linear(8, 8), seconds
 
@@ -63,32 +63,34 @@ class Stage(nn.Module):
 
 
 def timed(group: Group, schedules: Sequence[Schedule], seconds: float) -> list[list[Span]]:
-    """When this rank's actions ran in each schedule, on a clock that all processes of a machine share."""
-    found = []
+    """The spans of this rank's actions in each schedule, on a clock that all processes of a machine share."""
+    spans_by_schedule = []
     for schedule in schedules:
         pipeline = Pipeline({group.rank: Stage(seconds)}, schedule, group, loss=nn.functional.mse_loss)
         micros = [torch.ones(2, 8)] * schedule.n_micro
-        for _ in range(2):  # the first one loads code
+        for _ in range(2):  # the first run loads code
             group.barrier()
             pipeline.step(micros, micros)
         ahead = pipeline.begin
-        found.append([each._replace(start=each.start + ahead, end=each.end + ahead) for each in pipeline.spans])
-    return found
+        spans_by_schedule.append(
+            [span._replace(start=span.start + ahead, end=span.end + ahead) for span in pipeline.spans]
+        )
+    return spans_by_schedule
 
 
 def waited(*schedules: Schedule, seconds: float = 0.003) -> list[float]:
-    """The share of a real step in which four real processes wait, their stages sleeping in place of work."""
+    """The share of a real step in which four real processes wait; their stages sleep instead of working."""
     replies = capped.run(timed, schedules, seconds, n_ranks=4)
-    return [bubble([span for reply in replies for span in reply.value[k]]) for k in range(len(schedules))]
+    return [bubble([span for reply in replies for span in reply.value[number]]) for number in range(len(schedules))]
 
 
 def law(schedule: Schedule) -> float:
-    """The share of a simulated step that is spent waiting, backward taking twice as long as forward."""
+    """The share of a simulated step that is spent waiting, when backward takes twice as long as forward."""
     return bubble(simulate(schedule))
 
 
 def c20() -> Finding:
-    """Simulate four stages with few micro-batches, and let four real processes wait for each other with three."""
+    """Simulate four stages with few micro-batches, and run four real processes with three."""
     (real,) = waited(one_f_one_b(4, 3))
     return Finding.of(
         [
@@ -115,20 +117,20 @@ def c21() -> Finding:
 
 
 def kept(group: Group, cases: Sequence[tuple[Schedule, int]]) -> list[int]:
-    """The most activations that this rank holds in a step, in bytes: for schedules and the rows of a micro-batch."""
-    found = []
+    """The most bytes of activations that this rank holds in a step, for each (schedule, rows of a micro-batch)."""
+    most_bytes = []
     for schedule, rows in cases:
         layers = [nn.Sequential(nn.Tanh(), nn.Linear(32, 32)) for _ in range(6)]
         pipeline = Pipeline({group.rank: nn.Sequential(*layers)}, schedule, group, loss=nn.functional.mse_loss)
         micros = [torch.ones(rows, 32)] * schedule.n_micro
         with MemoryProbe(pipeline.stages[group.rank]) as probe:
             pipeline.step(micros, micros)
-        found.append(most_held(probe))
-    return found
+        most_bytes.append(most_held(probe))
+    return most_bytes
 
 
 def on_rank_0(n_ranks: int, *cases: tuple[Schedule, int]) -> list[int]:
-    """What the first of so many real processes keeps."""
+    """What rank 0 of `n_ranks` real processes holds at most."""
     return capped.run(kept, cases, n_ranks=n_ranks)[0].value
 
 
@@ -147,7 +149,7 @@ def c22() -> Finding:
 
 
 def c23() -> Finding:
-    """Simulate both for several numbers of stages and micro-batches, and divide what they wait."""
+    """Simulate both for several numbers of stages and micro-batches, and divide their waiting shares."""
     return Finding.of(
         [
             Setting(f"P = {p}, M = {m}", 1, law(gpipe(p, m)) / law(one_f_one_b(p, m)), "times", within=1e-9)
@@ -157,21 +159,23 @@ def c23() -> Finding:
 
 
 def c24() -> Finding:
-    """Read the table as what it is, rows that happen one after another, and ask what must be done before each action;
+    """Read the table literally, as rows that happen one after another, and check what must be done before each action;
     then simulate the same three batches."""
     table = {("F", 0): (1, 2, 3), ("F", 1): (2, 3, 4), ("B", 0): (4, 5, 6), ("B", 1): (5, 6, 7)}
     when = {(kind, stage, i): times[i] for (kind, stage), times in table.items() for i in range(3)}
-    row_by_row = sorted(when, key=lambda each: (when[each], each[0] == "B", each[1]))
+    row_by_row = sorted(when, key=lambda action: (when[action], action[0] == "B", action[1]))
     as_one_rank = Schedule("the table", 1, 2, 3, (tuple(row_by_row),), placement=(0, 0))  # type: ignore[arg-type]
-    too_early = [each for each in as_one_rank.programs[0] if any(when[n] >= when[each] for n in needs(each, 2))]
+    too_early = [
+        action for action in as_one_rank.programs[0] if any(when[need] >= when[action] for need in needs(action, 2))
+    ]
     ends = {str(span.action): span.end for span in simulate(gpipe(2, 3), forward=1, backward=1)}
 
     def stuck() -> str:
         try:
             validate(as_one_rank)
         except ValueError as error:
-            found = re.search(r"at (\w+) needs (\w+)", str(error))
-            return f"{found[1]} needs {found[2]}" if found else str(error)
+            order = re.search(r"at (\w+) needs (\w+)", str(error))
+            return f"{order[1]} needs {order[2]}" if order else str(error)
         return "it runs"
 
     return Finding.of(
@@ -184,21 +188,21 @@ def c24() -> Finding:
 
 
 def posted(group: Group, counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Messages that this rank sends on in a step, and those that it sends back: for numbers of micro-batches."""
-    found = []
+    """Messages that this rank sends forward and backward in a step, for each number of micro-batches."""
+    counts_by_micro = []
     for n_micro in counts:
         schedule, micros = one_f_one_b(group.size, n_micro), [torch.ones(2, 8)] * n_micro
         group.ledger.clear()
         Pipeline({group.rank: nn.Linear(8, 8)}, schedule, group, loss=nn.functional.mse_loss).step(micros, micros)
-        kinds = [action_of_tag(each.tag, n_micro).kind for each in group.ledger if each.verb == "send"]
-        found.append((kinds.count("F"), kinds.count("B")))
-    return found
+        kinds = [action_of_tag(entry.tag, n_micro).kind for entry in group.ledger if entry.verb == "send"]
+        counts_by_micro.append((kinds.count("F"), kinds.count("B")))
+    return counts_by_micro
 
 
 def c25() -> Finding:
-    """Count the messages of four stages with one and with eight micro-batches, and the sums of 40 cut blocks."""
+    """Count the messages of four stages with one and with eight micro-batches, and the all-reduces of 40 cut blocks."""
     replies = capped.run(posted, (1, 8), n_ranks=4)
-    one, eight = ([reply.value[k] for reply in replies] for k in (0, 1))
+    one, eight = ([reply.value[number] for reply in replies] for number in (0, 1))
     sums = capped.run(sums_of_40_layers, n_ranks=2)[0].value
     return Finding.of(
         [
@@ -224,12 +228,12 @@ def c85() -> Finding:
 
 
 def c86() -> Finding:
-    """Activations on the first of two processes with 16 micro-batches over those with 4, by schedule and size."""
+    """Compare activations on the first of two processes with 16 and with 4 micro-batches, by schedule and size."""
 
     makes, rows = (gpipe, one_f_one_b), ((64, 64), (64, 16))
     cases = [(make(2, m), few) for make in makes for four, sixteen in rows for m, few in ((4, four), (16, sixteen))]
-    found = on_rank_0(2, *cases)
-    more = [after / before for before, after in zip(found[::2], found[1::2], strict=True)]
+    bytes_by_case = on_rank_0(2, *cases)
+    more = [after / before for before, after in zip(bytes_by_case[::2], bytes_by_case[1::2], strict=True)]
     setting = partial(Setting, claimed=1.1, unit="times", rule="above", measured=True)
     return Finding.of(
         [

@@ -1,6 +1,6 @@
-"""Number formats and mixed precision: what fp16 and bf16 hold, what they lose, and what a loss scale does about it.
+"""Claims on number formats and mixed precision: what fp16 and bf16 hold, what they lose, and what a loss scale does.
 
-Most of it is a cast: torch rounds a number, and the claim's number stands beside what comes back.
+Most proofs are a cast: torch rounds a number, and the result is compared with the claim.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from labkit.train.formats import BF16, FP16, FP32, round_to
 from labkit.train.precision import MasterWeights
 
 SHARE = 2.0**-18
-"""What a loss is multiplied with: as if it were one of 262,144 micro-batches of a large step."""
+"""The factor on a loss, as if it were one of 262,144 micro-batches of a large step."""
 
 
 def held(x: float, dtype: torch.dtype) -> float:
-    """What a number is after a cast."""
+    """The value of a number after a cast."""
     return float(torch.tensor(x, dtype=torch.float64).to(dtype))
 
 
 def c36() -> Finding:
-    """The number is cast to bf16, and so are those on either side of it."""
+    """Cast the number to bf16, and find its neighbours."""
     x, dtype = 0.00012, torch.bfloat16
     kept, gap = held(x, dtype), BF16.gap(x)
     return Finding.of(
@@ -42,7 +42,7 @@ def c36() -> Finding:
 
 
 def c37() -> Finding:
-    """The number is cast to fp16, and comes out of a backward pass in fp16; a law says from where on zero begins."""
+    """Cast the number to fp16, and send it through backward in fp16; a law gives the bound below which it is zero."""
     w = torch.ones((), dtype=torch.float16, requires_grad=True)
     (w * torch.tensor(1e-7, dtype=torch.float16)).backward()
     assert w.grad is not None
@@ -60,7 +60,7 @@ def c37() -> Finding:
 
 
 def steps_in_fp16(log2_factor: int) -> tuple[list[float], float]:
-    """Losses of three steps of gradient descent on a layer in fp16 under a fixed factor, and how far a weight moved."""
+    """Losses of three steps of gradient descent on a layer in fp16 with a fixed factor, and how far a weight moved."""
     torch.manual_seed(0)
     w, x = torch.full((8, 1), 0.5, dtype=torch.float16, requires_grad=True), torch.randn(16, 8).half()
     before, losses = w.detach().clone(), []
@@ -75,7 +75,7 @@ def steps_in_fp16(log2_factor: int) -> tuple[list[float], float]:
 
 
 def c38() -> Finding:
-    """Both are provoked: a factor that makes gradients infinite, and one that makes all of them zero."""
+    """Provoke both: a factor that makes gradients infinite, and one that makes all of them zero."""
     (exploded, _), (stalled, moved) = steps_in_fp16(24), steps_in_fp16(-40)
     big = torch.tensor(65504.0).half() * 2
     return Finding.of(
@@ -98,14 +98,15 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 
 def net(dtype: torch.dtype) -> nn.Module:
-    """Two linears with an activation between them, the same ones each time."""
+    """Two linear layers with an activation between them, the same each time."""
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1)).to(dtype)
 
 
 def trained(dtype: torch.dtype, steps: int = 40) -> tuple[float, float]:
-    """Small losses, no loss scale: the loss that SGD on fp32 masters gets to, and the share of zero gradients."""
+    """Train with small losses and no loss scale: the loss that SGD on fp32 masters reaches, and the share of zero
+    gradients."""
     model, zeros, losses = net(dtype), 0.0, []
     params = list(model.parameters())
     masters = [p.detach().float() for p in params]
@@ -120,7 +121,7 @@ def trained(dtype: torch.dtype, steps: int = 40) -> tuple[float, float]:
 
 
 def c39() -> Finding:
-    """Exponents are counted, and a small net is trained in both formats on gradients that are too small for fp16."""
+    """Count exponent bits, and train a small net in both formats with gradients that are too small for fp16."""
     (full, _), (bf16, zeros), (fp16, lost) = (trained(t) for t in (torch.float32, torch.bfloat16, torch.float16))
     return Finding.of(
         [
@@ -136,7 +137,7 @@ def c39() -> Finding:
 
 
 def moved_share(masters: bool) -> float:
-    """Share of a bf16 net's weights that have changed after 10 steps of AdamW with lr 1e-4."""
+    """The share of a bf16 net's weights that have changed after 10 steps of AdamW with lr 1e-4."""
     model, adamw = net(torch.bfloat16), partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.0)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = MasterWeights(model.parameters(), adamw) if masters else adamw(model.parameters())
@@ -149,7 +150,7 @@ def moved_share(masters: bool) -> float:
 
 
 def c40() -> Finding:
-    """Numbers beyond both ends of bf16 are cast, and small updates are added to a weight, once and 512 times."""
+    """Cast numbers beyond both ends of bf16, and add small updates to a weight, once and 512 times."""
     one = torch.tensor(1.0).bfloat16()
     w, master = one.clone(), torch.tensor(1.0)
     for _ in range(512):
@@ -168,7 +169,7 @@ def c40() -> Finding:
 
 
 def c44() -> Finding:
-    """Data sheets' rates of products are divided, and seconds of an op that only moves bytes."""
+    """Divide the data sheets' rates for products, and the seconds of an op that only moves bytes."""
     h100 = Hardware.preset("h100")
 
     def gain(name: str, precision: str) -> float:
@@ -191,7 +192,7 @@ def c44() -> Finding:
 
 
 def c43() -> Finding:
-    """Nothing decides it: the paper names no precision of layers, and a V100 has no bf16 units."""
+    """Nothing can decide it: the paper names no precision of layers, and a V100 has no bf16 units."""
     rates = {item.name for item in Hardware.preset("v100").flops}
     units = "have none for bf16" if "bf16" not in rates else "have some for bf16"
     return Finding.silent(
@@ -206,7 +207,7 @@ def digits(dtype: torch.dtype) -> float:
 
 
 def c97() -> Finding:
-    """The step from 1 to the next number is asked of torch for each format, in decimal digits."""
+    """Ask torch for the step from 1 to the next number of each format, in decimal digits."""
     return Finding.of(
         [
             Setting("fp32", 7, digits(torch.float32), "digits", measured=True),

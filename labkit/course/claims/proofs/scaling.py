@@ -1,4 +1,4 @@
-"""How far more devices help: Amdahl's law, and what stands beside it."""
+"""Claims on scaling: how much more devices help, by Amdahl's law and by simulation."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from labkit.plan.schedule import one_f_one_b, simulate
 
 
 def pipelined(stages: int, n_micro: int) -> float:
-    """How many times as fast as one device a simulated 1F1B pipeline is: a stage's forward takes 1, its backward 2."""
+    """The speed-up of a simulated 1F1B pipeline over one device: a stage's forward takes 1, its backward 2."""
     took = max(span.end for span in simulate(one_f_one_b(stages, n_micro)))
     return 3 * n_micro * stages / took
 
 
 def c49() -> Finding:
-    """Amdahl's law for very many ranks, and a pipeline whose fill and drain is a tenth of the work, simulated."""
+    """Apply Amdahl's law to very many ranks, and simulate a pipeline whose fill and drain is a tenth of the work."""
     return Finding.of(
         [
             Setting("endless GPUs", 10.0, amdahl(1e12, 0.1), "times", within=1e-6),
@@ -27,7 +27,7 @@ def c49() -> Finding:
 
 
 def c50() -> Finding:
-    """Amdahl's law gives speed-up and efficiency; Karp and Flatt's says which share would give what is claimed."""
+    """Apply Amdahl's law for speed-up and efficiency, and Karp and Flatt's for the share that the claim would need."""
     speed_up = amdahl(256, 0.02)
     return Finding.of(
         [
@@ -41,7 +41,7 @@ def c50() -> Finding:
 
 
 def c51() -> Finding:
-    """Amdahl's law at 5% for the three sizes, and each speed-up over its number of GPUs."""
+    """Apply Amdahl's law at 5% for the three sizes, and divide each speed-up by its number of GPUs."""
     claimed = {8: (6.0, 0.75), 64: (15.4, 0.24), 256: (18.6, 0.07)}
     settings = []
     for n, (speed_up, efficiency) in claimed.items():
@@ -51,7 +51,7 @@ def c51() -> Finding:
 
 
 def c102() -> Finding:
-    """Pipelines are simulated, and Amdahl's law is asked for a serial share of one over the micro-batches."""
+    """Simulate pipelines, and compare with Amdahl's law for a serial share of one over the micro-batches."""
     sizes = ((4, 8), (16, 8), (64, 8), (16, 32))
     return Finding.of(
         [
@@ -62,7 +62,7 @@ def c102() -> Finding:
 
 
 def c95() -> Finding:
-    """Efficiency on 256 ranks with 2% that does not shrink: the batch kept, by Amdahl, and grown, by Gustafson."""
+    """Efficiency on 256 ranks if 2% do not shrink: by Amdahl for the same batch, by Gustafson for a larger."""
     kept, grown = amdahl(256, 0.02) / 256, gustafson(256, 0.02) / 256
     return Finding.of(
         [

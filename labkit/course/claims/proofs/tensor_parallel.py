@@ -25,7 +25,7 @@ SMALL = GPTConfig(n_layer=1, d_model=32, n_head=4, vocab=8, seq=16)
 
 
 def cut(block: Block, group: Group, in_sequence: bool = False) -> Block:
-    """The block with attention and MLP cut over the group; `in_sequence`: and what lies between, by position."""
+    """The block with attention and MLP cut over the group; `in_sequence`: the layers between them by position, too."""
     plan = {"attention": "enter", "attention.out": "row", "mlp.up": "column", "mlp.down": "row"}
     plan |= {f"attention.{name}": "column" for name in ("query", "key", "value")}
     plan |= {"norm1": "sequence", "norm2": "sequence"} if in_sequence else {}
@@ -34,7 +34,7 @@ def cut(block: Block, group: Group, in_sequence: bool = False) -> Block:
 
 
 def at_full_size(group: Group) -> tuple[int, float]:
-    """All-reduces of one block's forward at d = 8192 in bf16, and the bytes of the tensor that each of them sums."""
+    """The number of all-reduces of one block's forward at d = 8192 in bf16, and the bytes of the tensor of each."""
     block = cut(Block(FULL).bfloat16(), group)
     block(torch.zeros(4, 2048, 8192, dtype=torch.bfloat16))
     calls = group.ledger.calls("all_reduce")
@@ -57,7 +57,7 @@ def c17() -> Finding:
 
 
 def sums_of_a_layer(group: Group, checkpointed: bool) -> tuple[int, int]:
-    """All-reduces of one block: in forward, and in forward and backward."""
+    """The number of all-reduces of one block: in forward, and in forward and backward."""
     block, x = cut(Block(SMALL), group), torch.ones(1, 16, 32, requires_grad=True)
     y = checkpoint(block, x) if checkpointed else block(x)
     forward = group.ledger.calls("all_reduce")
@@ -66,7 +66,7 @@ def sums_of_a_layer(group: Group, checkpointed: bool) -> tuple[int, int]:
 
 
 def sums_of_40_layers(group: Group) -> int:
-    """All-reduces of a forward through 40 blocks that are cut over the group."""
+    """The number of all-reduces in a forward through 40 blocks that are cut over the group."""
     x = torch.ones(1, 16, 32)
     for _ in range(40):
         x = cut(Block(SMALL), group)(x)
@@ -89,7 +89,7 @@ def c18() -> Finding:
 
 @torch.random.fork_rng(devices=[])
 def c19() -> Finding:
-    """Run the given code, run it with x sliced as well, and see whose slice this is in a layer that works."""
+    """Run the given code, run it with x sliced as well, and find the layer that really keeps such a slice."""
     torch.manual_seed(0)
     linear = nn.Linear(8, 6, bias=False).double()
     x, weight = torch.randn(3, 8).double(), linear.weight.detach()
@@ -109,7 +109,7 @@ def c19() -> Finding:
     def whose(group: Group) -> str:
         column, row = ColumnParallelLinear.of(linear, group), RowParallelLinear.of(linear, group)
         kept = {"column parallel": column.weight, "row parallel": row.weight}
-        return next(name for name, each in kept.items() if torch.equal(each, slices[group.rank]))
+        return next(name for name, tensor in kept.items() if torch.equal(tensor, slices[group.rank]))
 
     return Finding.of(
         [
@@ -121,8 +121,9 @@ def c19() -> Finding:
 
 
 def held_by(group: Group, part: str) -> int:
-    """Activations that autograd holds of a part of one block, [1, 2048, 1024] in bf16, cut if there is more than one
-    rank: "block" with its input, "sequence" the same cut by position as well, "mlp" what lies inside the MLP."""
+    """Bytes of activations that autograd holds of a part of one block, [1, 2048, 1024] in bf16; with several ranks the
+    block is cut. "block" includes its input, "sequence" is the block cut by position as well, "mlp" only what lies
+    inside the MLP."""
     config = GPTConfig(n_layer=1, d_model=1024, n_head=16, vocab=8, seq=2048)
     block = Block(config).bfloat16()
     if group.size > 1:
@@ -131,13 +132,13 @@ def held_by(group: Group, part: str) -> int:
     x = torch.zeros(1, length, 1024, dtype=torch.bfloat16, requires_grad=True)
     with MemoryProbe(block) as probe:
         out = block.mlp(x) if part == "mlp" else block(x)
-        saved = [each for each in probe.saved if each.kind != "parameters"]
-    assert out.requires_grad  # while it lives, so does the graph
-    return held_bytes(each for each in saved if part != "mlp" or each.module != "mlp.up")
+        saved = [tensor for tensor in probe.saved if tensor.kind != "parameters"]
+    assert out.requires_grad  # `out` keeps the graph alive
+    return held_bytes(tensor for tensor in saved if part != "mlp" or tensor.module != "mlp.up")
 
 
 def c83() -> Finding:
-    """Rehearse one block, whole and on rank 0 of 8: what autograd holds inside its MLP, and of all of it."""
+    """Rehearse one block, whole and on rank 0 of 8: what autograd holds inside its MLP, and in the whole block."""
 
     def less(part: str) -> float:
         whole = rehearsed(partial(held_by, part="block" if part == "sequence" else part), 1).value
@@ -154,7 +155,7 @@ def c83() -> Finding:
 
 
 def mlp_forward(group: Group, paired: bool) -> tuple[int, int]:
-    """Collectives and bytes of one MLP's forward: column then row, or joined after the first and cut again."""
+    """Collectives and bytes of one MLP's forward: column then row, or gathered after the first layer and cut again."""
     up = ColumnParallelLinear.of(nn.Linear(32, 128), group, gather_output=not paired)
     down = RowParallelLinear.of(nn.Linear(128, 32), group)
     group.ledger.clear()
@@ -164,7 +165,7 @@ def mlp_forward(group: Group, paired: bool) -> tuple[int, int]:
 
 
 def c84() -> Finding:
-    """Both ways of an MLP's forward on four real ranks, by collectives and by bytes in the ledger."""
+    """Run an MLP's forward both ways on four real ranks, and count collectives and bytes in the ledger."""
     calls, n_bytes = capped.run(mlp_forward, True, n_ranks=4)[0].value
     more_calls, more_bytes = capped.run(mlp_forward, False, n_ranks=4)[0].value
     return Finding.of(

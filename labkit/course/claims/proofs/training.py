@@ -1,4 +1,4 @@
-"""Ways to train on many ranks: overlapped, stale, compressed; each is run."""
+"""Claims on ways to train on many ranks, overlapped, stale or compressed; each of them is run."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ BYTES_PER_S, BACKWARD_S, LAYERS = 10e6, 0.025, 4
 
 
 class Pace(torch.autograd.Function):
-    """The input as it is; backward sleeps as long as a layer on a slower device would compute."""
+    """Returns its input; backward sleeps as long as a layer on a slower device would compute."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """x"""
+        """A copy of x."""
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        """The gradient, later."""
+        """The gradient, after a sleep."""
         time.sleep(BACKWARD_S)
         return grad
 
 
 def waited(group: Group, width: int) -> float:
-    """Buckets' worth of time that finish() waits for, with a bucket for each of the paced layers."""
+    """The time that finish() waits for, in buckets, with one bucket for each of the paced layers."""
     layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(LAYERS))
     n_bytes = 4 * width * width
     sync = DDP(layers, group, Descent, bucket_bytes=n_bytes)  # type: ignore[arg-type]
@@ -60,14 +60,14 @@ def waited(group: Group, width: int) -> float:
 
 
 def exposed(hardware: Hardware) -> tuple[float, float]:
-    """Of a planned DDP step: the share of the gradients' time that nothing hides, and the last bucket's share."""
+    """For a planned DDP step: the share of the gradients' time that nothing hides, and the last bucket's share."""
     shape, recipe = ModelShape.preset("gpt2-xl"), Recipe("ddp", batch_size=32, precision="bf16")
     step = predict_step(shape, Layout(dp=8), recipe, hardware)
     return (step["dp"] + step["overlap"]) / step["dp"], recipe.bucket_bytes / (4 * shape.n_params)
 
 
 def c58() -> Finding:
-    """Backward is paced and the links are shaped, so that a bucket needs two thirds or twice a layer's time."""
+    """Pace backward and throttle the links, so that a bucket takes two thirds of, or twice, a layer's time."""
     with Cluster(2, "cpu", links=Links.uniform(2, bytes_per_s=BYTES_PER_S), quiet=True) as cluster:
         fast = min(reply.value for _ in range(2) for reply in cluster.run(waited, 200))
         slow = min(reply.value for reply in cluster.run(waited, 353))
@@ -90,7 +90,7 @@ def c58() -> Finding:
 
 
 def in_turns(group: Group, lr: float, rounds: int) -> float:
-    """|w| of w^2 / 2 after three workers took turns at a server, each gradient two steps old."""
+    """|w| of w^2 / 2 after three workers have taken turns at a server, with each gradient two steps old."""
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.ones_(model.weight)
     if group.rank == 0:
@@ -111,7 +111,7 @@ def in_turns(group: Group, lr: float, rounds: int) -> float:
 
 
 def c59() -> Finding:
-    """A parameter server and three workers on a quadratic, with the best rate for fresh gradients, and for stale."""
+    """Run a parameter server and three workers on a quadratic, with the best rate for fresh and for stale gradients."""
     with Cluster(4, "cpu", quiet=True) as cluster:
         fresh_rate, stale_rate = (cluster.run(in_turns, lr, 9)[0].value for lr in (best(0), best(2)))
     return Finding.of(
@@ -143,12 +143,12 @@ def rank_sends(group: Group, numel: int, fraction: float) -> int:
 
 def share_sent(n_ranks: int, fraction: float, numel: int = 9600) -> float:
     """What top-k sends over what a ring all-reduce sends, by the ledger."""
-    sparse, dense = (run_threads(rank_sends, n_ranks, numel, each)[0] for each in (fraction, 1.0))
+    sparse, dense = (run_threads(rank_sends, n_ranks, numel, share)[0] for share in (fraction, 1.0))
     return sparse / dense
 
 
 def left_over(group: Group, feedback: bool) -> float:
-    """Loss of a quadratic in 32 weights after 200 steps in which one weight in 8 travels, over the loss at the start.
+    """Descend a quadratic in 32 weights for 200 steps, of which one weight in 8 is sent: the loss left, over the first.
 
     Ranks pull the even weights apart, strongly, and agree on the odd ones, weakly."""
     w, odd = torch.ones(32), torch.arange(32) % 2 == 1
@@ -162,8 +162,8 @@ def left_over(group: Group, feedback: bool) -> float:
 
 
 def c65() -> Finding:
-    """Ledgers of top-k and of a ring on 4 and 8 ranks; a quadratic is descended with and without feedback."""
-    with_feedback, without = (run_threads(left_over, 2, each)[0] for each in (True, False))
+    """Read ledgers of top-k and of a ring on 4 and 8 ranks; descend a quadratic with and without error feedback."""
+    with_feedback, without = (run_threads(left_over, 2, feedback)[0] for feedback in (True, False))
     return Finding.of(
         [
             Setting("1% on 4 ranks: bytes over a ring's", 1.0, share_sent(4, 0.01), rule="below", measured=True),

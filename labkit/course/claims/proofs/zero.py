@@ -25,14 +25,13 @@ GB = 1e9
 
 
 def equal_layers(n_params: float, n_layer: int, dtype: torch.dtype) -> tuple[nn.Sequential, int]:
-    """A model of about so many parameters, in equal layers, and their width."""
+    """A model of about `n_params` parameters, in equal layers, and their width."""
     width = round((n_params / n_layer) ** 0.5 / 64) * 64
     return nn.Sequential(*(nn.Linear(width, width, bias=False, dtype=dtype) for _ in range(n_layer))), width
 
 
 def state_of(group: Group, strategy: Callable[..., Any], n_params: float, n_layer: int, mixed: bool) -> float:
-    """Bytes of model state on this rank between two micro-batches, for each parameter of the model. `mixed`: bf16, and
-    fp32 masters."""
+    """Bytes of model state per parameter on this rank, between two micro-batches. `mixed`: bf16 with fp32 masters."""
     dtype = torch.bfloat16 if mixed else torch.float32
     model, width = equal_layers(n_params, n_layer, dtype)
     adamw = partial(torch.optim.AdamW, lr=1e-3)
@@ -46,7 +45,7 @@ def state_of(group: Group, strategy: Callable[..., Any], n_params: float, n_laye
             probe.label(shard.master, "parameters")
         backward()
         sync.finish()
-        sync.step()  # the optimizer makes its state in its first step
+        sync.step()  # the optimizer creates its state in its first step
         sync.optimizer.zero_grad()
         sync.zero_grad()
         for _ in range(2):
@@ -58,17 +57,17 @@ def state_of(group: Group, strategy: Callable[..., Any], n_params: float, n_laye
 
 
 def states_of(group: Group, strategies: Sequence[Callable[..., Any]]) -> list[float]:
-    """The same for several strategies, with a small model in mixed precision."""
+    """`state_of` for several strategies, with a small model in mixed precision."""
     return [state_of(group, strategy, 2**18, 4, True) for strategy in strategies]
 
 
 def of_one_in(n_ranks: int, strategy: Callable[..., Any], n_params: float, mixed: bool = True) -> float:
-    """Bytes a parameter on rank 0 of so many, rehearsed at full size in 4 layers."""
+    """Bytes per parameter on rank 0 of `n_ranks`, rehearsed at full size in 4 layers."""
     return rehearsed(partial(state_of, strategy=strategy, n_params=n_params, n_layer=4, mixed=mixed), n_ranks).value
 
 
 def c26() -> Finding:
-    """Rehearse one rank of 8 and one of 1,024 at either stage, and divide DDP's 16 bytes a parameter by what it holds;
+    """Rehearse one rank of 8 and one of 1,024 at each stage, and divide DDP's 16 bytes a parameter by what it holds;
     the law at 64."""
     law, setting = ModelState(1e9, 64), partial(Setting, unit="times less", measured=True)
     return Finding.of(
@@ -111,7 +110,7 @@ def c28() -> Finding:
 
 
 def c29() -> Finding:
-    """Rehearse one rank of 64 with seventy billion parameters, under DDP and ZeRO-3, and count its state; the law."""
+    """Rehearse one rank of 64 with 70 billion parameters, under DDP and ZeRO-3, and count its state, also by law."""
     law = ModelState(70e9, 64)
     return Finding.of(
         [
@@ -126,7 +125,7 @@ def c29() -> Finding:
 
 
 def c87() -> Finding:
-    """Rehearse one rank of 4 with the same state under DDP and ZeRO-3: what all hold, less what is there once."""
+    """Rehearse one rank of 4 with the same state under DDP and ZeRO-3: what all ranks hold, minus one copy."""
     whole, part = (2.5 * of_one_in(4, strategy, 2.5e9, mixed=False) for strategy in (DDP, ZeRO3))
     return Finding.of(
         [

@@ -1,1 +1,1 @@
-"""Broken programs, one a file: each with the same program repaired, and a reference that knows nothing of ranks."""
+"""Broken programs, one per file: each with the same program repaired, and a reference that runs in one process."""

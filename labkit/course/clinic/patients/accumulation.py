@@ -2,7 +2,7 @@
 
     8 micro-batches: the gradient is 8 times as long, and so is the step
 
-Repaired: each loss is a sum, divided by the rows of the whole batch; so micro-batches of unequal size count right, too.
+Repaired: each loss is a sum, divided by the rows of the whole batch, so micro-batches may also be of unequal size.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MICROS, LR = 8, 0.5
 
 
 def broken(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
-    """A batch in eight pieces."""
+    """Train on batches cut into eight micro-batches."""
     model, losses = net(), []
-    x, y = (own_rows(each, group) for each in rows(32 * group.size))
+    x, y = (own_rows(row, group) for row in rows(32 * group.size))
     for _ in range(steps):
         forget(model)
         total = 0.0
@@ -35,9 +35,9 @@ def broken(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
-    """A batch in eight pieces."""
+    """Train on batches cut into eight micro-batches."""
     model, losses = net(), []
-    x, y = (own_rows(each, group) for each in rows(32 * group.size))
+    x, y = (own_rows(row, group) for row in rows(32 * group.size))
     for _ in range(steps):
         forget(model)
         total = 0.0
@@ -57,7 +57,7 @@ def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """The first gradient is as many times too long as there are micro-batches."""
+    """True if the first gradient is too long by a factor of as many micro-batches as there are."""
     if not (chart.alone and chart.alone[2] and chart.seen[0].gradients):
         return False
     return abs(chart.seen[0].gradients.norm / chart.alone[2].norm - MICROS) < 0.01 * MICROS

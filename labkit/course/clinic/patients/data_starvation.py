@@ -3,7 +3,7 @@
     broken     read | compute | read | compute          repaired   read | read | read | read
                                                                         | compute | compute
 
-Reading is 60 ms of waiting for a disk. Repaired, threads read ahead, and six reads are under way at once.
+Reading means 60 ms of waiting for a disk. Repaired, threads read ahead, and six reads are under way at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READ_S = 60e-3
 
 
 def read(group: Group) -> tuple[Tensor, Tensor]:
-    """This rank's rows, from the disk."""
+    """Read this rank's rows from the disk."""
     time.sleep(READ_S)
     x, y = rows(8 * group.size)
     return own_rows(x, group), own_rows(y, group)
@@ -47,8 +47,8 @@ def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
     model, losses = net(), []
     with ThreadPoolExecutor(6) as readers:
         ahead = [readers.submit(read, group) for _ in range(steps)]
-        for each in ahead:
-            x, y = each.result()
+        for reading in ahead:
+            x, y = reading.result()
             forget(model)
             loss = (model(x) - y).square().mean()
             loss.backward()
@@ -64,9 +64,9 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """Ranks are outside all verbs, and their processors idle, for so long that every step waits for a read."""
+    """True if ranks spend their time outside verbs with idle processors, long enough for a read in every step."""
     least = min(chart.recording.shares(rank).compute for rank in chart.recording.ranks)
-    busy = max(each.busy for each in chart.seen)
+    busy = max(rank.busy for rank in chart.seen)
     alone = least > 0.4 and not chart.ledgers[0].calls("send")
     return alone and busy < 0.5 and chart.recording.seconds > READ_S * chart.steps
 

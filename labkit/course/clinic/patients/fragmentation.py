@@ -4,7 +4,7 @@
     raw samples go      |.......|k|.......|k|.......|k|      free: 80%, and no hole is larger than one sample
     a longer batch                                     |....................|     must come from the device
 
-No segment can be given back, since each has something in use. Repaired, a raw sample goes before the next one comes,
+No segment can be given back, since each has a piece in use. Repaired, a raw sample is released before the next is read,
 and what is kept lies side by side. Addresses are simulated (clinic/pool.py); the tensors are real.
 """
 
@@ -23,12 +23,12 @@ LONGER = 24
 
 
 def target(x: Tensor) -> Tensor:
-    """What is to be learned."""
+    """The values to be learned."""
     return torch.sin(x.sum(1, keepdim=True))
 
 
 def train(group: Group, steps: int, kept: list[Tensor]) -> tuple[list[float], nn.Module]:
-    """Batches grow from step to step, as in a curriculum."""
+    """Train on batches that grow from step to step, as in a curriculum."""
     model, losses = net(), []
     for step in range(steps):
         n = LONGER * (step + 1)
@@ -63,12 +63,12 @@ def repaired(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
 
 
 def reference(n_ranks: int, steps: int = 10) -> tuple[list[float], nn.Module]:
-    """One process, the mean of the ranks' means."""
+    """One process, with the mean of the ranks' mean losses."""
     model, losses = net(), []
     whole = [torch.cat([rows(RAW, 1000 * r + k)[0][:KEPT] for k in range(SAMPLES)]) for r in range(n_ranks)]
     for step in range(steps):
         forget(model)
-        batches = [each[: LONGER * (step + 1)] for each in whole]
+        batches = [part[: LONGER * (step + 1)] for part in whole]
         loss = torch.stack([(model(x) - target(x)).square().mean() for x in batches]).mean()
         loss.backward()
         step_down(model.parameters())
@@ -77,8 +77,8 @@ def reference(n_ranks: int, steps: int = 10) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """When the device was asked for more, most of what it had given lay idle."""
-    return any(each.reserved > 2 * each.allocated for each in chart.stored)
+    """True if most of what the device had given was idle when it was asked for more."""
+    return any(rank.reserved > 2 * rank.allocated for rank in chart.stored)
 
 
 CASE = Case(

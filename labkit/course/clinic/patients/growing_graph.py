@@ -2,8 +2,8 @@
 
     seen = seen + loss     loss -> its graph -> activations of the batch, for as long as `seen` lives
 
-Training alone does not show it: backward lets go of what it has used. Here a batch of the validation set is looked at
-after every step, nobody calls backward on its loss, and the sum holds them all. Repaired: no graph, and a number.
+Training alone does not show it, since backward frees the graph. Here a batch of the validation set is looked at after
+every step, nobody calls backward on its loss, and the sum keeps all these graphs. Repaired: no graph, and a number.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from labkit.course.clinic.task import average, forget, net, own_rows, plain, row
 
 
 def broken(group: Group, steps: int = 20) -> tuple[list[float], nn.Module]:
-    """Train; follow the validation loss."""
+    """Train, and sum up the validation loss."""
     model, losses, seen = net(), [], torch.zeros(())
-    x, y = (own_rows(each, group) for each in rows(64 * group.size))
+    x, y = (own_rows(row, group) for row in rows(64 * group.size))
     for step in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -34,9 +34,9 @@ def broken(group: Group, steps: int = 20) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 20) -> tuple[list[float], nn.Module]:
-    """Train; follow the validation loss."""
+    """Train, and sum up the validation loss."""
     model, losses, seen = net(), [], 0.0
-    x, y = (own_rows(each, group) for each in rows(64 * group.size))
+    x, y = (own_rows(row, group) for row in rows(64 * group.size))
     for step in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -56,8 +56,8 @@ def reference(n_ranks: int, steps: int = 20) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """What is held between two steps grows all the way (the first and the last eighth are begin and end)."""
-    return any(each.floors[-2] > 2 * each.floors[2] for each in chart.stored)
+    """True if the bytes held between two steps grow during the run (without its first and last eighth)."""
+    return any(rank.floors[-2] > 2 * rank.floors[2] for rank in chart.stored)
 
 
 CASE = Case(

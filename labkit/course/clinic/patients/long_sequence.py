@@ -36,7 +36,7 @@ def padded(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def broken(group: Group, steps: int = 8) -> tuple[list[float], nn.Module]:
-    """A batch at a time."""
+    """Train on one batch at a time."""
     model, losses = net(), []
     for step in range(steps):
         forget(model)
@@ -50,13 +50,13 @@ def broken(group: Group, steps: int = 8) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 8, most: int = ROWS * SHORT * 2) -> tuple[list[float], nn.Module]:
-    """At most `most` positions at a time."""
+    """Train on at most `most` positions at a time."""
     model, losses = net(), []
     for step in range(steps):
         forget(model)
         batch, total = texts(step, group.rank), 0.0
         whole, longest = sum(len(x) for x, _ in batch), max(len(x) for x, _ in batch)
-        micros = [batch] if longest * len(batch) <= most else [[each] for each in batch]
+        micros = [batch] if longest * len(batch) <= most else [[text] for text in batch]
         for micro in micros:
             x, y, counts = padded(micro)
             loss = ((model(x) - y).square() * counts).sum() / whole
@@ -69,13 +69,13 @@ def repaired(group: Group, steps: int = 8, most: int = ROWS * SHORT * 2) -> tupl
 
 
 def reference(n_ranks: int, steps: int = 8) -> tuple[list[float], nn.Module]:
-    """One process, no padding: all positions of a rank in a row."""
+    """One process without padding: all positions of a rank are rows of one batch."""
     model, losses = net(), []
     for step in range(steps):
         forget(model)
         parts = []
         for rank in range(n_ranks):
-            x, y = (torch.cat(each) for each in zip(*texts(step, rank), strict=True))
+            x, y = (torch.cat(parts) for parts in zip(*texts(step, rank), strict=True))
             parts.append((model(x) - y).square().mean())
         loss = torch.stack(parts).mean()
         loss.backward()
@@ -85,9 +85,9 @@ def reference(n_ranks: int, steps: int = 8) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """The floor is level, and one peak is many times the usual one."""
-    usual = [sorted(each.tops)[len(each.tops) // 2] for each in chart.stored]
-    return any(max(each.tops) > 4 * low for each, low in zip(chart.stored, usual, strict=True))
+    """True if the floor is level and one peak is many times the usual one."""
+    usual = [sorted(rank.tops)[len(rank.tops) // 2] for rank in chart.stored]
+    return any(max(rank.tops) > 4 * low for rank, low in zip(chart.stored, usual, strict=True))
 
 
 CASE = Case(

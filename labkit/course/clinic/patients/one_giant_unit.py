@@ -3,7 +3,7 @@
     units=[model]     gather everything | forward | backward | all gradients at once: as if nothing were sharded
     units=layers      gather one, free one
 
-What is wrapped as one is gathered as one. Repaired, every layer is a unit.
+A unit is gathered as a whole. Repaired, every layer is a unit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ N_BYTES = LAYERS * WIDTH * WIDTH * 4
 
 
 class Descent:
-    """Gradient descent, with no state."""
+    """Gradient descent, without optimizer state."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.1) -> None:
         self.param_groups: list[dict[str, Any]]
@@ -34,24 +34,24 @@ class Descent:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step."""
+        """Take one step."""
         for p in self.param_groups[0]["params"]:
             p.add_(p.grad, alpha=-self.param_groups[0]["lr"])
 
 
 def deep() -> nn.Sequential:
-    """Four linears of 1 MiB each."""
+    """Four linear layers of 1 MiB each."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
 
 
 def batch(n_ranks: int) -> Tensor:
-    """Rows of all ranks."""
+    """The rows of all ranks."""
     return torch.randn(4 * n_ranks, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
 def train(group: Group, steps: int, units: Sequence[nn.Module], model: nn.Module) -> tuple[list[float], None]:
-    """Learn to give back what comes in."""
+    """Train the model to return its input."""
     sync, x, losses = ZeRO3(model, group, Descent, units=units, prefetch=0), own_rows(batch(group.size), group), []  # type: ignore[arg-type]
     for _ in range(steps):
         sync.zero_grad()
@@ -64,19 +64,19 @@ def train(group: Group, steps: int, units: Sequence[nn.Module], model: nn.Module
 
 
 def broken(group: Group, steps: int = 2) -> tuple[list[float], None]:
-    """The model is sharded."""
+    """Train with the model sharded."""
     model = deep()
     return train(group, steps, [model], model)
 
 
 def repaired(group: Group, steps: int = 2) -> tuple[list[float], None]:
-    """The model is sharded."""
+    """Train with the model sharded."""
     model = deep()
     return train(group, steps, list(model), model)
 
 
 def reference(n_ranks: int, steps: int = 2) -> tuple[list[float], None]:
-    """One process that holds it all."""
+    """One process that holds the whole model."""
     model, x, losses = copy.deepcopy(deep()), batch(n_ranks), []
     for _ in range(steps):
         model.zero_grad()
@@ -88,8 +88,8 @@ def reference(n_ranks: int, steps: int = 2) -> tuple[list[float], None]:
 
 
 def found(chart: Chart) -> bool:
-    """The peak is more than two models high, though a rank's own part is a fraction of one, and activations are few."""
-    return any(each.peak.total > 2 * N_BYTES > 50 * each.peak["activations"] for each in chart.stored)
+    """True if the peak exceeds two models, though a rank's own part is a fraction of one, with few activations."""
+    return any(rank.peak.total > 2 * N_BYTES > 50 * rank.peak["activations"] for rank in chart.stored)
 
 
 CASE = Case(

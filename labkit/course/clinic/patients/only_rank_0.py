@@ -1,10 +1,10 @@
-"""Rank 0 does something alone that others must do as well.
+"""Rank 0 alone calls a collective that all ranks must call.
 
     rank 0   save: barrier, for ever
     rank 1   next step: all_reduce, for ever
 
-Saving ends with a barrier, so that nobody reads half a file. Under `if group.rank == 0` only one rank comes to it.
-Repaired, all ranks call it, and the rank is asked inside, round the writing alone.
+Saving ends with a barrier, so that nobody reads half a file. Under `if group.rank == 0` only one rank reaches it.
+Repaired, all ranks call `save`, and the condition stands inside it, round the writing alone.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from labkit.plan.layout import Layout
 def save(model: nn.Module, savers: Group) -> None:
     """Write the weights (here: keep a copy), and wait until they are written."""
     if savers.rank == 0:
-        savers.state["saved"] = {name: each.clone() for name, each in model.state_dict().items()}
+        savers.state["saved"] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     savers.barrier()
 
 
 def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
-    """Some steps, and a checkpoint after every third."""
+    """Train, with a checkpoint after every third step."""
     model, losses = net(), []
     savers = Mesh.connect(Layout(tp=group.size), group).tp
-    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    x, y = (own_rows(row, group) for row in rows(8 * group.size))
     for step in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -44,10 +44,10 @@ def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
-    """Some steps, and a checkpoint after every third."""
+    """Train, with a checkpoint after every third step."""
     model, losses = net(), []
     savers = Mesh.connect(Layout(tp=group.size), group).tp
-    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    x, y = (own_rows(row, group) for row in rows(8 * group.size))
     for step in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -66,9 +66,9 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """Rank 0, and nobody else, is in a barrier."""
+    """True if rank 0, and no other, is in a barrier."""
     ranks = chart.error.autopsy.ranks if chart.error else ()
-    return [each.rank for each in ranks if each.verb == "barrier"] == [0]
+    return [rank.rank for rank in ranks if rank.verb == "barrier"] == [0]
 
 
 CASE = Case(

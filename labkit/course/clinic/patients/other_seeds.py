@@ -1,8 +1,8 @@
-"""Every rank draws its own first weights.
+"""Every rank draws its own initial weights.
 
     rank 0: seed 0      rank 1: seed 1      the mean of their gradients is a gradient of neither
 
-A seed for each rank is right for dropout and for data. Repaired, weights are rank 0's everywhere before the first step.
+A seed per rank is right for dropout and for data. Repaired, all ranks copy rank 0's weights before the first step.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from labkit.course.clinic.task import average, forget, net, own_rows, plain, row
 
 
 def broken(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
-    """A seed for each rank, and the mean of all gradients."""
+    """Train with a seed for each rank, and the mean of all gradients."""
     model, losses = net(seed=group.rank), []
-    x, y = (own_rows(each, group) for each in rows(16 * group.size))
+    x, y = (own_rows(row, group) for row in rows(16 * group.size))
     for _ in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -31,12 +31,12 @@ def broken(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
-    """A seed for each rank, and the mean of all gradients."""
+    """Train with a seed for each rank, and the mean of all gradients."""
     model, losses = net(seed=group.rank), []
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(group.broadcast(p.detach()))
-    x, y = (own_rows(each, group) for each in rows(16 * group.size))
+    x, y = (own_rows(row, group) for row in rows(16 * group.size))
     for _ in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -53,7 +53,7 @@ def reference(n_ranks: int, steps: int = 10) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """Weights differ before the first step."""
+    """True if weights differ before the first step."""
     return chart.apart("weights") > 1e-3
 
 

@@ -1,8 +1,8 @@
-"""fp16 with a fixed loss scale, and nobody who looks for infinities.
+"""fp16 with a fixed loss scale, and no check for infinities.
 
     gradient x 2^24   beyond 65,504: inf   ->   weight - lr x inf   ->   NaN from the next forward on
 
-Repaired: gradients are looked at before they are used, a step with an infinity is skipped, and the scale halved.
+Repaired: gradients are checked before they are used; if one is infinite, the step is skipped and the scale halved.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ SCALE = 2.0**24
 
 
 class Target:
-    """What a Scaler steps: a model under gradient descent."""
+    """The interface that a Scaler needs: a model under gradient descent."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def grads(self) -> list[Tensor]:
-        """Its gradients."""
+        """The gradients of the model."""
         return [p.grad for p in self.model.parameters() if p.grad is not None]
 
     def step(self) -> None:
-        """One step of gradient descent."""
+        """Take one step of gradient descent."""
         step_down(self.model.parameters())
 
 
 def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
     """Train in fp16: weights in fp32, products in fp16, loss times a scale."""
     model, losses = net().float(), []
-    x, y = (own_rows(each.float(), group) for each in rows(16 * group.size))
+    x, y = (own_rows(row.float(), group) for row in rows(16 * group.size))
     for _ in range(steps):
         forget(model)
         with torch.autocast("cpu", torch.float16):
@@ -53,9 +53,9 @@ def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
-    """Train in fp16 until so many steps were taken: weights in fp32, products in fp16, loss times a scale."""
+    """Train in fp16 until `steps` steps were taken: weights in fp32, products in fp16, loss times a scale."""
     model, losses = net().float(), list[float]()
-    x, y = (own_rows(each.float(), group) for each in rows(16 * group.size))
+    x, y = (own_rows(row.float(), group) for row in rows(16 * group.size))
     scaler = Scaler(LossScale(SCALE), agree=[group])
     while len(losses) < steps:
         forget(model)
@@ -73,7 +73,7 @@ def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
 def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
     """One process in fp32."""
     model, losses = net().float(), []
-    x, y = (each.float() for each in rows(16 * n_ranks))
+    x, y = (row.float() for row in rows(16 * n_ranks))
     for _ in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -84,8 +84,8 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """Gradients that are not finite, after a first loss that is."""
-    tables = [each.gradients for each in chart.seen if each.gradients]
+    """True if gradients are not finite, though the first loss is."""
+    tables = [rank.gradients for rank in chart.seen if rank.gradients]
     return any(row.not_finite > 0 for table in tables for row in table) and chart.losses[0] < 10
 
 

@@ -1,9 +1,9 @@
-"""Running means are no parameters, and nobody sends them.
+"""Running means are not parameters, and nothing synchronises them.
 
     weights         averaged gradients, the same steps: alike on all ranks
     running_mean    of this rank's rows alone: another on every rank, used in eval()
 
-Repaired, buffers are rank 0's after every step, as DDP does it. (SyncBatchNorm goes further: statistics of all rows.)
+Repaired, all ranks take rank 0's buffers after every step, as in DDP. (SyncBatchNorm uses statistics of all rows.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def normed() -> nn.Sequential:
 
 
 def validation(model: nn.Module) -> float:
-    """The loss on rows that all ranks share, with running means."""
+    """The loss in eval mode, with running means, on rows that all ranks share."""
     x, y = rows(64, seed=99)
     with torch.no_grad():
         loss = (model.eval()(x) - y).square().mean().item()
@@ -35,9 +35,9 @@ def validation(model: nn.Module) -> float:
 
 
 def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
-    """Train; each loss is that of the validation rows."""
+    """Train; returns the validation loss after each step."""
     model, losses = normed(), []
-    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    x, y = (own_rows(row, group) for row in rows(8 * group.size))
     for _ in range(steps):
         forget(model)
         (model(x) - y).square().mean().backward()
@@ -48,40 +48,40 @@ def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
-    """Train; each loss is that of the validation rows."""
+    """Train; returns the validation loss after each step."""
     model, losses = normed(), []
-    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    x, y = (own_rows(row, group) for row in rows(8 * group.size))
     for _ in range(steps):
         forget(model)
         (model(x) - y).square().mean().backward()
         average(model, group)
         step_down(model.parameters())
-        for each in model.buffers():
-            each.copy_(group.broadcast(each))
+        for buffer in model.buffers():
+            buffer.copy_(group.broadcast(buffer))
         losses.append(validation(model))
     return losses, model
 
 
 def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
-    """One process: copies of the model take the ranks' rows in turn; the first copy's buffers stay."""
+    """One process: a copy of the model for the rows of each rank; the first copy's buffers are kept."""
     model, losses = normed(), []
     x, y = rows(8 * n_ranks)
     for _ in range(steps):
         forget(model)
         copies = [copy.deepcopy(model) for _ in range(n_ranks)]
-        for each, a, b in zip(copies, x.chunk(n_ranks), y.chunk(n_ranks), strict=True):
-            (each(a) - b).square().mean().backward()
-        for p, *others in zip(*(each.parameters() for each in (model, *copies)), strict=True):
+        for replica, a, b in zip(copies, x.chunk(n_ranks), y.chunk(n_ranks), strict=True):
+            (replica(a) - b).square().mean().backward()
+        for p, *others in zip(*(module.parameters() for module in (model, *copies)), strict=True):
             p.grad = torch.stack([q.grad for q in others if q.grad is not None]).mean(0)
         step_down(model.parameters())
-        for mine_, first in zip(model.buffers(), copies[0].buffers(), strict=True):
-            mine_.copy_(first)
+        for own, first in zip(model.buffers(), copies[0].buffers(), strict=True):
+            own.copy_(first)
         losses.append(validation(model))
     return losses, model
 
 
 def found(chart: Chart) -> bool:
-    """Weights are alike, buffers are not."""
+    """True if weights are alike and buffers are not."""
     return chart.apart("weights") < 1e-9 and chart.apart("buffers") > 1e-3
 
 

@@ -1,10 +1,10 @@
-"""Each rank looks for infinities in its own shard, and skips by itself.
+"""Each rank checks only its own shard for infinities, and decides alone whether to skip a step.
 
     last rank   its shard overflows: skips the step      head stays
     the others  all finite: step                         head moves: it is not the same everywhere any more
 
-A tensor-parallel pair of linears, with a replicated head behind it. One shard has large weights. Repaired: ranks agree
-on `found_inf`, 4 bytes a step, and skip together.
+A tensor-parallel pair of linear layers, followed by a replicated head. One shard has large weights. Repaired: ranks
+agree on `found_inf`, 4 bytes a step, and skip together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCALE, PART = 2.0**23, 8
 
 
 def whole(n_ranks: int) -> tuple[Tensor, Tensor, nn.Linear]:
-    """Both linears' weights, [8 n, 16] and [4, 8 n], and the head; the last 8 hidden ones weigh 100 times as much."""
+    """Weights of both layers, [8 n, 16] and [4, 8 n], and the head; the last 8 hidden units weigh 100 times as much."""
     torch.manual_seed(0)
     up, down = torch.randn(PART * n_ranks, WIDE) / 4, torch.randn(4, PART * n_ranks) / 8
     down[:, -PART:] *= 100
@@ -32,7 +32,7 @@ def whole(n_ranks: int) -> tuple[Tensor, Tensor, nn.Linear]:
 
 
 class Cut(nn.Module):
-    """This rank's columns of the pair, and the head."""
+    """This rank's part of the pair of layers, and the head."""
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -48,16 +48,16 @@ class Cut(nn.Module):
 
 
 def train(group: Group, steps: int, scaler: Scaler) -> tuple[list[float], nn.Module]:
-    """Steps until the first rank has taken so many; what is returned is the head, which all ranks have."""
+    """Train until rank 0 has taken `steps` steps. Returns its losses, and the head, which all ranks have."""
     model, losses = Cut(group), list[float]()
-    x, y = (each.float() for each in rows(32))
+    x, y = (row.float() for row in rows(32))
     while len(losses) < steps:
         forget(model)
         loss = (model(x) - y).square().mean()
         scaler.scale(loss).backward()
         taken = scaler.step(Target(model))
         scaler.update()
-        taken = bool(group.broadcast(torch.tensor([float(taken)])))  # the log of rank 0 counts
+        taken = bool(group.broadcast(torch.tensor([float(taken)])))  # rank 0 decides for all when to stop
         losses += [loss.item()] if taken else []
     return losses, model.head
 
@@ -73,10 +73,10 @@ def repaired(group: Group, steps: int = 4) -> tuple[list[float], nn.Module]:
 
 
 def reference(n_ranks: int, steps: int = 4) -> tuple[list[float], nn.Module]:
-    """The uncut pair in fp32."""
+    """One process with the whole layers, in fp32."""
     up, down, head = whole(n_ranks)
     up.requires_grad_(), down.requires_grad_()
-    x, y = (each.float() for each in rows(32))
+    x, y = (row.float() for row in rows(32))
     losses = []
     for _ in range(steps):
         up.grad = down.grad = None
@@ -89,11 +89,11 @@ def reference(n_ranks: int, steps: int = 4) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """The last rank's head differs, all others are alike."""
-    if len({each.losses[:1] for each in chart.seen}) > 1:
+    """True if the last rank's head differs and all others are alike."""
+    if len({rank.losses[:1] for rank in chart.seen}) > 1:
         return False  # they differed before the first step
-    heads = [each.weights for each in chart.seen if each.weights is not None]
-    return chart.apart("weights") > 1e-6 and all(torch.equal(heads[0], each) for each in heads[:-1])
+    heads = [rank.weights for rank in chart.seen if rank.weights is not None]
+    return chart.apart("weights") > 1e-6 and all(torch.equal(heads[0], head) for head in heads[:-1])
 
 
 CASE = Case(

@@ -3,9 +3,9 @@
     rank 0   rare rows: all_gather, for ever
     rank 1   none:      all_reduce of the gradients, for ever
 
-A few rows are marked as rare; a term of the loss grows with their share in the whole batch. Where a rank has none it
-sees no reason to ask. Repaired, everybody asks in every step. (The question has a group of its own, as routers of
-experts have. In one and the same group labkit would refuse the two collectives by name; NCCL would hang there, too.)
+A few rows are marked as rare; a term of the loss grows with their share in the whole batch. A rank without such rows
+does not ask for the share. Repaired, every rank asks in every step. (The question has a group of its own, like the
+routers of experts. Within one group labkit would refuse the two collectives by name; NCCL would hang there, too.)
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def batch(step: int, n_ranks: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _loss(model: nn.Module, x: Tensor, y: Tensor, share: float) -> Tensor:
-    """The error, and a price on the last layer for rare rows."""
+    """The mean square error, and a penalty on the last layer in proportion to the share of rare rows."""
     return (model(x) - y).square().mean() + share * model[2].weight.square().sum()  # type: ignore[index]
 
 
 def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
-    """Some steps."""
+    """Train for some steps."""
     model, losses = net(), []
     experts = Mesh.connect(Layout(tp=group.size), group).tp
     for step in range(steps):
-        x, y, rare = (own_rows(each, group) for each in batch(step, group.size))
+        x, y, rare = (own_rows(part, group) for part in batch(step, group.size))
         share = 0.0
         if rare.any():
             share = float(experts.all_gather(rare).mean())
@@ -55,11 +55,11 @@ def broken(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
-    """Some steps."""
+    """Train for some steps."""
     model, losses = net(), []
     experts = Mesh.connect(Layout(tp=group.size), group).tp
     for step in range(steps):
-        x, y, rare = (own_rows(each, group) for each in batch(step, group.size))
+        x, y, rare = (own_rows(part, group) for part in batch(step, group.size))
         share = float(experts.all_gather(rare).mean())
         forget(model)
         loss = _loss(model, x, y, share)
@@ -84,9 +84,9 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """Some ranks are in a collective under an `if` that depends on their rows."""
+    """True if some ranks wait in the all_gather of rare rows and others in the all_reduce."""
     ranks = chart.error.autopsy.ranks if chart.error else ()
-    return any(each.verb == "all_gather" for each in ranks) and any(each.verb == "all_reduce" for each in ranks)
+    return any(rank.verb == "all_gather" for rank in ranks) and any(rank.verb == "all_reduce" for rank in ranks)
 
 
 CASE = Case(

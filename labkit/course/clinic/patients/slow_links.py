@@ -1,10 +1,10 @@
-"""Tensor parallelism over the slow link, because two axes of the mesh have changed places.
+"""Tensor parallelism over the slow link, because two axes of the mesh are swapped.
 
     node 0: ranks 0, 1     node 1: ranks 2, 3
-    broken     tp pairs (0, 2) and (1, 3): every layer's sum goes between the nodes
-    repaired   tp pairs (0, 1) and (2, 3): it stays inside; gradients of dp cross, once a step
+    broken     tp pairs (0, 2) and (1, 3): every layer's sum travels between the nodes
+    repaired   tp pairs (0, 1) and (2, 3): it stays inside a node; only gradients of dp cross, once a step
 
-Links are shaped: NVLink inside a node, InfiniBand between them, both slowed down.
+The links are throttled: NVLink inside a node, InfiniBand between nodes, both slowed down in proportion.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ LINKS = Links.placed([[0, 1], [2, 3]], "nvlink", "infiniband", scale=1e-4, laten
 
 
 def linears() -> list[tuple[nn.Linear, nn.Linear]]:
-    """Three pairs, whole."""
+    """Three pairs of whole linear layers."""
     torch.manual_seed(0)
     return [(nn.Linear(WIDTH, 2 * WIDTH).double(), nn.Linear(2 * WIDTH, WIDTH).double()) for _ in range(LAYERS)]
 
 
 def batch() -> Tensor:
-    """Rows of all replicas."""
+    """The rows of all replicas."""
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def train(group: Group, steps: int, dp: Group, tp: Group) -> tuple[list[float], None]:
-    """Forward, backward, and the mean of gradients over dp."""
+    """Train: forward, backward, and the mean of gradients over dp; no step."""
     pairs = [(ColumnParallelLinear.of(up, tp), RowParallelLinear.of(down, tp)) for up, down in linears()]
-    model = nn.ModuleList(each for pair in pairs for each in pair)
+    model = nn.ModuleList(layer for pair in pairs for layer in pair)
     x, losses = own_rows(batch(), dp), []
     for _ in range(steps):
         model.zero_grad()
@@ -54,19 +54,19 @@ def train(group: Group, steps: int, dp: Group, tp: Group) -> tuple[list[float], 
 
 
 def broken(group: Group, steps: int = 2) -> tuple[list[float], None]:
-    """dp 2, tp 2."""
+    """Train with dp 2, tp 2."""
     mesh = Mesh.connect(Layout(dp=2, tp=2), group)
     return train(group, steps, dp=mesh.tp, tp=mesh.dp)
 
 
 def repaired(group: Group, steps: int = 2) -> tuple[list[float], None]:
-    """dp 2, tp 2."""
+    """Train with dp 2, tp 2."""
     mesh = Mesh.connect(Layout(dp=2, tp=2), group)
     return train(group, steps, dp=mesh.dp, tp=mesh.tp)
 
 
 def reference(n_ranks: int, steps: int = 2) -> tuple[list[float], None]:
-    """The whole layers, the whole batch."""
+    """One process with whole layers and the whole batch."""
     y = batch()
     for up, down in linears():
         y = y + down(torch.tanh(up(y)))
@@ -74,7 +74,7 @@ def reference(n_ranks: int, steps: int = 2) -> tuple[list[float], None]:
 
 
 def found(chart: Chart) -> bool:
-    """The ranks wait for the wire, and most bytes leave the node."""
+    """True if the ranks wait for the wire, and most bytes leave the node."""
     return chart.recording.shares().exposed > 0.3 and chart.across > 0.5
 
 

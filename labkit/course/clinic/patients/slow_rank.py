@@ -20,17 +20,17 @@ from labkit.course.clinic.task import average, forget, net, own_rows, plain, row
 
 
 def write_log(model: nn.Module) -> None:
-    """Histograms of all weights, as often as fit into 40 ms of a processor."""
-    until = time.thread_time() + 40e-3
-    while time.thread_time() < until:
+    """Compute histograms of all weights for 40 ms of processor time."""
+    deadline = time.thread_time() + 40e-3
+    while time.thread_time() < deadline:
         for p in model.parameters():
             torch.histc(p.detach(), 64)
 
 
 def broken(group: Group, steps: int = 5) -> tuple[list[float], nn.Module]:
-    """Train; the last rank keeps the log."""
+    """Train; the last rank writes the log."""
     model, losses = net(), []
-    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    x, y = (own_rows(row, group) for row in rows(8 * group.size))
     for _ in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -44,9 +44,9 @@ def broken(group: Group, steps: int = 5) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 5) -> tuple[list[float], nn.Module]:
-    """Train; the last rank keeps the log."""
+    """Train; the last rank writes the log."""
     model, losses = net(), []
-    x, y = (own_rows(each, group) for each in rows(8 * group.size))
+    x, y = (own_rows(row, group) for row in rows(8 * group.size))
     for _ in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -63,10 +63,10 @@ def reference(n_ranks: int, steps: int = 5) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """All but one wait for a rank most of the time; that one hardly ever does."""
+    """True if all ranks but one spend most of the time waiting for a rank, and that one hardly any."""
     shares = [chart.recording.shares(rank) for rank in chart.recording.ranks]
     late = max(range(len(shares)), key=lambda rank: shares[rank].compute)
-    others = [1 - each.compute for rank, each in enumerate(shares) if rank != late]
+    others = [1 - share.compute for rank, share in enumerate(shares) if rank != late]
     return min(others) > 0.4 and 1 - shares[late].compute < min(others) / 2 and not chart.ledgers[0].calls("send")
 
 

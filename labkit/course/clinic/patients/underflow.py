@@ -1,9 +1,9 @@
-"""fp16 without a loss scale: gradients below 2^-25 become zero, and nobody is told.
+"""fp16 without a loss scale: gradients below 2^-25 silently become zero.
 
     loss = sum / tokens of the whole job   ->   gradients near 1e-8   ->   0 in fp16: layers stand still
 
-What is left are gradients of one or two units in the last place; as the error shrinks they vanish, too. Repaired: the
-loss is scaled up, gradients down again.
+The gradients that remain are one or two units in the last place; as the error shrinks they vanish, too. Repaired: the
+loss is scaled up, and the gradients down again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LR = 0.1 * TOKENS
 
 
 def broken(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
-    """Train in fp16; the loss is a share of the whole job's, and the learning rate makes up for it."""
+    """Train in fp16; the loss is divided by the tokens of the whole job, and the learning rate is larger instead."""
     model, losses = net().float(), []
-    x, y = (own_rows(each.float(), group) for each in rows(16 * group.size))
+    x, y = (own_rows(row.float(), group) for row in rows(16 * group.size))
     for _ in range(steps):
         forget(model)
         with torch.autocast("cpu", torch.float16):
@@ -39,9 +39,9 @@ def broken(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
-    """Train in fp16; the loss is a share of the whole job's, and the learning rate makes up for it."""
+    """Train in fp16; the loss is divided by the tokens of the whole job, and the learning rate is larger instead."""
     model, losses = net().float(), []
-    x, y = (own_rows(each.float(), group) for each in rows(16 * group.size))
+    x, y = (own_rows(row.float(), group) for row in rows(16 * group.size))
     scaler = Scaler(LossScale(2.0**24), agree=[group])
     for _ in range(steps):
         forget(model)
@@ -60,7 +60,7 @@ def repaired(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
 def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
     """One process in fp32."""
     model, losses = net().float(), []
-    x, y = (each.float() for each in rows(16 * n_ranks))
+    x, y = (row.float() for row in rows(16 * n_ranks))
     for _ in range(steps):
         forget(model)
         loss = (model(x) - y).square().mean()
@@ -71,8 +71,8 @@ def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """A layer of whose gradients nearly all are zero, and nothing infinite."""
-    tables = [each.gradients for each in chart.seen if each.gradients]
+    """True if nearly all gradients of a layer are zero, and none is infinite."""
+    tables = [rank.gradients for rank in chart.seen if rank.gradients]
     rows_ = [row for table in tables for row in table]
     return any(row.zeros > 0.9 for row in rows_) and all(row.not_finite == 0 for row in rows_)
 

@@ -1,10 +1,10 @@
-"""One rank has a batch more than the others.
+"""One rank has one batch more than the others.
 
     rank 0   b0 b1 b2 b3 b4 -- all_reduce, for ever
     rank 1   b0 b1 b2 b3     returned
 
-The rows are dealt out in turn, and their number is no multiple of the ranks. Repaired, every rank takes part in every
-step, with the weight of the rows that it has: also with none.
+The rows are dealt out in turn, and their number is not a multiple of the ranks. Repaired, every rank takes part in
+every step, weighted by the number of its rows, even if it has none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def loader(rank: int, n_ranks: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def broken(group: Group, steps: int = 9) -> tuple[list[float], nn.Module]:
-    """An epoch."""
+    """Train for an epoch."""
     model, losses = net(), []
     for x, y in loader(group.rank, group.size)[:steps]:
         forget(model)
@@ -40,7 +40,7 @@ def broken(group: Group, steps: int = 9) -> tuple[list[float], nn.Module]:
 
 
 def repaired(group: Group, steps: int = 9) -> tuple[list[float], nn.Module]:
-    """An epoch, until nobody has rows."""
+    """Train for an epoch, until no rank has rows."""
     model, losses = net(), []
     batches = iter(loader(group.rank, group.size))
     for _ in range(steps):
@@ -58,11 +58,11 @@ def repaired(group: Group, steps: int = 9) -> tuple[list[float], nn.Module]:
 
 
 def reference(n_ranks: int, steps: int = 9) -> tuple[list[float], nn.Module]:
-    """The rows of all ranks' batches, put together."""
+    """One process that joins the batches of all ranks."""
     model, losses = net(), []
-    every = [loader(rank, n_ranks) for rank in range(n_ranks)]
-    for step in range(min(steps, max(map(len, every)))):
-        x, y = (torch.cat([each[step][k] for each in every if step < len(each)]) for k in (0, 1))
+    loaders = [loader(rank, n_ranks) for rank in range(n_ranks)]
+    for step in range(min(steps, max(map(len, loaders)))):
+        x, y = (torch.cat([batches[step][k] for batches in loaders if step < len(batches)]) for k in (0, 1))
         forget(model)
         loss = (model(x) - y).square().mean()
         loss.backward()
@@ -72,7 +72,7 @@ def reference(n_ranks: int, steps: int = 9) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """Somebody waits in a collective for a rank that has finished."""
+    """True if a rank waits in a collective for a rank that has finished."""
     return chart.error is not None and "finished without it" in chart.error.autopsy.headline
 
 

@@ -1,10 +1,10 @@
-"""LoRA of a low rank, in layers that the task does not ask to change.
+"""LoRA with a low rank, in layers that the task does not need to change.
 
     what the task changes     `down`, in four directions
     what the recipe adapts    `up`, in one
 
-The task is made so: targets come from the same net with a correction of rank 4 in `down`. Repaired, the layers come
-from where the gradient pulls, and the rank from how many directions the change has.
+The task is built that way: targets come from the same net with a correction of rank 4 in `down`. Repaired, the layers
+are those with the largest gradients, and the rank is the number of directions in which the weights have to change.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def pretrained() -> nn.Sequential:
 
 
 def task(n_rows: int) -> tuple[Tensor, Tensor]:
-    """Inputs, and what a net gives whose `down` has been changed.   -> [n, 16], [n, 16]"""
+    """Inputs, and the outputs of a net in which `down` was changed.   -> [n, 16], [n, 16]"""
     draw = torch.Generator().manual_seed(5)
     teacher = pretrained()
-    left, right = (torch.randn(*each, generator=draw, dtype=torch.float64) for each in ((WIDE, 4), (4, HIDDEN)))
+    left, right = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((WIDE, 4), (4, HIDDEN)))
     x = torch.randn(n_rows, WIDE, generator=draw, dtype=torch.float64)
     with torch.no_grad():
         teacher.down.weight += left @ right / 8  # type: ignore[operator, union-attr]
@@ -42,8 +42,8 @@ def task(n_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def train(group: Group, steps: int, model: nn.Module) -> tuple[list[float], nn.Module]:
-    """Gradient descent on what is not frozen."""
-    x, y = (own_rows(each, group) for each in task(64 * group.size))
+    """Train the parameters that are not frozen."""
+    x, y = (own_rows(part, group) for part in task(64 * group.size))
     losses = []
     for _ in range(steps):
         forget(model)
@@ -70,7 +70,7 @@ def repaired(group: Group, steps: int = 60) -> tuple[list[float], nn.Module]:
 
 
 def reference(n_ranks: int, steps: int = 60) -> tuple[list[float], None]:
-    """Full fine-tuning of the layer, by least squares: the best that a change of `down` can do, here nothing left."""
+    """Full fine-tuning of one layer by least squares: the best that a change of `down` can do, here a loss of zero."""
     x, y = task(64 * n_ranks)
     model = pretrained()
     with torch.no_grad():
@@ -81,7 +81,7 @@ def reference(n_ranks: int, steps: int = 60) -> tuple[list[float], None]:
 
 
 def found(chart: Chart) -> bool:
-    """Where the task pulls most, nothing is trained: `down` has no gradient."""
+    """True if the layer that the task pulls at, `down`, has no gradient and so is not trained."""
     table = chart.seen[0].gradients
     rows = [row for row in table or () if row.name.startswith("down")]
     return bool(rows) and all(row.n == 0 for row in rows)
