@@ -145,7 +145,7 @@ def _torch(hello: Hello) -> Iterator[Finding]:
     if hello.gpus:
         with BareCluster(
             1, device="cpu", quiet=True
-        ) as cluster:  # a rank may initialise CUDA, but this process must not
+        ) as cluster:  # a rank may initialise CUDA; this process must not
             sizes, nccl = cluster.run(_ask_gpus)[0].value
         for index, (name, size) in enumerate(zip(hello.gpus, sizes, strict=True)):
             yield Finding(f"GPU {index}", round(size / GIB, 1), "GiB", name)
