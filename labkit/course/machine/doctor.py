@@ -143,9 +143,7 @@ def _torch(hello: Hello) -> Iterator[Finding]:
     yield Finding("torch", hello.torch, "", "imported once, by the process that starts all ranks")
     yield Finding("GPUs", len(hello.gpus), "", "" if hello.gpus else "torch finds none here: ranks run on the CPU")
     if hello.gpus:
-        with BareCluster(
-            1, device="cpu", quiet=True
-        ) as cluster:  # a rank may initialise CUDA; this process must not
+        with BareCluster(1, device="cpu", quiet=True) as cluster:  # a rank may initialise CUDA; this process must not
             sizes, nccl = cluster.run(_ask_gpus)[0].value
         for index, (name, size) in enumerate(zip(hello.gpus, sizes, strict=True)):
             yield Finding(f"GPU {index}", round(size / GIB, 1), "GiB", name)

@@ -1,6 +1,6 @@
 """The words of the course: one page of them, and a link from the first use of each in every lab.
 
-    notebooks/GLOSSARY.md                            all terms, made from glossary.toml
+    notebooks/GLOSSARY.md                            the table of symbols and all terms, made from glossary.toml
     [all-reduce](GLOSSARY.md#all-reduce "A ...")     in a lab: the first sentence hovers, a click opens the page
 
 `make notebooks` writes both, and a test compares the files with what would be written.
@@ -22,6 +22,12 @@ PAGE = "GLOSSARY.md"
 OPENING = (
     "# The words of the course\n\n"
     "Each lab links the first use of a word to this page; rest the pointer on a link to read its first sentence.\n"
+)
+SYMBOLS = (
+    "## Symbols\n\n"
+    "These letters have one meaning in all labs, cards and exercises. Any other letter is explained where it is used, "
+    "and so is the rare case in which a lab needs one of these for something else.\n\n"
+    "| symbol | meaning |\n|---|---|\n"
 )
 LINK = re.compile(rf'\[([^\]]*)\]\({re.escape(PAGE)}#[^ )]+ "[^"]*"\)')
 APART = re.compile(
@@ -68,7 +74,7 @@ def terms() -> tuple[Term, ...]:
     """All terms, in alphabetical order. ValueError for one without a whole sentence, or with a double quote."""
     read = []
     for name, row in _file().items():
-        if name == "everyday":
+        if name in ("everyday", "symbols"):
             continue
         if not row.get("meaning", "").endswith((".", "?")) or '"' in row["meaning"]:
             raise ValueError(f"{name!r} in glossary.toml needs a meaning in whole sentences, without double quotes")
@@ -76,10 +82,22 @@ def terms() -> tuple[Term, ...]:
     return tuple(sorted(read, key=lambda term: term.name.lower()))
 
 
+@cache
+def symbols() -> dict[str, str]:
+    """Letter -> its meaning, with its unit, in the order of the table. ValueError for a meaning that breaks a row."""
+    meanings = _file()["symbols"]
+    for letter, meaning in meanings.items():
+        if not meaning or "|" in meaning or "\n" in meaning:
+            raise ValueError(f"symbol {letter!r} in glossary.toml needs a meaning on one line, without |")
+    return dict(meanings)
+
+
 def page(files: Mapping[str, str]) -> str:
-    """The page of all terms. `files` maps labs to files, "03" -> "03_collectives.ipynb"; no other lab is linked."""
+    """The page: the symbols as a table, then all terms. `files`: lab to file, "03" -> "03_collectives.ipynb"; no other
+    lab is linked."""
+    table = SYMBOLS + "".join(f"| {letter} | {meaning} |\n" for letter, meaning in symbols().items())
     entries = (f"## {term.name}\n\n{term.meaning} {_lab(term.lab, files)}\n" for term in terms())
-    return "\n".join((OPENING, *entries))
+    return "\n".join((OPENING, table, *entries))
 
 
 def _lab(number: str, files: Mapping[str, str]) -> str:

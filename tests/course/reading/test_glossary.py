@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from labkit.course.reading.glossary import LINK, PAGE, linked, page, plain, terms
+from labkit.course.reading.glossary import LINK, PAGE, linked, page, plain, symbols, terms
 from tests.cases import cases
 
 NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
@@ -33,10 +33,20 @@ def test_a_lab_links_the_first_use_of_each_term(lab):
 def test_every_term_is_used_and_every_link_has_its_place():
     """Would catch a term that no lab uses, and a link that leads nowhere."""
     places = {place for lab in LABS for text in prose(lab) for place in re.findall(rf"{PAGE}#([^ )]+)", text)}
-    assert places == {term.anchor for term in terms()}
+    assert places == {"Symbols", *(term.anchor for term in terms())}
     assert all(
         f"\n## {place.replace('-', ' ')}\n" in (NOTEBOOKS / PAGE).read_text().replace("-", " ") for place in places
     )
+
+
+def test_the_symbols_stand_in_a_table_at_the_top_of_the_page():
+    """Would catch a symbol that is lost, a row that is broken, and a table that comes after the words."""
+    text = page({})
+    head, table = text[: text.index(f"\n## {terms()[0].name}\n")].split("\n## Symbols\n")
+    assert head.startswith("# The words of the course")
+    rows = [row for row in table.splitlines() if row.startswith("| ")][1:]
+    assert rows == [f"| {letter} | {meaning} |" for letter, meaning in symbols().items()]
+    assert {"n", "N", "S"} <= set(symbols())
 
 
 def test_only_the_first_use_in_prose_is_linked():

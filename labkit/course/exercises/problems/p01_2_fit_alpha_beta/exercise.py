@@ -16,14 +16,14 @@ from labkit.course.judge.case import Case
 
 
 def fit_alpha_beta(samples: list[tuple[int, float]]) -> tuple[float, float]:
-    """The line t(b) = alpha + b beta through measured messages: (seconds, seconds a byte).
+    """The line t(S) = alpha + S beta through measured messages: (seconds, seconds a byte).
 
     `samples` are (bytes, seconds), several of each size, in any order; some took far too long since somebody else had
     the machine. Two or more sizes are there.
 
-    First put the median in place of the times of a size: one point (b, t) for each size (for an even number of times
+    First put the median in place of the times of a size: one point (S, t) for each size (for an even number of times
     the mean of the two in the middle). Then choose the line that makes the sum over the points of
-    ((alpha + b beta - t) / t)^2 smallest: *relative* errors, so that 64 bytes count as much as 4 MiB."""
+    ((alpha + S beta - t) / t)^2 smallest: *relative* errors, so that 64 bytes count as much as 4 MiB."""
     sizes = sorted({size for size, _ in samples})
     points = [(b, statistics.median(t for size, t in samples if size == b)) for b in sizes]
     s1 = sum(1 / t**2 for _, t in points)

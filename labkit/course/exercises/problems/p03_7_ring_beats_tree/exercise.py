@@ -17,8 +17,8 @@ from labkit.plan.collectives import Line, seconds
 def ring_beats_tree_from(n_ranks: int, alpha_s: float, beta_s_per_byte: float) -> float:
     """The smallest size in bytes, no matter whether a whole number, at which a ring takes no longer than a tree.
 
-    A message of b bytes takes alpha_s + b * beta_s_per_byte seconds. For N bytes an all-reduce sends one after the
-    other: a ring 2 (n - 1) messages of N/n bytes, a tree 2 ceil(log2 n) messages of N bytes. The answer is 0.0 where
+    A message of S bytes takes alpha_s + S * beta_s_per_byte seconds. For S bytes an all-reduce sends one after the
+    other: a ring 2 (n - 1) messages of S/n bytes, a tree 2 ceil(log2 n) messages of S bytes. The answer is 0.0 where
     the ring takes no longer at any size, and math.inf where it always takes longer. Neither number is below zero."""
     depth = math.ceil(math.log2(n_ranks))
     latency = (n_ranks - 1 - depth) * alpha_s

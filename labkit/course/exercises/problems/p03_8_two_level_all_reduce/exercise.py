@@ -23,7 +23,7 @@ def two_level_all_reduce(x: Tensor, inside: Group, across: Group) -> Tensor:
 
     There are m nodes of k ranks. `inside` holds the k ranks of this rank's node; `across` holds m ranks, one of each
     node, that have this rank's number in theirs. The wire between nodes is slow: over `across` each rank sends at most
-    2 (m-1)/m N/k bytes, over `inside` at most 2 (k-1)/k N, where N is the bytes of x."""
+    2 (m-1)/m S/k bytes, over `inside` at most 2 (k-1)/k S, where S is the bytes of x."""
     part = inside.reduce_scatter(x)
     part = across.all_reduce(part)
     return inside.all_gather(part)
