@@ -1,15 +1,15 @@
-"""Model state under ZeRO: what one of K ranks holds of N parameters, stage by stage, and what it sends in a step.
+"""Model state under ZeRO: what one of n ranks holds of N parameters, stage by stage, and what it sends in a step.
 
     bytes of a parameter      weight    gradient    optimizer
     fp32, AdamW               4         4           8 = momentum 4 + variance 4                  16
     mixed, AdamW              2         2           12 = fp32 master 4 + momentum 4 + variance 4 16
 
     stage 0, DDP       whole     whole     whole       fp32 16 N             mixed 16 N
-    stage 1, ZeRO-1    whole     whole     1/K         fp32  8 N +  8 N/K    mixed  4 N + 12 N/K
-    stage 2, ZeRO-2    whole     1/K       1/K         fp32  4 N + 12 N/K    mixed  2 N + 14 N/K
-    stage 3, ZeRO-3    1/K       1/K       1/K         fp32 16 N/K           mixed 16 N/K
+    stage 1, ZeRO-1    whole     whole     1/n         fp32  8 N +  8 N/n    mixed  4 N + 12 N/n
+    stage 2, ZeRO-2    whole     1/n       1/n         fp32  4 N + 12 N/n    mixed  2 N + 14 N/n
+    stage 3, ZeRO-3    1/n       1/n       1/n         fp32 16 N/n           mixed 16 N/n
 
-A master copy is read by the optimizer alone, so it is sharded with the rest of its state: the "8 N + 8 N/K" of some
+A master copy is read by the optimizer alone, so it is sharded with the rest of its state: the "8 N + 8 N/n" of some
 cards is the law of fp32 training, or of mixed training whose masters are whole on each rank.
 
 Pure arithmetic of model state: activations, buckets and units on their way come on top (`predict_memory` has them).
@@ -36,7 +36,7 @@ MOST_RANKS = 10**6
 
 @dataclass(frozen=True)
 class ModelState:
-    """N parameters on K data-parallel ranks. ValueError for what cannot be: no parameters, no ranks, unknown names."""
+    """N parameters on n data-parallel ranks. ValueError for what cannot be: no parameters, no ranks, unknown names."""
 
     n_params: float
     n_ranks: int
@@ -46,7 +46,7 @@ class ModelState:
     def __post_init__(self) -> None:
         whole = isinstance(self.n_ranks, int) and not isinstance(self.n_ranks, bool)
         if not whole or not 1 <= self.n_ranks <= MOST_RANKS:
-            raise ValueError(f"K is a whole number of ranks, 1 to {MOST_RANKS:,}; got {self.n_ranks!r}")
+            raise ValueError(f"n is a whole number of ranks, 1 to {MOST_RANKS:,}; got {self.n_ranks!r}")
         if not 1 <= self.n_params < 1e15:
             raise ValueError(f"a model has 1 to 10^15 parameters, got {self.n_params!r}")
         for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
@@ -68,21 +68,21 @@ class ModelState:
     def held(self, stage: int) -> Breakdown:
         """Bytes that each rank holds, by kind, with their formulas."""
         return Breakdown(
-            Item(kind, width * self.n_params / (self.n_ranks if cut else 1), "B", f"{width} N{'/K' * cut}", SOURCE)
+            Item(kind, width * self.n_params / (self.n_ranks if cut else 1), "B", f"{width} N{'/n' * cut}", SOURCE)
             for kind, width, cut in zip(KINDS[:3], self.widths, self.cut(stage), strict=True)
         )
 
     def law(self, stage: int) -> str:
-        """The sum in N and K: `4 N + 12 N/K`."""
+        """The sum in N and n: `4 N + 12 N/n`."""
         parts = {cut: sum(w for w, c in zip(self.widths, self.cut(stage), strict=True) if c == cut) for cut in (0, 1)}
-        return " + ".join(f"{parts[cut]} N{'/K' * cut}" for cut in (0, 1) if parts[cut])
+        return " + ".join(f"{parts[cut]} N{'/n' * cut}" for cut in (0, 1) if parts[cut])
 
     def bytes_per_param(self, stage: int) -> float:
         """Bytes on each rank for one parameter of the model: 5.5 for ZeRO-1 in mixed precision on 8 ranks."""
         return self.held(stage).total / self.n_params
 
     def times_less(self, stage: int) -> float:
-        """How many times fewer bytes than DDP: towards 4 and 8 for ZeRO-1 and ZeRO-2 in mixed precision, as K grows."""
+        """How many times fewer bytes than DDP: towards 4 and 8 for ZeRO-1 and ZeRO-2 in mixed precision, as n grows."""
         return self.held(0).total / self.held(stage).total
 
     def redundant(self, stage: int) -> float:

@@ -185,7 +185,7 @@ class StepTime:
             ("compute", compute, f"roofline of every op, {flops:,.0f} flops a token, {batch}", "labkit.plan.work"),
             ("tp", tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
             ("pp", pp, f"2 x {self.m} x {self.v} messages of B T D", "arXiv:2104.04473, 3.2"),
-            ("dp", dp, f"{self.recipe.strategy} over n = {n}, N = bytes of the rank's weights", "arXiv:1910.02054, 7"),
+            ("dp", dp, f"{self.recipe.strategy} over n = {n}, S = bytes of the rank's weights", "arXiv:1910.02054, 7"),
             ("overlap", open_ - dp - max(0.0, pp - sent), "sent while computing", "arXiv:2006.15704, 3.2.3"),
             ("bubble", waits, f"{self.recipe.schedule}, p = {self.p}", "labkit.plan.schedule"),
             ("optimizer", self.optimizer(), f"{STATE_BYTES} bytes a parameter owned", "torch.optim, unfused"),

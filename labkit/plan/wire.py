@@ -48,7 +48,7 @@ def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:
 
 def _dp(n: int, recipe: Recipe, n_bytes: int) -> Item:
     scatters, gathers = dp_moves(recipe.strategy, recipe.n_micro)
-    formula = f"({scatters} + {gathers})(n-1)/n N, n={n}, N={n_bytes:,}"
+    formula = f"({scatters} + {gathers})(n-1)/n S, n={n}, S={n_bytes:,}"
     return Item("dp", (scatters + gathers) * (n - 1) / n * n_bytes, "B", formula, "arXiv:1910.02054, 7")
 
 

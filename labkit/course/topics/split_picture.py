@@ -178,7 +178,7 @@ def _legend(layer: SplitLayer, rank: int) -> list[str]:
     for fill, words in rows:
         out += [box(x, 34, 14, 14, fill), text(x + 20, 45, words, size=12)]
         x += 46 + 6.6 * len(words)
-    return [*out, text(796, 45, f"N = B T D × {layer.item_bytes} B = {bytes_text(layer.message_bytes)}", "end", 12)]
+    return [*out, text(796, 45, f"S = B T D × {layer.item_bytes} B = {bytes_text(layer.message_bytes)}", "end", 12)]
 
 
 def _matrix(matrix: Matrix, layer: SplitLayer, rank: int, direction: str, x: float) -> list[str]:
@@ -235,7 +235,7 @@ def _table(layer: SplitLayer, direction: str, found: Mapping[str, Ledger]) -> li
         for k, door in enumerate(layer.doors):
             verb, y = layer.verb(door, way), 306 + 18 * k
             name = {"f": "dx" if way == "backward" else "x", "g": "dy" if way == "backward" else "y"}[door[0]]
-            law = "2(n-1)/n N" if verb == "all_reduce" else "(n-1)/n N"
+            law = "2(n-1)/n S" if verb == "all_reduce" else "(n-1)/n S"
             said = f"{verb.replace('_', '-')} of {name}: {law} = {bytes_text(layer.sent_bytes(way, door))}"
             out.append(text(x, y, said if verb else f"{name} goes on as it is: 0 B", size=12))
         out.append(text(x, 342, f"together {layer.sent_bytes(way):,} B from each rank", size=12))

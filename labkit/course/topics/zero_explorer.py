@@ -40,7 +40,7 @@ class ZeROExplorer(Explorer):
         menu, first = widgets.Dropdown, self.first
         typed = {"continuous_update": False}
         self.params = widgets.Text(f"{first.n_params:,.0f}", description="parameters", tooltip="N: 7B, 124M", **typed)
-        self.ranks = widgets.Text(str(first.n_ranks), description="ranks K", tooltip="data-parallel ranks", **typed)
+        self.ranks = widgets.Text(str(first.n_ranks), description="ranks n", tooltip="data-parallel ranks", **typed)
         stages = [(name, number) for name, number in zip(NAMES, STAGES, strict=True)]
         self.stage = widgets.SelectionSlider(options=stages, value=stage, description="stage")
         self.precision = menu(options=[*PRECISIONS], value=first.precision, description="precision")
@@ -56,7 +56,7 @@ class ZeROExplorer(Explorer):
         try:
             ranks = int(self.ranks.value.strip())
         except ValueError:
-            raise ValueError(f"K is a whole number of ranks, got {self.ranks.value!r}") from None
+            raise ValueError(f"n is a whole number of ranks, got {self.ranks.value!r}") from None
         return ModelState(count(self.params.value), ranks, self.precision.value, self.optimizer.value)
 
     def drawn(self) -> Picture:

@@ -5,7 +5,7 @@
        |--|grad|--------------------------- device
        |  |par |  |op|par|    ...
        +---DDP-----ZeRO-1-----ZeRO-2-----ZeRO-3
-           16 N    4 N + 12 N/K          16 N/K           the law, bytes a parameter, bytes, what is sent
+           16 N    4 N + 12 N/n          16 N/n           the law, bytes a parameter, bytes, what is sent
 
 The chosen stage has a frame and the word "chosen"; a measurement stands as a second stack beside the law's. Every
 stack carries names, so that nothing rests on colour alone.
@@ -48,7 +48,7 @@ def zero_stages(
     near = device is not None and device[1] <= FAR * highest
     ceiling = 1.1 * max(highest, device[1] if device and near else 0.0)
     tall = (BOTTOM - TOP) / ceiling
-    title = f"{NAMES[stage]}, {_count(state.n_params)} parameters on K = {state.n_ranks:,} ranks"
+    title = f"{NAMES[stage]}, {_count(state.n_params)} parameters on n = {state.n_ranks:,} ranks"
     title += f", {state.precision}, {state.optimizer}"
     verdict = _verdict(state, stage, device)
     body = [headline(title), text(4, 42, cut(verdict, 112))]
@@ -83,7 +83,7 @@ def _state_of(found: Breakdown) -> dict[str, float]:
 def _verdict(state: ModelState, stage: int, device: tuple[str, float] | None) -> str:
     """In words: the law with its numbers, and whether that fits."""
     total = state.held(stage).total
-    law = state.law(stage).replace("N/K", f"N/{state.n_ranks}")
+    law = state.law(stage).replace("N/n", f"N/{state.n_ranks}")
     said = f"each rank holds {law} = {state.bytes_per_param(stage):.3g} bytes a parameter = {_amount(total)}"
     said += f", {state.times_less(stage):.3g} times less than DDP" if stage else ""
     if device is None:

@@ -37,7 +37,7 @@ def same(a: Formula, b: Formula) -> bool:
 
 
 def missing(mine: Formula, truth: Formula) -> str:
-    """The one term that `mine` lacks, such as `- 4*N/K`; "" if the difference is not a single term."""
+    """The one term that `mine` lacks, such as `- 4*N/n`; "" if the difference is not a single term."""
     if not (_small(mine) and _small(truth)):
         return ""
     import sympy

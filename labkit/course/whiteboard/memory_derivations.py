@@ -18,7 +18,7 @@ ITEM = Symbol("w", "bytes of a number", "B", 1, 4)
 
 
 def _held(v: Values, stage: int) -> float:
-    return ModelState(v["N"], int(v["K"])).held(stage).total
+    return ModelState(v["N"], int(v["n"])).held(stage).total
 
 
 def _gpt(v: Values, heads: int = 8) -> ModelShape:
@@ -52,28 +52,28 @@ MEMORY = (
         _OF_STATE, "01",
         (Wrong("12*N", "the optimizer's state alone: 4 master, 4 momentum, 4 variance"),
          Wrong("8*N", "moments of 2 bytes each: they are kept in fp32, and so is the master copy"),
-         Wrong("16*N/K", "ZeRO-3: DDP shares nothing out")),
-        at_one=("K",), grows=("K",),
+         Wrong("16*N/n", "ZeRO-3: DDP shares nothing out")),
+        at_one=("n",), grows=("n",),
     ),
     Derivation(
-        "model state: ZeRO-1", f"{_STATE}, with ZeRO-1?", (PARAMS, SHARDS), "B", "4*N + 12*N/K",
+        "model state: ZeRO-1", f"{_STATE}, with ZeRO-1?", (PARAMS, SHARDS), "B", "4*N + 12*N/n",
         lambda v: _held(v, 1), _OF_STATE, "07",
-        (Wrong("8*N + 8*N/K", _MASTERS), Wrong("4*N", "the floor, for endlessly many ranks"),
-         Wrong("16*N/K", "ZeRO-3")),
-        at_one=("K",), grows=("K",),
+        (Wrong("8*N + 8*N/n", _MASTERS), Wrong("4*N", "the floor, for endlessly many ranks"),
+         Wrong("16*N/n", "ZeRO-3")),
+        at_one=("n",), grows=("n",),
     ),
     Derivation(
-        "model state: ZeRO-2", f"{_STATE}, with ZeRO-2?", (PARAMS, SHARDS), "B", "2*N + 14*N/K",
+        "model state: ZeRO-2", f"{_STATE}, with ZeRO-2?", (PARAMS, SHARDS), "B", "2*N + 14*N/n",
         lambda v: _held(v, 2), _OF_STATE, "07",
-        (Wrong("6*N + 10*N/K", _MASTERS), Wrong("2*N + 12*N/K", "without gradients: they are sharded, and not gone"),
+        (Wrong("6*N + 10*N/n", _MASTERS), Wrong("2*N + 12*N/n", "without gradients: they are sharded, and not gone"),
          Wrong("2*N", "the floor, for endlessly many ranks")),
-        at_one=("K",), grows=("K",),
+        at_one=("n",), grows=("n",),
     ),
     Derivation(
-        "model state: ZeRO-3", f"{_STATE}, with ZeRO-3?", (PARAMS, SHARDS), "B", "16*N/K", lambda v: _held(v, 3),
+        "model state: ZeRO-3", f"{_STATE}, with ZeRO-3?", (PARAMS, SHARDS), "B", "16*N/n", lambda v: _held(v, 3),
         _OF_STATE, "08",
-        (Wrong("2*N/K", "the weights alone"), Wrong("4*N/K", "weights in fp32 alone: the 4.4 GB of a famous example")),
-        at_one=("K",), grows=("K",),
+        (Wrong("2*N/n", "the weights alone"), Wrong("4*N/n", "weights in fp32 alone: the 4.4 GB of a famous example")),
+        at_one=("n",), grows=("n",),
     ),
     Derivation(
         "KV cache: bytes", "Keys and values of all layers, for b rows of T tokens?",

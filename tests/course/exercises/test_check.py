@@ -74,7 +74,7 @@ def test_the_solution_unlocks_after_an_attempt_and_hints_come_in_order() -> None
 def test_a_card_says_what_is_demanded() -> None:
     """An exercise whose law is known only to the judge."""
     card = labkit.exercise("03.2")
-    assert "each rank sends (n-1)/n N bytes" in repr(card)
+    assert "each rank sends (n-1)/n S bytes" in repr(card)
     assert "●●●○○" in card._repr_html_()
 
 

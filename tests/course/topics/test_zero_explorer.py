@@ -24,12 +24,12 @@ def run(*per_param: float, n: float = 8e5) -> Breakdown:
 @pytest.mark.parametrize(
     ("precision", "laws"),
     [
-        ("mixed", ("16 N", "4 N + 12 N/K", "2 N + 14 N/K", "16 N/K")),
-        ("fp32", ("16 N", "8 N + 8 N/K", "4 N + 12 N/K", "16 N/K")),
+        ("mixed", ("16 N", "4 N + 12 N/n", "2 N + 14 N/n", "16 N/n")),
+        ("fp32", ("16 N", "8 N + 8 N/n", "4 N + 12 N/n", "16 N/n")),
     ],
 )
 def test_the_laws_are_those_of_the_paper_and_masters_are_sharded(precision, laws):
-    """Would catch the cards' 8 N + 8 N/K for mixed precision, and a stage that shards what it should keep."""
+    """Would catch the cards' 8 N + 8 N/n for mixed precision, and a stage that shards what it should keep."""
     assert tuple(ModelState(1e6, 8, precision).law(stage) for stage in STAGES) == laws
 
 
@@ -61,9 +61,9 @@ def test_one_rank_shards_nothing_and_kinds_add_up_to_the_law(precision, optimize
     assert len({alone.held(stage).total for stage in STAGES}) == 1
     assert many.held(3).total * 5 == pytest.approx(many.held(0).total)
     for stage in STAGES:
-        whole, _, part = many.law(stage).rpartition("N/K") if "N/K" in many.law(stage) else (many.law(stage), "", "")
+        whole, _, part = many.law(stage).rpartition("N/n") if "N/n" in many.law(stage) else (many.law(stage), "", "")
         numbers = [
-            int(word) for word in many.law(stage).replace("N/K", " ").replace("N", " ").split() if word.isdigit()
+            int(word) for word in many.law(stage).replace("N/n", " ").replace("N", " ").split() if word.isdigit()
         ]
         assert sum(numbers) == sum(many.widths), (whole, part)
 
@@ -79,9 +79,9 @@ def test_what_a_step_sends_is_ddps_until_there_are_micro_batches():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"n_ranks": 0}, "K is a whole number of ranks"),
-        ({"n_ranks": True}, "K is a whole number of ranks"),
-        ({"n_ranks": 2.5}, "K is a whole number of ranks"),
+        ({"n_ranks": 0}, "n is a whole number of ranks"),
+        ({"n_ranks": True}, "n is a whole number of ranks"),
+        ({"n_ranks": 2.5}, "n is a whole number of ranks"),
         ({"n_ranks": 10**7}, "1 to 1,000,000"),
         ({"n_params": 0}, "1 to 10^15 parameters"),
         ({"n_params": float("nan")}, "1 to 10^15 parameters"),
@@ -124,7 +124,7 @@ def test_the_picture_is_whole_with_measurements(seen):
 def test_it_says_the_law_with_its_numbers_and_what_is_sent():
     """Would catch the law of another stage, and bytes of another K."""
     words = page.words(zero_stages(SEVEN, 1, H100))
-    assert "ZeRO-1, 7 billion parameters on K = 8 ranks, mixed, adamw" in words
+    assert "ZeRO-1, 7 billion parameters on n = 8 ranks, mixed, adamw" in words
     assert (
         "each rank holds 4 N + 12 N/8 = 5.5 bytes a parameter = 38.5 GB, 2.91 times less than DDP: fits h100" in words
     )
@@ -177,9 +177,9 @@ def test_the_controls_move_the_picture_and_a_run_stays_with_its_state():
 @pytest.mark.parametrize(
     ("control", "typed", "said"),
     [
-        ("ranks", "0", "K is a whole number of ranks, 1 to 1,000,000; got 0"),
-        ("ranks", "eight", "K is a whole number of ranks, got &#x27;eight&#x27;"),
-        ("ranks", "", "K is a whole number of ranks"),
+        ("ranks", "0", "n is a whole number of ranks, 1 to 1,000,000; got 0"),
+        ("ranks", "eight", "n is a whole number of ranks, got &#x27;eight&#x27;"),
+        ("ranks", "", "n is a whole number of ranks"),
         ("params", "big", "is no number of parameters"),
         ("params", "b", "is no number of parameters"),
         ("params", "-7B", "1 to 10^15 parameters"),

@@ -54,15 +54,15 @@ def test_a_formula_gets_its_verdict_and_its_picture():
     board = Whiteboard("ring all-reduce: bytes")
     assert board.verdict is None
     assert "bytes of the whole tensor" in str(board.static())
-    board.field.value = "(n-1)/n*N"
+    board.field.value = "(n-1)/n*S"
     assert board.verdict.kind == "factor"
     assert "Right up to a factor" in board.said.value
     assert "a reduce-scatter" in board.said.value
-    assert r"\frac{n - 1}{n} \cdot N" in board.reading.value
+    assert r"\frac{n - 1}{n} \cdot S" in board.reading.value
     assert "ring all-reduce: bytes over n: apart everywhere" in board.picture.label
-    board.along.value = "N"
-    assert "over N: apart everywhere" in board.picture.label
-    board.field.value = "2*(n-1)/n*N"
+    board.along.value = "S"
+    assert "over S: apart everywhere" in board.picture.label
+    board.field.value = "2*(n-1)/n*S"
     assert board.verdict.right
     assert board.derived == {"ring all-reduce: bytes"}
     assert "1 of 30 derived" in board.said.value

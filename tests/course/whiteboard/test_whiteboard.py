@@ -228,7 +228,7 @@ def test_the_answer_is_the_planners_law(each):
 def test_every_symbol_matters_and_is_drawn_from_its_range(each):
     """Would catch a symbol that the answer does not know, and values that a rank cannot have."""
     unused = set(each.names) - each.formula.names
-    assert unused <= ({"K"} if each.name == "model state: DDP" else {"p", "r"} if "GPipe" in each.name else set())
+    assert unused <= ({"n"} if each.name == "model state: DDP" else {"p", "r"} if "GPipe" in each.name else set())
     for values in each.draws(40):
         for symbol in each.symbols:
             value = values[symbol.name]
@@ -277,23 +277,23 @@ def test_there_are_enough_and_each_has_a_name_of_its_own():
     ("name", "said", "kind", "words"),
     [
         ("bubble", "1 - m/(m+p-1)", "right", "algebra says the same of all values"),
-        ("ring all-reduce: bytes", "2*N - 2*N/n", "right", "lab 03 measures it"),
-        ("ZeRO-2: bytes sent in a step", "2*N*(K-1)/K", "factor", "It is 1/2 of the truth everywhere."),
+        ("ring all-reduce: bytes", "2*S - 2*S/n", "right", "lab 03 measures it"),
+        ("ZeRO-2: bytes sent in a step", "2*N*(n-1)/n", "factor", "It is 1/2 of the truth everywhere."),
         ("KV cache: bytes", "6*L*b*T*H*d*w", "factor", "It is 3 times the truth everywhere."),
-        ("ring all-reduce: bytes", "2*N", "limit", "For n -> oo both tend to 2*N. For n = 1 yours is"),
+        ("ring all-reduce: bytes", "2*S", "limit", "For n -> oo both tend to 2*S. For n = 1 yours is"),
         ("Amdahl: speed-up", "1/s", "limit", "For n -> oo both tend to 1/s."),
-        ("model state: ZeRO-1", "4*N", "limit", "What lacks is one term: + 12*N/K."),
-        ("model state: ZeRO-1", "8*N + 8*N/K", "limit", "yours tends to 8*N, the truth tends to 4*N"),
-        ("ring all-reduce: seconds", "2*(n-1)*(alpha + N/n)", "unit", "alpha is in s, N/n is in B"),
+        ("model state: ZeRO-1", "4*N", "limit", "What lacks is one term: + 12*N/n."),
+        ("model state: ZeRO-1", "8*N + 8*N/n", "limit", "yours tends to 8*N, the truth tends to 4*N"),
+        ("ring all-reduce: seconds", "2*(n-1)*(alpha + S/n)", "unit", "alpha is in s, S/n is in B"),
         ("crossover of ring and tree", "beta/alpha", "unit", "By its symbols it is in 1/B, and the answer in B."),
-        ("ring all-reduce: seconds", "N*alpha*beta", "unit", "it is in s^2, and the answer in s"),
+        ("ring all-reduce: seconds", "S*alpha*beta", "unit", "it is in s^2, and the answer in s"),
         ("bubble", "p/m", "wrong", "For m -> oo both tend to 0, and yours is"),
         ("bubble", "1/0", "wrong", "yours has no value"),
         ("bubble", "0", "limit", "For p = 1 both agree"),
         ("activations of a block: bytes", "8*b*T*D*w", "factor", "It is 1/2 of the truth"),
         ("activations of a block: bytes", "16.05*b*T*D*w", "right", "random points"),
         ("Amdahl: speed-up", "n", "limit", "For n -> oo yours has no end, the truth tends to 1/s."),
-        ("tree all-reduce: seconds", "2*log2(n)*(alpha+N*beta)", "wrong", "its value for powers of two"),
+        ("tree all-reduce: seconds", "2*log2(n)*(alpha+S*beta)", "wrong", "its value for powers of two"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_formula_is_said(name, said, kind, words):

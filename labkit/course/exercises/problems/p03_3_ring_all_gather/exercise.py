@@ -69,7 +69,7 @@ PROBLEM = Problem(
     laws=(
         sends(
             law,
-            "each rank sends (n-1)/n N bytes, to its right neighbour, in n - 1 messages",
+            "each rank sends (n-1)/n S bytes, to its right neighbour, in n - 1 messages",
             only=("send",),
             to=lambda case, rank: {(rank + 1) % case.n_ranks},
             messages=lambda case, rank: case.n_ranks - 1,

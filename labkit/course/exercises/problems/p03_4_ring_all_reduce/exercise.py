@@ -71,7 +71,7 @@ PROBLEM = Problem(
     laws=(
         sends(
             law,
-            "each rank sends 2 (n-1)/n N bytes, to its right neighbour, in 2 (n - 1) messages",
+            "each rank sends 2 (n-1)/n S bytes, to its right neighbour, in 2 (n - 1) messages",
             only=("send",),
             to=lambda case, rank: {(rank + 1) % case.n_ranks},
             messages=lambda case, rank: 2 * (case.n_ranks - 1),

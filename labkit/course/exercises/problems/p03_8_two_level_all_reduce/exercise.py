@@ -81,7 +81,7 @@ PROBLEM = Problem(
     play=play,
     answer=answer,
     laws=(
-        sends(trunk, "over the wire between nodes each rank sends at most 2 (m-1)/m N/k bytes", axis="dp"),
-        sends(node, "inside its node each rank sends at most 2 (k-1)/k N bytes", axis="tp"),
+        sends(trunk, "over the wire between nodes each rank sends at most 2 (m-1)/m S/k bytes", axis="dp"),
+        sends(node, "inside its node each rank sends at most 2 (k-1)/k S bytes", axis="tp"),
     ),
 )

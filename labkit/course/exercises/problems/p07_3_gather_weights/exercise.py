@@ -77,7 +77,7 @@ PROBLEM = Problem(
     inputs=inputs,
     answer=answer,
     laws=(
-        sends(law, "each rank sends (n-1)/n N bytes, its own shard n - 1 times", only=("all_gather", "send")),
+        sends(law, "each rank sends (n-1)/n S bytes, its own shard n - 1 times", only=("all_gather", "send")),
         peak(
             lambda case, rank: 1.25 * case.n_ranks * shard_numel(case) * case.item_bytes + ROOM_BYTES,
             "the gathered buffer is held, and no second copy of the weights",

@@ -105,7 +105,7 @@ PROBLEM = Problem(
     answer=answer,
     may=("untyped_storage",),
     laws=(
-        sends(law, "each rank sends (n-1)/n N bytes: every unit is gathered once", only=("all_gather",)),
+        sends(law, "each rank sends (n-1)/n S bytes: every unit is gathered once", only=("all_gather",)),
         peak(
             lambda case, rank: 1.3 * unit_bytes(case) + ROOM_BYTES,
             "beyond its shards a rank holds one whole unit at the peak, not two and not all",

@@ -93,7 +93,7 @@ PROBLEM = Problem(
     play=play,
     answer=answer,
     laws=(
-        sends(law, "each rank sends 3 (n-1)/n N bytes: two gathers and one reduce-scatter of each unit"),
+        sends(law, "each rank sends 3 (n-1)/n S bytes: two gathers and one reduce-scatter of each unit"),
         peak(most, "a rank holds the gradients of its shards, and one unit with its gradient"),
     ),
 )

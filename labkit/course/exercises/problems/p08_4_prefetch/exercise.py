@@ -128,7 +128,7 @@ PROBLEM = Problem(
     play=play,
     answer=answer,
     laws=(
-        sends(law, "each rank sends (n-1)/n N bytes: every unit is gathered once", only=("all_gather",)),
+        sends(law, "each rank sends (n-1)/n S bytes: every unit is gathered once", only=("all_gather",)),
         peak(
             lambda case, rank: 2.3 * unit_bytes(case) + ROOM_BYTES,
             "a rank holds two whole units at the peak: the one that computes and the next",

@@ -158,7 +158,7 @@ PROBLEM = Problem(
     play=play,
     answer=answer,
     laws=(
-        Law("wire", "(n-1)/n N at each end, forward and backward: in all what f and g send", same_bytes),
+        Law("wire", "(n-1)/n S at each end, forward and backward: in all what f and g send", same_bytes),
         Law("memory", "after forward a rank holds T/n positions a layer outside the regions, and no whole one", thin),
     ),
 )
