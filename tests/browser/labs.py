@@ -132,7 +132,7 @@ LABS = (
             sees("bytes / N", "4 x 128 tokens, fp32, adamw"), sees("measured", part="svg"),
             slides(0, "ArrowRight"), sees("5 x 128 tokens, fp32, adamw"),
             GOES_ON,
-            clicks("rehearse"), at_last("rehearsed in"), sees("measured", part="svg"),
+            clicks("rehearse"), at_last("rehearsed in"), sees("rehearsed", part="svg"),
             chooses(2, "bf16"), sees("5 x 128 tokens, bf16, adamw"),
             clicks_on(CHECKBOX), sees("adamw, checkpointing"),
             types(0, "-8", part="input[type=number]"), sees("seq must be a whole number of at least 1, got -8"),
@@ -192,7 +192,7 @@ LABS = (
         ),
         predicted("03-52", "takes how many times as long as one inside?", "9", "you predict 9 times", sees("measured")),
         printed("03-56", sees("leaves a node", "1.5 S", "1.0 S")),
-    ), also=("03-40", "c12", "03-53")),
+    ), also=("03-40", "c12", "03-45", "03-53")),
     Lab("04_one_device_less_memory", (
         predicted("04-14", "take how many times as long", "3", "you predict 3 times"),
         predicted("04-26", "36 layers in 6 segments?", "11 MiB", "you predict 11,534,336 B = 11 MiB"),
