@@ -34,6 +34,8 @@ from labkit.course.judge.switch import Switch
 RunCase = Callable[[Problem, Program, Case], RunRecord]
 PATIENCE_S = 0.3
 """After a rank has raised, the others get this long to report their own errors, and longer while they are computing."""
+LOOKS, LOOK_S = 10, 0.03
+"""How often, and how far apart, ranks are looked at before they count as idle."""
 BURNING_S = 1.0
 """After a rank has raised, a rank that has computed for this much processor time is not waited for."""
 
@@ -174,11 +176,14 @@ class Ranks:
         return False
 
     def _idle(self, ranks: Any) -> bool:
-        """True if no rank is computing; one that is may only be slow, on a machine with much else to do."""
-        for rank in ranks:
-            with contextlib.suppress(psutil.Error):
-                if psutil.Process(self.pids[rank]).status() == psutil.STATUS_RUNNING:
-                    return False
+        """True if no rank is computing; one that is may only be slow, on a machine with much else to do. One look would not
+        be enough: a rank that computes also waits now and then, for a page of memory or for the judge."""
+        for _ in range(LOOKS):
+            for rank in ranks:
+                with contextlib.suppress(psutil.Error):
+                    if psutil.Process(self.pids[rank]).status() == psutil.STATUS_RUNNING:
+                        return False
+            time.sleep(LOOK_S)
         return True
 
     def stacks(self) -> dict[int, Wait]:
