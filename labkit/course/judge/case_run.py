@@ -176,8 +176,8 @@ class Ranks:
         return False
 
     def _idle(self, ranks: Any) -> bool:
-        """True if no rank is computing; one that is may only be slow, on a machine with much else to do. One look would not
-        be enough: a rank that computes also waits now and then, for a page of memory or for the judge."""
+        """True if no rank is computing; one that is may only be slow, on a machine with much else to do. One look is
+        not enough: a rank that computes also waits now and then, for a page of memory or for the judge."""
         for _ in range(LOOKS):
             for rank in ranks:
                 with contextlib.suppress(psutil.Error):
