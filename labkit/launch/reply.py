@@ -52,7 +52,7 @@ class Failure(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a rank sends back besides its value."""
+    """The part of a rank's answer that is not its value: seconds, ledger, and failure if there was one."""
 
     rank: int
     seconds: float

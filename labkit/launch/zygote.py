@@ -30,7 +30,7 @@ PINNED = (("OMP_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THR
 
 FIRST = ("torch", "torch.distributed", "cloudpickle", "zmq", "psutil", "labkit.launch.warden", "labkit.launch.worker")
 LATER = ("numpy", "sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch.distributed.optim")
-"""What ranks want sooner or later (the first optimizer pulls in torch._dynamo): imported when there is time."""
+"""Modules that most ranks need later (the first optimizer imports torch._dynamo): imported when there is time."""
 
 QUIET_S, NEXT_S = 8.0, 1.0
 """How long nobody may have asked for a cluster before those imports go on: at first, and after a cluster. An import
@@ -39,7 +39,7 @@ then."""
 
 
 class Hello(NamedTuple):
-    """What the zygote knows once it is warm."""
+    """The zygote's greeting, which it sends when torch is imported."""
 
     pid: int
     torch: str

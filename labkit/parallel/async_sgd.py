@@ -54,7 +54,7 @@ class Applied(NamedTuple):
 
     @property
     def staleness(self) -> int:
-        """How many gradients of others came in between."""
+        """The staleness: how many gradients of other workers were applied since the weights were fetched."""
         return self.applied_to - self.computed_from
 
 

@@ -93,7 +93,7 @@ class TopK:
         return type(self), (self.fraction, self.feedback)
 
     def k(self, numel: int) -> int:
-        """How many elements of `numel` travel."""
+        """The number of elements that are sent, of `numel`."""
         return min(numel, max(1, ceil(self.fraction * numel)))
 
     def sent_bytes(self, numel: int, item_bytes: int, n: int) -> int:

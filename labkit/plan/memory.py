@@ -157,7 +157,7 @@ class Walk(Rank):
         live.see((0, 0, 0, 0, more), "the optimizer's step")
 
     def formulas(self) -> dict[str, str]:
-        """What each kind is made of, in words."""
+        """The formula of each kind of memory, in words."""
         r, n = self.recipe, self.layout.dp
         local = sum(stage.numel for stage in self.stages)
         w, states = self.width, dict(STATES)[r.optimizer]

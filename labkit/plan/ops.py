@@ -97,7 +97,7 @@ class Ops:
         return Shadow(self.tape.new(self.rows * out * self.narrow, name=name), self.rows * out, self.narrow, node)
 
     def giver(self, weight: Weight) -> Node | Weight:
-        """Who takes a product's gradient of a weight: the weight, or autocast's copy, which widens it."""
+        """The node or weight that takes a product's gradient: the weight, or autocast's copy, which widens it."""
         if self.narrow == self.wide:
             return weight
         return self.tape.node((weight,), lambda g: [self.tape.new(weight.numel * self.wide, GRADIENTS)], ())

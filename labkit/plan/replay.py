@@ -55,7 +55,7 @@ class Replay:
 
     @property
     def end_s(self) -> float:
-        """When backward is over and all buckets are through."""
+        """The moment at which backward is over and all buckets have been reduced, in seconds."""
         return max(self.backward_s, *(flight.end_s for flight in self.flights))
 
     @property

@@ -174,7 +174,7 @@ class Tape:
         return y
 
     def held(self, end: Node) -> list[Storage]:
-        """What the ops from `end` down to the layer's input hold, each storage once."""
+        """The storages that the ops from `end` down to the layer's input hold, each once."""
         nodes, storages = [end], {}
         for node in nodes:
             nodes += [parent for parent in node.inputs if isinstance(parent, Node) and parent not in nodes]

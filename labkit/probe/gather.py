@@ -179,7 +179,7 @@ class GatherProbe:
 
     @property
     def film(self) -> GatherFilm:
-        """What was recorded. ValueError before the probe was left."""
+        """The recording. ValueError before the probe was left."""
         if self._film is None:
             raise ValueError("nothing is recorded yet: use the probe in `with GatherProbe(sync) as probe:`, then ask")
         return self._film

@@ -268,7 +268,7 @@ class Storages:
                         self.history.rename(held, kind)
 
     def known(self, tensor: Tensor) -> Held | None:
-        """What is known of a tensor's (first) storage."""
+        """The record of a tensor's first storage."""
         self.record_deaths()
         return next((self.live.get(storage._cdata) for _, storage in self._parts(tensor)), None)
 
@@ -283,7 +283,7 @@ class Storages:
                 self.history.add(self.now(), held, change, where if change > 0 else None)
 
     def growth(self, storage: torch.UntypedStorage, n_bytes: int, where: Where) -> Held | None:
-        """What does not fit under the cap if a known storage is resized to `n_bytes`; None if it fits."""
+        """What a resize of a known storage to `n_bytes` would add, if that passes the cap; None if it fits."""
         self.record_deaths()
         held = self.live.get(storage._cdata)
         if held is None or self.fits(n_bytes - held.n_bytes):

@@ -85,7 +85,7 @@ class Format:
 
     @property
     def bias(self) -> int:
-        """What is subtracted from the exponent field. 0 for an integer."""
+        """The bias, which is subtracted from the exponent field. 0 for an integer."""
         return 0 if self.integer else 2 ** (self.exponent_bits - 1) - 1
 
     @property

@@ -37,7 +37,7 @@ Make = Callable[[Any, Any, Mesh], Any]
 
 
 class Run(NamedTuple):
-    """What a rank keeps between the steps of an attempt."""
+    """One rank's state while an attempt is measured: its task, mesh, training step and slowed-down device."""
 
     task: Task
     mesh: Mesh

@@ -26,7 +26,7 @@ WEEKS, BINS = 15, (0.0, 0.7, 0.8, 0.9, 1.0)
 
 
 class Face(Protocol):
-    """What is shown of a card (card.py)."""
+    """The fields of a card (card.py) that its two faces show."""
 
     front: str
     axes: tuple[str, ...]

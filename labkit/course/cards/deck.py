@@ -48,7 +48,7 @@ class Deck:
         raise ValueError(f"no card is called {id!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
     def tags(self) -> dict[str, int]:
-        """How many cards have each tag, most first."""
+        """The number of cards with each tag, {tag: count}, the most frequent tag first."""
         return dict(Counter(tag for card in self.cards for tag in card.tags).most_common())
 
     def of(self, tags: Iterable[str] = (), lab: str = "", hardest: int = 5) -> Deck:

@@ -54,7 +54,7 @@ class Outcome(Protocol):
 
     @property
     def saw(self) -> str:
-        """What the deciding probe saw."""
+        """The finding of the probe that decides the case."""
 
     @property
     def points(self) -> int:

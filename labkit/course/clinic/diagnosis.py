@@ -36,7 +36,7 @@ class Rival(Protocol):
 
     @property
     def would_show(self) -> str:
-        """What that test would show."""
+        """The finding of that test if this were the cause."""
 
 
 class Patient(Protocol):
@@ -48,7 +48,7 @@ class Patient(Protocol):
 
     @property
     def complaint(self) -> str:
-        """What the owner has seen."""
+        """The owner's report of what goes wrong."""
 
     @property
     def symptom(self) -> str:
@@ -64,7 +64,7 @@ class Patient(Protocol):
 
     @property
     def shows(self) -> str:
-        """What the test shows, in words."""
+        """The finding of that test, in words."""
 
     @property
     def repair(self) -> str:
@@ -72,7 +72,7 @@ class Patient(Protocol):
 
     @property
     def diff(self) -> str:
-        """What the repair changes, line by line."""
+        """The difference between the broken and the repaired program, line by line."""
 
     @property
     def lab(self) -> str:

@@ -22,7 +22,7 @@ Examination = Callable[[Patient], Generator[tuple[float, Mapping[str, str]], Non
 
 
 class Visit(Protocol):
-    """What was done for a patient."""
+    """The probes ordered, the causes named wrongly and the minutes spent for one patient."""
 
     ordered: tuple[str, ...]
     struck: tuple[str, ...]
@@ -34,11 +34,11 @@ class Duty(Protocol):
 
     @property
     def minutes(self) -> Mapping[str, int]:
-        """What each probe costs."""
+        """The minutes that each probe costs."""
 
     @property
     def tells(self) -> Mapping[str, str]:
-        """What each probe shows."""
+        """One sentence for each probe: which kind of fault it shows."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,11 +54,11 @@ class Duty(Protocol):
 
     @property
     def visit(self) -> Visit:
-        """What was done for the present patient."""
+        """Probes, wrong causes and minutes for the present patient so far."""
 
     @property
     def seen(self) -> Mapping[str, str]:
-        """What the ordered probes saw of the present patient."""
+        """The findings of the probes that were ordered for the present patient: {probe: words}."""
 
     @property
     def suspects(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 @dataclass(frozen=True)
 class Page:
-    """What the index shows of a lab; `opening` is HTML."""
+    """One lab's entry in the index of the site; `opening` is HTML."""
 
     number: str
     title: str

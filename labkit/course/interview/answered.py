@@ -139,7 +139,7 @@ def _law(card: Card, spoken: Sequence[Spoken]) -> Judged:
 
 
 def _near(asked: Derivation | None, wanted: Sequence[str], spoken: Sequence[Spoken]) -> list[str]:
-    """What is wrong with a formula that is nearly the law, in the words of the whiteboard."""
+    """The whiteboard's sentence about a formula that is nearly the law."""
     for question in [*([asked] if asked else []), *map(question_of, wanted)]:
         if near := nearly(question, spoken):
             candidate, verdict = near

@@ -35,7 +35,7 @@ class Spoken(Protocol):
 
     @property
     def key(self) -> str:
-        """What it is called."""
+        """The id of its card, or the name of its derivation or case."""
 
     @property
     def words(self) -> str:
@@ -59,15 +59,15 @@ class Spoken(Protocol):
 
     @property
     def skipped(self) -> bool:
-        """Whether it was not answered."""
+        """True if the question was not answered."""
 
 
 class Judged(Protocol):
-    """What a typed answer has of a point (answered.py)."""
+    """How a typed answer was judged on one point of the rubric (answered.py)."""
 
     @property
     def reached(self) -> bool | None:
-        """Whether it is proposed as reached; None where a text cannot tell."""
+        """True if the point is proposed as reached; None where a text cannot tell."""
 
     @property
     def evidence(self) -> Sequence[str]:
@@ -75,11 +75,11 @@ class Judged(Protocol):
 
     @property
     def missing(self) -> Sequence[str]:
-        """What of the card does not come."""
+        """Content words and numbers of the card that the answer does not contain."""
 
     @property
     def told(self) -> Sequence[str]:
-        """What is nearly right."""
+        """Sentences about parts of the answer that are nearly right."""
 
 
 class Told(Protocol):
@@ -91,7 +91,7 @@ class Told(Protocol):
 
     @property
     def by_part(self) -> Mapping[str, tuple[int, int]]:
-        """Of each point of the rubrics: how often it came, of how often it could."""
+        """For each point of the rubrics: how often it was reached, and how often it could have been."""
 
     @property
     def named(self) -> Mapping[str, str]:
@@ -99,11 +99,11 @@ class Told(Protocol):
 
     @property
     def share(self) -> float:
-        """What came of whole answers, from 0 to 1."""
+        """Points reached, as a share of all points, from 0 to 1."""
 
 
 class Question(Protocol):
-    """What is asked (interview_questions.py)."""
+    """One question of an interview (interview_questions.py)."""
 
     kind: str
     key: str
@@ -135,17 +135,17 @@ class Session(Protocol):
 
     @property
     def rated(self) -> bool:
-        """Whether a formula was checked, which is the rating."""
+        """True if a typed formula was checked, which gives the rating."""
 
     @property
     def note(self) -> str:
-        """What happened to the clock."""
+        """A remark about the clock, such as a pause."""
 
     def reveal(self) -> Mapping[str, str]:
         """A good answer, part by part."""
 
     def judge(self, typed: str) -> Mapping[str, Any]:
-        """Which points a typed answer contains (Judged), before the answer is shown."""
+        """The judgement (Judged) of each point in a typed answer, before the right answer is shown."""
 
     def answer(self, formula: str) -> Any:
         """The verdict on a formula."""

@@ -124,7 +124,7 @@ def held_against(figure: Figure, spoken: Sequence[Quantity], others: Sequence[Fi
 
 
 def kind_of(figure: Figure) -> str:
-    """What the unit of a figure measures."""
+    """The quantity that the unit of a figure measures, such as time or memory."""
     unit, rate = figure.unit.removesuffix("/s"), "/s" * figure.unit.endswith("/s")
     if unit.endswith("flop"):
         return FLOPS + rate

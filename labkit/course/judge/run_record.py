@@ -85,7 +85,7 @@ class Fault(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """What a rank waited for, or did, when the run was ended."""
+    """The state of one rank when the run was ended: the call that it waited in, or the line that it executed."""
 
     words: str
     line: int

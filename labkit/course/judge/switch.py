@@ -74,7 +74,7 @@ class Switch:
         return bool(unfinished) and all(rank in self.waiting for rank in unfinished)
 
     def waits(self) -> dict[int, Wait]:
-        """What each waiting rank waits for."""
+        """For each waiting rank, the message or collective that it waits for."""
         return {rank: Wait(self.names[rank, number], line) for rank, (number, line) in self.waiting.items()}
 
     def undelivered(self) -> dict[tuple[int, int], int]:

@@ -112,7 +112,7 @@ class Frame:
 
 
 def _legend(dots: bool) -> list[str]:
-    """What is drawn how, in words."""
+    """The legend, in words."""
     out, x = [], LEFT
     rows = (("held at most", PEAK, ""), ("inputs of segments", INPUTS, "8 4"), ("inside of one", INSIDE, "2 3"))
     for name, colour, dash in rows:

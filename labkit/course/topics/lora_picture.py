@@ -108,7 +108,7 @@ def lora(
 
 
 def _legend(names: list[str]) -> list[str]:
-    """Which bar is which."""
+    """The legend: the name of each bar."""
     out, x = [], BARS
     for (name, fill), _ in zip([row for row in ROWS if row[0] in names], names, strict=True):
         out += [box(x, 38, 14, 14, fill), text(x + 20, 50, name, size=12)]

@@ -104,7 +104,7 @@ def read(said: str) -> Schedule:
 
 
 def matches(schedule: Schedule, spans: Sequence[Span]) -> bool:
-    """Whether these are the spans of a step of this schedule: every rank ran its program, in its order."""
+    """True if these are the spans of a step of this schedule: every rank ran its program, in its order."""
     ran: dict[int, list[Action]] = {}
     for span in sorted(spans, key=lambda span: span.start):
         ran.setdefault(span.rank, []).append(span.action)
@@ -205,7 +205,7 @@ def _frame(x: float, y: float, wide: float, high: float, dash: str = "4 2", colo
 
 
 def _told(picked: Action, when: Mapping[Action, Span], schedule: Schedule) -> str:
-    """When the picked action ran, and what it waited for."""
+    """A sentence about the chosen action: when it ran, and which action it waited for."""
     span, before = when[picked], [when[each] for each in needs(picked, schedule.n_stages) if each in when]
     ended = " and ".join(f"{each.action} (rank {each.rank}, until {each.end:.4g})" for each in before)
     return f"{picked} runs on rank {span.rank} from {span.start:.4g} to {span.end:.4g}; it needs {ended or 'nothing'}"

@@ -117,7 +117,7 @@ def _told(state: ModelState, stage: int, x: float, n_micro: int) -> list[str]:
 
 
 def _legend(device: tuple[str, float] | None, near: bool) -> list[str]:
-    """Which colour is which kind, and what the line is."""
+    """The legend: a colour for each kind of memory, and the line of the device's memory."""
     out, x = [], LEFT
     for kind in KINDS[:3]:
         out += [box(x, BOTTOM + 106, 12, 12, COLOURS[KINDS.index(kind)]), text(x + 18, BOTTOM + 117, kind, size=12)]

@@ -100,7 +100,7 @@ def _kind(
 def _at_end(
     asked: Derivation, formula: Formula, at: Mapping[str, float], symbol: str, endless: bool
 ) -> tuple[bool, str]:
-    """Whether both agree in this limit, and a sentence about it."""
+    """True if both formulas agree in this limit, and a sentence about it."""
     exact = {name: Fraction(value) for name, value in at.items()}
     mine, truth = formula.number(exact), asked.formula.number(exact)
     same = _close(mine, truth, 1e-6 if endless else asked.tolerance)

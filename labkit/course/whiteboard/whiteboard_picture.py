@@ -78,7 +78,7 @@ def whiteboard(asked: Derivation, formula: Formula, along: str, at: Mapping[str,
 
 
 def _parting(along: str, where: list[float], xs: list[float]) -> str:
-    """Where the two part, in words."""
+    """In words: from which value on the two formulas differ."""
     if not where:
         return "nowhere apart"
     if len(where) == len(xs):

@@ -130,7 +130,7 @@ def sent_by(group: Group, counts: Sequence[int]) -> dict[str, list[int]]:
 
 
 def c74() -> Finding:
-    """How many times as much each strategy sends, by its ledger, in a step of eight micro-batches as in one of one."""
+    """The bytes that each strategy sends in a step of eight micro-batches, divided by those of a step of one."""
     sent = capped.run(sent_by, (1, 8), n_ranks=2)[0].value
     return Finding.of(
         [Setting(name, 1, eight / one, "times the bytes", measured=True) for name, (one, eight) in sent.items()],

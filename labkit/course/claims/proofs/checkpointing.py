@@ -42,7 +42,7 @@ def blocks(n_layer: int) -> list[Block]:
 
 
 def forwards(n_layer: int, segments: int) -> int:
-    """How many forward runs of a layer there are in one step, counted."""
+    """The number of layer forwards in one checkpointed step, recomputation included. The layers count themselves."""
     ran = []
 
     def layer(x: Tensor) -> Tensor:

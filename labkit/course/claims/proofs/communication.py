@@ -35,7 +35,7 @@ def by_ring(group: Group, verb: str, numel: int) -> tuple[int, int]:
 
 
 def sent(group: Group, strategy: Callable[..., Any], n_micro: int = 1, segments: int = 1) -> tuple[float, float]:
-    """What this rank sends in one step, in models: until the gradients are reduced, and in the whole step."""
+    """Bytes that this rank sends until gradients are reduced, and in the whole step, in multiples of the model's."""
     layers = [nn.Linear(256, 256, bias=False) for _ in range(4)]
     model = nn.Sequential(*layers)
     sync = strategy(model, group, partial(torch.optim.SGD, lr=0.1))

@@ -24,7 +24,7 @@ def fastest(model: str, device: str, layouts: Iterable[Layout], batch: int) -> P
 
 
 def on_64(model: str, device: str, batch: int) -> str:
-    """What the fastest of four layouts of 64 devices uses."""
+    """The strategy of the fastest plan on 64 devices for tp = 1, 2, 4 and 8: "with TP", "FSDP alone", or its name."""
     best = fastest(model, device, (Layout(64), Layout(32, 1, 2), Layout(16, 1, 4), Layout(8, 1, 8)), batch)
     return (
         "with TP" if best.layout.tp > 1 else "FSDP alone" if best.recipe.strategy == "zero3" else best.recipe.strategy

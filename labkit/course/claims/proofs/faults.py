@@ -171,7 +171,7 @@ def c89() -> Finding:
 
 
 def halved(seen: list[float]) -> int:
-    """How many steps made the scale smaller."""
+    """The number of steps after which the loss scale was smaller than before. `seen`: the scale after each step."""
     return sum(b < a for a, b in zip(seen, seen[1:], strict=False))
 
 

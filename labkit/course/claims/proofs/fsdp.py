@@ -55,7 +55,8 @@ def c30() -> Finding:
 
 
 def gathers(group: Group) -> list[float]:
-    """How often a layer is gathered in one step, the second: plain, and in two checkpointed segments."""
+    """All-gathers per layer in one step, without checkpointing and with two checkpointed segments. The second step
+    counts, since ZeRO-3 learns the order of its units in the first."""
     per_layer = []
     for segments in (1, 2):
         layers = [nn.Linear(16, 16, bias=False) for _ in range(8)]

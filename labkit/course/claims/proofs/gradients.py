@@ -52,7 +52,7 @@ def moved_by(make: MakeOptimizer, factor: float, clip: float | None = None, step
 
 
 def ratio(make: MakeOptimizer, factor: float, clip: float | None = None) -> float:
-    """How many times as far a layer moves with gradients times `factor` as without."""
+    """The distance that a layer moves if its gradients are multiplied by `factor`, over the distance without."""
     return moved_by(make, factor, clip) / moved_by(make, 1.0, clip)
 
 
@@ -120,7 +120,7 @@ def c57() -> Finding:
 
 
 def wrong_without(weights: bool, activations: bool) -> str:
-    """Which gradients of y = x W^T change if weights or inputs are lost between forward and backward."""
+    """The gradients of y = x W^T that come out wrong if weights or inputs are zeroed between forward and backward."""
     x, w = rows(4)[0].requires_grad_(), rows(3, seed=2)[0].requires_grad_()
     seed = torch.ones(4, 3).double()
     right = torch.autograd.grad(F.linear(x, w), (x, w), seed)

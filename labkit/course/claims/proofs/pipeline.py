@@ -130,7 +130,7 @@ def kept(group: Group, cases: Sequence[tuple[Schedule, int]]) -> list[int]:
 
 
 def on_rank_0(n_ranks: int, *cases: tuple[Schedule, int]) -> list[int]:
-    """What rank 0 of `n_ranks` real processes holds at most."""
+    """The most bytes of activations that rank 0 of `n_ranks` real processes holds, for each (schedule, rows)."""
     return capped.run(kept, cases, n_ranks=n_ranks)[0].value
 
 

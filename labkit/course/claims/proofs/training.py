@@ -142,7 +142,7 @@ def rank_sends(group: Group, numel: int, fraction: float) -> int:
 
 
 def share_sent(n_ranks: int, fraction: float, numel: int = 9600) -> float:
-    """What top-k sends over what a ring all-reduce sends, by the ledger."""
+    """Bytes that rank 0 sends with top-k, divided by those of a dense ring all-reduce, both counted by the ledger."""
     sparse, dense = (run_threads(rank_sends, n_ranks, numel, share)[0] for share in (fraction, 1.0))
     return sparse / dense
 
