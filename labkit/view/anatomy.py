@@ -15,10 +15,9 @@ The table stands in the order of the stack and carries the names, so that nothin
 from __future__ import annotations
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.view.bars import apart
 from labkit.view.memory import COLOURS
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
-from labkit.view.units import binary_text, bytes_text, metric_text
+from labkit.view.units import apart, binary_text, bytes_text, metric_text
 
 LEFT, BAR, TOP, BOTTOM = 78.0, 80.0, 66.0, 330.0
 NAMES, TABLE, NUMBER, TIMES, SEEN = 256.0, 336.0, 510.0, 594.0, 696.0

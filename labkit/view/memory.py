@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.view.bars import apart
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text, width_of
-from labkit.view.units import binary_text, bytes_text, seconds_text, value_text
+from labkit.view.units import apart, binary_text, bytes_text, seconds_text, value_text
 
 COLOURS = (*PALETTE[:4], PALETTE[7], PALETTE[4], PALETTE[6])
 """One for each kind; without the dark blue, on which dark words are lost."""
