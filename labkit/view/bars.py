@@ -109,7 +109,7 @@ def _by_item(sides: Mapping[str, float | Breakdown], title: str, origin: str) ->
     y = top
     for name, row in rows:
         if name == "total":
-            figure.add_artist(chart.across(figure, y))
+            figure.rule(y, dash=(0, (2, 3)))
             y += 8
         figure.words(4, y + 14, cut(name, NAMES), weight="bold", gid=formulas[name] or name)
         axes.plot([0, 0], [y - 2, y + THIN * len(row) - 2], color="black", linestyle="-", linewidth=1, clip_on=False)

@@ -118,6 +118,18 @@ class Chart(Drawing, Figure):
         wide, high = self.get_size_inches() * 72
         self.text(x / wide, 1 - y / high, said, ha=anchor, **{"fontsize": 13, **options})
 
+    def rule(self, y: float, left: float = 4, right: float = WIDTH - 4, dash: Any = "-") -> None:
+        """A line across the page at this height."""
+        wide, high = self.get_size_inches() * 72
+        ends = [left / wide, right / wide], [1 - y / high] * 2
+        self.add_artist(Line2D(*ends, color="black", linewidth=1, linestyle=dash))
+
+    def swatch(self, x: float, y: float, colour: str) -> None:
+        """A small box of a colour, for a legend or a table, with its upper left corner at a place of the page."""
+        wide, high = self.get_size_inches() * 72
+        self.add_artist(Rectangle((x / wide, 1 - (y + 12) / high), 12 / wide, 12 / high, facecolor=colour,
+                                  transform=self.transFigure))  # fmt: skip
+
     def keys(self, x: float, y: float, axes: Axes, **options: Any) -> None:
         """The legend of `axes` in one row, its left end at a place of the page; `options` as of matplotlib's legend."""
         wide, high = self.get_size_inches() * 72
@@ -136,12 +148,6 @@ class Chart(Drawing, Figure):
         return drawing("".join(pen.out), self.bbox.height, self.label, self.bbox.width)
 
     __repr__ = Drawing.__repr__
-
-
-def across(figure: Figure, y: float, left: float = 4, right: float = WIDTH - 4, dash: Any = (0, (2, 3))) -> Line2D:
-    """A line across the page at a height of it, for `figure.add_artist`."""
-    wide, high = figure.get_size_inches() * 72
-    return Line2D([left / wide, right / wide], [1 - y / high] * 2, color="black", linewidth=1, linestyle=dash)
 
 
 def upward(axes: Axes, name: str) -> None:
@@ -188,12 +194,24 @@ def _apart(axes: Axes, at: Iterable[float], say: Callable[[float], str]) -> list
 
 
 def box(
-    axes: Axes, x: float, y: float, wide: float, high: float, colour: str, said: str = "", hover: str = "", size: int = 12
+    axes: Axes,
+    x: float,
+    y: float,
+    wide: float,
+    high: float,
+    colour: str,
+    said: str = "",
+    hover: str = "",
+    size: int = 12,
+    edge: float = 1.0,
 ) -> None:
-    """A box in the units of the axes, with words in its middle where they fit; `hover` is told under the pointer."""
+    """A box in the units of the axes, with words in its middle where they fit; `hover` is told under the pointer.
+
+    One that is narrower than its edges would show has none."""
     (x0, y0), (x1, y1) = axes.transData.transform([(x, y), (x + wide, y + high)])
-    edge = 1.0 if x1 - x0 > 4 else 0.0
-    axes.add_patch(Rectangle((x, y), wide, high, facecolor=colour, linewidth=edge, gid=hover or None, clip_on=False))
+    edge = edge if x1 - x0 > 4 else 0.0
+    patch = Rectangle((x, y), wide, high, facecolor=colour, linewidth=edge, gid=hover or None, clip_on=False)
+    axes.add_artist(patch)  # add_patch takes ten times as long: it asks each patch for the limits of the axes
     if said and width_of(said, size) + 4 <= abs(x1 - x0) and abs(y1 - y0) >= size:
         ink = "black" if colour == "none" else INK
         middle = x + wide / 2, y + high / 2
@@ -223,6 +241,13 @@ class Pen(RendererBase):
     def points_to_pixels(self, points: Any) -> Any:
         """Pixels for points."""
         return points * self.scale
+
+    def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
+        """About what words take: which font the page has is not known, and to ask one takes half of the time."""
+        if ismath:
+            return super().get_text_width_height_descent(s, prop, ismath)
+        size = self.points_to_pixels(prop.get_size_in_points())
+        return width_of(s, size, _bold(prop)), size, 0.24 * size
 
     def open_group(self, s: str, gid: str | None = None) -> None:
         """An artist begins; its gid shows when the pointer rests on it."""
@@ -259,9 +284,8 @@ class Pen(RendererBase):
             x, side = place[0], mtext.get_horizontalalignment()
             anchor = {"center": ' text-anchor="middle"', "right": ' text-anchor="end"'}.get(side, "")
         turn = f' transform="rotate({-angle:g} {x:.1f} {y:.1f})"' if angle else ""
-        size, weight = self.points_to_pixels(prop.get_size_in_points()), prop.get_weight()
-        heavy = weight in ("bold", "semibold", "heavy", "black") or (isinstance(weight, int) and weight >= 600)
-        bold, size_of = ' font-weight="600"' * heavy, "" if size == 13 else f' font-size="{size:g}"'
+        size = self.points_to_pixels(prop.get_size_in_points())
+        bold, size_of = ' font-weight="600"' * _bold(prop), "" if size == 13 else f' font-size="{size:g}"'
         colour = _colour(gc.get_rgb())
         fill = "" if colour == "currentColor" else f' fill="{colour}"'
         words = f'<text x="{x:.1f}" y="{y:.1f}"{anchor}{size_of}{bold}{fill}{turn}>{escape(s)}</text>'
@@ -307,6 +331,11 @@ class Pen(RendererBase):
                 x, y, wide, high = frame.split()
                 shape = f'<svg x="{x}" y="{y}" width="{wide}" height="{high}" viewBox="{frame}">{shape}</svg>'
         self.out.append(shape)
+
+
+def _bold(prop: Any) -> bool:
+    weight = prop.get_weight()
+    return weight in ("bold", "semibold", "heavy", "black") or (isinstance(weight, int) and weight >= 600)
 
 
 def _colour(colour: Any) -> str:

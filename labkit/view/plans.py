@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.explain import simplest
 from labkit.plan.search import Plan
-from labkit.view.memory import COLOURS
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
+from labkit.view.svg import KIND_COLOURS as COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import metric_text, seconds_text
 
 LABEL, MEMORY, STEP = 6.0, 206.0, 506.0

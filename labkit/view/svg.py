@@ -20,6 +20,8 @@ from urllib.parse import quote
 
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
 """Okabe and Ito (2008); sky, orange, green, pink, yellow, blue, vermilion, grey."""
+KIND_COLOURS = (*PALETTE[:4], PALETTE[7], PALETTE[4], PALETTE[6])
+"""One for each kind of memory; without the dark blue, on which dark words are lost."""
 INK = "#111"
 """Text on a coloured box."""
 WIDTH = 800

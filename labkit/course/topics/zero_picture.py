@@ -17,8 +17,7 @@ from collections.abc import Mapping
 
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.sharding import NAMES, STAGES, ModelState
-from labkit.view.memory import COLOURS
-from labkit.view.svg import PALETTE, Picture, box, cut, headline, line, round_marks, text
+from labkit.view.svg import KIND_COLOURS as COLOURS, PALETTE, Picture, box, cut, headline, line, round_marks, text
 from labkit.view.units import metric_text
 
 LEFT, RIGHT, TOP, BOTTOM = 76.0, 792.0, 84.0, 300.0
