@@ -271,6 +271,18 @@ class Pen(RendererBase):
         if shape:
             self._put(f"<{shape} {paint}/>", gc, clean.vertices[(clean.codes > 0) & (clean.codes < 79)])
 
+    def draw_markers(
+        self, gc: Any, marker_path: Path, marker_trans: Any, path: Path, trans: Transform, rgbFace: Any = None
+    ) -> None:
+        """Marks; round ones, the most frequent, as circles."""
+        if marker_path is not Path.unit_circle():
+            super().draw_markers(gc, marker_path, marker_trans, path, trans, rgbFace)
+            return
+        radius = abs(marker_trans.frozen().to_values()[0])
+        for x, y in trans.transform(path.vertices):
+            circle = f'<circle cx="{x:.1f}" cy="{self.height - y:.1f}" r="{radius:g}" {self._paint(gc, rgbFace)}/>'
+            self._put(circle, gc, np.array([[x, self.height - y]]))
+
     def draw_text(
         self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None
     ) -> None:
