@@ -43,6 +43,8 @@ DASHES = ("-", (0, (8, 4)), (0, (2, 3)), (0, (8, 3, 2, 3)))
 """Lines that differ in colour differ in their dashes, too."""
 MARKS = ("o", "s", "^", "D")
 DOTTED = (0, (1, 5))
+CHOSEN = MappingProxyType({"marker": "D", "color": PALETTE[4], "markeredgecolor": "black", "markersize": 11})
+"""The mark of what is chosen, for `dot`."""
 STYLE = MappingProxyType(
     {
         "axes.axisbelow": True,
@@ -155,6 +157,14 @@ def upward(axes: Axes, name: str) -> None:
     frame = axes.get_window_extent()
     axes.set_ylabel(name, rotation=0, ha="left", va="baseline")
     axes.yaxis.set_label_coords((4 - frame.x0) / frame.width, 1 + 12 / frame.height)
+
+
+def dot(axes: Axes, x: float, y: float, hover: str = "", label: str = "", **options: Any) -> None:
+    """A mark, moved to the edge of the axes if it lies beyond; `label` is for the legend, `hover` for the pointer."""
+    (left, right), (low, high) = axes.get_xlim(), sorted(axes.get_ylim())
+    edge = {"markeredgewidth": 3} if options.get("marker") == "x" else {"markeredgecolor": "white"}
+    axes.plot([min(max(x, left), right)], [min(max(y, low), high)], label=label or None, gid=hover or None,
+              clip_on=False, **{"marker": "o", "linestyle": "", **edge, **options})  # fmt: skip
 
 
 def on_page(axes: Axes, x: float, y: float) -> tuple[float, float]:
