@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.path import Path
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from matplotlib.transforms import Affine2D, Transform
 
 from labkit.view.svg import INK, PALETTE, WIDTH, Drawing, drawing, title_of, width_of
@@ -180,14 +180,16 @@ def marks(
     x_text: Callable[[float], str] | None = None,
     y_text: Callable[[float], str] | None = None,
 ) -> None:
-    """The marks of the axes, and how their numbers are written; None leaves either to matplotlib.
+    """The marks of the axes, and how their numbers are written; None: about five round ones, as matplotlib writes them.
 
     Of marks across that would run into each other, the later ones are left out."""
     for axis, at, say in ((axes.xaxis, x, x_text), (axes.yaxis, y, y_text)):
         axis.minorticks_off()
         if say is not None:
             axis.set_major_formatter(FuncFormatter(lambda value, _, say=say: say(value)))
-        if at is not None:
+        if at is None and axis.get_scale() == "linear":
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        elif at is not None:
             axis.set_major_locator(FixedLocator(_apart(axes, at, say) if axis is axes.xaxis and say else list(at)))
 
 

@@ -44,9 +44,8 @@ def curve(
         axes.plot([step for step, _ in points], heights, label=name)
     axes.set_xlabel(across)
     chart.upward(axes, upward or ("loss" if re.search(r"\bloss\b", title) else title.partition(",")[0]))
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     chart.marks(axes, x_text="{:g}".format, y_text="{:.6g}".format)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     if len(series) > 1:
         figure.keys(64, 38, axes, fontsize=13)
     _last_values(axes, series)
