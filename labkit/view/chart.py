@@ -35,7 +35,8 @@ from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from matplotlib.transforms import Affine2D, Transform
 
-from labkit.view.svg import INK, PALETTE, WIDTH, Drawing, drawing, title_of, width_of
+from labkit.view.svg import INK, PALETTE, WIDTH, Drawing, drawing, round_marks, title_of, width_of
+from labkit.view.units import seconds_text
 
 LINES = ("#2B8CD6", PALETTE[6], PALETTE[2], PALETTE[3])
 """Colours of lines: Okabe and Ito's, but for a lighter blue; a thin line of theirs is lost on a dark page."""
@@ -120,17 +121,26 @@ class Chart(Drawing, Figure):
         wide, high = self.get_size_inches() * 72
         self.text(x / wide, 1 - y / high, said, ha=anchor, **{"fontsize": 13, **options})
 
-    def rule(self, y: float, left: float = 4, right: float = WIDTH - 4, dash: Any = "-") -> None:
+    def rule(
+        self, y: float, left: float = 4, right: float = WIDTH - 4, dash: Any = "-", colour: str = "black", width: float = 1
+    ) -> None:
         """A line across the page at this height."""
         wide, high = self.get_size_inches() * 72
         ends = [left / wide, right / wide], [1 - y / high] * 2
-        self.add_artist(Line2D(*ends, color="black", linewidth=1, linestyle=dash))
+        self.add_artist(Line2D(*ends, color=colour, linewidth=width, linestyle=dash))
 
     def swatch(self, x: float, y: float, colour: str) -> None:
         """A small box of a colour, for a legend or a table, with its upper left corner at a place of the page."""
         wide, high = self.get_size_inches() * 72
         self.add_artist(Rectangle((x / wide, 1 - (y + 12) / high), 12 / wide, 12 / high, facecolor=colour,
                                   transform=self.transFigure))  # fmt: skip
+
+    def swatches(self, x: float, y: float, keys: Iterable[tuple[str, str]]) -> None:
+        """A legend of (words, colour) in one row, its upper left corner at a place of the page."""
+        for words, colour in keys:
+            self.swatch(x, y, colour)
+            self.words(x + 17, y + 11, words, fontsize=12)
+            x += 34 + width_of(words, 12)
 
     def keys(self, x: float, y: float, axes: Axes, **options: Any) -> None:
         """The legend of `axes` in one row, its left end at a place of the page; `options` as of matplotlib's legend."""
@@ -191,6 +201,15 @@ def marks(
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         elif at is not None:
             axis.set_major_locator(FixedLocator(_apart(axes, at, say) if axis is axes.xaxis and say else list(at)))
+
+
+def lanes(axes: Axes) -> None:
+    """The axes of bars in lanes over seconds: times at round marks below, names at the left, no grid."""
+    marks(axes, round_marks(axes.get_xlim()[1]), axes.get_yticks(), lambda seconds: seconds_text(seconds) if seconds else "0")
+    for mark in axes.get_xticklabels()[-1:]:  # the last one may stand at the end of the page
+        mark.set_ha("right" if mark.get_position()[0] > 0.96 * axes.get_xlim()[1] else "center")
+    axes.spines["left"].set_visible(False)
+    axes.grid(False)
 
 
 def _apart(axes: Axes, at: Iterable[float], say: Callable[[float], str]) -> list[float]:
@@ -279,7 +298,7 @@ class Pen(RendererBase):
             return
         down = transform + Affine2D().scale(1, -1).translate(0, self.height)
         clean = path.cleaned(down, remove_nans=True, simplify=rgbFace is None and path.should_simplify)
-        shape = _rectangle(clean, rgbFace is not None and gc.get_linewidth() > 0) or _outline(clean)
+        shape = _rectangle(clean, gc.get_linewidth() > 0) or _outline(clean)
         if shape:
             self._put(f"<{shape} {paint}/>", gc, clean.vertices[(clean.codes > 0) & (clean.codes < 79)])
 
@@ -368,15 +387,15 @@ def _colour(colour: Any) -> str:
     return "currentColor" if said == "#000000" else said
 
 
-def _rectangle(path: Path, round_it: bool) -> str:
-    """An upright closed path of four corners as a <rect>; nothing for any other."""
+def _rectangle(path: Path, edged: bool) -> str:
+    """An upright closed path of four corners as a <rect>, a little rounded if it has an edge; "" for any other."""
     corners = path.vertices[:4]
     if list(path.codes[:6]) != [1, 2, 2, 2, 79, 0] or len(path.codes) > 6:
         return ""
     (x0, y0), (x1, y1) = corners.min(0), corners.max(0)
     if any(x not in (x0, x1) or y not in (y0, y1) for x, y in corners):
         return ""
-    rounded = ' rx="3"' if round_it and min(x1 - x0, y1 - y0) > 11 else ""
+    rounded = ' rx="3"' if edged and min(x1 - x0, y1 - y0) > 11 else ""
     return f'rect x="{x0:.1f}" y="{y0:.1f}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"{rounded}'
 
 
