@@ -15,7 +15,18 @@ The table stands in the order of the stack and carries the names, so that nothin
 from __future__ import annotations
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.view.svg import KIND_COLOURS as COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
+from labkit.view.svg import (
+    KIND_COLOURS as COLOURS,
+    PALETTE,
+    WIDTH,
+    Picture,
+    box,
+    cut,
+    headline,
+    line,
+    round_marks,
+    text,
+)
 from labkit.view.units import apart, binary_text, bytes_text, metric_text
 
 LEFT, BAR, TOP, BOTTOM = 78.0, 80.0, 66.0, 330.0

@@ -16,9 +16,7 @@ Points = Sequence[tuple[float, float]]
 
 
 @chart.style()
-def curve(
-    series: Mapping[str, Points], title: str = "loss", across: str = "step", upward: str = ""
-) -> chart.Chart:
+def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step", upward: str = "") -> chart.Chart:
     """Each series of (step, value) as a line, with its first and last value; values that are not finite leave a gap.
 
     `across` and `upward` name the axes, with their units. Without `upward` that axis is "loss" if the title speaks of
@@ -72,4 +70,6 @@ def _last_values(axes: chart.Axes, series: Mapping[str, Points]) -> None:
         drops = (0, 13, -13, 26, -26, 39, 52, -39, -52)
         places = [(left, y - 6 + drop) for left in (x + 8, x - wide - 8) for drop in drops]
         if spot := room.first(places, wide, 12):
-            axes.annotate(words, (step, value), (spot[0] - x, y - spot[1] - 10), textcoords="offset points", fontsize=13)
+            axes.annotate(
+                words, (step, value), (spot[0] - x, y - spot[1] - 10), textcoords="offset points", fontsize=13
+            )

@@ -89,7 +89,9 @@ def histogram(
     lanes = BOTTOM + 58 + LANE * len(formats)
     figure = chart.Chart(lanes + 6, title, f"{title}: {label}")
     figure.words(4, 42, words, fontsize=12)
-    axes = figure.panel(LEFT, TOP, RIGHT, BOTTOM, xlim=(low, high + 1), xlabel="size of a gradient, times the loss scale")
+    axes = figure.panel(
+        LEFT, TOP, RIGHT, BOTTOM, xlim=(low, high + 1), xlabel="size of a gradient, times the loss scale"
+    )
     most = max(moved.values(), default=1) / max(1, total)
     axes.set_ylim(0, most * (BOTTOM - TOP) / (BOTTOM - TOP - 4))
     for exponent, share in shares.items():
@@ -132,7 +134,9 @@ def _lane(figure: chart.Chart, axes: chart.Axes, y: float, each: Format, of: Fat
         if stop > start:
             hover = f"{_short(each)}: {words}, 2^{start:g} to 2^{stop:g}"
             chart.box(axes, start, y, stop - start, 19, fill, words, hover)
-    told = ", ".join(f"{share:.0%} {fate}" for share, fate in ((of.zero, "zero"), (of.subnormal, "low"), (of.over, "over")))
+    told = ", ".join(
+        f"{share:.0%} {fate}" for share, fate in ((of.zero, "zero"), (of.subnormal, "low"), (of.over, "over"))
+    )
     figure.words(RIGHT + 8, BOTTOM + 58 + y + 14, told, fontsize=12)
 
 

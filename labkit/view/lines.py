@@ -65,7 +65,9 @@ def _plot(
     for place, name in enumerate([*curves, *(name for name in dots if name not in curves)]):
         points, colour = dots.get(name, ()), chart.LINES[place % 4]
         words = f"{name}, and measured" if name in curves and name in dots else name
-        marker = {"marker": chart.MARKS[place % 4], "markeredgecolor": "white", "markersize": 10} if name in dots else {}
+        marker = (
+            {"marker": chart.MARKS[place % 4], "markeredgecolor": "white", "markersize": 10} if name in dots else {}
+        )
         key = {"color": colour, "linestyle": chart.DASHES[place % 4] if name in curves else "", **marker}
         axes.plot([], [], label=words, **key)
         if name in curves:

@@ -163,7 +163,9 @@ def _phases(axes: chart.Axes, columns: Sequence[Moment], slice_s: float) -> None
         count = len([*run])
         if name:
             wide = count * slice_s / axes.get_xlim()[1] * (RIGHT - LEFT)
-            chart.box(axes, begin * slice_s, -24 * unit, count * slice_s, 20 * unit, "none", _short(name, wide), name, 13)
+            chart.box(
+                axes, begin * slice_s, -24 * unit, count * slice_s, 20 * unit, "none", _short(name, wide), name, 13
+            )
         begin += count
 
 

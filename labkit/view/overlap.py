@@ -69,17 +69,21 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
                     begin = seconds_text(t0 - first) if t0 > first else "0"
                     hover = f"rank {row.rank} {what}: {seconds_text(took)} from {begin}"
                     words, high = seconds_text(took) if tall == 1 else "", (LANE - 3) * tall
-                    chart.box(axes, t0 - first, y + LANE - 3 - high, max(t1 - t0, 0.5 / scale), high, colour, words, hover)
+                    chart.box(
+                        axes, t0 - first, y + LANE - 3 - high, max(t1 - t0, 0.5 / scale), high, colour, words, hover
+                    )
         y += LANE
         if spans:
             lanes[y + LANE - 2] = "spans"
             for span in spans[:MOST_BARS]:
                 wide, letter = (span.t1 - span.t0) * scale, span.phase[:1].upper()
                 name = f"{span.phase} {span.name}".strip()
-                fits = (each for each in (name, f"{letter} {span.name}".strip(), letter) if width_of(each, 12) + 4 <= wide)
+                fits = (
+                    each for each in (name, f"{letter} {span.name}".strip(), letter) if width_of(each, 12) + 4 <= wide
+                )
                 hover = f"rank {row.rank} {name}: {seconds_text(span.t1 - span.t0)}"
-                chart.box(axes, span.t0 - first, y, max(span.t1 - span.t0, 0.5 / scale), LANE - 3, "none", next(fits, ""),
-                          hover, edge=0.5)  # fmt: skip
+                place = span.t0 - first, y, max(span.t1 - span.t0, 0.5 / scale), LANE - 3
+                chart.box(axes, *place, "none", next(fits, ""), hover, edge=0.5)
             y += LANE
         y += 8
     axes.hlines(list(lanes), 0, whole, "black", linewidth=0.3, zorder=0.9)

@@ -81,7 +81,9 @@ def roofline(
     height = BOTTOM + 72 + 19 * len(drawn) + 21 * len(notes) if drawn else BOTTOM + 50
     figure = chart.Chart(height, head, f"{head}: {said}{label}")
     figure.words(4, 42, cut(said, 112))
-    axes = figure.panel(LEFT, TOP, RIGHT, BOTTOM, xscale="log", yscale="log", xlim=(low, high), ylim=(floor, peak * 2.5))
+    axes = figure.panel(
+        LEFT, TOP, RIGHT, BOTTOM, xscale="log", yscale="log", xlim=(low, high), ylim=(floor, peak * 2.5)
+    )
     axes.set_xlabel("intensity: flops for each byte that is moved")
     room = Room(LEFT + 2, TOP - 14, RIGHT, BOTTOM - 2)
     marks = _marks(axes, drawn, seen, hardware, precision)
@@ -93,7 +95,7 @@ def roofline(
         x, y = chart.on_page(axes, rate / hardware.reachable_bytes_per_s, rate)
         room.keep(x, y - 2, RIGHT - x, 4)
     _letters(axes, marks, room)  # letters have fewer places than the roofs' numbers, and choose before them
-    _roofs(axes, hardware, precision, roofs, room)
+    _roofs(figure, axes, hardware, precision, roofs, room)
     if drawn:
         _table(figure, drawn, seen, hardware, precision)
         for k, note in enumerate(notes, 1):
@@ -110,7 +112,7 @@ def _grid(axes: chart.Axes, hardware: Hardware, corner: float, room: Room) -> No
     for rate, end in zip(rates, ends, strict=True):
         x, y = chart.on_page(axes, end, rate)
         room.take(LEFT + 2, y - 1, x - LEFT - 2, 2)
-    axes.hlines(rates, low, ends, "black", [chart.DOTTED], linewidth=1)
+    axes.hlines(rates, low, ends, "black", chart.DOTTED, linewidth=1)
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     chart.marks(axes, [10.0**power for power in powers], rates, "{:,.9g}".format, lambda r: metric_text(r, "flop/s"))
     axes.grid(False)
@@ -128,7 +130,12 @@ def _flat_roofs(hardware: Hardware, precision: str) -> dict[float, list[str]]:
 
 
 def _roofs(
-    axes: chart.Axes, hardware: Hardware, precision: str, roofs: Mapping[float, Sequence[str]], room: Room
+    figure: chart.Chart,
+    axes: chart.Axes,
+    hardware: Hardware,
+    precision: str,
+    roofs: Mapping[float, Sequence[str]],
+    room: Room,
 ) -> None:
     """The slope of memory, the flat roof of large products, and the roofs of other precisions."""
     (low, high), top, corner = axes.get_xlim(), hardware.rate(precision), ridge(hardware, precision)
@@ -146,23 +153,23 @@ def _roofs(
         wide = width_of(said, 12, bold)
         steps = range(max(1, int((RIGHT - wide - bend) / 12)))
         places = [(RIGHT - wide - 2 - 12 * step, y + dy) for dys in BESIDE for step in steps for dy in dys]
-        _put(axes, room, places, said, bold)
-    _put(axes, room, [(middle[0] + 5, BOTTOM - 20), (middle[0] - 80, BOTTOM - 20)], f"ridge {corner:.3g}", True)
+        _put(figure, room, places, said, bold)
+    _put(figure, room, [(middle[0] + 5, BOTTOM - 20), (middle[0] - 80, BOTTOM - 20)], f"ridge {corner:.3g}", True)
     said = f"{metric_text(hardware.reachable_bytes_per_s, 'B/s')} x intensity"
     left = width_of(said, 12) + 12
     slope = [
         (start[0] + share * (middle[0] - start[0]) - left, start[1] + share * (middle[1] - start[1]) - 14)
         for share in (0.75, 0.85, 0.6, 0.95)
     ]
-    _put(axes, room, slope, said, False)
+    _put(figure, room, slope, said, False)
 
 
-def _put(axes: chart.Axes, room: Room, places: Sequence[tuple[float, float]], said: str, bold: bool) -> None:
+def _put(figure: chart.Chart, room: Room, places: Sequence[tuple[float, float]], said: str, bold: bool) -> None:
     """Words at the first of these places that is free; where none is, they are left out."""
     wide = width_of(said, 12, bold)
     if spot := room.first(places, wide, 14):
         style = {"fontsize": 12, "weight": "bold" if bold else "normal"}
-        axes.get_figure().words(spot[0] + wide, spot[1] + 12, said, "right", **style)
+        figure.words(spot[0] + wide, spot[1] + 12, said, "right", **style)
 
 
 @dataclass(frozen=True)
@@ -199,7 +206,7 @@ def _letters(axes: chart.Axes, marks: Sequence[Mark], room: Room) -> None:
 
     The lines from marks to letters come first, so that none is drawn over the letter of another."""
     to_data = axes.transData.inverted().transform
-    high = axes.get_figure().bbox.height
+    high = axes.figure.bbox.height
     plates, lines = [], []
     for mark in marks:
         turns = [(r, angle) for r in (15, 24, 34, 46, 60, 76) for angle in TURNS]
@@ -225,9 +232,10 @@ def _table(
 ) -> None:
     """Every letter's numbers."""
     y = BOTTOM + 62
-    columns = ((10.0, "", "center"), (30.0, "op, how often", "left"), (300.0, "flops", "right"), (375.0, "bytes", "right"),
-               (455.0, "flop/byte", "right"), (530.0, "takes", "right"), (538.0, "bound by", "left"),
-               (612.0, "measured" if seen else "", "left"))  # fmt: skip
+    columns = (
+        (10.0, "", "center"), (30.0, "op, how often", "left"), (300.0, "flops", "right"), (375.0, "bytes", "right"),
+        (455.0, "flop/byte", "right"), (530.0, "takes", "right"), (538.0, "bound by", "left"),
+        (612.0, "measured" if seen else "", "left"))  # fmt: skip
     for x, word, anchor in columns:
         figure.words(x, y, word, anchor, weight="bold", fontsize=12)
     figure.rule(y + 6)
@@ -236,10 +244,10 @@ def _table(
         took = each.seconds(hardware, precision)
         name = cut(each.name, 24) + (f" x {each.count}" if each.count > 1 else "")
         ratio = f"{each.intensity:.3g}" if each.intensity < 1000 else f"{each.intensity:,.0f}"
-        cells = (letter, name, metric_text(each.flops, "flop"), bytes_text(each.n_bytes), ratio, seconds_text(took),
-                 each.bound(hardware, precision))  # fmt: skip
+        cells = [letter, name, metric_text(each.flops, "flop"), bytes_text(each.n_bytes), ratio, seconds_text(took)]
+        cells.append(each.bound(hardware, precision))
         if each.name in seen:
-            cells = (*cells, f"{seconds_text(seen[each.name])}, {_off(took, seen[each.name])}")
+            cells.append(f"{seconds_text(seen[each.name])}, {_off(took, seen[each.name])}")
         for (x, _, anchor), cell in zip(columns, cells, strict=False):
             figure.words(x, y, cell, anchor, fontsize=12, weight="bold" if cell == letter else "normal")
 
@@ -272,4 +280,3 @@ def _off(predicted: float, measured: float) -> str:
     if 0.5 <= ratio <= 2:
         return f"{100 * abs(ratio - 1):.3g}% {'slower' if ratio >= 1 else 'faster'}"
     return f"{ratio:,.3g} times as long"
-

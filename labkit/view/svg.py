@@ -32,10 +32,11 @@ STYLE = "<style>.lk-drawing:has(svg){display:block!important}.lk-image:has(+.lk-
 class Drawing:
     """What shows itself in a notebook as SVG, and survives an export to HTML: a Picture drawn by hand, or a Chart.
 
-    `str` of it is the SVG, `width` how wide that is, and `label` says in words what it shows."""
+    `str` of it is the SVG, `width` and `height` are its size, and `label` says in words what it shows."""
 
     label: str
     width: float
+    height: float
 
     def __repr__(self) -> str:
         return f"<picture: {self.label}>"

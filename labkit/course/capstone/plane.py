@@ -51,8 +51,8 @@ def plane(
     figure = chart.Chart(HEIGHT, title, f"{title}: " + "; ".join(map(words_of, points)))
     axes = figure.panel(LEFT, TOP, RIGHT, BOTTOM, xscale="log", yscale="log", xlabel="seconds of a step")
     axes.set(xlim=_ends([mark.seconds for mark in points]), ylim=_ends(held))
-    marks = _round(axes.get_xlim()), _round(axes.get_ylim(), 1e6)
-    chart.marks(axes, *marks, lambda seconds: f"{seconds:.3g} s", lambda n_bytes: f"{n_bytes / 1e6:.3g} MB")
+    across, up = _round(axes.get_xlim()), _round(axes.get_ylim(), 1e6)
+    chart.marks(axes, across, up, lambda seconds: f"{seconds:.3g} s", lambda n_bytes: f"{n_bytes / 1e6:.3g} MB")
     chart.upward(axes, "bytes of the fullest rank")
     room, scores = Room(LEFT, TOP - 14, WIDTH, BOTTOM), _scores(axes)
     for mark in points:
@@ -139,7 +139,9 @@ def _cap(figure: chart.Chart, axes: chart.Axes, cap_bytes: float, room: Room) ->
     words = f"cap {cap_bytes / 1e6:.3g} MB"
     if not low <= cap_bytes <= high:
         side = "above" if cap_bytes > high else "below"
-        figure.words(RIGHT, TOP - 16, f"the {words.replace(' ', ', ', 1)}, lies {side} this picture", "right", fontsize=12)
+        figure.words(
+            RIGHT, TOP - 16, f"the {words.replace(' ', ', ', 1)}, lies {side} this picture", "right", fontsize=12
+        )
         return
     y, wide = chart.on_page(axes, 1, cap_bytes)[1], width_of(words, 12, bold=True)
     room.keep(LEFT, y - 2, RIGHT - LEFT, 4)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from labkit.course.cards.figures import Figure, evaluate, figure
 from labkit.course.cards.pictures import picture as picture_of
 from labkit.course.claims.audit import Result, claim, kept
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 PARTS = ("claim", "reason", "law", "number", "costs", "limits")
 """The answer, part by part, in the order in which one says it."""
@@ -133,7 +133,7 @@ class Card(BaseModel):
         found = {each.claim.id: each for each in kept().results} if wanted else {}
         return tuple(found[id] for id in wanted if id in found)
 
-    def drawn(self) -> Picture | None:
+    def drawn(self) -> Drawing | None:
         """Its picture; None if it has none. ValueError, with the card's id, for an expression that draws nothing."""
         try:
             return picture_of(self.picture, {name: each.value for name, each in self.figures.items()})

@@ -62,7 +62,9 @@ def _lanes(figure: chart.Chart, ready: Sequence[Ready], now: Replay) -> None:
     order, last = sorted(ready, key=lambda gradient: gradient.at_s), 0.0
     step = -(-len(order) // MOST_BOXES)
     for gradient in [*order[step - 1 :: step], *(order[-1:] if len(order) % step else [])]:
-        hover = f"gradient of {gradient.name}, {bytes_text(gradient.n_bytes)}, ready after {seconds_text(gradient.at_s)}"
+        hover = (
+            f"gradient of {gradient.name}, {bytes_text(gradient.n_bytes)}, ready after {seconds_text(gradient.at_s)}"
+        )
         chart.box(axes, last, 6, gradient.at_s - last, LANE, COMPUTE, gradient.name, hover, edge=0.7)
         last = gradient.at_s
     if now.backward_s > last:
@@ -105,7 +107,9 @@ def _sizes(
     axes.set(ylim=(0, 1.06 * max([now.end_s, *ends, *measured.values()])), xlabel="bytes of a bucket")
     figure.words(LEFT, 184, "begin of backward to end of the last bucket", weight="bold", fontsize=12)
     axes.axhline(now.backward_s, color="black", linestyle=chart.DASHES[1], linewidth=1.5)
-    axes.annotate("backward alone", (1, now.backward_s), (-2, 5), ("axes fraction", "data"), "offset points", ha="right")
+    axes.annotate(
+        "backward alone", (1, now.backward_s), (-2, 5), ("axes fraction", "data"), "offset points", ha="right"
+    )
     axes.plot(sizes, ends, color=LAW, linestyle="-", label="replayed")
     chart.dot(axes, chosen, now.end_s, f"chosen: {bytes_text(chosen)}", "chosen", **chart.CHOSEN)
     for k, (size, seconds) in enumerate(measured.items()):

@@ -11,7 +11,7 @@ from labkit.course.topics.explain_trace_picture import KINDS, diagnosed, explain
 from labkit.course.widgets.explorer import Explorer
 from labkit.probe.recording import Recording
 from labkit.view.overlap import overlap
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 LOOK = "look first"
 
@@ -40,7 +40,7 @@ class ExplainTrace(Explorer):
         """Traces of which the last answer is the measured one."""
         return sum(self.truth[name] == said for name, said in self.answers.items())
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The trace as a profiler has it; once there is an answer, with what every rank waited for."""
         name = self.trace.value
         if name != self._last:

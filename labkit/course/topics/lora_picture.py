@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.plan.adapters import adapter_numel
 from labkit.plan.breakdown import Breakdown
@@ -82,14 +83,15 @@ def lora(
     """Bytes by kind of full fine-tuning, of LoRA by law and as measured; and losses over the rank, the chosen lit.
 
     `law` None: full fine-tuning is what is looked at. The kinds are those of `full`."""
-    sides = [each for each in (full, law, measured) if each is not None]
     given = [
         (name, fill, side) for (name, fill), side in zip(ROWS, (full, law, measured), strict=True) if side is not None
     ]
     totals = {name: sum(side[kind] for kind in full) for name, _, side in given}
     most = max(*totals.values(), 1.0)
     kinds = [*full, "in all"]
-    sizes = {(kind, name): totals[name] if kind == "in all" else side[kind] for kind in kinds for name, _, side in given}
+    sizes = {
+        (kind, name): totals[name] if kind == "in all" else side[kind] for kind in kinds for name, _, side in given
+    }
     label = f"{title}: " + "; ".join(f"{kind}, {name}: {n_bytes:,.0f} B" for (kind, name), n_bytes in sizes.items())
     if quality is not None:
         label += "; " + "; ".join(f"{name}, rank {r}: loss {loss:.3g}" for (name, r), loss in quality.losses.items())
@@ -128,7 +130,7 @@ def _quality(figure: chart.Chart, seen: Seen, targets: str, rank: int) -> None:
     names = list(dict.fromkeys(name for name, _ in seen.losses))
     for k, name in enumerate(names):
         colour, dash = chart.LINES[k % 4], chart.DASHES[k % 4]
-        mark = {"color": colour, "marker": "osD^"[k % 4], "markeredgecolor": "black"}
+        mark: dict[str, Any] = {"color": colour, "marker": "osD^"[k % 4], "markeredgecolor": "black"}
         points = [(r, seen.losses[name, r]) for r in ranks if (name, r) in seen.losses]
         axes.plot(*zip(*points, strict=True), color=colour, linestyle=dash, linewidth=4 if name == targets else 1.8)
         for r, loss in points:
@@ -139,9 +141,9 @@ def _quality(figure: chart.Chart, seen: Seen, targets: str, rank: int) -> None:
     heights = [k * step for k in range(math.ceil((low - room) / step), math.floor((high + room) / step) + 1)]
     chart.marks(axes, ranks, heights, "{:g}".format, "{:.2f}".format)
     axes.grid(False)
-    figure.keys(LEFT - 40, 81, axes, ncols=2, handlelength=2.5)
-    for words, name in zip(axes.get_legend().get_texts(), names, strict=True):
-        words.set_fontweight("bold" if name == targets else "normal")
+    legend = figure.keys(LEFT - 40, 81, axes, ncols=2, handlelength=2.5)
+    for key, name in zip(legend.get_texts(), names, strict=True):
+        key.set_fontweight("bold" if name == targets else "normal")
     if (targets, rank) in seen.losses:
         words = f"{targets}, rank {rank}: {seen.recovered(targets, rank):.0%} of full fine-tuning's gain"
     else:

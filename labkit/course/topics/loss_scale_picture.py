@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.train.loss_scale import LossScale
 from labkit.view import chart
@@ -75,7 +76,7 @@ def scales(run: Replayed, ceilings: Sequence[bool | float] = (), title: str = "l
     axes.set_ylim(2.0**low, 2.0**high)
     axes.stairs(run.scales, [step - 0.5 for step in range(n + 1)], baseline=None, color=BLUE, linewidth=2.5,
                 label="loss scale")  # fmt: skip
-    skipped = {"color": SKIPPED, "marker": "x", "markeredgewidth": 2.5}
+    skipped: dict[str, Any] = {"color": SKIPPED, "marker": "x", "markeredgewidth": 2.5}
     axes.plot([], [], linestyle="", **skipped, label="step skipped")
     for step in run.skipped:
         hover = f"step {step} skipped at 2^{math.log2(run.scales[step]):.4g}"

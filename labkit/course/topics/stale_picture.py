@@ -63,7 +63,9 @@ def _map(figure: chart.Chart, staleness: int, rate: float, runs: Sequence[Seen])
     axes.plot(steps, [best(step) for step in steps], color=BEST, linestyle=chart.DASHES[1], label="best")
     for x, y, word in ((11, 1.6, "diverges"), (11, 0.057, "swings"), (6.5, 0.018, "creeps")):
         axes.text(x, y, word, fontsize=13, ha="center")
-    chart.dot(axes, staleness, rate, f"chosen: staleness {staleness}, lr × curvature {number_text(rate)}", **chart.CHOSEN)
+    chart.dot(
+        axes, staleness, rate, f"chosen: staleness {staleness}, lr × curvature {number_text(rate)}", **chart.CHOSEN
+    )
     for run in runs:
         hover = f"recorded: staleness {run.staleness:g}, lr × curvature {number_text(run.rate)}: "
         if run.converged:
