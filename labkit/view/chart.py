@@ -117,7 +117,9 @@ class Chart(Drawing, Figure):
     def words(self, x: float, y: float, said: str, anchor: str = "left", **options: Any) -> None:
         """Words with their baseline at a place of the page; `options` as of matplotlib's Text."""
         wide, high = self.get_size_inches() * 72
-        self.text(x / wide, 1 - y / high, said, ha=anchor, **{"fontsize": 13, **options})
+        self.text(
+            x / wide, 1 - y / high, said, ha=anchor, **{"fontsize": 13, "zorder": -1, **options}
+        )  # read before the panels
 
     def rule(
         self,
@@ -255,4 +257,6 @@ def box(
     if said and width_of(said, size) + 4 <= abs(x1 - x0) and abs(y1 - y0) >= size:
         ink = "black" if colour == "none" else INK
         middle = x + wide / 2, y + high / 2
-        axes.text(*middle, said, ha="center", va="center_baseline", fontsize=size, color=ink, clip_on=False)
+        axes.text(
+            *middle, said, ha="center", va="center_baseline", fontsize=size, color=ink, clip_on=False, gid=hover or None
+        )

@@ -14,7 +14,7 @@ from labkit.course.cards.deck import the_deck
 from labkit.course.cards.figures import VOCABULARY
 from labkit.course.cards.pictures import DRAWS, picture
 from labkit.view.schedule import rows
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 from tests.cases import cases
 
 
@@ -37,7 +37,7 @@ def test_the_decks_have_pictures():
 def test_every_picture_of_the_decks_draws_and_says_what_it_shows(card):
     """Would catch a picture that breaks with a law or a number of its card, has no words, or is no SVG."""
     drawn = card.drawn()
-    assert isinstance(drawn, Picture)
+    assert isinstance(drawn, Drawing)
     assert len(drawn.label) > 20
     assert drawn.height > 100
     shapes = [each.tag.rpartition("}")[2] for each in ElementTree.fromstring(str(drawn)).iter()]
