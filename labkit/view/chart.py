@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import matplotlib
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -33,62 +33,17 @@ from labkit.view.pen import Pen
 from labkit.view.svg import INK, PALETTE, WIDTH, Drawing, drawing, round_marks, title_of, width_of
 from labkit.view.units import seconds_text
 
-LINES = ("#2B8CD6", PALETTE[6], PALETTE[2], PALETTE[3])
-"""Colours of lines: Okabe and Ito's, but for a lighter blue; a thin line of theirs is lost on a dark page."""
-DASHES = ("-", (0, (8, 4)), (0, (2, 3)), (0, (8, 3, 2, 3)))
-"""Lines that differ in colour differ in their dashes, too."""
+STYLE: Mapping[str, Any] = MappingProxyType(
+    dict(matplotlib.rc_params_from_file(Path(__file__).with_name("labkit.mplstyle"), use_default_template=False))
+)
+"""What matplotlib's own settings are while a chart is made, drawn or saved; outside of that they are the learner's."""
+LINES, DASHES = (tuple(values) for values in STYLE["axes.prop_cycle"].by_key().values())
 MARKS = ("o", "s", "^", "D")
-DOTTED = (0, (1, 5))
+"""Lines that differ in colour differ in their dashes and in the marks on them, too."""
 CHOSEN: Mapping[str, Any] = MappingProxyType(
     {"marker": "D", "color": PALETTE[4], "markeredgecolor": "black", "markersize": 11}
 )
 """The mark of what is chosen, for `dot`."""
-STYLE = MappingProxyType(
-    {
-        "axes.axisbelow": True,
-        "axes.edgecolor": "black",
-        "axes.facecolor": "none",
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.labelsize": 12,
-        "axes.linewidth": 1,
-        "axes.prop_cycle": cycler(color=LINES, linestyle=DASHES),
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.unicode_minus": False,
-        "figure.dpi": 72,
-        "figure.facecolor": "none",
-        "font.family": "DejaVu Sans",
-        "font.size": 12,
-        "grid.color": "black",
-        "grid.linestyle": DOTTED,
-        "grid.linewidth": 1,
-        "legend.borderaxespad": 0,
-        "legend.borderpad": 0,
-        "legend.columnspacing": 1.5,
-        "legend.fontsize": 12,
-        "legend.frameon": False,
-        "legend.handletextpad": 0.5,
-        "lines.linewidth": 2.5,
-        "lines.markersize": 10,
-        "lines.scale_dashes": False,
-        "lines.solid_capstyle": "butt",
-        "patch.edgecolor": "black",
-        "patch.force_edgecolor": True,
-        "patch.linewidth": 1,
-        "pdf.fonttype": 42,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "labkit",
-        "text.parse_math": False,
-        "xtick.labelsize": 12,
-        "xtick.major.size": 5,
-        "xtick.major.width": 1,
-        "ytick.labelsize": 12,
-        "ytick.major.pad": 7,
-        "ytick.major.size": 0,
-    }
-)
-"""What matplotlib's own settings are while a chart is made, drawn or saved; outside of that they are the learner's."""
 
 
 def style() -> Any:
@@ -117,9 +72,8 @@ class Chart(Drawing, Figure):
     def words(self, x: float, y: float, said: str, anchor: str = "left", **options: Any) -> None:
         """Words with their baseline at a place of the page; `options` as of matplotlib's Text."""
         wide, high = self.get_size_inches() * 72
-        self.text(
-            x / wide, 1 - y / high, said, ha=anchor, **{"fontsize": 13, "zorder": -1, **options}
-        )  # read before the panels
+        early = {"fontsize": 13, "zorder": -1}  # a title is read before what is in the panels
+        self.text(x / wide, 1 - y / high, said, ha=anchor, **{**early, **options})
 
     def rule(
         self,
@@ -211,12 +165,7 @@ def marks(
 
 def lanes(axes: Axes) -> None:
     """The axes of bars in lanes over seconds: times at round marks below, names at the left, no grid."""
-    marks(
-        axes,
-        round_marks(axes.get_xlim()[1]),
-        axes.get_yticks(),
-        lambda seconds: seconds_text(seconds) if seconds else "0",
-    )
+    marks(axes, round_marks(axes.get_xlim()[1]), axes.get_yticks(), lambda t: seconds_text(t) if t else "0")
     for mark in axes.get_xticklabels()[-1:]:  # the last one may stand at the end of the page
         mark.set_horizontalalignment("right" if mark.get_position()[0] > 0.96 * axes.get_xlim()[1] else "center")
     axes.spines["left"].set_visible(False)
@@ -256,7 +205,5 @@ def box(
     axes.add_artist(patch)  # add_patch takes ten times as long: it asks each patch for the limits of the axes
     if said and width_of(said, size) + 4 <= abs(x1 - x0) and abs(y1 - y0) >= size:
         ink = "black" if colour == "none" else INK
-        middle = x + wide / 2, y + high / 2
-        axes.text(
-            *middle, said, ha="center", va="center_baseline", fontsize=size, color=ink, clip_on=False, gid=hover or None
-        )
+        axes.text(x + wide / 2, y + high / 2, said, ha="center", va="center_baseline", fontsize=size, color=ink,
+                  gid=hover or None)  # fmt: skip

@@ -112,7 +112,7 @@ def _grid(axes: chart.Axes, hardware: Hardware, corner: float, room: Room) -> No
     for rate, end in zip(rates, ends, strict=True):
         x, y = chart.on_page(axes, end, rate)
         room.take(LEFT + 2, y - 1, x - LEFT - 2, 2)
-    axes.hlines(rates, low, ends, "black", chart.DOTTED, linewidth=1)
+    axes.hlines(rates, low, ends, "black", chart.STYLE["grid.linestyle"], linewidth=1)
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     chart.marks(axes, [10.0**power for power in powers], rates, "{:,.9g}".format, lambda r: metric_text(r, "flop/s"))
     axes.grid(False)
