@@ -152,6 +152,6 @@ def _ends(rows: list[tuple[str, dict[str, float]]], words: Mapping[str, Mapping[
 def _formula(item: str, whole: Mapping[str, Breakdown]) -> str:
     """The formula of an item and where it is written, from the first side that has one."""
     for side in whole.values():
-        if item in side and (found := side.item(item)).formula:
-            return f"= {found.formula}" + f"  [{found.source}]" * bool(found.source)
+        if item in side and (entry := side.item(item)).formula:
+            return f"= {entry.formula}" + f"  [{entry.source}]" * bool(entry.source)
     return ""

@@ -69,11 +69,11 @@ class Chart(Drawing, Figure):
         wide, high = self.get_size_inches() * 72
         return self.add_axes((left / wide, 1 - bottom / high, (right - left) / wide, (bottom - top) / high), **options)
 
-    def words(self, x: float, y: float, said: str, anchor: str = "left", **options: Any) -> None:
+    def words(self, x: float, y: float, text: str, anchor: str = "left", **options: Any) -> None:
         """Words with their baseline at a place of the page; `options` as of matplotlib's Text."""
         wide, high = self.get_size_inches() * 72
         early = {"fontsize": 13, "zorder": -1}  # a title is read before what is in the panels
-        self.text(x / wide, 1 - y / high, said, ha=anchor, **{**early, **options})
+        self.text(x / wide, 1 - y / high, text, ha=anchor, **{**early, **options})
 
     def rule(
         self,
@@ -191,7 +191,7 @@ def box(
     wide: float,
     high: float,
     colour: str,
-    said: str = "",
+    words: str = "",
     hover: str = "",
     size: int = 12,
     edge: float = 1.0,
@@ -203,7 +203,7 @@ def box(
     edge = edge if x1 - x0 > 4 else 0.0
     patch = Rectangle((x, y), wide, high, facecolor=colour, linewidth=edge, gid=hover or None, clip_on=False)
     axes.add_artist(patch)  # add_patch takes ten times as long: it asks each patch for the limits of the axes
-    if said and width_of(said, size) + 4 <= abs(x1 - x0) and abs(y1 - y0) >= size:
+    if words and width_of(words, size) + 4 <= abs(x1 - x0) and abs(y1 - y0) >= size:
         ink = "black" if colour == "none" else INK
-        axes.text(x + wide / 2, y + high / 2, said, ha="center", va="center_baseline", fontsize=size, color=ink,
+        axes.text(x + wide / 2, y + high / 2, words, ha="center", va="center_baseline", fontsize=size, color=ink,
                   gid=hover or None)  # fmt: skip

@@ -51,10 +51,10 @@ def fates(table: GradientTable, format: Format, log2_scale: int = 0, layer: str 
     KeyError for a layer that the table does not have."""
     counts, zeros, total = _counted(table, layer)
     lowest, normal, highest = edges(format)
-    found = Counter[str]({"zero": zeros, "over": total - zeros - sum(counts.values())})
+    tally = Counter[str]({"zero": zeros, "over": total - zeros - sum(counts.values())})
     for exponent, count in counts.items():
-        found[_kind(exponent + log2_scale, lowest, normal, highest)] += count
-    return Fates(*(found[kind] / max(1, total) for kind in KINDS))
+        tally[_kind(exponent + log2_scale, lowest, normal, highest)] += count
+    return Fates(*(tally[kind] / max(1, total) for kind in KINDS))
 
 
 @chart.style()
@@ -112,11 +112,11 @@ def histogram(
 def _zeros(axes: chart.Axes, chosen: Format, formats: Sequence[Format]) -> None:
     """Where gradients become zero: a line for each format, its name where there is place."""
     room = Room(right=RIGHT)
-    for each in (chosen, *(other for other in formats if other != chosen)):
-        edge, (low, high) = edges(each)[0], axes.get_xlim()
+    for kind in (chosen, *(other for other in formats if other != chosen)):
+        edge, (low, high) = edges(kind)[0], axes.get_xlim()
         if low < edge < high:
-            name = ("becomes zero in " if each == chosen else "") + _short(each)
-            dash, width = ((5, 3), 2) if each == chosen else ((2, 4), 1)
+            name = ("becomes zero in " if kind == chosen else "") + _short(kind)
+            dash, width = ((5, 3), 2) if kind == chosen else ((2, 4), 1)
             axes.plot([edge, edge], [0, 1 + 12 / (BOTTOM - TOP)], color="black", linestyle=(0, dash), linewidth=width,
                       transform=axes.get_xaxis_transform(), clip_on=False)  # fmt: skip
             wide = width_of(name, 12)
@@ -124,24 +124,24 @@ def _zeros(axes: chart.Axes, chosen: Format, formats: Sequence[Format]) -> None:
                 axes.annotate(name, (edge, 1), (-5, 3), ("data", "axes fraction"), "offset points", ha="right")
 
 
-def _lane(figure: chart.Chart, axes: chart.Axes, y: float, each: Format, of: Fates) -> None:
+def _lane(figure: chart.Chart, axes: chart.Axes, y: float, format: Format, of: Fates) -> None:
     """What a format makes of each size, and the shares in words."""
-    (low, high), (lowest, normal, highest) = axes.get_xlim(), edges(each)
+    (low, high), (lowest, normal, highest) = axes.get_xlim(), edges(format)
     stops = [min(max(stop, low), high) for stop in (low, lowest, normal, highest + 1, high)]
-    names = ("zero", "subnormal", "normal", "infinite" if each.overflow == "inf" else "the largest")
-    figure.words(LEFT - 8, BOTTOM + 58 + y + 14, _short(each), "right", weight="bold")
+    names = ("zero", "subnormal", "normal", "infinite" if format.overflow == "inf" else "the largest")
+    figure.words(LEFT - 8, BOTTOM + 58 + y + 14, _short(format), "right", weight="bold")
     for start, stop, words, fill in zip(stops, stops[1:], names, FILLS, strict=False):
         if stop > start:
-            hover = f"{_short(each)}: {words}, 2^{start:g} to 2^{stop:g}"
+            hover = f"{_short(format)}: {words}, 2^{start:g} to 2^{stop:g}"
             chart.box(axes, start, y, stop - start, 19, fill, words, hover)
-    told = ", ".join(
+    shares = ", ".join(
         f"{share:.0%} {fate}" for share, fate in ((of.zero, "zero"), (of.subnormal, "low"), (of.over, "over"))
     )
-    figure.words(RIGHT + 8, BOTTOM + 58 + y + 14, told, fontsize=12)
+    figure.words(RIGHT + 8, BOTTOM + 58 + y + 14, shares, fontsize=12)
 
 
-def _short(each: Format) -> str:
-    return each.name.removeprefix("fp8_")
+def _short(format: Format) -> str:
+    return format.name.removeprefix("fp8_")
 
 
 def _counted(table: GradientTable, layer: str) -> tuple[Counter[int], int, int]:

@@ -107,11 +107,11 @@ def beside(predicted: Breakdown, measured: Breakdown, title: str = "memory") -> 
         left = 0.0
         for k, row in enumerate(both.rows):
             value = row.predicted if name == "predicted" else row.measured
-            said = value_text(value, both.unit)
+            amount = value_text(value, both.unit)
             if value:
-                short = bytes_text(value) if both.unit == "B" else said
+                short = bytes_text(value) if both.unit == "B" else amount
                 word = row.name if width_of(row.name) + 4 <= value / longest * (WIDTH - 108) else short
-                chart.box(axes, left, y, value, 30, _colour(k), word, f"{name} {row.name}: {said}", 13)
+                chart.box(axes, left, y, value, 30, _colour(k), word, f"{name} {row.name}: {amount}", 13)
             left += value
     axes.set_yticks([15, 51], ["predicted", both.origin], fontsize=13)
     axes.spines[:].set_visible(False)
@@ -145,8 +145,8 @@ def _columns(moments: Sequence[Moment], start: float, span: float) -> list[Momen
             highest[k] = moment
         last[k] = moment
     columns, now = [], moments[0]
-    for each, left in zip(highest, last, strict=True):
-        columns.append(each if each is not None and sum(each.bytes) >= sum(now.bytes) else now)
+    for peak, left in zip(highest, last, strict=True):
+        columns.append(peak if peak is not None and sum(peak.bytes) >= sum(now.bytes) else now)
         now = left or now
     return columns
 
@@ -179,15 +179,15 @@ def _why(moments: Sequence[Moment], top: Moment, cap_bytes: int | None) -> list[
     peak, left = sum(top.bytes), sum(moments[-1].bytes)
     if not peak:
         return ["nothing was held"]
-    size, name = max(zip(top.bytes, KINDS, strict=True), key=lambda each: each[0])
-    said = [
+    size, name = max(zip(top.bytes, KINDS, strict=True), key=lambda pair: pair[0])
+    lines = [
         f"most of it: {name}, {bytes_text(size)}",
         f"at the end: {bytes_text(left)}, {_share(left / peak)} of it" if left else "at the end: all of it is freed",
     ]
     if cap_bytes:
         apart_from = bytes_text(abs(cap_bytes - peak))
-        said.append(f"{apart_from} {'below' if peak <= cap_bytes else 'above'} the cap")
-    return said
+        lines.append(f"{apart_from} {'below' if peak <= cap_bytes else 'above'} the cap")
+    return lines
 
 
 def _share(part: float) -> str:

@@ -40,16 +40,16 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
     first, whole = min(row.begin for row in recording.rows), recording.seconds
     scale = (RIGHT - LEFT) / whole
     n, hidden = len(recording.rows), overlap_share(recording)
-    told = f"compute {shares.compute:.0%}, exposed {shares.exposed:.0%}, bubble {shares.bubble:.0%}"
+    facts = f"compute {shares.compute:.0%}, exposed {shares.exposed:.0%}, bubble {shares.bubble:.0%}"
     saying = f"{hidden:.0%} of the communication hidden" if recording.wire_s() > 0 else "no communication"
     head = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(whole)}"
-    told = f"{told}; {saying}" + " (as the host saw it)" * any(row.queued for row in recording.rows)
+    facts = f"{facts}; {saying}" + " (as the host saw it)" * any(row.queued for row in recording.rows)
     rows = recording.rows[:MOST_RANKS]
     named = [_leaves([span._replace(t0=max(span.t0, row.begin), t1=min(span.t1, row.end)) for span in row.spans])
              for row in rows]  # fmt: skip
     bottom = TOP + sum(4 * LANE + 8 + LANE * bool(spans) for spans in named)
-    figure = chart.Chart(bottom + (48 if n > MOST_RANKS else 26), head, f"{head}: {told}")
-    figure.words(4, 40, told)
+    figure = chart.Chart(bottom + (48 if n > MOST_RANKS else 26), head, f"{head}: {facts}")
+    figure.words(4, 40, facts)
     figure.swatches(4, 49, KEYS)
     axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(bottom, TOP))
     y, lanes = TOP, dict[float, str]()
@@ -64,10 +64,10 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
         ):
             y += LANE
             lanes[y + LANE - 2] = name
-            for what, colour, tall, intervals in kinds:
+            for state, colour, tall, intervals in kinds:
                 for t0, t1, took in _joined(intervals, 0.5 / scale):
                     begin = seconds_text(t0 - first) if t0 > first else "0"
-                    hover = f"rank {row.rank} {what}: {seconds_text(took)} from {begin}"
+                    hover = f"rank {row.rank} {state}: {seconds_text(took)} from {begin}"
                     words, high = seconds_text(took) if tall == 1 else "", (LANE - 3) * tall
                     chart.box(
                         axes, t0 - first, y + LANE - 3 - high, max(t1 - t0, 0.5 / scale), high, colour, words, hover
@@ -79,7 +79,7 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
                 wide, letter = (span.t1 - span.t0) * scale, span.phase[:1].upper()
                 name = f"{span.phase} {span.name}".strip()
                 fits = (
-                    each for each in (name, f"{letter} {span.name}".strip(), letter) if width_of(each, 12) + 4 <= wide
+                    word for word in (name, f"{letter} {span.name}".strip(), letter) if width_of(word, 12) + 4 <= wide
                 )
                 hover = f"rank {row.rank} {name}: {seconds_text(span.t1 - span.t0)}"
                 place = span.t0 - first, y, max(span.t1 - span.t0, 0.5 / scale), LANE - 3

@@ -159,8 +159,8 @@ def _bold(prop: Any) -> bool:
 
 def _colour(colour: Any) -> str:
     """A colour as SVG writes it; black is that of the page's words."""
-    said = to_hex(colour[:3])
-    return "currentColor" if said == "#000000" else said
+    code = to_hex(colour[:3])
+    return "currentColor" if code == "#000000" else code
 
 
 def _rectangle(path: Any, edged: bool) -> str:

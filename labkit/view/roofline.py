@@ -50,37 +50,37 @@ def roofline(
     `measured` is op's name -> seconds of one run, drawn beside the prediction. ValueError for an unknown precision, a
     measured op that is not among `operations`, and seconds that are not above 0."""
     seen = dict(measured or {})
-    unknown = sorted(set(seen) - {each.name for each in operations})
-    if unknown or any(not 0 < each < math.inf for each in seen.values()):
+    unknown = sorted(set(seen) - {op.name for op in operations})
+    if unknown or any(not 0 < took < math.inf for took in seen.values()):
         raise ValueError(
             f"measured= is op -> seconds above 0, of the ops that are drawn; got {unknown or seen} "
-            f"for {', '.join(each.name for each in operations) or 'no ops'}"
+            f"for {', '.join(op.name for op in operations) or 'no ops'}"
         )
-    placed = [each for each in operations if each.flops > 0]
-    slow = sorted(placed, key=lambda each: -each.count * each.seconds(hardware, precision))[:MOST]
-    drawn = [each for each in placed if each in slow]
+    placed = [op for op in operations if op.flops > 0]
+    slow = sorted(placed, key=lambda op: -op.count * op.seconds(hardware, precision))[:MOST]
+    drawn = [op for op in placed if op in slow]
     top, corner = hardware.rate(precision), ridge(hardware, precision)
-    rates = [each.flops / each.seconds(hardware, precision) for each in drawn]
-    rates += [each.flops / seen[each.name] for each in drawn if each.name in seen]
-    low = min([corner / 100, *(each.intensity / 2 for each in drawn)])
-    high = max([corner * 30, *(each.intensity * 2 for each in drawn)])
+    rates = [op.flops / op.seconds(hardware, precision) for op in drawn]
+    rates += [op.flops / seen[op.name] for op in drawn if op.name in seen]
+    low = min([corner / 100, *(op.intensity / 2 for op in drawn)])
+    high = max([corner * 30, *(op.intensity * 2 for op in drawn)])
     floor = min([attainable(hardware, low, precision), *(rate / 2 for rate in rates)])
     peak = max(top, *(hardware.rate(item.name) for item in hardware.flops), *rates)
     head = title or f"roofline of {hardware.name} in {precision}"
-    said = (
+    facts = (
         f"ridge at {corner:.3g} flop/byte = {metric_text(top, 'flop/s')} / "
         f"{metric_text(hardware.reachable_bytes_per_s, 'B/s')}: left of it an op waits for memory, right for arithmetic"
     )
     label = "".join(
-        f"; {each.name}: {each.intensity:.3g} flop/byte, {seconds_text(each.seconds(hardware, precision))}, "
-        f"bound by {each.bound(hardware, precision)}"
-        for each in drawn
+        f"; {op.name}: {op.intensity:.3g} flop/byte, {seconds_text(op.seconds(hardware, precision))}, "
+        f"bound by {op.bound(hardware, precision)}"
+        for op in drawn
     )
-    without = [each for each in operations if not each.flops]
+    without = [op for op in operations if not op.flops]
     notes = _notes(drawn, seen, hardware, precision, len(placed), without)
     height = BOTTOM + 72 + 19 * len(drawn) + 21 * len(notes) if drawn else BOTTOM + 50
-    figure = chart.Chart(height, head, f"{head}: {said}{label}")
-    figure.words(4, 42, cut(said, 112))
+    figure = chart.Chart(height, head, f"{head}: {facts}{label}")
+    figure.words(4, 42, cut(facts, 112))
     axes = figure.panel(
         LEFT, TOP, RIGHT, BOTTOM, xscale="log", yscale="log", xlim=(low, high), ylim=(floor, peak * 2.5)
     )
@@ -149,27 +149,27 @@ def _roofs(
         if rate != top:
             ends = [rate / hardware.reachable_bytes_per_s, high]
             axes.plot(ends, [rate, rate], color="black", linestyle=(0, (7, 5)), linewidth=1, label=", ".join(names))
-        said, bold = f"{metric_text(rate, 'flop/s')}, {', '.join(names)}", rate == top
-        wide = width_of(said, 12, bold)
+        words, bold = f"{metric_text(rate, 'flop/s')}, {', '.join(names)}", rate == top
+        wide = width_of(words, 12, bold)
         steps = range(max(1, int((RIGHT - wide - bend) / 12)))
         places = [(RIGHT - wide - 2 - 12 * step, y + dy) for dys in BESIDE for step in steps for dy in dys]
-        _put(figure, room, places, said, bold)
+        _put(figure, room, places, words, bold)
     _put(figure, room, [(middle[0] + 5, BOTTOM - 20), (middle[0] - 80, BOTTOM - 20)], f"ridge {corner:.3g}", True)
-    said = f"{metric_text(hardware.reachable_bytes_per_s, 'B/s')} x intensity"
-    left = width_of(said, 12) + 12
+    words = f"{metric_text(hardware.reachable_bytes_per_s, 'B/s')} x intensity"
+    left = width_of(words, 12) + 12
     slope = [
         (start[0] + share * (middle[0] - start[0]) - left, start[1] + share * (middle[1] - start[1]) - 14)
         for share in (0.75, 0.85, 0.6, 0.95)
     ]
-    _put(figure, room, slope, said, False)
+    _put(figure, room, slope, words, False)
 
 
-def _put(figure: chart.Chart, room: Room, places: Sequence[tuple[float, float]], said: str, bold: bool) -> None:
+def _put(figure: chart.Chart, room: Room, places: Sequence[tuple[float, float]], words: str, bold: bool) -> None:
     """Words at the first of these places that is free; where none is, they are left out."""
-    wide = width_of(said, 12, bold)
+    wide = width_of(words, 12, bold)
     if spot := room.first(places, wide, 14):
         style = {"fontsize": 12, "weight": "bold" if bold else "normal"}
-        figure.words(spot[0] + wide, spot[1] + 12, said, "right", **style)
+        figure.words(spot[0] + wide, spot[1] + 12, words, "right", **style)
 
 
 @dataclass(frozen=True)
@@ -190,14 +190,14 @@ def _marks(
 ) -> list[Mark]:
     """A mark for each prediction, and one for each measurement."""
     marks = []
-    for k, each in enumerate(drawn):
-        took = each.seconds(hardware, precision)
-        for seconds, what in ((took, "predicted"), (seen.get(each.name), "measured")):
+    for k, op in enumerate(drawn):
+        took = op.seconds(hardware, precision)
+        for seconds, origin in ((took, "predicted"), (seen.get(op.name), "measured")):
             if seconds is not None:
-                rate = each.flops / seconds
-                told = f"{each.name}, {what}: {metric_text(rate, 'flop/s')}, {seconds_text(seconds)}"
-                place = chart.on_page(axes, each.intensity, rate)
-                marks.append(Mark(LETTERS[k], what == "measured", each.intensity, rate, *place, told))
+                rate = op.flops / seconds
+                hover = f"{op.name}, {origin}: {metric_text(rate, 'flop/s')}, {seconds_text(seconds)}"
+                place = chart.on_page(axes, op.intensity, rate)
+                marks.append(Mark(LETTERS[k], origin == "measured", op.intensity, rate, *place, hover))
     return marks
 
 
@@ -239,15 +239,15 @@ def _table(
     for x, word, anchor in columns:
         figure.words(x, y, word, anchor, weight="bold", fontsize=12)
     figure.rule(y + 6)
-    for letter, each in zip(LETTERS, drawn, strict=False):
+    for letter, op in zip(LETTERS, drawn, strict=False):
         y += 19
-        took = each.seconds(hardware, precision)
-        name = cut(each.name, 24) + (f" x {each.count}" if each.count > 1 else "")
-        ratio = f"{each.intensity:.3g}" if each.intensity < 1000 else f"{each.intensity:,.0f}"
-        cells = [letter, name, metric_text(each.flops, "flop"), bytes_text(each.n_bytes), ratio, seconds_text(took)]
-        cells.append(each.bound(hardware, precision))
-        if each.name in seen:
-            cells.append(f"{seconds_text(seen[each.name])}, {_off(took, seen[each.name])}")
+        took = op.seconds(hardware, precision)
+        name = cut(op.name, 24) + (f" x {op.count}" if op.count > 1 else "")
+        ratio = f"{op.intensity:.3g}" if op.intensity < 1000 else f"{op.intensity:,.0f}"
+        cells = [letter, name, metric_text(op.flops, "flop"), bytes_text(op.n_bytes), ratio, seconds_text(took)]
+        cells.append(op.bound(hardware, precision))
+        if op.name in seen:
+            cells.append(f"{seconds_text(seen[op.name])}, {_off(took, seen[op.name])}")
         for (x, _, anchor), cell in zip(columns, cells, strict=False):
             figure.words(x, y, cell, anchor, fontsize=12, weight="bold" if cell == letter else "normal")
 
@@ -265,7 +265,7 @@ def _notes(
     if n_placed > len(drawn):
         notes.append(f"the {len(drawn)} ops that take longest are drawn; {n_placed - len(drawn)} more are not")
     if without:
-        alone = sum(each.count * each.seconds(hardware, precision) for each in without)
+        alone = sum(op.count * op.seconds(hardware, precision) for op in without)
         notes.append(
             f"{len(without)} ops do no flops and have no place, such as {without[0].name}: {seconds_text(alone)} in all"
         )

@@ -12,7 +12,7 @@ from labkit.view.units import seconds_text
 LEFT, RIGHT, TOP, LANE = 62, 74, 58, 30
 KINDS = (("F", "forward", PALETTE[0], 0), ("B", "backward", PALETTE[1], 4), ("W", "weights", PALETTE[2], 4))
 """Letter, word, colour, and how much lower the box stands: what is too narrow for a letter can still be told apart."""
-MOST = 6000
+MOST = 2000
 """Boxes of a picture; below it stands how many actions come later and are left out."""
 
 
@@ -56,8 +56,8 @@ def rows(what: Schedule | Sequence[Span], title: str = "") -> chart.Chart:
     say = "{:.3g}".format if isinstance(what, Schedule) else seconds_text
     axes.set_xticks(quarters, ["0", *map(say, quarters[1:])])
     if len(spans) > MOST:
-        said = f"the first {MOST:,} actions are drawn; {len(spans) - MOST:,} later ones are not"
-        figure.words(LEFT, bottom + 40, said, fontsize=12)
+        words = f"the first {MOST:,} actions are drawn; {len(spans) - MOST:,} later ones are not"
+        figure.words(LEFT, bottom + 40, words, fontsize=12)
     return figure
 
 
@@ -72,14 +72,14 @@ def _box(axes: chart.Axes, span: Span, stages: Sequence[int], y: float, first: f
     hover = f"rank {span.rank}, stage {stage}: {word} of micro-batch {micro}, {time}"
     whole, seconds = axes.get_xlim()[1], span.end - span.start
     wide = seconds / whole * (WIDTH - LEFT - RIGHT)
-    fits = ((each, size) for each in words for size in (13, 12, 11, 10) if width_of(each, size) + 4 <= wide)
-    said, size = next(fits, ("", 13))
+    fits = ((text, size) for text in words for size in (13, 12, 11, 10) if width_of(text, size) + 4 <= wide)
+    label, size = next(fits, ("", 13))
     high = LANE - 8
-    chart.box(axes, span.start - first, y + lower, max(seconds, whole * 6e-4), high, colour, said, hover, size)
+    chart.box(axes, span.start - first, y + lower, max(seconds, whole * 6e-4), high, colour, label, hover, size)
 
 
-def _count(n: int, what: str, plural: str = "s") -> str:
-    return f"{n} {what}{plural if n != 1 else ''}"
+def _count(n: int, noun: str, plural: str = "s") -> str:
+    return f"{n} {noun}{plural if n != 1 else ''}"
 
 
 def _paler(colour: str, share: float) -> str:

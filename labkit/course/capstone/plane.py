@@ -97,9 +97,9 @@ def _near(cap_bytes: float, points: Sequence[Mark]) -> bool:
 
 
 def _round(ends: tuple[float, float], unit: float = 1.0) -> list[float]:
-    low, high = (each / unit for each in ends)
+    low, high = (value / unit for value in ends)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [each * unit for p in powers for each in (10.0**p, 2 * 10.0**p, 5 * 10.0**p) if low <= each <= high]
+    return [value * unit for p in powers for value in (10.0**p, 2 * 10.0**p, 5 * 10.0**p) if low <= value <= high]
 
 
 def _scores(axes: chart.Axes) -> list[tuple[str, list[tuple[float, float]]]]:

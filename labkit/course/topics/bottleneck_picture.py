@@ -98,9 +98,9 @@ def explored(
     if changed:
         law += f"; what if: {_times(n_ranks, rest)}"
     top = max([x for _, x in (*was, *now)] + [amdahl(MOST, serial), amdahl(MOST, rest)]) * 1.4
-    told = ", ".join(f"{name} {seconds_text(before[name])}" for name in before)
+    parts = ", ".join(f"{name} {seconds_text(before[name])}" for name in before)
     seen = ", ".join(f"{x:.3g} on {n}" for n, x in was)
-    figure = chart.Chart(412, title, f"{title}. {law}. Measured: {seen}. Parts: {told}")
+    figure = chart.Chart(412, title, f"{title}. {law}. Measured: {seen}. Parts: {parts}")
     figure.words(4, 42, law, fontsize=13 if len(law) < 105 else 12)
     axes = _axes(figure.panel(50, 96, 372, 350), was + now, top, MOST)
     _law(axes, serial, "law", color=LAW, linestyle="-")
@@ -135,12 +135,12 @@ def dashboard(
     }
     alarms = [f"{name} out of its limits from step {steps[0]}" for name, steps in outlying.items() if steps]
     outcome = "; ".join(alarms) if alarms else "all within limits" if limits else "no limits"
-    told = "; ".join(
+    ends = "; ".join(
         f"{name}: first {_short(values[0], unit)}, last {_short(values[-1], unit)}"
         for name, (values, unit) in watched.items()
     )
     height = 60 + 122 * ((len(watched) + 1) // 2)
-    figure = chart.Chart(height, f"{title}: {outcome}", f"{title}: {outcome}. {told}")
+    figure = chart.Chart(height, f"{title}: {outcome}", f"{title}: {outcome}. {ends}")
     for k, (name, (values, unit)) in enumerate(watched.items()):
         left, top = 74.0 + 400 * (k % 2), 60.0 + 122 * (k // 2)
         axes = figure.panel(left, top, left + 300, top + 72)

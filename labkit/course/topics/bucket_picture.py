@@ -41,11 +41,11 @@ def buckets(
     now = replay(ready, bucket_bytes, wire, backward_s)
     n = len(now.flights)
     title = title or f"buckets of {bytes_text(bucket_bytes)}: {n} bucket{'s' * (n > 1)}"
-    told = f"{seconds_text(now.exposed_s) if now.exposed_s else '0 s'} exposed, {now.hidden:.0%} of the wire hidden"
-    label = f"{title}: backward {seconds_text(now.backward_s)}, wire {seconds_text(now.wire_s)}, {told}"
+    facts = f"{seconds_text(now.exposed_s) if now.exposed_s else '0 s'} exposed, {now.hidden:.0%} of the wire hidden"
+    label = f"{title}: backward {seconds_text(now.backward_s)}, wire {seconds_text(now.wire_s)}, {facts}"
     for size, seconds in sorted((measured or {}).items()):
         label += f"; measured with buckets of {bytes_text(size)}: {seconds_text(seconds)}"
-    figure = chart.Chart(476, f"{title}; {told}")
+    figure = chart.Chart(476, f"{title}; {facts}")
     _lanes(figure, ready, now)
     figure.label = f"{label}; {_sizes(figure, ready, bucket_bytes, wire, backward_s, now, dict(measured or {}))}"
     return figure

@@ -40,18 +40,19 @@ def segments(
     `measured` maps lengths to bytes, drawn as dots; `cap_bytes` is drawn as a line. ValueError for a length that the
     stack does not have, also in `measured`."""
     count, dots = stack.segments_of(length), dict(measured or {})
-    for each in dots:
-        stack.segments_of(each)
+    for size in dots:
+        stack.segments_of(size)
     held, best = stack.peak_bytes(count), stack.best_length
     low = stack.curve_bytes(best)
     top = max([stack.curve_bytes(1), stack.plain_bytes, held, *dots.values()])
     if cap_bytes and cap_bytes < 2 * top:
         top = max(top, cap_bytes)
     title = title or f"{stack.n_layer} layers in {count} segment{'s' * (count > 1)} of at most {length}"
-    told = "; ".join(f"segments of {each}: {n_bytes:,.0f} B measured" for each, n_bytes in sorted(dots.items()))
+    measurements = "; ".join(f"segments of {size}: {n_bytes:,.0f} B measured" for size, n_bytes in sorted(dots.items()))
     label = (
         f"{title}: {held:,.0f} B held at most, plain {stack.plain_bytes:,.0f} B, lowest at k = {best:.3g} with "
-        f"{low:,.0f} B; at most {stack.most_flops(count):.3g} of the flops" + (f"; {told}" if told else "")
+        f"{low:,.0f} B; at most {stack.most_flops(count):.3g} of the flops"
+        + (f"; {measurements}" if measurements else "")
     )
     figure = chart.Chart(STRIP + TALL + 24, f"{title}: {bytes_text(held)} held at most", label)
     most = max(stack.n_layer, 2)
@@ -73,9 +74,9 @@ def segments(
     at = min(max(chart.on_page(axes, best, 0)[0], LEFT + 110), RIGHT - 110)
     figure.words(at, TOP - 12, f"lowest at k = {best:.3g}: {bytes_text(low)}", "center")
     chart.dot(axes, length, held, f"chosen: segments of {length}, {bytes_text(held)}", "chosen", **chart.CHOSEN)
-    for k, (each, n_bytes) in enumerate(dots.items()):
-        hover = f"measured with segments of {each}: {n_bytes:,.0f} B"
-        chart.dot(axes, each, n_bytes, hover, "" if k else "measured", color=SEEN)
+    for k, (size, n_bytes) in enumerate(dots.items()):
+        hover = f"measured with segments of {size}: {n_bytes:,.0f} B"
+        chart.dot(axes, size, n_bytes, hover, "" if k else "measured", color=SEEN)
     powers = [*(2**k for k in range(20) if 2**k < stack.n_layer * 0.8), stack.n_layer]
     axes.set_xlabel("layers in a segment, k")
     chart.marks(axes, powers, round_marks(1.08 * top, 2), "{:g}".format, binary_text)

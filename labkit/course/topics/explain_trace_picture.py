@@ -85,7 +85,11 @@ def unlabelled(recording: Recording, title: str = "what does this trace show?") 
     y, names = TOP, dict[float, str]()
     for row in recording.rows:
         parts = recording.parts[row.rank]
-        verbs = union((each.t0, each.t1) for each in row.transfers if not each.within and each.t1 > each.t0)
+        verbs = union(
+            (transfer.t0, transfer.t1)
+            for transfer in row.transfers
+            if not transfer.within and transfer.t1 > transfer.t0
+        )
         waits = union((*parts.exposed, *parts.bubble))
         figure.words(4, y + 14, f"rank {row.rank}", weight="bold")
         for name, colour, spans in (("computes", COMPUTE, parts.compute), ("in a verb", VERB, union((*verbs, *waits)))):

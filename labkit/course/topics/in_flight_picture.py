@@ -90,14 +90,14 @@ def inflight(pick: Pick, measured: Sequence[Steps] = ()) -> chart.Chart:
     cut = pick.name == "interleaved"
     title = f"{pick.name}, p = {pick.p}, m = {pick.m}" + f", v = {pick.v}" * cut + f": a rank holds {max(law)} at most"
     others = pick.m * (pick.v if cut else 1)
-    told = f", gpipe {others}: {others / max(law):.3g} times as many" if pick.name != "gpipe" else ""
+    comparison = f", gpipe {others}: {others / max(law):.3g} times as many" if pick.name != "gpipe" else ""
     words = [f"law {law[rank]}, held {most[rank]}" for rank in range(pick.p)]
     if measured:
-        words = [f"{each}, measured {peak:.3g}" for each, peak in zip(words, peaks, strict=True)]
-    label = title + told + "".join(f"; rank {rank}: {each}" for rank, each in enumerate(words))
+        words = [f"{line}, measured {peak:.3g}" for line, peak in zip(words, peaks, strict=True)]
+    label = title + comparison + "".join(f"; rank {rank}: {line}" for rank, line in enumerate(words))
     high = 72.0 if pick.p <= 4 else 44.0
     bottom = TOP + pick.p * high
-    figure = chart.Chart(bottom + 24, title + told, label)
+    figure = chart.Chart(bottom + 24, title + comparison, label)
     axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(pick.p * high, 0))
     for rank in range(pick.p):
         base, tall = (rank + 1) * high - 8, (high - 16) / top

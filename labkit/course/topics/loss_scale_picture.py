@@ -67,10 +67,12 @@ def scales(run: Replayed, ceilings: Sequence[bool | float] = (), title: str = "l
     exponents = [math.log2(scale) for scale in (*run.scales, *tops.values())]
     low, high = math.floor(min(exponents)) - 1, math.ceil(max(exponents)) + 1
     n, steps = len(run.scales), max(len(run.scales), len(ceilings))
-    said = f"{len(run.skipped)} of {n} steps skipped, next scale 2^{math.log2(run.last.scale):.4g}"
+    facts = f"{len(run.skipped)} of {n} steps skipped, next scale 2^{math.log2(run.last.scale):.4g}"
     which = ", ".join(map(str, run.skipped[:12])) + (" and on" if len(run.skipped) > 12 else "")
-    label = f"{title}: {said}" + (f"; skipped were {which}" if which else "") + (f"; {run.stopped}" * bool(run.stopped))
-    figure = chart.Chart(336, f"{title}: {said}", label)
+    label = (
+        f"{title}: {facts}" + (f"; skipped were {which}" if which else "") + (f"; {run.stopped}" * bool(run.stopped))
+    )
+    figure = chart.Chart(336, f"{title}: {facts}", label)
     axes = figure.panel(66, 66, 786, 290, xlim=(-0.5, steps - 0.5), xlabel="step", yscale="log")
     axes.set_yscale("log", base=2)
     axes.set_ylim(2.0**low, 2.0**high)

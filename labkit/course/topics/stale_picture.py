@@ -41,14 +41,14 @@ def stale(staleness: int, rate: float, runs: Sequence[Seen] = (), steps: int = 8
 
     `rate` is the learning rate times the curvature. ValueError for a staleness or a rate below 0."""
     way = distances(staleness, rate, steps)
-    what = verdict(staleness, rate)
+    outcome = verdict(staleness, rate)
     title = title or f"gradients {staleness} step{'s' * (staleness != 1)} old, lr × curvature {number_text(rate)}"
     facts = f"limit {limit(staleness):.3g}, best {best(staleness):.3g}, like momentum {momentum(staleness):.2g}"
-    label = f"{title}: {what}; {facts}; after {steps} steps |w| is {_distance(way[-1])}"
-    for each in runs:
-        label += f"; a recorded run of staleness {each.staleness:g} at {number_text(each.rate)} "
-        label += "converged" if each.converged else "diverged"
-    figure = chart.Chart(412, f"{title}: {what}", label)
+    label = f"{title}: {outcome}; {facts}; after {steps} steps |w| is {_distance(way[-1])}"
+    for run in runs:
+        label += f"; a recorded run of staleness {run.staleness:g} at {number_text(run.rate)} "
+        label += "converged" if run.converged else "diverged"
+    figure = chart.Chart(412, f"{title}: {outcome}", label)
     figure.words(4, 42, facts)
     _map(figure, staleness, rate, runs)
     _way(figure, staleness, rate, way)

@@ -41,30 +41,32 @@ def zero_stages(
 
     `device` is a name and its bytes; `measured` maps stages to bytes of a run, whose kinds beyond the model state are
     left out. ValueError for a stage that there is not, and for a device without bytes."""
-    seen = {each: _state_of(found) for each, found in (measured or {}).items() if state.cut(each) is not None}
-    held = {each: dict(state.held(each)) for each in STAGES}
+    seen = {
+        level: _state_of(breakdown) for level, breakdown in (measured or {}).items() if state.cut(level) is not None
+    }
+    held = {level: dict(state.held(level)) for level in STAGES}
     state.cut(stage)
     if device is not None and not device[1] > 0:
         raise ValueError(f"a device has more than 0 bytes, got {device}")
-    highest = max(sum(each.values()) for each in (*held.values(), *seen.values()))
+    highest = max(sum(level.values()) for level in (*held.values(), *seen.values()))
     near = device is not None and device[1] <= FAR * highest
     ceiling = 1.1 * max(highest, device[1] if device and near else 0.0)
     title = f"{NAMES[stage]}, {_count(state.n_params)} parameters on K = {state.n_ranks:,} ranks"
     title += f", {state.precision}, {state.optimizer}"
     verdict = _verdict(state, stage, device)
-    parts = [f"{NAMES[each]} {state.law(each)} = {_amount(sum(held[each].values()))}" for each in STAGES]
-    parts += [f"{NAMES[each]} measured {sum(kinds.values()):,.0f} B" for each, kinds in sorted(seen.items())]
+    parts = [f"{NAMES[level]} {state.law(level)} = {_amount(sum(held[level].values()))}" for level in STAGES]
+    parts += [f"{NAMES[level]} measured {sum(kinds.values()):,.0f} B" for level, kinds in sorted(seen.items())]
     figure = chart.Chart(BOTTOM + 144, title, f"{title}; {verdict}; " + "; ".join(parts))
     figure.words(4, 42, cut(verdict, 112))
     axes = figure.panel(LEFT, TOP, RIGHT, BOTTOM, xlim=(0, len(STAGES)), ylim=(0, ceiling))
-    for each in STAGES:
-        pair = [("law", held[each])] + ([("measured", seen[each])] if each in seen else [])
-        start = each + 0.5 - len(pair) * STEP / 2
+    for level in STAGES:
+        pair = [("law", held[level])] + ([("measured", seen[level])] if level in seen else [])
+        start = level + 0.5 - len(pair) * STEP / 2
         for k, (name, kinds) in enumerate(pair):
-            _stack(axes, f"{NAMES[each]}, {name}", kinds, start + k * STEP, device[1] if device else 0.0)
+            _stack(axes, f"{NAMES[level]}, {name}", kinds, start + k * STEP, device[1] if device else 0.0)
             if len(pair) > 1:
                 figure.words(LEFT + COLUMN * (start + k * STEP) + BAR / 2, BOTTOM + 14, name, "center", fontsize=11)
-        _laws(figure, state, each, n_micro)
+        _laws(figure, state, level, n_micro)
     unit = ceiling / (BOTTOM - TOP)  # bytes for one unit of the page
     frame = (stage + 3 / COLUMN, -92 * unit, 1 - 6 / COLUMN, ceiling + 116 * unit)
     chart.box(axes, *frame, "none", "", f"chosen: {NAMES[stage]}", edge=2.5)
@@ -77,19 +79,19 @@ def zero_stages(
     return figure
 
 
-def _state_of(found: Breakdown) -> dict[str, float]:
-    return {kind: found[kind] for kind in KINDS[:3] if kind in found}
+def _state_of(breakdown: Breakdown) -> dict[str, float]:
+    return {kind: breakdown[kind] for kind in KINDS[:3] if kind in breakdown}
 
 
 def _verdict(state: ModelState, stage: int, device: tuple[str, float] | None) -> str:
     """In words: the law with its numbers, and whether that fits."""
     total = state.held(stage).total
     law = state.law(stage).replace("N/K", f"N/{state.n_ranks}")
-    said = f"each rank holds {law} = {state.bytes_per_param(stage):.3g} bytes a parameter = {_amount(total)}"
-    said += f", {state.times_less(stage):.3g} times less than DDP" if stage else ""
+    words = f"each rank holds {law} = {state.bytes_per_param(stage):.3g} bytes a parameter = {_amount(total)}"
+    words += f", {state.times_less(stage):.3g} times less than DDP" if stage else ""
     if device is None:
-        return said
-    return said + (": fits " if total <= device[1] else ": does not fit ") + device[0]
+        return words
+    return words + (": fits " if total <= device[1] else ": does not fit ") + device[0]
 
 
 def _stack(axes: chart.Axes, name: str, kinds: Mapping[str, float], x: float, room: float) -> None:

@@ -100,8 +100,8 @@ def _parting(along: str, where: list[float], xs: list[float]) -> str:
 def _places(low: float, high: float, log: bool, whole: bool) -> list[float]:
     """Where the curves are worked out: whole numbers for a whole symbol."""
     steps = [k / (POINTS - 1) for k in range(POINTS)]
-    found = [low * (high / low) ** t if log else low + (high - low) * t for t in steps]
-    return sorted({float(round(each)) for each in found}) if whole else found
+    places = [low * (high / low) ** t if log else low + (high - low) * t for t in steps]
+    return sorted({float(round(place)) for place in places}) if whole else places
 
 
 def _room(low: float, high: float) -> tuple[float, float]:
