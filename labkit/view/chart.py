@@ -37,7 +37,8 @@ STYLE: Mapping[str, Any] = MappingProxyType(
     dict(matplotlib.rc_params_from_file(Path(__file__).with_name("labkit.mplstyle"), use_default_template=False))
 )
 """What matplotlib's own settings are while a chart is made, drawn or saved; outside of that they are the learner's."""
-LINES, DASHES = (tuple(values) for values in STYLE["axes.prop_cycle"].by_key().values())
+LINES = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
+DASHES = tuple(STYLE["axes.prop_cycle"].by_key()["linestyle"])
 MARKS = ("o", "s", "^", "D")
 """Lines that differ in colour differ in their dashes and in the marks on them, too."""
 CHOSEN: Mapping[str, Any] = MappingProxyType(

@@ -116,7 +116,7 @@ def _grid(axes: chart.Axes, hardware: Hardware, corner: float, room: Room) -> No
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     chart.marks(axes, [10.0**power for power in powers], rates, "{:,.9g}".format, lambda r: metric_text(r, "flop/s"))
     axes.grid(False)
-    axes.tick_params("y", length=4, pad=2)
+    axes.tick_params("y", left=True, length=4, pad=2)
 
 
 def _flat_roofs(hardware: Hardware, precision: str) -> dict[float, list[str]]:
@@ -142,13 +142,23 @@ def _roofs(
     start, middle = chart.on_page(axes, low, attainable(hardware, low, precision)), chart.on_page(axes, corner, top)
     corners = [attainable(hardware, low, precision), top, top]
     axes.plot([low, corner, high], corners, color=ROOF, linestyle="-", linewidth=3, zorder=1.5, label=precision)
-    axes.plot([corner, corner], [axes.get_ylim()[0], top], color="black", linestyle=(0, (5, 4)), linewidth=1)
+    axes.plot(
+        [corner, corner], [axes.get_ylim()[0], top], color="black", linestyle=(0, (5, 4)), linewidth=1, zorder=1.5
+    )
     room.keep_path([start, middle, (middle[0], BOTTOM)])
     for rate, names in roofs.items():  # above or below its roof, as far right as no mark and no other roof is crossed
         bend, y = chart.on_page(axes, rate / hardware.reachable_bytes_per_s, rate)
         if rate != top:
             ends = [rate / hardware.reachable_bytes_per_s, high]
-            axes.plot(ends, [rate, rate], color="black", linestyle=(0, (7, 5)), linewidth=1, label=", ".join(names))
+            axes.plot(
+                ends,
+                [rate, rate],
+                color="black",
+                linestyle=(0, (7, 5)),
+                linewidth=1,
+                zorder=1.5,
+                label=", ".join(names),
+            )
         words, bold = f"{metric_text(rate, 'flop/s')}, {', '.join(names)}", rate == top
         wide = width_of(words, 12, bold)
         steps = range(max(1, int((RIGHT - wide - bend) / 12)))

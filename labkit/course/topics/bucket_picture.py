@@ -21,7 +21,7 @@ from labkit.view.units import binary_text, bytes_text, seconds_text
 
 LEFT, RIGHT, LANE, STEP = 92.0, WIDTH - 16.0, 26.0, 36.0
 COMPUTE, WIRE, EXPOSED, LAW, SEEN = PALETTE[0], PALETTE[2], PALETTE[1], chart.LINES[0], PALETTE[6]
-MOST_BOXES = 200
+MOST_BOXES = 100
 """Gradients of a picture that have a box; of more, every second, third ... is drawn."""
 
 

@@ -111,10 +111,8 @@ def inflight(pick: Pick, measured: Sequence[Steps] = ()) -> chart.Chart:
                           linewidth=0, label="simulated" if key else None)  # fmt: skip
         axes.plot([0, whole], [base] * 2, color="black", linestyle="-", linewidth=0.5)
         if measured:
-            first, last = measured[rank][0][0], measured[rank][-1][0]
-            scale = whole / ((last - first) or 1)
-            axes.step([(when - first) * scale for when, _ in measured[rank]],
-                      [base - count * tall for _, count in measured[rank]], color=SEEN, linestyle="-", linewidth=1.5,
+            times, counts = zip(*_stretched(measured[rank], whole), strict=True)
+            axes.step(times, [base - count * tall for count in counts], color=SEEN, linestyle="-", linewidth=1.5,
                       where="post", label="measured" if key else None)  # fmt: skip
         figure.words(4, TOP + base - 4, f"rank {rank}", weight="bold")
         figure.words(WIDTH - 4, TOP + base - 4, words[rank], "right", fontsize=12)
@@ -133,3 +131,13 @@ def held(spans: Sequence[Span], splits: bool) -> list[tuple[float, float]]:
             now += change
             out.append((span.end, float(now)))
     return out
+
+
+def _stretched(steps: Steps, whole: float) -> Steps:
+    """Measured steps on the time of the simulated ones; of those within a pixel the highest and the last."""
+    first, scale = steps[0][0], whole / ((steps[-1][0] - steps[0][0]) or 1)
+    pixels: dict[int, list[float]] = {}
+    for when, count in steps:
+        pixels.setdefault(round((when - first) * scale / whole * (RIGHT - LEFT)), []).append(count)
+    ends = ((pixel, count) for pixel, counts in pixels.items() for count in dict.fromkeys((max(counts), counts[-1])))
+    return [(pixel * whole / (RIGHT - LEFT), count) for pixel, count in ends]
