@@ -30,7 +30,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from labkit.view.pen import Pen
-from labkit.view.svg import INK, PALETTE, WIDTH, Drawing, drawing, round_marks, title_of, width_of
+from labkit.view.svg import INK, PALETTE, WIDTH, Drawing, Room, drawing, round_marks, title_of, width_of
 from labkit.view.units import seconds_text
 
 STYLE: Mapping[str, Any] = MappingProxyType(
@@ -75,6 +75,16 @@ class Chart(Drawing, Figure):
         wide, high = self.get_size_inches() * 72
         early = {"fontsize": 13, "zorder": -1}  # a title is read before what is in the panels
         self.text(x / wide, 1 - y / high, text, ha=anchor, **{**early, **options})
+
+    def put(
+        self, room: Room, places: Iterable[tuple[float, float]], words: str, size: float = 12, bold: bool = False
+    ) -> None:
+        """Words with their upper left corner at the first of these places that is free; nowhere if none is."""
+        wide = width_of(words, size, bold)
+        if spot := room.first(places, wide, size):
+            at_the_edge = spot[0] + wide > room.right - 4  # held there, should the page's letters be narrower
+            end, anchor = (spot[0] + wide, "right") if at_the_edge else (spot[0], "left")
+            self.words(end, spot[1] + 0.83 * size, words, anchor, fontsize=size, weight="bold" if bold else "normal")
 
     def rule(
         self,

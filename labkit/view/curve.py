@@ -46,11 +46,11 @@ def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     if len(series) > 1:
         figure.keys(64, 38, axes, fontsize=13)
-    _last_values(axes, series)
+    _last_values(figure, axes, series)
     return figure
 
 
-def _last_values(axes: chart.Axes, series: Mapping[str, Points]) -> None:
+def _last_values(figure: chart.Chart, axes: chart.Axes, series: Mapping[str, Points]) -> None:
     """The last value of each series behind its end, or near it where neither a line nor another number is."""
     room, ends = Room(right=760), []
     for line, points in zip(axes.get_lines(), series.values(), strict=True):
@@ -63,13 +63,9 @@ def _last_values(axes: chart.Axes, series: Mapping[str, Points]) -> None:
             x, y = chart.on_page(axes, *finite[-1])
             axes.plot(*finite[-1], "o", color=line.get_color(), markersize=8, clip_on=False)
             room.keep(x - 5, y - 5, 10, 10)
-            ends.append((y, x, finite[-1]))
-    for y, x, (step, value) in sorted(ends):
+            ends.append((y, x, finite[-1][1]))
+    for y, x, value in sorted(ends):
         words = number_text(value)
-        wide = width_of(words)
         drops = (0, 13, -13, 26, -26, 39, 52, -39, -52)
-        places = [(left, y - 6 + drop) for left in (x + 8, x - wide - 8) for drop in drops]
-        if spot := room.first(places, wide, 12):
-            axes.annotate(
-                words, (step, value), (spot[0] - x, y - spot[1] - 10), textcoords="offset points", fontsize=13
-            )
+        sides = (x + 8, x - width_of(words) - 8)
+        figure.put(room, [(left, y - 6 + drop) for left in sides for drop in drops], words, 13)

@@ -163,23 +163,15 @@ def _roofs(
         wide = width_of(words, 12, bold)
         steps = range(max(1, int((RIGHT - wide - bend) / 12)))
         places = [(RIGHT - wide - 2 - 12 * step, y + dy) for dys in BESIDE for step in steps for dy in dys]
-        _put(figure, room, places, words, bold)
-    _put(figure, room, [(middle[0] + 5, BOTTOM - 20), (middle[0] - 80, BOTTOM - 20)], f"ridge {corner:.3g}", True)
+        figure.put(room, places, words, bold=bold)
+    figure.put(room, [(middle[0] + 5, BOTTOM - 20), (middle[0] - 80, BOTTOM - 20)], f"ridge {corner:.3g}", bold=True)
     words = f"{metric_text(hardware.reachable_bytes_per_s, 'B/s')} x intensity"
     left = width_of(words, 12) + 12
     slope = [
         (start[0] + share * (middle[0] - start[0]) - left, start[1] + share * (middle[1] - start[1]) - 14)
         for share in (0.75, 0.85, 0.6, 0.95)
     ]
-    _put(figure, room, slope, words, False)
-
-
-def _put(figure: chart.Chart, room: Room, places: Sequence[tuple[float, float]], words: str, bold: bool) -> None:
-    """Words at the first of these places that is free; where none is, they are left out."""
-    wide = width_of(words, 12, bold)
-    if spot := room.first(places, wide, 14):
-        style = {"fontsize": 12, "weight": "bold" if bold else "normal"}
-        figure.words(spot[0] + wide, spot[1] + 12, words, "right", **style)
+    figure.put(room, slope, words)
 
 
 @dataclass(frozen=True)

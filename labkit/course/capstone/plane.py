@@ -122,15 +122,7 @@ def _score_lines(
         axes.plot(*zip(*ends, strict=True), color="#888888", linestyle=(0, (6, 5)), linewidth=1, zorder=0.9)
         (a, b), (c, d) = (chart.on_page(axes, *end) for end in ends)
         above = [(a + (c - a) * k / 12 + 4, b + (d - b) * k / 12 - 14) for k in range(12)]
-        _put(figure, room, [*([(RIGHT + 4, d - 8)] if RIGHT - c < 2 else []), *above], words, 11)
-
-
-def _put(
-    figure: chart.Chart, room: Room, places: Sequence[tuple[float, float]], words: str, size: int, bold: bool = False
-) -> None:
-    """Words at the first of these corners that is free; where none is, they are left out."""
-    if spot := room.first(places, width_of(words, size, bold), size + 1):
-        figure.words(spot[0], spot[1] + 10, words, fontsize=size, weight="bold" if bold else "normal")
+        figure.put(room, [*([(RIGHT + 4, d - 8)] if RIGHT - c < 2 else []), *above], words, 11)
 
 
 def _cap(figure: chart.Chart, axes: chart.Axes, cap_bytes: float, room: Room) -> None:
@@ -147,7 +139,7 @@ def _cap(figure: chart.Chart, axes: chart.Axes, cap_bytes: float, room: Room) ->
     room.keep(LEFT, y - 2, RIGHT - LEFT, 4)
     axes.axhline(cap_bytes, color=COLOURS[1], linestyle="-", linewidth=2.5)
     places = [(RIGHT - wide - 2 - step, y + dy) for step in range(0, int(RIGHT - LEFT - wide), 20) for dy in (-16, 4)]
-    _put(figure, room, [*places, (RIGHT + 4, y - 7)], words, 12, bold=True)
+    figure.put(room, [*places, (RIGHT + 4, y - 7)], words, bold=True)
 
 
 def _mark(figure: chart.Chart, axes: chart.Axes, mark: Mark, room: Room, chosen: bool) -> None:
@@ -164,7 +156,7 @@ def _mark(figure: chart.Chart, axes: chart.Axes, mark: Mark, room: Room, chosen:
         for side in (1, -1)
     ]
     places = [*corners, (x - wide / 2, y - 23), (x - wide / 2, y + 11)]
-    _put(figure, room, [(left, top) for left, top in places if left + wide <= RIGHT], mark.name, 12)
+    figure.put(room, [(left, top) for left, top in places if left + wide <= RIGHT], mark.name)
 
 
 def _stack(figure: chart.Chart, memory: Breakdown, cap_bytes: float) -> None:
