@@ -33,9 +33,8 @@ from labkit.view.pen import Pen
 from labkit.view.svg import INK, PALETTE, WIDTH, Drawing, Room, drawing, round_marks, title_of, width_of
 from labkit.view.units import seconds_text
 
-STYLE: Mapping[str, Any] = MappingProxyType(
-    dict(matplotlib.rc_params_from_file(Path(__file__).with_name("labkit.mplstyle"), use_default_template=False))
-)
+_FILE: Any = matplotlib.rc_params_from_file(Path(__file__).with_name("labkit.mplstyle"), use_default_template=False)
+STYLE: Mapping[str, Any] = MappingProxyType(dict(_FILE))
 """What matplotlib's own settings are while a chart is made, drawn or saved; outside of that they are the learner's."""
 LINES = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
 DASHES = tuple(STYLE["axes.prop_cycle"].by_key()["linestyle"])

@@ -54,7 +54,7 @@ def plane(
     across, up = _round(axes.get_xlim()), _round(axes.get_ylim(), 1e6)
     chart.marks(axes, across, up, lambda seconds: f"{seconds:.3g} s", lambda n_bytes: f"{n_bytes / 1e6:.3g} MB")
     chart.upward(axes, "bytes of the fullest rank")
-    room, scores = Room(LEFT, TOP - 14, WIDTH, BOTTOM), _scores(axes)
+    room, scores = Room(LEFT, TOP - 8, WIDTH, BOTTOM), _scores(axes)
     for mark in points:
         x, y = chart.on_page(axes, mark.seconds, mark.n_bytes)
         room.keep(x - 9, y - 9, 18, 18)
