@@ -14,7 +14,7 @@ from typing import Protocol
 
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.view import chart
-from labkit.view.svg import KIND_COLOURS as COLOURS, PALETTE, WIDTH, round_marks, width_of
+from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, round_marks, width_of
 from labkit.view.units import apart, binary_text, bytes_text, seconds_text, value_text
 
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 566.0, 40.0, 290.0
@@ -68,7 +68,7 @@ def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: st
         highs = [low + size for low, size in zip(lows, sizes, strict=True)]
         if any(sizes):
             hover = f"{KINDS[kind]}: {bytes_text(top.bytes[kind])} at peak"
-            axes.stairs(highs, edges, baseline=lows, fill=True, color=COLOURS[kind], linewidth=0, gid=hover,
+            axes.stairs(highs, edges, baseline=lows, fill=True, color=KIND_COLOURS[kind], linewidth=0, gid=hover,
                         label=KINDS[kind], zorder=0.9)  # fmt: skip
         lows = highs
     if cap_bytes:
@@ -131,7 +131,7 @@ def beside(predicted: Breakdown, measured: Breakdown, title: str = "memory") -> 
 
 
 def _colour(k: int) -> str:
-    return COLOURS[k % len(COLOURS)]
+    return KIND_COLOURS[k % len(KIND_COLOURS)]
 
 
 def _columns(moments: Sequence[Moment], start: float, span: float) -> list[Moment]:
@@ -201,7 +201,7 @@ def _table(figure: chart.Chart, at_peak: tuple[int, ...], peak: int) -> None:
     figure.words(RIGHT + 16, y, "at the peak", weight="bold")
     for kind, name in reversed([*enumerate(KINDS)]):
         y += 24
-        figure.swatch(RIGHT + 16, y - 11, COLOURS[kind])
+        figure.swatch(RIGHT + 16, y - 11, KIND_COLOURS[kind])
         figure.words(RIGHT + 34, y, name)
         figure.words(NUMBER, y, bytes_text(at_peak[kind]), "right")
         figure.words(WIDTH - 4, y, _share(at_peak[kind] / peak) if peak else "", "right", fontsize=12)

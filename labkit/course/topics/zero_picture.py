@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.sharding import NAMES, STAGES, ModelState
 from labkit.view import chart
-from labkit.view.svg import KIND_COLOURS as COLOURS, PALETTE, cut, round_marks
+from labkit.view.svg import KIND_COLOURS, PALETTE, cut, round_marks
 from labkit.view.units import metric_text
 
 LEFT, RIGHT, TOP, BOTTOM = 76.0, 792.0, 84.0, 300.0
@@ -101,7 +101,7 @@ def _stack(axes: chart.Axes, name: str, kinds: Mapping[str, float], x: float, ro
         crossed = abs(room - low - n_bytes / 2) < 9 * unit
         words = "" if crossed or n_bytes < 16 * unit else _amount(n_bytes)
         if n_bytes:
-            colour = COLOURS[KINDS.index(kind)]
+            colour = KIND_COLOURS[KINDS.index(kind)]
             chart.box(axes, x, low, BAR / COLUMN, n_bytes, colour, words, f"{name}, {kind}: {n_bytes:,.0f} B")
         low += n_bytes
 
@@ -122,7 +122,7 @@ def _laws(figure: chart.Chart, state: ModelState, stage: int, n_micro: int) -> N
 def _legend(figure: chart.Chart, device: tuple[str, float] | None, near: bool) -> None:
     """Which colour is which kind, and what the line is."""
     for k, kind in enumerate(KINDS[:3]):
-        figure.swatch(LEFT + 110 * k, BOTTOM + 106, COLOURS[k])
+        figure.swatch(LEFT + 110 * k, BOTTOM + 106, KIND_COLOURS[k])
         figure.words(LEFT + 110 * k + 18, BOTTOM + 117, kind, fontsize=12)
     if device:
         figure.rule(BOTTOM + 112, LEFT + 330, LEFT + 358, (0, (9, 4)), PALETTE[6], 2.5)
