@@ -15,10 +15,8 @@ The table stands in the order of the stack and carries the names, so that nothin
 from __future__ import annotations
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.view.bars import apart
-from labkit.view.memory import COLOURS
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
-from labkit.view.units import binary_text, bytes_text, metric_text
+from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
+from labkit.view.units import apart, binary_text, bytes_text, metric_text
 
 LEFT, BAR, TOP, BOTTOM = 78.0, 80.0, 66.0, 330.0
 NAMES, TABLE, NUMBER, TIMES, SEEN = 256.0, 336.0, 510.0, 594.0, 696.0
@@ -84,7 +82,8 @@ def _stack(name: str, each: Breakdown, x: float, tall: float, room: float) -> li
         if n_bytes:
             crossed = abs(BOTTOM - room * tall - y - high / 2) < 9
             word = kind if high >= 17 and not crossed else ""
-            out.append(box(x, y, BAR, high, COLOURS[KINDS.index(kind)], word, f"{name} {kind}: {n_bytes:,.0f} B"))
+            fill = KIND_COLOURS[KINDS.index(kind)]
+            out.append(box(x, y, BAR, high, fill, word, f"{name} {kind}: {n_bytes:,.0f} B"))
     return out
 
 
@@ -100,7 +99,8 @@ def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> l
         formula = predicted.item(name).formula if name in laws else ""
         why, _, at = formula.partition(WHEN)
         when = at or when
-        out += [box(TABLE, y - 11, 12, 12, COLOURS[KINDS.index(name)]), text(TABLE + 20, y + 16, cut(why, 66), size=12)]
+        out.append(box(TABLE, y - 11, 12, 12, KIND_COLOURS[KINDS.index(name)]))
+        out.append(text(TABLE + 20, y + 16, cut(why, 66), size=12))
         out += _row(name, y, laws.get(name, 0.0), seen.get(name, 0.0) if measured else None, n_params)
     y += 44
     out.append(line(TABLE, y - 18, WIDTH - 4, y - 18))

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.explain import simplest
 from labkit.plan.search import Plan
-from labkit.view.memory import COLOURS
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
+from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import metric_text, seconds_text
 
 LABEL, MEMORY, STEP = 6.0, 206.0, 506.0
@@ -107,7 +106,7 @@ def _memory(plan: Plan, y: float, scale: float, caps: Sequence[float]) -> list[s
     for kind, n_bytes in dict(plan.memory).items():
         wide = min(n_bytes * scale, MEMORY + WIDE - x)
         if wide > 0.5:
-            out.append(box(x, y, wide, BAR, COLOURS[KINDS.index(kind)], "", f"{kind}: {n_bytes:,.0f} B"))
+            out.append(box(x, y, wide, BAR, KIND_COLOURS[KINDS.index(kind)], "", f"{kind}: {n_bytes:,.0f} B"))
         x += max(0.0, wide)
     words = _bytes(plan.memory.total)
     if plan.memory.total * scale > WIDE:  # an arrow: the bar goes on beyond the page
@@ -153,7 +152,7 @@ def _legends() -> list[str]:
         text(LABEL, 71, "micro-batches x rows of each", size=11),
     ]
     for x, title, names, fills in (
-        (MEMORY, "memory of the fullest rank", KINDS[:5], COLOURS),
+        (MEMORY, "memory of the fullest rank", KINDS[:5], KIND_COLOURS),
         (STEP, "one step: dp and pp in the open", SPENT, SPENT_COLOURS),
     ):
         out.append(text(x, 42, title, size=12, bold=True))

@@ -20,6 +20,8 @@ from urllib.parse import quote
 
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
 """Okabe and Ito (2008); sky, orange, green, pink, yellow, blue, vermilion, grey."""
+KIND_COLOURS = (*PALETTE[:4], PALETTE[7], PALETTE[4], PALETTE[6])
+"""One for each kind of memory; without the dark blue, on which dark words are lost."""
 INK = "#111"
 """Text on a coloured box."""
 WIDTH = 800
@@ -27,34 +29,27 @@ STYLE = "<style>.lk-drawing:has(svg){display:block!important}.lk-image:has(+.lk-
 """Shows the drawing, which follows the page's colours and names what the pointer rests on, and hides its image."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An SVG drawing that shows itself in a notebook and survives an export to HTML. `label` says it in words."""
+class Drawing:
+    """What shows itself in a notebook as SVG, and survives an export to HTML: a Picture drawn by hand, or a Chart.
 
-    body: str
-    height: float
+    `str` of it is the SVG, `width` and `height` are its size, and `label` says in words what it shows."""
+
     label: str
-    width: float = WIDTH
-
-    def __str__(self) -> str:
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" role="img" '
-            f'aria-label="{escape(self.label)}" style="max-width:{self.width:g}px;width:100%;height:auto;'
-            f'color:var(--jp-content-font-color1,currentColor)" font-family="system-ui,sans-serif" font-size="13" '
-            f'fill="currentColor">{self.body}</svg>'
-        )
+    width: float
+    height: float
 
     def __repr__(self) -> str:
         return f"<picture: {self.label}>"
 
     def html(self) -> str:
         """The drawing for a page that allows it, and a dark on white image of it for one that does not."""
-        image = quote(str(self), safe=" =:/;,()'")
+        svg = str(self)
+        image = quote(svg, safe=" =:/;,()'")
         return (
             f"<!-- a picture -->\n{STYLE}"  # the first line is what JupyterLab shows of an output that is folded
             f'<img class="lk-image" alt="{escape(self.label)}" src="data:image/svg+xml,{image}" '
             f'style="background:#fff;width:100%;max-width:{self.width:g}px">'
-            f'<div class="lk-drawing" hidden="hidden">{self}</div>'
+            f'<div class="lk-drawing" hidden="hidden">{svg}</div>'
         )
 
     def _repr_html_(self) -> str:
@@ -62,6 +57,29 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return str(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Picture(Drawing):
+    """A drawing made by hand: `body` is what stands inside of its <svg>."""
+
+    body: str
+    height: float
+    label: str
+    width: float = WIDTH
+
+    def __str__(self) -> str:
+        return drawing(self.body, self.height, self.label, self.width)
+
+
+def drawing(body: str, height: float, label: str, width: float = WIDTH) -> str:
+    """The <svg> around a drawing: as wide as its column, `width` at most, in the colour and letters of the page."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-label="{escape(label)}" style="max-width:{width:g}px;width:100%;height:auto;'
+        f'color:var(--jp-content-font-color1,currentColor)" font-family="system-ui,sans-serif" font-size="13" '
+        f'fill="currentColor">{body}</svg>'
+    )
 
 
 def text(x: float, y: float, words: object, anchor: str = "start", size: float = 13, bold: bool = False) -> str:
@@ -72,9 +90,16 @@ def text(x: float, y: float, words: object, anchor: str = "start", size: float =
 
 
 def headline(words: str, size: float = 15, width: float = WIDTH) -> str:
-    """The title of a picture at its upper left: as large as fits its width, down to 11, and cut beyond that."""
-    fits = (each for each in (size, 14, 13, 12, 11) if each <= size and width_of(words, each, bold=True) <= width - 8)
-    return text(4, 20, cut(words, int((width - 8) / width_of("m", 11, bold=True))), size=next(fits, 11), bold=True)
+    """The title of a picture at its upper left."""
+    words, size = title_of(words, width, size)
+    return text(4, 20, words, size=size, bold=True)
+
+
+def title_of(words: str, width: float = WIDTH, largest: float = 15) -> tuple[str, float]:
+    """A title, and its size: as large as fits a page of this width, down to 11, and cut beyond that."""
+    sizes = (size for size in (largest, 14, 13, 12, 11) if size <= largest)
+    fits = (size for size in sizes if width_of(words, size, bold=True) <= width - 8)
+    return cut(words, int((width - 8) / width_of("m", 11, bold=True))), next(fits, 11)
 
 
 def box(

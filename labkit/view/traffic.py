@@ -19,12 +19,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from labkit.plan.collectives import sent_bytes
-from labkit.view.bars import apart
 from labkit.view.flow import Flow, Ledgers
 from labkit.view.places import Frame, Spot, places
 from labkit.view.strokes import Stroke
 from labkit.view.svg import INK, Picture, Room, cut, headline, line, shade, text, width_of
-from labkit.view.units import bytes_text
+from labkit.view.units import apart, bytes_text
 
 NUMBERED, LABELLED, MOST_EDGES, MOST_ROWS = 64, 16, 2000, 9
 """Ranks that have their number in them; ranks whose edges have words on them; edges drawn; rows of a table."""

@@ -6,6 +6,8 @@ import math
 import re
 from types import MappingProxyType
 
+from labkit.plan.breakdown import MEASURED, REHEARSED
+
 SCALES = MappingProxyType(
     {
         "B": MappingProxyType(
@@ -61,6 +63,20 @@ def value_text(value: float, unit: str) -> str:
         return seconds_text(value)
     digits = 6 if abs(value) >= 1000 else 4
     return f"{value:,.{digits}g} {unit}".strip()
+
+
+def apart(value: float, measured: float, origin: str = MEASURED) -> str:
+    """How far off a number is, in words: `exact`, `33.3% below the measurement`, `4 times the rehearsal`."""
+    what = "the rehearsal" if origin == REHEARSED else "the measurement"
+    if value == measured:
+        return "exact"
+    if measured == 0 or value / measured < 0:
+        return f"{value - measured:+,.3g} from {what}"
+    ratio = value / measured
+    if 0.5 <= ratio <= 2:
+        return f"{100 * abs(ratio - 1):.3g}% {'above' if ratio > 1 else 'below'} {what}"
+    many = f"{ratio:,.0f}" if 100 <= ratio < 1e9 else f"{ratio:.3g}"
+    return f"{many} times {what}"
 
 
 def number_text(value: float) -> str:

@@ -18,7 +18,8 @@ from types import MappingProxyType
 
 from labkit.probe.intervals import seconds, union
 from labkit.probe.recording import Recording, overlap_share
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text
+from labkit.view import chart
+from labkit.view.svg import PALETTE, WIDTH
 from labkit.view.units import seconds_text
 
 KINDS: Mapping[str, str] = MappingProxyType(
@@ -68,36 +69,39 @@ def explained(recording: Recording) -> str:
     return f"{told}. All compute about equally long ({ends}), at different times: nobody is late, they take turns."
 
 
-def unlabelled(recording: Recording, title: str = "what does this trace show?") -> Picture:
+@chart.style()
+def unlabelled(recording: Recording, title: str = "what does this trace show?") -> chart.Chart:
     """Each rank's time as a profiler has it: computing, or in a verb. Who is to blame is not in it.
 
     ValueError for a recording of no time."""
     whole = recording.seconds
     if whole <= 0:
         raise ValueError(f"a recording of {whole} seconds shows nothing")
-    first, scale = min(row.begin for row in recording.rows), (RIGHT - LEFT) / whole
-    body, y = [headline(title)], TOP
+    first, n = min(row.begin for row in recording.rows), len(recording.rows)
+    bottom = TOP + (2 * LANE + 6) * n
+    label = f"{title} {n} ranks, {seconds_text(whole)}, computing or in a verb"
+    figure = chart.Chart(bottom + 26, title, label)
+    axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(bottom, TOP))
+    y, names = TOP, dict[float, str]()
     for row in recording.rows:
         parts = recording.parts[row.rank]
-        verbs = union((each.t0, each.t1) for each in row.transfers if not each.within and each.t1 > each.t0)
+        verbs = union(
+            (transfer.t0, transfer.t1)
+            for transfer in row.transfers
+            if not transfer.within and transfer.t1 > transfer.t0
+        )
         waits = union((*parts.exposed, *parts.bubble))
-        body.append(text(4, y + 14, f"rank {row.rank}", bold=True))
+        figure.words(4, y + 14, f"rank {row.rank}", weight="bold")
         for name, colour, spans in (("computes", COMPUTE, parts.compute), ("in a verb", VERB, union((*verbs, *waits)))):
-            body.append(text(LEFT - 8, y + 14, name, "end", 12))
-            body.append(line(LEFT, y + LANE - 1, RIGHT, y + LANE - 1, width=0.3))
-            for t0, t1 in spans:
-                t0, t1 = max(t0, row.begin), min(t1, row.end)
+            names[y + LANE - 1] = name
+            for t0, t1 in ((max(t0, row.begin), min(t1, row.end)) for t0, t1 in spans):
                 if t1 > t0:
                     hover = f"rank {row.rank} {name}: {seconds_text(t1 - t0)}"
-                    wide = max((t1 - t0) * scale, 0.5)
-                    body.append(box(LEFT + (t0 - first) * scale, y + 3, wide, LANE - 5, colour, "", hover, 0.5))
+                    wide = max(t1 - t0, whole * 0.5 / (RIGHT - LEFT))
+                    chart.box(axes, t0 - first, y + 3, wide, LANE - 5, colour, "", hover, edge=0.5)
             y += LANE
         y += 6
-    body.append(line(LEFT, y, RIGHT, y))
-    for mark in round_marks(whole):
-        x = LEFT + mark * scale
-        anchor = "end" if x + 30 > WIDTH else "middle"
-        said = seconds_text(mark) if mark else "0"
-        body += [line(x, y, x, y + 5), text(x, y + 19, said, anchor, 12)]
-    n = len(recording.rows)
-    return Picture("".join(body), y + 26, f"{title} {n} ranks, {seconds_text(whole)}, computing or in a verb")
+    axes.hlines(list(names), 0, whole, "black", linewidth=0.3, zorder=0.9)
+    axes.set_yticks([at - 5 for at in names], names.values(), va="baseline")
+    chart.lanes(axes)
+    return figure

@@ -13,7 +13,7 @@ from labkit.course.whiteboard.derivations import DERIVATIONS, derivation
 from labkit.course.whiteboard.formula_verdict import KINDS, Verdict, check
 from labkit.course.whiteboard.whiteboard_picture import question, whiteboard
 from labkit.course.widgets.explorer import Explorer
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 
 class Whiteboard(Explorer):
@@ -41,7 +41,7 @@ class Whiteboard(Explorer):
         rows = [self.choice, self.asking, self.field, self.reading, self.along, self.reveal]
         super().__init__(rows, [self.choice, self.field, self.along, self.reveal])
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls. ValueError, with the column, for an invalid formula."""
         if self.choice.value != self.asked.name:
             self.asked, self.field.value, self.reveal.value = derivation(self.choice.value), "", False
