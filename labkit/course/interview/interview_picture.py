@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Protocol
 
-from labkit.course.topics.design_cases import Case
+from labkit.course.topics.design_cases import DesignCase
 from labkit.course.whiteboard.derivation import Derivation
 from labkit.view.svg import INK, PALETTE, Picture, box, cut, headline, line, text
 
@@ -111,7 +111,7 @@ class Question(Protocol):
     budget_s: float
     card: Any
     derivation: Derivation | None
-    case: Case | None
+    case: DesignCase | None
 
 
 class Session(Protocol):

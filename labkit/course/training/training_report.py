@@ -16,7 +16,7 @@ from labkit.view.units import binary_text, seconds_text
 
 
 @dataclass(frozen=True)
-class Report:
+class TrainingReport:
     """The result of a run and its costs.
 
     losses          (step, loss) from step 0, including those before a resume
