@@ -31,7 +31,7 @@ SOLVED = "from labkit import check, exercise"
 
 
 class Written(NamedTuple):
-    """A file that was made, or was kept since there is somebody's work in it."""
+    """A file that was written, or, if `kept`, one left as it was because somebody has worked in it."""
 
     path: Path
     kept: bool
@@ -40,14 +40,14 @@ class Written(NamedTuple):
 def build(root: Path, titles: Sequence[str], force: bool = False) -> list[Written]:
     """Write exercises/ and solutions/ under `root`, for labs of these titles ("03_collectives").
 
-    A notebook that somebody has worked in is kept, unless `force` says otherwise."""
+    A notebook that somebody has worked in is kept, unless `force` is true."""
     files = []
     for title in titles:
-        some = problems(title[:2])
-        if not some:
+        exercises = problems(title[:2])
+        if not exercises:
             continue
         for folder, solved in (("exercises", False), ("solutions", True)):
-            files.append(write(root / folder / f"{title}.ipynb", notebook(title, some, solved), force))
+            files.append(write(root / folder / f"{title}.ipynb", notebook(title, exercises, solved), force))
     pages = (("exercises", False), ("solutions", True))
     for folder, solved in pages:
         path = root / folder / "README.md"
@@ -58,7 +58,7 @@ def build(root: Path, titles: Sequence[str], force: bool = False) -> list[Writte
 
 
 def notebook(title: str, some: Iterable[Problem], solved: bool) -> Any:
-    """The notebook of a lab's exercises."""
+    """The notebook of a lab's exercises; with their solutions in place of the stubs if `solved`."""
     lab = title[:2]
     some = list(some)
     minutes = sum(exercise.minutes for exercise in some)
@@ -70,13 +70,13 @@ def notebook(title: str, some: Iterable[Problem], solved: bool) -> Any:
         cells += _cells(exercise, solved)
     if not solved:
         cells.append(_code(f"{lab}-progress", f'ProgressPanel(progress, lab="{lab}")'))
-    made = new_notebook(cells=cells, metadata={"kernelspec": dict(KERNEL), "language_info": {"name": "python"}})
-    made.metadata["labkit"] = {"digest": digest(made)}
-    return made
+    built = new_notebook(cells=cells, metadata={"kernelspec": dict(KERNEL), "language_info": {"name": "python"}})
+    built.metadata["labkit"] = {"digest": digest(built)}
+    return built
 
 
 def digest(made: Any) -> str:
-    """Letters that stand for all that is written in a notebook's cells."""
+    """The first 16 hexadecimal digits of the SHA-256 of a notebook's cells: their types and sources."""
     text = json.dumps([[cell.cell_type, cell.source] for cell in made.cells])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -91,23 +91,23 @@ def write(path: Path, made: Any, force: bool = False) -> Written:
 
 
 def text_of(made: Any) -> str:
-    """A notebook as it is kept: the same text each time."""
+    """The text of a notebook's file; the same for the same notebook."""
     return str(nbformat.writes(made, version=4)) + "\n"
 
 
 def worked_in(path: Path) -> bool:
-    """Whether cells of a notebook are not as they were built; so, too, if it cannot be read."""
+    """True if cells of the notebook at `path` are not as they were built, or if it cannot be read."""
     try:
-        there = nbformat.read(path, as_version=4)
-    except Exception:  # whatever it is, it is not ours
+        current = nbformat.read(path, as_version=4)
+    except Exception:  # a file that is no notebook was not built here, so it is somebody's work
         return True
-    return there.metadata.get("labkit", {}).get("digest") != digest(there)
+    return current.metadata.get("labkit", {}).get("digest") != digest(current)
 
 
 def contents(titles: Sequence[str], solved: bool) -> str:
     """The README of a folder: a table of all exercises."""
     name = "Solutions" if solved else "Exercises"
-    told = (
+    opening = (
         "The [exercises](../exercises/README.md) with a reference in place of each stub. Look here after an attempt: "
         'in the notebook, `solution("03.2")` gives the same.'
         if solved
@@ -123,10 +123,10 @@ def contents(titles: Sequence[str], solved: bool) -> str:
             star = " ★" if exercise.star is not None else ""
             rows.append(f"| [{exercise.key}]({title}.ipynb) | {exercise.title}{star} | `{exercise.name}` | {facts} |")
     head = "| | exercise | you write | difficulty | importance | lines | minutes |\n|---|---|---|---|---|---:|---:|"
-    made = (
+    origin = (
         "Made by `labkit build` from labkit/course/exercises/problems/: not to be edited here. ★: a star can be earned."
     )
-    return f"# {name}\n\n{told}\n\n{made}\n\n{head}\n" + "\n".join(rows) + "\n"
+    return f"# {name}\n\n{opening}\n\n{origin}\n\n{head}\n" + "\n".join(rows) + "\n"
 
 
 def _opening(title: str, count: int, minutes: int, solved: bool) -> str:

@@ -1,4 +1,4 @@
-"""All exercises, found by key or by the name of what is to be written."""
+"""All exercises, looked up by their key or by the name of the function or class that the learner writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.course.exercises.problem import Problem
 
 @cache
 def folders() -> tuple[tuple[str, str], ...]:
-    """(key, name) of every exercise's folder, in order; none of them is loaded for it."""
+    """(key, name) of every exercise's folder, in order. No exercise is imported for this."""
     names = [folder.name for folder in files(problem_folder).iterdir() if folder.name.startswith("p")]
     return tuple(sorted(((key_of(name), name) for name in names), key=_order))
 
@@ -30,7 +30,7 @@ def problems(lab: str = "") -> tuple[Problem, ...]:
 
 
 def problem(key: str) -> Problem:
-    """The problem of a key, "03.2" or "3.2". ValueError with the nearest keys."""
+    """The problem of a key, "03.2" or "3.2". ValueError, which names the nearest keys, if there is none."""
     lab, _, place = str(key).partition(".")
     wanted = f"{lab.zfill(2)}.{place}"
     known = dict(folders())
@@ -42,7 +42,7 @@ def problem(key: str) -> Problem:
 
 
 def by_name(name: str) -> Problem:
-    """The problem whose attempt has this name. ValueError with the nearest names."""
+    """The problem whose attempt has this name. ValueError, which names the nearest names, if there is none."""
     named = {problem.name: problem for problem in problems()}
     if name not in named:
         near = difflib.get_close_matches(name, named, 3) or sorted(named)[:5]

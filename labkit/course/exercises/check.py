@@ -1,4 +1,4 @@
-"""What the learner calls: the card of an exercise, the check, hints, and in the end the solution.
+"""The functions that the learner calls: the card of an exercise, the check, hints, and in the end the solution.
 
 exercise("03.2")          the card: what is asked, how hard, how long, which laws
 check(my_function)        five verdicts, in a second
@@ -25,17 +25,19 @@ from labkit.course.learner.progress import Progress, Row
 
 
 def exercise(key: str) -> Card:
-    """The card of an exercise. The process that judges is started meanwhile. ValueError for a key that there is not."""
-    it = problem(key)
+    """The card of an exercise. ValueError if no exercise has this key.
+
+    It also starts the process that judges, so that the first check need not wait for it."""
+    exercise = problem(key)
     prefork_server()
-    return Card(it, len(Progress().attempts(it.key)))
+    return Card(exercise, len(Progress().attempts(exercise.key)))
 
 
 def check(attempt: Any, key: str = "") -> Report:
     """Judge what you wrote: a function (or class) of a cell, for the exercise of its name or of `key`.
 
-    It runs in fresh processes, on random inputs, over every number of ranks that the exercise asks for. What came of it
-    is kept with your progress. ValueError, in words, for what cannot be judged."""
+    It runs in fresh processes, on random inputs, over every number of ranks that the exercise asks for. The report is
+    kept with your progress. ValueError, which says why, for what cannot be judged."""
     if isinstance(attempt, str):
         raise ValueError(f"check takes the function that you wrote, not its name or text: check({attempt[:30]})")
     mine = attempt_of(attempt)
@@ -50,8 +52,8 @@ def check(attempt: Any, key: str = "") -> Report:
 
 def check_file(key: str, path: Path) -> Report:
     """Judge the attempt in a notebook or a Python file, which is read and not run."""
-    it = problem(key)
-    return judged(it, attempt_in(blocks_of(path), it.name))
+    exercise = problem(key)
+    return judged(exercise, attempt_in(blocks_of(path), exercise.name))
 
 
 def judged(it: Problem, attempt: Attempt) -> Report:
@@ -64,23 +66,23 @@ def judged(it: Problem, attempt: Attempt) -> Report:
 
 
 def hint(key: str, level: int = 0) -> Hint:
-    """The next hint (idea, shapes, skeleton), or the one of `level` 1 to 3. How many you took is kept."""
-    it, kept = problem(key), Progress()
-    known = kept.hints(it.key)
+    """The next hint (idea, shapes, skeleton), or the one of `level` 1 to 3. Your progress counts the hints you took."""
+    exercise, kept = problem(key), Progress()
+    known = kept.hints(exercise.key)
     wanted = level or min(3, known + 1)
     if not 1 <= wanted <= 3:
         raise ValueError(f"there are hints 1, 2 and 3, got {level}")
     if wanted > known + 1:
-        raise ValueError(f"hint {wanted} comes after hint {known + 1}: hint({it.key!r})")
-    kept.hint(it.key, wanted)
-    return Hint(wanted, it.hints[wanted - 1])
+        raise ValueError(f"hint {wanted} comes after hint {known + 1}: hint({exercise.key!r})")
+    kept.hint(exercise.key, wanted)
+    return Hint(wanted, exercise.hints[wanted - 1])
 
 
 def solution(key: str) -> Solution:
     """The reference. ValueError before the first attempt: try it once, however far you get."""
-    it = problem(key)
-    Progress().solution(it.key)
-    return Solution(it.key, it.solution)
+    exercise = problem(key)
+    Progress().solution(exercise.key)
+    return Solution(exercise.key, exercise.solution)
 
 
 def progress() -> tuple[Row, ...]:
@@ -89,7 +91,7 @@ def progress() -> tuple[Row, ...]:
 
 
 def tampered() -> Iterator[str]:
-    """Names of labkit that this kernel has replaced by its own: harmless for the check, but good to know."""
+    """Names of labkit that code in this notebook has replaced. The check does not use them, but the notebook does."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("labkit.") or not isinstance(module, types.ModuleType):
             continue

@@ -16,10 +16,11 @@ import re
 
 COLUMNS = 80
 ROW = re.compile(r" *\S+(?: \S+)*(?<![.;:]) {2,}(?![\[-])(?=\S)")
-"""The name of a row and the gap behind it, `"rank"    who it is`; a gap before a shape is none."""
+"""The name of a table's row and the gap of two or more spaces behind it, as in `"rank"    who it is`. A gap before a
+shape, `[n] -> [n]`, begins no row."""
 ITEM = re.compile(r" *- ")
 KEPT = re.compile(r"\[[^\[\]]*\](?: -> \[[^\[\]]*\])*|`[^`]{1,30}`")
-"""Shapes and names, in which no line is broken."""
+"""Shapes and `names`, which are never broken over two lines."""
 
 
 def narrow(source: str, columns: int = COLUMNS) -> str:
@@ -54,7 +55,8 @@ def _filled(lines: list[str], columns: int) -> list[str]:
 
 
 def _blocks(lines: list[str]) -> list[list[str]]:
-    """Paragraphs, and items of lists and rows of tables with what hangs below their words."""
+    """Groups of lines that are filled together: paragraphs, items of lists, and rows of tables, the last two with the
+    lines that continue them."""
     blocks: list[list[str]] = []
     for line in lines:
         above = blocks[-1][0] if blocks else ""
@@ -67,14 +69,16 @@ def _blocks(lines: list[str]) -> list[list[str]]:
 
 
 def _hang(line: str) -> int:
-    """Where the words of this line begin, below which those of the next stand: behind a row's name, a list's dash."""
+    """The column at which the words of this line begin, behind a row's name or a list's dash. The next line of the same
+    row or item begins there too."""
     begun = ROW.match(line) or ITEM.match(line)
     return begun.end() if begun else _indent(line)
 
 
 def _lines_of(words: str, start: int, hang: int, columns: int) -> list[str]:
-    """Words in lines, the first indented by `start`, the others by `hang`. Wide gaps stay, but at a line's end."""
-    whole = KEPT.sub(lambda found: found[0].replace(" ", "\0"), words)
+    """Words broken into lines, the first indented by `start`, the others by `hang`. Gaps of several spaces stay, except
+    at the end of a line."""
+    whole = KEPT.sub(lambda match: match[0].replace(" ", "\0"), words)
     parts = re.split(r"( +)", whole)
     out, line = [], " " * start + parts[0]
     for gap, word in zip(parts[1::2], parts[2::2], strict=True):
@@ -87,7 +91,7 @@ def _lines_of(words: str, start: int, hang: int, columns: int) -> list[str]:
 
 
 def _laid_out(head: list[str], columns: int) -> list[str]:
-    """A signature with its arguments on a line below it, or each on its own."""
+    """A signature with all its arguments on a line of their own, or, if they do not fit, a line for each."""
     margin, text = " " * _indent(head[0]), " ".join(line.strip() for line in head)
     opened = text.index("(")
     commas, depth, closed = [opened], 0, opened

@@ -12,28 +12,29 @@ from labkit.course.judge.verdicts import words_of
 
 @dataclass(frozen=True)
 class Card:
-    """An exercise on one page: objectives, difficulty, importance, minutes, laws; `attempts` made so far."""
+    """An exercise on one page: objectives, difficulty, importance, minutes and laws. `attempts` counts the learner's
+    attempts so far."""
 
     problem: Problem
     attempts: int = 0
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """What there is to know before one begins."""
-        it = self.problem
-        about = f"about {it.n_lines} line{'s' * (it.n_lines > 1)}, {it.minutes} minutes"
-        told = [
-            ("difficulty", dots(it.difficulty)), ("importance", dots(it.importance)), ("length", about),
-            ("you learn", "; ".join(it.objectives)),
-            *((name, words_of(it, name)) for name in VERDICTS),
+        """(name, words) of what a learner should know before beginning."""
+        exercise = self.problem
+        about = f"about {exercise.n_lines} line{'s' * (exercise.n_lines > 1)}, {exercise.minutes} minutes"
+        rows = [
+            ("difficulty", dots(exercise.difficulty)), ("importance", dots(exercise.importance)), ("length", about),
+            ("you learn", "; ".join(exercise.objectives)),
+            *((name, words_of(exercise, name)) for name in VERDICTS),
         ]  # fmt: skip
-        if it.given:
-            told.append(("from labkit", ", ".join(it.given)))
-        if it.star is not None:
-            told.append(("★", f"for less than the reference: {it.star.words}"))
+        if exercise.given:
+            rows.append(("from labkit", ", ".join(exercise.given)))
+        if exercise.star is not None:
+            rows.append(("★", f"for less than the reference: {exercise.star.words}"))
         if self.attempts:
-            told.append(("attempts", str(self.attempts)))
-        return tuple(told)
+            rows.append(("attempts", str(self.attempts)))
+        return tuple(rows)
 
     def __repr__(self) -> str:
         rows = [f"{self.problem.key} {self.problem.title}", *(f"  {name:11s}{words}" for name, words in self.facts)]
@@ -47,7 +48,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Hint:
-    """One of three: the idea, the shapes, the skeleton."""
+    """One of an exercise's three hints: the idea, the shapes, the skeleton. `level` is 1, 2 or 3."""
 
     level: int
     words: str
@@ -69,5 +70,5 @@ class Solution:
 
 
 def dots(count: int) -> str:
-    """Three of five: `●●●○○`."""
+    """A rating from 0 to 5 as dots: 3 is `●●●○○`."""
     return "●" * count + "○" * (5 - count)

@@ -1,18 +1,18 @@
-"""What is written about an exercise beside its program: `exercise.md` and `mutants.yaml` in the exercise's folder.
+"""The two files beside the program of an exercise, in the exercise's folder: `exercise.md` and `mutants.yaml`.
 
-exercise.md     between two lines `---` the facts, as YAML: title, objectives, difficulty, importance, minutes. Then
-                the story that the learner reads, in markdown. Then three hints, each below a line `## Hint`.
-mutants.yaml    mistakes that people make, a list:
+exercise.md     begins with facts as YAML between two lines `---`: title, objectives, difficulty, importance, minutes.
+                The story that the learner reads follows, in markdown, then three hints, each below a line `## Hint`.
+mutants.yaml    is a list of mistakes that people make:
 
-    - cause: nobody waits for what was started       the sentence that the judge must say
+    - cause: nobody waits for what was started       the sentence that the judge must name as the cause
       verdict: values                                the verdict that must reject it
-      swaps:                                         texts of the reference, each standing there exactly once
+      swaps:                                         texts of the reference; each occurs in it exactly once
         - old: work.wait()
           new: pass
 
-                In place of `swaps`, `instead: |` holds a whole other program.
+                In place of `swaps`, `instead: |` may hold a whole other program.
 
-Whatever is wrong in them is a ValueError with the file, the line and the field.
+A mistake in one of these files is a ValueError that names the file, the line and the field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Stars = Annotated[int, Field(ge=1, le=5)]
 
 
 class Swap(BaseModel):
-    """A text of the reference, and what stands in its place."""
+    """A text of the reference, and the text that replaces it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,7 +43,8 @@ class Swap(BaseModel):
 class Mutant(BaseModel):
     """A mistake that people make: the reference with some texts swapped, or another program `instead`.
 
-    `verdict` is the one that must reject it ("rules": the static check), `cause` the sentence that must be said."""
+    `verdict` is the verdict that must reject it ("rules": the static check), and `cause` the sentence that the judge
+    must then name as the cause."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,7 +60,7 @@ class Mutant(BaseModel):
         return self
 
     def source(self, reference: str) -> str:
-        """The program with this mistake. ValueError if a text to swap does not stand in the reference exactly once."""
+        """The program with this mistake. ValueError if a text to swap does not occur in the reference exactly once."""
         if self.instead:
             return textwrap.dedent(self.instead).strip() + "\n"
         for swap in self.swaps:
@@ -85,7 +86,7 @@ class Facts(BaseModel):
 
 
 class Written(TypedDict):
-    """The fields of a Problem that stand in files: `Problem(**beside(__file__), reference=...)`."""
+    """The fields of a Problem that are read from files: `Problem(**beside(__file__), reference=...)`."""
 
     key: str
     title: str
@@ -99,7 +100,7 @@ class Written(TypedDict):
 
 
 def beside(program: str) -> Written:
-    """What is written in the folder of this program, a file "problems/p06_4_overlap/exercise.py"."""
+    """The fields that are written in the folder of `program`, the path "problems/p06_4_overlap/exercise.py"."""
     folder = Path(program).parent
     name = f"{folder.name}/exercise.md"
     head, body = _parted((folder / "exercise.md").read_text(encoding="utf-8"), name)
@@ -123,13 +124,15 @@ def beside(program: str) -> Written:
 
 
 def key_of(folder: str) -> str:
-    """ "p06_4_overlap" -> "06.4"."""
+    """The key of an exercise's folder: "p06_4_overlap" -> "06.4"."""
     lab, place, _ = folder.removeprefix("p").split("_", 2)
     return f"{lab}.{place}"
 
 
 def _parted(text: str, name: str) -> tuple[str, str]:
-    """The YAML between the first two lines `---`, with an empty line for the first so that line numbers stay true."""
+    """(the YAML between the first two lines `---`, the rest).
+
+    An empty line stands for the first `---`, so that the line numbers of errors are those of the file."""
     opening, *rest = text.split("---\n", 2)
     if opening or len(rest) != 2:
         raise ValueError(f"{name}, line 1: the facts must stand there, in YAML between two lines `---`")

@@ -1,4 +1,4 @@
-"""Three hints and a solution, folded: each button opens the next, and says what has been opened to who keeps count."""
+"""A panel with three hints and the solution of an exercise, folded: each button opens the next one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ NAMES = ("the idea", "shapes, and who talks", "a skeleton")
 
 
 class HintPanel(Twin, widgets.VBox):
-    """`hint(key, level)` gives a hint as something with `.words`, `solution(key)` one with `.code`.
+    """Buttons for three hints and the solution.
 
-    A hint comes after the one before it. A solution that is refused (ValueError: no attempt yet) says so; the button
-    can be pressed again. `.opened` are the levels that have been opened here."""
+    `hint(key, level)` returns a hint with the attribute `.words`, `solution(key)` a solution with `.code`. A hint can
+    be opened only after the one before it. If the solution is refused (ValueError: no attempt yet), the panel shows
+    why, and the button can be pressed again. `.opened` lists the levels that have been opened here."""
 
     def __init__(self, key: str, hint: Callable[[str, int], Any], solution: Callable[[str], Any]) -> None:
         self.key, self.hint, self.solution = key, hint, solution
@@ -49,7 +50,7 @@ class HintPanel(Twin, widgets.VBox):
         self._show(f"<b>{level}, {NAMES[level - 1]}:</b> {_page(words)}")
 
     def solve(self) -> None:
-        """Unfold the solution, if there was an attempt."""
+        """Unfold the solution, or show why it is refused."""
         try:
             code = self.solution(self.key).code
         except ValueError as error:
@@ -58,7 +59,7 @@ class HintPanel(Twin, widgets.VBox):
         self._show(f"<pre>{escape(code)}</pre>")
 
     def static(self) -> Picture:
-        """What stands here where no widgets run."""
+        """The picture that is shown where no widgets run."""
         words = f"{self.key}: three hints and a solution, folded"
         return Picture(headline(words) + text(4, 42, "They open in JupyterLab, one after the other."), 54, words)
 
@@ -68,5 +69,5 @@ class HintPanel(Twin, widgets.VBox):
 
 
 def _page(words: str) -> str:
-    """Words with `names` between backticks, as HTML."""
+    """Words as HTML, with `names` between backticks in code's type."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(words))

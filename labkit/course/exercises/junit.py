@@ -23,15 +23,15 @@ from labkit.course.learner.progress import not_written
 FORMAT, VERSION = "labkit reports", 1
 PASSED, FAILED, SKIPPED, ERROR = "passed", "failed", "skipped", "error"
 OUTSIDE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML cannot hold, not even escaped: an attempt may print it."""
+"""Characters that XML cannot hold, not even escaped. An attempt may print them."""
 
 
 def junit(reports: Iterable[Report], name: str = "labkit") -> str:
     """JUnit XML: a testsuite for each lab, in order, a testcase for each report."""
     root = JUnitXml(_plain(name))
-    for lab, each in _labs(reports):
+    for lab, lab_reports in _labs(reports):
         suite = TestSuite(f"lab {lab}")
-        suite.add_testcases([_case(lab, report) for report in each])
+        suite.add_testcases([_case(lab, report) for report in lab_reports])
         root.append(suite)
     root.update_statistics()
     written = io.BytesIO()
@@ -42,14 +42,14 @@ def junit(reports: Iterable[Report], name: str = "labkit") -> str:
 def document(reports: Iterable[Report]) -> dict[str, Any]:
     """The same as plain data: totals, and for each lab its exercises with their verdicts, but without pictures."""
     labs = _labs(reports)
-    states = [state_of(report) for _, each in labs for report in each]
+    states = [state_of(report) for _, lab_reports in labs for report in lab_reports]
     totals = {state: states.count(state) for state in (PASSED, FAILED, SKIPPED, ERROR)}
-    starred = sum(report.starred for _, each in labs for report in each)
+    starred = sum(report.starred for _, lab_reports in labs for report in lab_reports)
     return {
         "format": FORMAT,
         "version": VERSION,
         "totals": {"exercises": len(states), **totals, "starred": starred},
-        "labs": [{"lab": lab, "exercises": [_exercise(report) for report in each]} for lab, each in labs],
+        "labs": [{"lab": lab, "exercises": [_exercise(report) for report in lab_reports]} for lab, lab_reports in labs],
     }
 
 
@@ -61,20 +61,21 @@ def state_of(report: Report) -> str:
 
 
 def words_of(report: Report) -> str:
-    """What there is to say of what is broken: verdict, law, expected, seen, rank, line, case, cause, next step."""
+    """The first broken verdict in words, a line for each of verdict, law, expected, seen, rank, line, case, cause and
+    what to look at next; "" if none is broken."""
     broken = report.broken
     if broken is None:
         return ""
-    told = [("verdict", broken.name), ("law", broken.law), ("expected", broken.expected), ("seen", broken.seen)]
-    told += [("rank", "" if broken.rank is None else str(broken.rank)), ("line", str(broken.line or ""))]
-    told += [("case", broken.where), ("cause", broken.cause), ("look next", broken.probe)]
-    return "\n".join(f"{what}: {words}" for what, words in told if words)
+    rows = [("verdict", broken.name), ("law", broken.law), ("expected", broken.expected), ("seen", broken.seen)]
+    rows += [("rank", "" if broken.rank is None else str(broken.rank)), ("line", str(broken.line or ""))]
+    rows += [("case", broken.where), ("cause", broken.cause), ("look next", broken.probe)]
+    return "\n".join(f"{name}: {words}" for name, words in rows if words)
 
 
 def _labs(reports: Iterable[Report]) -> list[tuple[str, Sequence[Report]]]:
     by_lab: dict[str, list[Report]] = {}
-    for each in reports:
-        by_lab.setdefault(each.key.split(".")[0], []).append(each)
+    for report in reports:
+        by_lab.setdefault(report.key.split(".")[0], []).append(report)
     return sorted(by_lab.items())
 
 
@@ -84,7 +85,7 @@ def _case(lab: str, report: Report) -> TestCase:
     if state == SKIPPED:
         case.result = [Skipped("not written yet")]
     elif state == ERROR:
-        opened = ", ".join(each.name for each in report.verdicts) or "no verdict"
+        opened = ", ".join(verdict.name for verdict in report.verdicts) or "no verdict"
         case.result = [Error(f"it could not be judged: {opened}", "not judged")]
     elif broken is not None:
         failure = Failure(_plain(f"{broken.name} broken: {_first(broken.seen or broken.law)}"), broken.name)
@@ -97,7 +98,8 @@ def _case(lab: str, report: Report) -> TestCase:
 
 def _exercise(report: Report) -> dict[str, Any]:
     verdicts = [
-        {what: words for what, words in each._asdict().items() if what != "picture"} for each in report.verdicts
+        {field: words for field, words in verdict._asdict().items() if field != "picture"}
+        for verdict in report.verdicts
     ]
     return {
         "key": report.key,

@@ -1,9 +1,9 @@
-"""Exercises in which the learner writes the test: objects, right and wrong, that it is to tell apart.
+"""Exercises in which the learner writes a test, and the judge shows it right and wrong objects to tell apart.
 
     def shown(case): return {"a ring": (True, messages, n), "a star": (False, others, n), ...}
     PROBLEM = Problem(..., **told_apart(shown))
 
-The test sees each object by itself, a copy, in an order that tells nothing, and never the names.
+The test is given a copy of one object at a time, in random order and without its name.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ Shown = Callable[[Case], Mapping[str, tuple[Any, ...]]]
 
 
 def told_apart(shown: Shown) -> dict[str, Any]:
-    """What such a problem is made of. `shown(case)`: name -> (whether the test is to accept it, its arguments)."""
+    """The fields of such a Problem.
+
+    `shown(case)` is a dict: the name of an object -> (True if the test must accept it, its arguments)."""
 
     def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-        """What is shown, without the truth."""
+        """The objects that are shown, without the truth about them."""
         objects = [(name, args) for name, (_, *args) in shown(case).items()]
         random.Random(case.seed + 1).shuffle(objects)
         return [(objects,)]
 
     def play(attempt: Any, group: Any, objects: list[tuple[str, list[Any]]]) -> dict[str, bool | None]:
-        """What the test says of each; nothing, where it says nothing."""
-        said = {name: attempt(*copy.deepcopy(args)) for name, args in objects}
-        return {name: None if each is None else bool(each) for name, each in said.items()}
+        """The test's reply to each object by name; None where it returns nothing."""
+        replies = {name: attempt(*copy.deepcopy(args)) for name, args in objects}
+        return {name: None if reply is None else bool(reply) for name, reply in replies.items()}
 
     def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-        """The truth."""
+        """True for each object that the test must accept, False for each other one."""
         return [{name: truth for name, (truth, *_) in shown(case).items()}]
 
     return {"inputs": inputs, "play": play, "answer": answer, "writes_test": True}

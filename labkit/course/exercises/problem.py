@@ -1,6 +1,6 @@
-"""A Problem: one exercise, with everything that is needed to teach it, to judge it, and to judge the judge.
+"""A Problem: one exercise, with everything that is needed to teach it, to judge it, and to test the judge.
 
-An exercise is a folder in problems/, named after the lab, the place in it and what is written, "p06_4_overlap":
+An exercise is a folder in problems/, named after its lab, its place in the lab and the function, "p06_4_overlap":
 
     exercise.md     what the learner reads: title, objectives, story, hints        (exercise_files.py reads it)
     mutants.yaml    mistakes that people make, and the verdict that rejects each   (exercise_files.py reads it)
@@ -10,7 +10,7 @@ An exercise is a folder in problems/, named after the lab, the place in it and w
                         laws                                   bytes sent, bytes held, what must precede what
 
 `labkit build 06.8_my_title` makes such a folder. Inputs are made by the judge and handed out by rank; the answer is
-worked out by the judge in one process, where no rank can see it. So what a rank does not have, it must be sent.
+worked out by the judge in one process, where no rank can see it. So a rank must be sent whatever it lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from labkit.course.judge.run_record import RunRecord
 
 
 class Complaint(NamedTuple):
-    """What is wrong, on which rank (None: on no one of them), and what to look at; `at` marks events in the picture."""
+    """What a broken law expected, what was seen, and on which rank (None: on no single one).
+
+    `at` are the numbers of the events that the picture marks."""
 
     expected: str
     seen: str
@@ -35,7 +37,8 @@ class Complaint(NamedTuple):
 
 
 class Law(NamedTuple):
-    """Something that holds for every right answer: which verdict it is of, in words, and who looks whether it holds."""
+    """A rule that every right attempt keeps: the verdict that it belongs to, the rule in words, and a function that
+    returns a Complaint if a recorded run breaks it."""
 
     verdict: str
     words: str
@@ -43,9 +46,13 @@ class Law(NamedTuple):
 
 
 class Star(NamedTuple):
-    """A cost that can be beaten: what is counted, the cost of a run, how low it must be, and a program that is there.
+    """A challenge: an attempt that costs less than the reference earns a star.
 
-    `target(case)` is below what the reference costs."""
+    words           what is counted
+    cost(record)    the cost of a recorded run, in `unit`
+    target(case)    the cost that earns the star, which is below that of the reference
+    best            a program that earns it
+    """
 
     words: str
     cost: Callable[[RunRecord], float]
@@ -55,22 +62,22 @@ class Star(NamedTuple):
 
 
 def nobody_knows(_: Case) -> Sequence[tuple[Any, ...]]:
-    """Inputs of a problem that has none."""
+    """The inputs of a problem that has none: no arguments for any rank."""
     return [()] * _.n_ranks
 
 
 def call(attempt: Any, group: Any, *args: Any) -> Any:
-    """How most attempts are run on a rank: the inputs, then the group."""
+    """Run an attempt on a rank as most are run: with the inputs, then the group."""
     return attempt(*args, group)
 
 
 def call_alone(attempt: Any, group: Any, *args: Any) -> Any:
-    """How an attempt without ranks is run: only the inputs."""
+    """Run an attempt that knows no ranks: with the inputs only."""
     return attempt(*args)
 
 
 def call_each(attempt: Any, group: Any, jobs: Sequence[tuple[Any, ...]]) -> Any:
-    """How an attempt without ranks is run on several jobs: one answer for each."""
+    """Run an attempt that knows no ranks on several jobs, and return one answer for each."""
     return [attempt(*job) for job in jobs]
 
 
@@ -88,11 +95,11 @@ class Problem:
     answer(case, inputs)   by rank, in one process; `Ellipsis` where anything will do
     tolerance          (relative, absolute as a share of the largest number); None: from dtype and number of ranks
     laws               see labkit/course/judge/laws.py; where a verdict has no law, a default one is judged
-    given              what of labkit an attempt may import, "Work", "LossScale"
+    given              names of labkit that an attempt may import, "Work", "LossScale"
     may                names that attempts otherwise must not touch, "untyped_storage"
     changes            positions of inputs that may be changed in place
-    library            labkit's own function for it, "comm.ring.reduce_scatter": it must pass as well
-    writes_test        the attempt is a check itself: `play` gives {what it was shown: whether it accepts it}
+    library            labkit's own function that solves it, "comm.ring.reduce_scatter": it must pass as well
+    writes_test        True if the attempt is itself a test: `play` gives {name of an object: True if accepted}
     """
 
     key: str
@@ -121,7 +128,7 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """What the attempt must be called."""
+        """The name that the attempt must have."""
         return str(self.reference.__name__)
 
     @property
@@ -136,7 +143,7 @@ class Problem:
 
     @property
     def library_source(self) -> str:
-        """labkit's own function for it as an attempt; "" if there is none."""
+        """An attempt that calls labkit's own function; "" if there is none."""
         module, _, name = self.library.rpartition(".")
         call = f"import labkit.{module}\n\ndef {self.name}(*args):\n    return labkit.{module}.{name}(*args)\n"
         return call if self.library else ""
@@ -148,5 +155,5 @@ class Problem:
 
     @property
     def stub(self) -> str:
-        """The reference with its bodies taken out: what the learner begins with."""
+        """The program that the learner begins with: the reference without the bodies of its functions."""
         return stub_of(self.solution)

@@ -1,4 +1,4 @@
-"""Programs as text: a reference that stands by itself, and the stub that is left when its bodies are taken out."""
+"""Programs as text: a reference that can be run by itself, and its stub, which is the same without the bodies."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from labkit.course.exercises.columns import narrow
 
 
 def solution_of(reference: Any) -> str:
-    """Source of a reference, and what of its file it uses: imports, and names for types in its signature.
+    """The source of a reference, below those imports and names of types of its file that it uses.
 
     Its docstrings and signatures are laid out for a cell of a notebook (labkit.course.exercises.columns)."""
     text = textwrap.dedent(inspect.getsource(reference))
     used, module = _names(ast.parse(text)), inspect.getmodule(reference)
     body = ast.parse(inspect.getsource(module) if module else "").body
-    told = {name for node in ast.walk(ast.parse(text)) for part in _annotations(node) for name in _names(part)}
+    type_names = {name for node in ast.walk(ast.parse(text)) for part in _annotations(node) for name in _names(part)}
     kinds: list[ast.Assign] = []
     for node in reversed(body):  # a name for a type may use another one above it
-        if isinstance(node, ast.Assign) and told & _names(node.targets[0]):
+        if isinstance(node, ast.Assign) and type_names & _names(node.targets[0]):
             kinds.insert(0, node)
-            told |= _names(node.value)
+            type_names |= _names(node.value)
     used = used.union(*(_names(node.value) for node in kinds))
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     before = [ast.unparse(kept) for node in imports if (kept := _only(node, used)) is not None]
@@ -31,16 +31,16 @@ def solution_of(reference: Any) -> str:
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
 
 
 def _annotations(node: ast.AST) -> list[ast.expr]:
-    found = [getattr(node, name, None) for name in ("annotation", "returns")]
-    return [each for each in found if isinstance(each, ast.expr)]
+    annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
+    return [annotation for annotation in annotations if isinstance(annotation, ast.expr)]
 
 
 def _only(node: ast.Import | ast.ImportFrom, used: set[str]) -> ast.stmt | None:
-    names = [each for each in node.names if (each.asname or each.name).split(".")[0] in used]
+    names = [alias for alias in node.names if (alias.asname or alias.name).split(".")[0] in used]
     if not names or (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
         return None
     if isinstance(node, ast.ImportFrom):
@@ -58,10 +58,10 @@ def n_lines(solution: str) -> int:
 
 
 def functions(node: ast.AST) -> list[ast.FunctionDef]:
-    """The functions and methods in it, in order, but none that stands in another."""
+    """The functions and methods in `node`, in order, but none that is nested in another."""
     if isinstance(node, ast.FunctionDef):
         return [node]
-    return [each for part in ast.iter_child_nodes(node) for each in functions(part)]
+    return [function for part in ast.iter_child_nodes(node) for function in functions(part)]
 
 
 def body_lines(node: ast.FunctionDef) -> int:
@@ -71,13 +71,13 @@ def body_lines(node: ast.FunctionDef) -> int:
 
 
 def _first_line(node: ast.stmt) -> int:
-    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
 
 
 def stub_of(solution: str) -> str:
-    """A program with every function's body replaced by `...`, and the number of lines that it took."""
+    """A program with every function's body replaced by `...` and a comment with the number of its lines."""
     lines, tree = solution.splitlines(), ast.parse(solution)
-    for node in reversed([each for part in tree.body for each in functions(part)]):
+    for node in reversed([function for part in tree.body for function in functions(part)]):
         count = body_lines(node)
         first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
         about = f"about {count} lines" if count > 1 else "one line"

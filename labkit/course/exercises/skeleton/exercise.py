@@ -23,7 +23,7 @@ def my_exercise(x: Tensor, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """What is tried, smallest first: worlds of 1 to 4 ranks, ragged shapes, two dtypes."""
+    """The cases to judge, smallest first: worlds of 1 to 4 ranks, ragged shapes, two dtypes."""
     return [Case.of(1, rows=3), Case.of(2, rows=5), Case.of(3, torch.float64, rows=7), Case.of(4, rows=6)]
 
 
@@ -39,7 +39,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:
-    """2(n-1)/n of x's bytes; a division may cut off a byte."""
+    """(least, most) bytes that a rank sends: 2(n-1)/n of x's bytes, or up to a byte less where n does not divide."""
     most = 2 * (case.n_ranks - 1) / case.n_ranks * case["rows"] * 4 * case.item_bytes
     return most - 1, most
 

@@ -46,7 +46,7 @@ def who_am_i(node: Tensor, group: Group) -> dict[str, int | Tensor]:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; `on` says who shares a machine, "any" that it is drawn."""
+    """Worlds of 1 to 4 ranks. `on` is the machine of each rank, or "any" to draw it."""
     return [Case.of(4, on=(0, 1, 1, 0)), Case.of(4, on="any"), Case.of(3, on="any"), Case.of(2, on="any"),
             Case.of(1, on="any")]  # fmt: skip
 
@@ -60,7 +60,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Counted by hand."""
+    """The seven entries of each rank, from the list of all node numbers."""
     nodes = [int(node) for (node,) in given]
     n = case.n_ranks
     return [

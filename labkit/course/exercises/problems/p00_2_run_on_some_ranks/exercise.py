@@ -31,8 +31,8 @@ def sum_among_chosen(x: Tensor, chosen: list[int], group: Group) -> Tensor | Non
     total = x.clone()
     for rank in others:
         total = total + group.recv(rank)
-    for each in sending:
-        each.wait()
+    for work in sending:
+        work.wait()
     return total
 
 
@@ -44,17 +44,17 @@ def cases() -> Sequence[Case]:
 
 
 def drawn(case: Case) -> list[int]:
-    """Who is chosen, in no order."""
+    """The chosen ranks, in random order."""
     return random.Random(case.seed).sample(range(case.n_ranks), case["chosen"])
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A tensor of its own for each rank, and who is chosen."""
+    """A tensor of its own for each rank, and the chosen ranks."""
     return [(case.random(case["rows"], case["width"], key=rank), drawn(case)) for rank in range(case.n_ranks)]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The sum of some."""
+    """The sum over the chosen ranks on each of them, and None on the others."""
     chosen = drawn(case)
     total = torch.stack([given[rank][0] for rank in chosen]).sum(0)
     return [total if rank in chosen else None for rank in range(case.n_ranks)]

@@ -45,16 +45,16 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def mlp(width: int) -> nn.Module:
-    """What is made."""
+    """The model that `make_model` makes."""
     return nn.Sequential(nn.Linear(width, 2 * width), nn.Dropout(0.5), nn.Linear(2 * width, 1))
 
 
 def play(attempt: Any, group: Group, seed: int, width: int) -> Any:
-    """Begin twice with one seed, then with those that follow; count the different streams of noise over all ranks."""
+    """Seed twice with one seed, then with those that follow; count the different streams of noise over all ranks."""
 
     def begin(seed: int) -> tuple[list[Tensor], Tensor]:
         model = attempt(seed, lambda: mlp(width), group)
-        return [each.detach() for each in model.parameters()], torch.rand(DRAWN)
+        return [parameter.detach() for parameter in model.parameters()], torch.rand(DRAWN)
 
     (weights, noise), (again, same) = begin(seed), begin(seed)
     later = [begin(seed + step)[1] for step in range(1, group.size + 1)]
@@ -72,10 +72,10 @@ def play(attempt: Any, group: Group, seed: int, width: int) -> Any:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The weights of one process; everything else must be different."""
+    """The weights that one process draws, and the number of streams if no two are alike."""
     seed, width = given[0]
     torch.manual_seed(seed)
-    weights = [each.detach() for each in mlp(width).parameters()]
+    weights = [parameter.detach() for parameter in mlp(width).parameters()]
     n = case.n_ranks
     return [
         {

@@ -55,7 +55,7 @@ def situation(drawn: random.Random, n: int) -> Situation:
 
 
 def behind(drawn: random.Random, n: int) -> Situation:
-    """Two wait for each other, and a line of ranks waits behind one of them, each for the one before."""
+    """Two ranks wait for each other, and the others wait in a line behind one of them, each for the one before."""
     line = drawn.sample(range(n), n)
     waits_for: list[list[int]] = [[] for _ in line]
     waits_for[line[0]] = [line[1]]
@@ -71,7 +71,7 @@ def cases() -> Sequence[Case]:
 
 
 def drawn_situations(case: Case) -> Iterator[Situation]:
-    """What is shown."""
+    """The situations of a case."""
     drawn = random.Random(case.seed)
     for number in range(case["situations"]):
         yield behind(drawn, case["among"]) if number % 4 == 0 and case["among"] > 2 else situation(drawn, case["among"])
@@ -90,12 +90,15 @@ def told(states: list[str], waits_for: list[list[int]]) -> str:
 
 
 def play(attempt: Any, group: Group, situations: list[Situation]) -> Any:
-    """What is said of each."""
-    return {told(*each): attempt(list(each[0]), [list(line) for line in each[1]]) for each in situations}
+    """The attempt's reply to each situation."""
+    return {
+        told(*situation): attempt(list(situation[0]), [list(line) for line in situation[1]]) for situation in situations
+    }
 
 
 def judged(states: list[str], waits_for: list[list[int]]) -> tuple[list[int], int | None]:
-    """With matrices: who can go on, grown from those that run; who is freed by whom, from powers of the arrows."""
+    """The same reply from matrices: the ranks that can go on are grown from those that run, and powers of the matrix of
+    who waits for whom tell which ranks are freed by which."""
     n = len(states)
     arrows = torch.zeros(n, n)
     for rank, others in enumerate(waits_for):
@@ -111,8 +114,8 @@ def judged(states: list[str], waits_for: list[list[int]]) -> tuple[list[int], in
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The truth about each."""
-    return [{told(*each): judged(*each) for each in given[0][0]}]
+    """The right reply to each situation."""
+    return [{told(*situation): judged(*situation) for situation in given[0][0]}]
 
 
 PROBLEM = Problem(

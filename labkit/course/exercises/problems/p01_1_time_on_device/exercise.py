@@ -36,7 +36,7 @@ def time_on_device(
 
 
 class Device:
-    """A device with a queue, in a time of its own: it works its queue off while the caller goes on.
+    """A simulated device with a queue and a clock of its own: it works its queue off while the caller goes on.
 
     launch_s     what a launch costs the caller, before the run can begin
     durations    of its runs, in seconds; `launches` counts them
@@ -57,7 +57,7 @@ class Device:
         self.now = max(self.now, self.idle_at)
 
     def clock(self) -> float:
-        """Seconds."""
+        """The simulated time in seconds."""
         return self.now
 
 
@@ -80,22 +80,22 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, devices: list[Any], warmup: int, repeats: int) -> Any:
-    """Every device in turn: what the attempt says, and how often it launched."""
-    said = []
+    """The seconds that the attempt returns for each device, and how often it launched."""
+    replies = []
     for began, launch_s, busy_s, durations in devices:
         device = Device(began, launch_s, busy_s, durations)
         seconds = attempt(lambda d=device: d.launch(), lambda d=device: d.sync(), lambda d=device: d.clock(),
                           warmup, repeats)  # fmt: skip
-        said.append({"seconds": float(seconds), "launches": device.launches})
-    return said
+        replies.append({"seconds": float(seconds), "launches": device.launches})
+    return replies
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The middle of the durations that the judge drew."""
+    """The median of the durations that the judge drew, each with the cost of its launch."""
     devices, warmup, repeats = given[0]
-    middle = [[launch_s + each for each in sorted(durations[warmup:])] for _, launch_s, _, durations in devices]
+    middle = [[launch_s + duration for duration in sorted(durations[warmup:])] for _, launch_s, _, durations in devices]
     half = repeats // 2
-    return [[{"seconds": (each[half] + each[-half - 1]) / 2, "launches": warmup + repeats} for each in middle]]
+    return [[{"seconds": (seconds[half] + seconds[-half - 1]) / 2, "launches": warmup + repeats} for seconds in middle]]
 
 
 PROBLEM = Problem(

@@ -19,7 +19,7 @@ def fit_alpha_beta(samples: list[tuple[int, float]]) -> tuple[float, float]:
     """The line t(S) = alpha + S beta through measured messages: (seconds, seconds a byte).
 
     `samples` are (bytes, seconds), several of each size, in any order; some took far too long since somebody else had
-    the machine. Two or more sizes are there.
+    the machine. There are two or more sizes.
 
     First put the median in place of the times of a size: one point (S, t) for each size (for an even number of times
     the mean of the two in the middle). Then choose the line that makes the sum over the points of
@@ -55,19 +55,19 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, samples: list[tuple[int, float]]) -> Any:
-    """In units in which both numbers are neither huge nor tiny."""
+    """The attempt's alpha and beta, in units in which neither number is huge or tiny."""
     alpha, beta = attempt(list(samples))
     return {"alpha in us": float(alpha) * 1e6, "beta in ps a byte": float(beta) * 1e12}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By torch's least squares on scaled columns."""
+    """Alpha and beta from torch's least squares on scaled columns."""
     (samples,) = given[0]
     by_size: dict[int, list[float]] = {}
     for n_bytes, seconds in samples:
         by_size.setdefault(n_bytes, []).append(seconds)
-    b = torch.tensor([float(each) for each in by_size], dtype=torch.float64)
-    t = torch.stack([torch.quantile(torch.tensor(each, dtype=torch.float64), 0.5) for each in by_size.values()])
+    b = torch.tensor([float(n_bytes) for n_bytes in by_size], dtype=torch.float64)
+    t = torch.stack([torch.quantile(torch.tensor(times, dtype=torch.float64), 0.5) for times in by_size.values()])
     columns = torch.stack([1e-6 / t, 1e-12 * b / t], 1)
     scale = columns.norm(dim=0)
     alpha, beta = (

@@ -31,15 +31,15 @@ def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
     the model do not count."""
 
     def bytes_in(tensors: Iterable[Tensor]) -> int:
-        storages = [each.untyped_storage() for each in tensors]
-        return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     params = list(model.parameters())
     states = [value for state in optimizer.state.values() for value in state.values()]
     return {
         "parameters": bytes_in(params),
         "gradients": bytes_in(p.grad for p in params if p.grad is not None),
-        "optimizer": bytes_in(each for each in states if isinstance(each, Tensor)),
+        "optimizer": bytes_in(value for value in states if isinstance(value, Tensor)),
     }
 
 
@@ -65,17 +65,18 @@ class Net(nn.Module):
 
 
 def cases() -> Sequence[Case]:
-    """Several models each."""
+    """Three cases of several models."""
     return [Case.of(1, models=6), Case.of(1, models=6), Case.of(1, models=6)]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """How each model is made and how far it has got: every shape, every optimizer, the rest drawn.
+    """How each model is made and how far its training has got: every shape, every optimizer, the rest drawn.
 
-    The first one's norm is frozen late, with gradients that stay; the second one's master copies are its parameters."""
-    drawn, made = random.Random(case.seed), []
+    The norm of the first model is frozen late, so that its gradients stay. The master copies of the second model are
+    its parameters themselves."""
+    drawn, recipes = random.Random(case.seed), []
     for number in range(case["models"]):
-        made.append({
+        recipes.append({
             "vocab": drawn.randrange(5, 12), "width": drawn.randrange(3, 9), "spare": drawn.randrange(1, 9),
             "shape": SHAPES[number % 3],
             "dtype": {0: torch.bfloat16, 1: torch.float32}.get(number, drawn.choice(DTYPES)),
@@ -84,7 +85,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
             "maker": MAKERS[(number + number // 3) % 3] if number else "AdamW",
             "done": ("nothing", "backward", "a step", "a step and zero_grad")[drawn.randrange(4) if number % 3 else 2],
         })  # fmt: skip
-    return [(made,)]
+    return [(recipes,)]
 
 
 def told(each: dict[str, Any]) -> str:
@@ -95,32 +96,32 @@ def told(each: dict[str, Any]) -> str:
 
 
 def play(attempt: Any, group: Group, made: list[dict[str, Any]]) -> Any:
-    """Make each, take it so far, count."""
-    said = {}
-    for each in made:
-        model = Net(each["vocab"], each["width"], each["shape"], each["spare"])
-        if each["dtype"] != torch.float32:
-            convert(model, each["dtype"])
-        model.norm.requires_grad_(each["frozen"] != "frozen")
+    """Make each model, train it as far as it is said to have got, and let the attempt count."""
+    replies = {}
+    for recipe in made:
+        model = Net(recipe["vocab"], recipe["width"], recipe["shape"], recipe["spare"])
+        if recipe["dtype"] != torch.float32:
+            convert(model, recipe["dtype"])
+        model.norm.requires_grad_(recipe["frozen"] != "frozen")
         params = [p for p in model.parameters() if p.requires_grad]
-        momentum = 0.9 if "momentum" in each["maker"] else 0.0
-        optimizer: Any = (torch.optim.AdamW(params, foreach=False) if each["maker"] == "AdamW" else
+        momentum = 0.9 if "momentum" in recipe["maker"] else 0.0
+        optimizer: Any = (torch.optim.AdamW(params, foreach=False) if recipe["maker"] == "AdamW" else
                           torch.optim.SGD(params, 0.1, momentum, foreach=False))  # fmt: skip
-        if each["done"] != "nothing":
+        if recipe["done"] != "nothing":
             model(torch.arange(4)).float().sum().backward()
-        if "step" in each["done"]:
+        if "step" in recipe["done"]:
             optimizer.step()
-        if "zero_grad" in each["done"]:
+        if "zero_grad" in recipe["done"]:
             optimizer.zero_grad()
-        for p in params if each["master"] else ():
+        for p in params if recipe["master"] else ():
             optimizer.state[p]["master"] = p.detach().float()  # a float32 parameter is its own
-        model.norm.requires_grad_(each["frozen"] == "trained")
-        said[told(each)] = attempt(model, optimizer)
-    return said
+        model.norm.requires_grad_(recipe["frozen"] == "trained")
+        replies[told(recipe)] = attempt(model, optimizer)
+    return replies
 
 
 def convert(model: Net, dtype: torch.dtype) -> None:
-    """Another dtype, storages shared as before (`model.to` would part views that share one)."""
+    """Change the dtype of the model; tensors go on sharing storages, which `model.to` would separate."""
     flats: dict[int, Tensor] = {}
     for p in model.parameters():
         whole = p.data.untyped_storage()
@@ -132,12 +133,12 @@ def convert(model: Net, dtype: torch.dtype) -> None:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By arithmetic, from what each is made of."""
-    return [{told(each): counted(each) for each in given[0][0]}]
+    """The bytes of each model by arithmetic, from its shapes."""
+    return [{told(recipe): counted(recipe) for recipe in given[0][0]}]
 
 
 def counted(each: dict[str, Any]) -> dict[str, int]:
-    """Numbers of parameters, times the bytes of one."""
+    """The bytes of one model: numbers of parameters times the bytes of one."""
     table, norm, item = each["vocab"] * each["width"], 2 * each["width"], each["dtype"].itemsize
     n_tables = 1 if each["shape"] == "tied" else 2
     frozen = each["frozen"] == "frozen"

@@ -28,9 +28,9 @@ def train_and_log(
     "held_out"    the same on `held_out`, after the step                             [n]
     "first_rows"  row 0 of model(x) of the batch, before its step   [rows, d] each   [n, d]
 
-    No gradient is there when you are called. When you return, nothing is left but the model, the optimizer's state and
-    these three tensors: no graph, no gradient, no storage that is larger than its result. And at no time is more held
-    than the activations of one step, whatever the number of batches."""
+    There is no gradient when you are called. When you return, nothing is left but the model, the optimizer's state and
+    these three tensors: no graph, no gradient, no storage that is larger than its result. And at no time are more
+    activations held than those of one step, whatever the number of batches."""
     losses, after, rows = [], [], []
     for x, y in batches:
         out = model(x)
@@ -77,20 +77,20 @@ def made(weights: list[Tensor]) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], batches: list[Batch], held_out: Batch) -> Any:
-    """Train, and look at what is held when it is done."""
+    """Train, and weigh what is held afterwards."""
     model, optimizer = made(weights)
     # copies, since the probe takes a tensor that is older than itself for new where torch hands out a view of it
     kept, apart = tuple((x.clone(), y.clone()) for x, y in batches), (held_out[0].clone(), held_out[1].clone())
-    said = attempt(model, optimizer, list(kept), apart)
+    log = attempt(model, optimizer, list(kept), apart)
     weigh(group)
-    return {**said, "weights": [p.detach() for p in model.parameters()]}
+    return {**log, "weights": [p.detach() for p in model.parameters()]}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Without autograd: both layers by hand, in float64."""
+    """The log and the weights without autograd: both layers by hand, in float64."""
     weights, batches, held_out = given[0]
-    w1, b1, w2, b2 = (each.double() for each in weights)
-    params, speed = [w1, b1, w2, b2], [torch.zeros_like(each, dtype=torch.float64) for each in weights]
+    w1, b1, w2, b2 = (weight.double() for weight in weights)
+    params, speed = [w1, b1, w2, b2], [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     losses, after, rows = [], [], []
     for x, y in ((x.double(), y.double()) for x, y in batches):
         w1, b1, w2, b2 = params
@@ -103,10 +103,10 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         losses.append((out - y).square().mean())
         rows.append(out[0])
         w1, b1, w2, b2 = params
-        there = (held_out[0].double() @ w1.T + b1).tanh() @ w2.T + b2
-        after.append((there - held_out[1].double()).square().mean())
-    said = {"losses": torch.stack(losses), "held_out": torch.stack(after), "first_rows": torch.stack(rows)}
-    return [{**{name: each.float() for name, each in said.items()}, "weights": [each.float() for each in params]}]
+        prediction = (held_out[0].double() @ w1.T + b1).tanh() @ w2.T + b2
+        after.append((prediction - held_out[1].double()).square().mean())
+    log = {"losses": torch.stack(losses), "held_out": torch.stack(after), "first_rows": torch.stack(rows)}
+    return [{**{name: values.float() for name, values in log.items()}, "weights": [param.float() for param in params]}]
 
 
 def state(case: Case) -> int:
@@ -120,26 +120,29 @@ def results(case: Case) -> int:
 
 
 def data(case: Case) -> int:
-    """Bytes of all batches, which are there all the time."""
+    """Bytes of all batches, which are held all the time."""
     return ITEM * int((case["steps"] * case["rows"] + case["rows"] // 2) * (case["width"] + case["out"]))
 
 
 def highest(case: Case, rank: int) -> float:
-    """Data, parameters, gradients and momentum; of a step what forward keeps and backward makes; twice the log."""
+    """The most bytes that may be held: data, parameters, gradients and momentum, the tensors that forward keeps and
+    backward makes in one step, and twice the log."""
     hidden, out = (ITEM * case["rows"] * case[name] for name in ("hidden", "out"))
     return data(case) + 3 * state(case) + 2 * hidden + 4 * out + 2 * results(case) + SLACK
 
 
 def left(record: RunRecord) -> Complaint | None:
-    """What is there when it has returned: data count, as activations where autograd had saved them."""
+    """A Complaint if more than data and results is held after the attempt has returned.
+
+    Data count as activations where autograd had saved them."""
     memory, most = record.memory[0], data(record.case) + results(record.case) + 1024
     if memory is None:
         return None
-    if found := memory.now.get("gradients", 0):
-        return Complaint("0 bytes of gradients", f"{found:,} bytes of gradients", 0)
-    found = memory.now.get("activations", 0) + memory.now.get("other", 0)
-    if found > most:
-        return Complaint(f"at most {most:,} bytes of data and results", f"{found:,} bytes", 0)
+    if held := memory.now.get("gradients", 0):
+        return Complaint("0 bytes of gradients", f"{held:,} bytes of gradients", 0)
+    held = memory.now.get("activations", 0) + memory.now.get("other", 0)
+    if held > most:
+        return Complaint(f"at most {most:,} bytes of data and results", f"{held:,} bytes", 0)
     return None
 
 

@@ -37,7 +37,7 @@ def cases() -> Sequence[Case]:
 
 
 def distance(case: Case) -> int:
-    """`by`: some number of places, and some times round."""
+    """The argument `by`: the case's number of places, and one or two times round the ring."""
     return int(case["places"] + case.n_ranks * random.Random(case.seed).choice((-2, -1, 1, 2)))
 
 
@@ -47,7 +47,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Python's own lists, turned."""
+    """The list of all tensors, rotated."""
     order = [x for x, _ in given]
     return [order[index - case["places"]] for index in range(case.n_ranks)]
 

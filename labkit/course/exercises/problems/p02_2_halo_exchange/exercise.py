@@ -34,7 +34,7 @@ def halo_exchange(x: Tensor, width: int, group: Group) -> Tensor:
     came = {peer: work.wait() for peer, work in coming.items()}
     for work in going:
         work.wait()
-    return torch.cat([each for each in (came.get(left), x, came.get(right)) if each is not None])
+    return torch.cat([part for part in (came.get(left), x, came.get(right)) if part is not None])
 
 
 def cases() -> Sequence[Case]:
@@ -49,7 +49,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, x: Tensor, width: int) -> Any:
-    """A mark says when a rank has waited for a message and has it."""
+    """Run the attempt, with a mark in the record for each message that a rank has received."""
 
     def tap(event: str, peer: int, tag: int, tensor: Tensor) -> None:
         if event == "recv":
@@ -59,7 +59,7 @@ def play(attempt: Any, group: Group, x: Tensor, width: int) -> Any:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Cut out of all rows in one piece."""
+    """The rows of each rank with their halos, cut out of all rows in one tensor."""
     whole, ends = torch.cat([x for x, _ in given]), [0]
     for k in case["rows"]:
         ends.append(ends[-1] + k)
@@ -69,15 +69,15 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def neighbours(case: Case, rank: int) -> set[int]:
-    """In a line."""
+    """The ranks beside this one in a line."""
     return {rank - 1, rank + 1} & set(range(case.n_ranks))
 
 
 def waited(record: RunRecord) -> Complaint | None:
     """The first rank that waited while it still had something to hand over."""
     for rank in range(record.case.n_ranks):
-        waits = [each for each in record.marks(rank) if each.what.startswith(TAKEN)]
-        late = [each for each in record.sent(rank) if waits and each.number > waits[0].number]
+        waits = [event for event in record.marks(rank) if event.what.startswith(TAKEN)]
+        late = [event for event in record.sent(rank) if waits and event.number > waits[0].number]
         if late:
             seen = f"it {waits[0].what}, and only then sends to rank {late[0].to}"
             return Complaint("all messages are handed over before any is waited for", seen, rank, (late[0].number,))

@@ -37,9 +37,9 @@ def read_autopsy(places: list[Place]) -> tuple[str, list[int]]:
         return "mismatch", [rank for rank in range(n) if places[rank]["at"] == rare]
     outside = [rank for rank in range(n) if "number" not in places[rank]]
     waits = [[place["peer"]] if "peer" in place else outside if "number" in place else [] for place in places]
-    behind = [set(each) for each in waits]
+    behind = [set(peers) for peers in waits]
     for _ in range(n):
-        behind = [each.union(*(behind[other] for other in each)) for each in behind]
+        behind = [peers.union(*(behind[other] for other in peers)) for peers in behind]
     awaited = sorted(set().union(*waits))
     absent = [rank for rank in awaited if places[rank]["at"] in ("finished", "raised", "died")]
     circle = [rank for rank in range(n) if rank in behind[rank]]
@@ -48,12 +48,12 @@ def read_autopsy(places: list[Place]) -> tuple[str, list[int]]:
 
 
 def situation(drawn: random.Random, n: int, fault: str) -> tuple[list[Place], list[int]]:
-    """Where n ranks stand, and who is to blame: the fault is made first, then come its victims, in a random order."""
+    """(where n ranks stand, the ranks to blame), in random order. The fault is drawn first, then its victims."""
     line, number, verb = drawn.sample(range(n), n), drawn.randrange(1, 90), drawn.choice(COLLECTIVES)
     places: list[Place] = [{"at": verb, "number": number} for _ in range(n)]
     if fault == "mismatch":
         guilty = line[: drawn.randrange(1, (n + 1) // 2)]
-        other = drawn.choice([each for each in COLLECTIVES if each != verb])
+        other = drawn.choice([collective for collective in COLLECTIVES if collective != verb])
         for rank in guilty:
             places[rank] = {"at": other, "number": number}
         if 2 * len(guilty) + 1 < n and drawn.random() < 0.4:
@@ -86,8 +86,10 @@ def cases() -> Sequence[Case]:
 
 
 def all_drawn(case: Case) -> list[tuple[list[Place], list[int], str]]:
-    """What is shown, with the truth. Some stragglers other than rank 0 are awaited by collectives only, and beside some
-    there is a rank that runs, or has left, and is awaited by nobody."""
+    """(places, ranks to blame, fault) of every situation.
+
+    Among them are stragglers other than rank 0 that only collectives wait for, and situations with another rank that
+    runs or has finished and that nobody waits for."""
     faults = ("straggler", "circle", "absent", "mismatch")
 
     def make(drawn: random.Random) -> list[tuple[list[Place], list[int], str]]:
@@ -115,12 +117,12 @@ def told(places: list[Place]) -> str:
 
 
 def play(attempt: Any, group: Group, situations: list[list[Place]]) -> Any:
-    """What is said of each."""
-    return {told(each): attempt([dict(place) for place in each]) for each in situations}
+    """The attempt's reply to each situation."""
+    return {told(situation): attempt([dict(place) for place in situation]) for situation in situations}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Each situation was made from its fault."""
+    """The fault from which each situation was made, and the ranks to blame."""
     return [{told(places): (fault, guilty) for places, guilty, fault in all_drawn(case)}]
 
 

@@ -30,7 +30,7 @@ def collectives_agree(programs: Programs) -> bool:
     {"verb": "send" or "recv", "peer": 1, "shape": ..., "dtype": ...}, are a matter of two ranks, and not judged here:
     they may stand anywhere. There may be no ranks at all, or nothing to call."""
     called = [[call for call in program if call["verb"] not in ("send", "recv")] for program in programs]
-    return all(each == called[0] for each in called)
+    return all(calls == called[0] for calls in called)
 
 
 def made(drawn: random.Random, n_ranks: int, n_calls: int) -> Programs:
@@ -47,7 +47,7 @@ def made(drawn: random.Random, n_ranks: int, n_calls: int) -> Programs:
 
 
 def chatting(drawn: random.Random, programs: Programs) -> Programs:
-    """With messages in between, other ones on each rank."""
+    """The programs with messages inserted, different ones on each rank."""
     for rank, program in enumerate(programs):
         for _ in range(1 + rank + drawn.randrange(3)):
             verb, peer = drawn.choice(("send", "recv")), (rank + 1) % len(programs)
@@ -57,7 +57,8 @@ def chatting(drawn: random.Random, programs: Programs) -> Programs:
 
 
 def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
-    """One thing wrong on one rank, the last; which call it is in is drawn."""
+    """The programs with the mistake `name` in one of them, the last unless the name says otherwise. The call with the
+    mistake is drawn."""
     last, other = programs[-1], {"all_reduce": "all_gather"}
     place = drawn.randrange(len(last) - 1)
     call = last[place]
@@ -68,7 +69,7 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
     elif name == "as many numbers in another shape":
         call["shape"] = call["shape"][::-1]
     elif name == "other dtype":
-        call["dtype"] = drawn.choice([each for each in DTYPES if each != call["dtype"]])
+        call["dtype"] = drawn.choice([dtype for dtype in DTYPES if dtype != call["dtype"]])
     elif name.startswith(("other op", "other source")):
         for program in programs:
             program[place] |= {"verb": name.split()[-1], "op": "sum", "source": 0}
@@ -101,7 +102,7 @@ WRONG = (
 
 
 def shown(case: Case) -> dict[str, tuple[bool, Programs]]:
-    """Name -> whether it is right, and what is shown."""
+    """Name -> (True if the collectives match, the programs)."""
     drawn, n = random.Random(case.seed), case["among"]
     right = {
         "all the same": made(drawn, n, 6),
@@ -116,7 +117,7 @@ def shown(case: Case) -> dict[str, tuple[bool, Programs]]:
         wrong[name] = spoiled(drawn, made(drawn, n, 6), name)
         wrong[f"{name}, among messages"] = chatting(drawn, spoiled(drawn, made(drawn, n, 6), name))
     truth = {**dict.fromkeys(right, True), **dict.fromkeys(wrong, False)}
-    return {name: (truth[name], it) for name, it in {**right, **wrong}.items()}
+    return {name: (truth[name], programs) for name, programs in {**right, **wrong}.items()}
 
 
 def cases() -> Sequence[Case]:

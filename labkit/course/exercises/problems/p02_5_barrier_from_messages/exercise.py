@@ -38,7 +38,7 @@ def cases() -> Sequence[Case]:
 
 
 def play(attempt: Any, group: Group) -> Any:
-    """Some barriers. Marks say when a rank comes, when it has waited for a message and has it, when it is through."""
+    """Run several barriers, with marks in the record where a rank arrives, has received a message, and is through."""
     heard = group.tapped(lambda event, peer, tag, x: mark(group, f"{TAKEN}{peer}") if event == "recv" else None)
     ours = aside(group)
     for _ in range(BARRIERS):
@@ -50,7 +50,7 @@ def play(attempt: Any, group: Group) -> Any:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Nothing comes out of a barrier; whether everybody was there is a matter of order."""
+    """A barrier returns nothing; the laws of order judge whether it waited for everybody."""
     return ["through"] * case.n_ranks
 
 
@@ -60,52 +60,52 @@ def rounds(case: Case) -> int:
 
 
 def followed(record: RunRecord) -> Iterator[tuple[Event, set[int], int]]:
-    """Each mark with what its rank knows then: the ranks that it has heard of since this barrier began, itself
-    included, and the longest chain of messages behind that. A message carries what its sender knew."""
+    """For each mark (the mark, the ranks that its rank has heard of in this barrier, itself included, the length of the
+    longest chain of messages behind that). A message carries what its sender knew when it was sent."""
     n = record.case.n_ranks
     knows, deep = [{rank} for rank in range(n)], [0] * n
     carried: dict[tuple[int, int], list[tuple[set[int], int]]] = {}
-    for each in record.events:
-        rank = each.rank
-        if each.kind == "message" and each.to is not None:
-            carried.setdefault((rank, each.to), []).append((set(knows[rank]), deep[rank] + 1))
-        elif each.kind == "mark":
-            if each.what == HERE:
+    for event in record.events:
+        rank = event.rank
+        if event.kind == "message" and event.to is not None:
+            carried.setdefault((rank, event.to), []).append((set(knows[rank]), deep[rank] + 1))
+        elif event.kind == "mark":
+            if event.what == HERE:
                 knows[rank], deep[rank] = {rank}, 0
-            elif each.what.startswith(TAKEN):
-                news, length = carried[int(each.what.split()[-1]), rank].pop(0)
+            elif event.what.startswith(TAKEN):
+                news, length = carried[int(event.what.split()[-1]), rank].pop(0)
                 knows[rank], deep[rank] = knows[rank] | news, max(deep[rank], length)
-            yield each, knows[rank], deep[rank]
+            yield event, knows[rank], deep[rank]
 
 
 def too_early(record: RunRecord) -> Complaint | None:
     """The lowest rank that was through without having heard of all."""
     n = record.case.n_ranks
-    found = [(each.rank, each.number, sorted({*range(n)} - knows)) for each, knows, _ in followed(record)
-             if each.what == THROUGH and len(knows) < n]  # fmt: skip
-    if not found:
+    early = [(event.rank, event.number, sorted({*range(n)} - knows)) for event, knows, _ in followed(record)
+             if event.what == THROUGH and len(knows) < n]  # fmt: skip
+    if not early:
         return None
-    rank, number, missing = min(found)
-    told = f"it was through without having heard of rank {', '.join(map(str, missing))}"
-    return Complaint(EVERYBODY, told, rank, (number,))
+    rank, number, missing = min(early)
+    seen = f"it was through without having heard of rank {', '.join(map(str, missing))}"
+    return Complaint(EVERYBODY, seen, rank, (number,))
 
 
 def too_long(record: RunRecord) -> Complaint | None:
-    """A chain of messages that is longer than down a tree and up again."""
-    longest, rank, number = max((deep, -each.rank, each.number) for each, _, deep in followed(record))
+    """A Complaint if a chain of messages is longer than the way up a tree and down again."""
+    longest, rank, number = max((deep, -event.rank, event.number) for event, _, deep in followed(record))
     if longest <= 2 * rounds(record.case):
         return None
     return Complaint(f"chains of at most {2 * rounds(record.case)} messages", f"a chain of {longest}", -rank, (number,))
 
 
 def too_many(record: RunRecord) -> Complaint | None:
-    """A rank that sends more messages than there are rounds."""
+    """A Complaint about the rank that sends the most messages, if they are more than the rounds."""
     sent = [len(record.sent(rank)) for rank in range(record.case.n_ranks)]
     most = BARRIERS * rounds(record.case)
     if max(sent) <= most:
         return None
-    told = f"rank by rank {', '.join(map(str, sent))} messages in {BARRIERS} barriers"
-    return Complaint(f"at most {most} of each rank", told, sent.index(max(sent)))
+    seen = f"rank by rank {', '.join(map(str, sent))} messages in {BARRIERS} barriers"
+    return Complaint(f"at most {most} of each rank", seen, sent.index(max(sent)))
 
 
 TREE = """
@@ -146,7 +146,7 @@ PROBLEM = Problem(
     ),
     star=Star(
         "messages of a barrier over all ranks, no more than 2 (n-1)",
-        lambda record: sum(each.kind == "message" for each in record.events) / BARRIERS,
+        lambda record: sum(event.kind == "message" for event in record.events) / BARRIERS,
         lambda case: 2 * (case.n_ranks - 1),
         TREE,
         "messages",

@@ -49,46 +49,47 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, x: Tensor, source: int) -> Any:
-    """As a call of labkit's own broadcast."""
+    """Call the attempt as labkit's own broadcast is called: the source comes after the group."""
     return attempt(x, group, source)
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The source's."""
+    """The source's tensor on every rank."""
     return [given[case["source"]][0]] * case.n_ranks
 
 
 def rounds(record: RunRecord) -> list[int]:
-    """The round of each message, if a rank sends one in a round, and only after the round in which it was reached."""
+    """The round of each message, counted from 1: a rank sends one message in a round, and only in rounds after the one
+    in which it received the tensor."""
     free = [0] * record.case.n_ranks
-    found = []
-    for each in record.events:
-        if each.kind == "message" and each.to is not None:
-            free[each.rank] += 1
-            found.append(free[each.rank])
-            free[each.to] = max(free[each.to], free[each.rank])
-    return found
+    numbers = []
+    for event in record.events:
+        if event.kind == "message" and event.to is not None:
+            free[event.rank] += 1
+            numbers.append(free[event.rank])
+            free[event.to] = max(free[event.to], free[event.rank])
+    return numbers
 
 
 def few_rounds(record: RunRecord) -> Complaint | None:
-    """Each rank is reached once, by a whole tensor, and the last one after ceil(log2 n) rounds."""
+    """A Complaint unless every rank but the source receives one whole tensor, the last in round ceil(log2 n)."""
     n, source = record.case.n_ranks, record.case["source"]
     whole = record.case["rows"] * record.case["width"] * record.case.item_bytes
-    sent = [each for each in record.events if each.kind in ("message", "collective")]
-    for each in sorted(sent, key=lambda event: event.rank):  # which rank comes first in time is chance
-        if each.what != "send":
-            return Complaint("only send and recv", f"{each.what} was called", each.rank, (each.number,))
-        if each.n_bytes != whole:
-            return Complaint(f"messages of {whole} bytes", f"one of {each.n_bytes} bytes", each.rank, (each.number,))
+    sent = [event for event in record.events if event.kind in ("message", "collective")]
+    for event in sorted(sent, key=lambda event: event.rank):  # which rank comes first in time is chance
+        if event.what != "send":
+            return Complaint("only send and recv", f"{event.what} was called", event.rank, (event.number,))
+        if event.n_bytes != whole:
+            return Complaint(f"messages of {whole} bytes", f"one of {event.n_bytes} bytes", event.rank, (event.number,))
     for rank in range(n):
-        reached = [each for each in sent if each.to == rank]
+        reached = [event for event in sent if event.to == rank]
         if len(reached) != (rank != source):
             wanted = "no message to the source" if rank == source else f"one message to rank {rank}"
-            return Complaint(wanted, f"{len(reached)} sent to it", rank, tuple(each.number for each in reached))
+            return Complaint(wanted, f"{len(reached)} sent to it", rank, tuple(event.number for event in reached))
     limit, took = math.ceil(math.log2(n)), rounds(record)
-    late = tuple(each.number for each, at in zip(sent, took, strict=False) if at > limit)
+    late = tuple(event.number for event, at in zip(sent, took, strict=False) if at > limit)
     if late:
-        busy = max(sum(each.rank == rank for each in sent) for rank in range(n))
+        busy = max(sum(event.rank == rank for event in sent) for rank in range(n))
         seen = f"{max(took)} rounds; one rank sends {busy} messages"
         return Complaint(f"the last rank is reached in round {limit}", seen, None, late)
     return None

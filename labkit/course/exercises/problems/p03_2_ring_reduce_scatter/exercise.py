@@ -44,12 +44,12 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The sum, cut."""
+    """The parts of the sum."""
     return torch.stack([x for (x,) in given]).sum(0).chunk(case.n_ranks)
 
 
 def law(case: Case, rank: int) -> float:
-    """(n-1)/n N."""
+    """Bytes that a rank sends: (n-1)/n of the tensor's."""
     whole = case.n_ranks * case["rows"] * case["width"] * case.item_bytes
     return sent_bytes("ring", "reduce_scatter", case.n_ranks, whole, rank, case.item_bytes)
 

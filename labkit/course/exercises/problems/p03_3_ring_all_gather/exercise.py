@@ -56,7 +56,7 @@ def whole(case: Case) -> int:
 
 
 def law(case: Case, rank: int) -> float:
-    """(n-1)/n N."""
+    """Bytes that a rank sends: (n-1)/n of the result's."""
     return sent_bytes("ring", "all_gather", case.n_ranks, whole(case), rank, case.item_bytes)
 
 

@@ -58,7 +58,7 @@ def whole(case: Case) -> int:
 
 
 def law(case: Case, rank: int) -> float:
-    """2 (n-1)/n N."""
+    """Bytes that a rank sends: 2 (n-1)/n of the tensor's."""
     return sent_bytes("ring", "all_reduce", case.n_ranks, whole(case), rank, case.item_bytes)
 
 

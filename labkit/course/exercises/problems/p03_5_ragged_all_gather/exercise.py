@@ -34,7 +34,7 @@ def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; in the first somebody in the middle has nothing."""
+    """Worlds of 1 to 4 ranks; in the first a rank in the middle has no rows."""
     return [
         Case.of(3, width=5, empty=(1,)),
         Case.of(4, torch.float64, width=3, empty=(0, 3)),
@@ -66,15 +66,15 @@ def row_bytes(case: Case) -> int:
 
 
 def most(case: Case, rank: int) -> tuple[float, float]:
-    """A count and the longest part, to n - 1 others."""
+    """(least, most) bytes that a rank sends: at most a count and the longest part to n - 1 others."""
     return 0, (case.n_ranks - 1) * (COUNT_BYTES + max(lengths_of(case)) * row_bytes(case))
 
 
 def carried(record: RunRecord) -> float:
-    """Bytes that all ranks together move. A broadcast counts for its source alone, but n - 1 ranks get the tensor."""
+    """Bytes that all ranks together move. The record counts a broadcast once, but n - 1 ranks receive the tensor."""
     n = record.case.n_ranks
-    events = [each for rank in range(n) for each in record.sent(rank)]
-    return sum(each.n_bytes * (n - 1 if each.what == "broadcast" else 1) for each in events)
+    events = [event for rank in range(n) for event in record.sent(rank)]
+    return sum(event.n_bytes * (n - 1 if event.what == "broadcast" else 1) for event in events)
 
 
 PROBLEM = Problem(

@@ -28,7 +28,7 @@ def is_ring_all_reduce(messages: list[tuple[int, int, int, int]], n_ranks: int, 
 
 
 def ring(n: int, size: int) -> list[Message]:
-    """The real thing."""
+    """The messages of a ring all-reduce."""
     return [(rank, (rank + 1) % n, size // n, step) for step in range(2 * (n - 1)) for rank in range(n)]
 
 
@@ -59,15 +59,15 @@ def halving(n: int, size: int) -> list[Message]:
 
 
 def changed(messages: list[Message], change: Callable[[Message], Message | None]) -> list[Message]:
-    """Each message through `change`; None takes it out."""
+    """The messages as `change` returns them, without those for which it returns None."""
     return [new for old in messages if (new := change(old)) is not None]
 
 
 def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
-    """By telling name: whether it is a ring all-reduce, the messages, ranks, bytes."""
+    """Name -> (True if it is a ring all-reduce, the messages, ranks, bytes)."""
     draw = random.Random(case.seed)
     n, part = case["n"], 8 * draw.randint(20, 900)
-    size, who, when, then = n * part, draw.randrange(n), draw.randrange(2 * n - 2), draw.randrange(1, 2 * n - 2)
+    size, odd, when, then = n * part, draw.randrange(n), draw.randrange(2 * n - 2), draw.randrange(1, 2 * n - 2)
     true = ring(n, size)
     mixed = draw.sample(true, len(true))
     objects = {
@@ -84,30 +84,30 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
         "one round is missing": (
             False, changed(true, lambda m: None if m[3] == when else (*m[:3], m[3] - (m[3] > when)))),
         "one round too many": (False, [*true, *((r, (r + 1) % n, part, 2 * n - 2) for r in range(n))]),
-        "one rank is silent in one round": (False, [m for m in true if (m[0], m[3]) != (who, when)]),
-        "one rank sends twice in one round": (False, [*true, (who, (who + 1) % n, part, when)]),
+        "one rank is silent in one round": (False, [m for m in true if (m[0], m[3]) != (odd, when)]),
+        "one rank sends twice in one round": (False, [*true, (odd, (odd + 1) % n, part, when)]),
         "one rank sends to the left": (
-            False, changed(true, lambda m: (who, (who - 1) % n, *m[2:]) if m[0] == who else m)),
+            False, changed(true, lambda m: (odd, (odd - 1) % n, *m[2:]) if m[0] == odd else m)),
         "one rank's parts are too long and too short by turns: its total is right": (
-            False, changed(true, lambda m: (*m[:2], part + 8 - 16 * (m[3] % 2), m[3]) if m[0] == who else m)),
+            False, changed(true, lambda m: (*m[:2], part + 8 - 16 * (m[3] % 2), m[3]) if m[0] == odd else m)),
         "one part is too long and another too short in one round: its total is right": (
-            False, changed(true, lambda m: (*m[:2], part + {who: 8, (who + 1) % n: -8}.get(m[0], 0), m[3])
+            False, changed(true, lambda m: (*m[:2], part + {odd: 8, (odd + 1) % n: -8}.get(m[0], 0), m[3])
                            if m[3] == when else m)),
         "rounds from 1": (False, changed(true, lambda m: (*m[:3], m[3] + 1))),
         "nobody sends in one round, and there is one more at the end": (
             False, changed(true, lambda m: (*m[:3], m[3] + (m[3] >= then)))),
         "one rank is a round behind the others": (
-            False, changed(true, lambda m: (*m[:3], m[3] + 1) if m[0] == who else m)),
+            False, changed(true, lambda m: (*m[:3], m[3] + 1) if m[0] == odd else m)),
         "one rank sends everything in its first round": (
-            False, changed(true, lambda m: (*m[:2], (2 * n - 2) * part, 0) if m[::3] == (who, 0)
-                           else None if m[0] == who else m)),
+            False, changed(true, lambda m: (*m[:2], (2 * n - 2) * part, 0) if m[::3] == (odd, 0)
+                           else None if m[0] == odd else m)),
         "all rounds at once: nobody waits for what it is to pass on": (False, changed(true, lambda m: (*m[:3], 0))),
     }  # fmt: skip
     return {name: (right, messages, n, size) for name, (right, messages) in objects.items()}
 
 
 def cases() -> Sequence[Case]:
-    """Rings of 4 and 8 ranks, where each wrong one is another than the right one."""
+    """Rings of 4 and 8 ranks, of which every wrong one differs from the right one."""
     return [Case.of(1, n=4), Case.of(1, n=8)]
 
 

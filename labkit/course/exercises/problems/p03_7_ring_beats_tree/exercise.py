@@ -29,14 +29,14 @@ def ring_beats_tree_from(n_ranks: int, alpha_s: float, beta_s_per_byte: float) -
 
 
 def links(case: Case) -> dict[str, tuple[int, float, float]]:
-    """By name: ranks, latency, time of a byte."""
+    """Name -> (ranks, latency in seconds, seconds a byte)."""
     draw = random.Random(case.seed)
 
     def link() -> tuple[float, float]:
         return 10 ** draw.uniform(-6, -2), 10 ** draw.uniform(-11, -7)
 
-    some = {f"{n} ranks": (n, *link()) for n in case["ranks"]}
-    return some | {
+    drawn = {f"{n} ranks": (n, *link()) for n in case["ranks"]}
+    return drawn | {
         "a link whose bytes are free": (draw.randint(5, 90), link()[0], 0.0),
         "a link without latency": (draw.randint(5, 90), 0.0, link()[1]),
         "2 ranks, bytes are free": (2, link()[0], 0.0),
@@ -60,12 +60,12 @@ def play(attempt: Any, group: Group, given: dict[str, tuple[int, float, float]])
 
 
 def told(value: Any) -> Any:
-    """A number that is not finite, as a word: a difference to infinity says nothing."""
+    """A value as it is, but a number that is not finite as a word: no difference to infinity can be judged."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def searched(n_ranks: int, line: Line) -> float:
-    """The size, found by halving: no formula but the times themselves."""
+    """The size, found by bisection of the times themselves, without the formula."""
 
     def ring_is_ahead(size: float) -> bool:
         ring, tree = (seconds(name, "all_reduce", n_ranks, size, line) for name in ("ring", "tree"))
@@ -83,7 +83,7 @@ def searched(n_ranks: int, line: Line) -> float:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By search."""
+    """The size for each link, by search."""
     return [{name: told(searched(n, Line(alpha, beta))) for name, (n, alpha, beta) in links(case).items()}]
 
 

@@ -30,7 +30,7 @@ def two_level_all_reduce(x: Tensor, inside: Group, across: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Nodes by ranks in each: one node alone, and nodes of one rank, are worlds too."""
+    """`nodes` nodes of `each` ranks, among them one node alone and nodes of one rank."""
     return [
         Case.of(4, nodes=2, each=2, rows=3, width=5),
         Case.of(3, torch.float64, nodes=3, each=1, rows=2, width=3),
@@ -48,7 +48,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, x: Tensor, layout: Layout) -> Any:
-    """The two groups of this rank, and the call."""
+    """Make the two groups of this rank and call the attempt."""
     mesh = Mesh.connect(layout, group)
     return attempt(x, mesh.tp, mesh.dp)
 
@@ -64,12 +64,12 @@ def whole(case: Case) -> int:
 
 
 def trunk(case: Case, rank: int) -> tuple[float, float]:
-    """An all-reduce of a k-th of the tensor over m nodes, as a ring sends it."""
+    """(least, most) bytes sent: an all-reduce of a k-th of the tensor over m nodes, as a ring sends it."""
     return 0, sent_bytes("ring", "all_reduce", case["nodes"], whole(case) // case["each"], 0, case.item_bytes)
 
 
 def node(case: Case, rank: int) -> tuple[float, float]:
-    """A reduce-scatter and an all-gather of the tensor over the k ranks of a node."""
+    """(least, most) bytes sent: a reduce-scatter and an all-gather of the tensor over the k ranks of a node."""
     return 0, sent_bytes("ring", "all_reduce", case["each"], whole(case), 0, case.item_bytes)
 
 

@@ -42,7 +42,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A batch, weights, gradients that are there before, and the number of parts."""
+    """A batch, weights, gradients of an earlier batch, and the number of parts."""
     x, y = (case.random(case["rows"], WIDTH, key=key) for key in (1, 2))
     weights = [case.random(WIDTH, WIDTH, key=10 + layer) / WIDTH**0.5 for layer in range(LAYERS)]
     before = [case.random(WIDTH, WIDTH, key=30 + layer) / WIDTH for layer in range(LAYERS)]
@@ -50,7 +50,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def built(weights: list[Tensor], before: list[Tensor]) -> nn.Sequential:
-    """A model with these weights, which has seen a batch already."""
+    """A model with these weights and with the gradients `before` of an earlier batch."""
     layers: list[nn.Module] = []
     for weight, grad in zip(weights, before, strict=True):
         linear = nn.Linear(WIDTH, WIDTH, bias=False, dtype=weight.dtype)
@@ -68,9 +68,9 @@ def play(attempt: Any, group: Group, x: Tensor, y: Tensor, weights: list[Tensor]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The whole batch at once, by plain formulas."""
+    """The loss and gradients of the whole batch at once, by plain formulas."""
     x, y, weights, before, _ = given[0]
-    leaves = [each.clone().requires_grad_() for each in weights]
+    leaves = [weight.clone().requires_grad_() for weight in weights]
     out = x
     for weight in leaves:
         out = torch.tanh(out @ weight.T)
@@ -80,7 +80,8 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def limit(case: Case, rank: int) -> float:
-    """Weights, gradients, one more gradient; of one part a tensor a layer (Tanh's output), and four in passing."""
+    """The most bytes held: weights, gradients and one more gradient, and of one part the output of each layer's Tanh
+    and four tensors that live for a moment."""
     state = (2 * LAYERS + 1) * WIDTH * WIDTH * ITEM
     part = case["rows"] // case["n_micro"] * WIDTH * ITEM
     return state + (LAYERS + 4) * part + SLACK_BYTES

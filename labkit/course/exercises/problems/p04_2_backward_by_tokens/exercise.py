@@ -41,7 +41,7 @@ def cases() -> Sequence[Case]:
 
 
 def micros_of(draw: random.Random, case: Case, rank: int) -> list[tuple[Tensor, Tensor]]:
-    """Micro-batches of a rank: lengths are drawn, so is padding; the last one of each rank has nothing else."""
+    """Micro-batches of a rank, with random lengths and random padding; the last one is padding alone."""
     micros = []
     for micro in range(case["micros"]):
         length = draw.randint(3, LONGEST)
@@ -55,14 +55,16 @@ def micros_of(draw: random.Random, case: Case, rank: int) -> list[tuple[Tensor, 
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Micro-batches by rank, and weights that are the same everywhere; a wrong divisor is no other one by chance."""
+    """Micro-batches by rank, and weights that are the same everywhere.
+
+    Micro-batches are drawn again while a wrong divisor, the number of ranks or of micro-batches, would do as well."""
     weights = case.random(WIDTH, WIDTH, key=7001), case.random(CLASSES, WIDTH, key=7002)
 
     def make(draw: random.Random) -> list[list[tuple[Tensor, Tensor]]]:
         return [micros_of(draw, case, rank) for rank in range(case.n_ranks)]
 
     def tells(micros: list[list[tuple[Tensor, Tensor]]]) -> bool:
-        targets = torch.cat([each for mine in micros for _, each in mine])
+        targets = torch.cat([targets for mine in micros for _, targets in mine])
         return len(targets) / int((targets != IGNORED).sum()) not in (case.n_ranks, case["micros"])
 
     return [(mine, *weights) for mine in case.draw(make, tells)]
@@ -81,11 +83,12 @@ def play(attempt: Any, group: Group, micros: list[tuple[Tensor, Tensor]], first:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """All tokens that count in one batch, each with its share of the mean; a rank's share times n."""
+    """The gradients of each rank: the sum over its tokens that count, divided by the number of all that count, times
+    the number of ranks."""
     total = sum(int((targets != IGNORED).sum()) for micros, *_ in given for _, targets in micros)
     grads = []
     for micros, *weights in given:
-        leaves = [each.clone().requires_grad_() for each in weights]
+        leaves = [weight.clone().requires_grad_() for weight in weights]
         kept = [(x[targets >= 0], targets[targets >= 0]) for x, targets in micros]
         x, targets = torch.cat([a for a, _ in kept]), torch.cat([b for _, b in kept])
         scores = torch.tanh(x @ leaves[0].T) @ leaves[1].T
@@ -95,7 +98,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def count_bytes(case: Case, rank: int) -> tuple[float, float]:
-    """One number of 8 bytes or fewer, all-reduced: 2 (n-1)/n of it."""
+    """(least, most) bytes that a rank sends: an all-reduce of a number of 8 bytes or fewer, 2 (n-1)/n of it."""
     return 0, 2 * (case.n_ranks - 1) / case.n_ranks * COUNT_BYTES
 
 

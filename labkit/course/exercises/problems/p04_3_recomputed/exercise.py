@@ -43,12 +43,12 @@ def recomputed(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class Counted(nn.Module):
-    """A block that says when it runs."""
+    """A block that calls `told` whenever it runs."""
 
     def __init__(self, weights: Sequence[Tensor], drop: float, told: Callable[[], None]) -> None:
         """Linear, tanh, dropout, Linear, with these weights."""
         super().__init__()
-        self.up, self.down = (nn.Parameter(each.clone()) for each in weights)
+        self.up, self.down = (nn.Parameter(weight.clone()) for weight in weights)
         self.drop, self.told = nn.Dropout(drop), told
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,9 +75,11 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def through(run: Any, told: Any, over: Any, x: Tensor, weights: Any, drop: float, needs: bool, seed: int) -> Any:
-    """Some blocks one after the other, each by `run`; their result and all gradients."""
+    """Run blocks one after the other, each as `run(block, x)`; return their result and all gradients.
+
+    `told` is called when a block runs, `over` between forward and backward."""
     x = x.clone().requires_grad_(needs)
-    blocks = [Counted(each, drop, told) for each in weights]
+    blocks = [Counted(block_weights, drop, told) for block_weights in weights]
     torch.manual_seed(seed)
     y = x
     for block in blocks:
@@ -90,7 +92,7 @@ def through(run: Any, told: Any, over: Any, x: Tensor, weights: Any, drop: float
 
 
 def play(attempt: Any, group: Group, *given: Any) -> Any:
-    """Blocks, each of them recomputed; what is held is looked at when forward is over."""
+    """Run blocks, each of them recomputed, and weigh what is held between forward and backward."""
 
     def over() -> None:
         mark(group, BETWEEN)
@@ -100,14 +102,14 @@ def play(attempt: Any, group: Group, *given: Any) -> Any:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The same blocks, plain. The generator of this process is left as it was."""
+    """The same blocks without recomputing. The generator of this process is left as it was."""
     with torch.random.fork_rng(devices=[]):
         return [through(lambda block, y: block(y), lambda: None, lambda: None, *given[0])]
 
 
 def twice(record: RunRecord) -> Complaint | None:
-    """Each block runs once in forward and once in backward."""
-    marks = [each.what for each in record.marks(0)]
+    """A Complaint unless each block runs once in forward and once in backward."""
+    marks = [event.what for event in record.marks(0)]
     here = marks.index(BETWEEN)
     seen = here, len(marks) - here - 1
     if seen == (BLOCKS, BLOCKS):
@@ -117,7 +119,8 @@ def twice(record: RunRecord) -> Complaint | None:
 
 
 def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
-    """The input of each block, the last one's result, a mask or a state of the generator."""
+    """(least, most) bytes held after forward, by kind: the input of each block, the result of the last one, and a mask
+    or a state of the generator for each block."""
     tensor, weights = ROWS * WIDTH * case.item_bytes, 2 * BLOCKS * WIDTH * HIDDEN * case.item_bytes
     return {
         "parameters": (0, weights),

@@ -21,8 +21,8 @@ def fewest_segments(n_layer: int, layer_bytes: int, input_bytes: int, cap_bytes:
     A stack of n_layer equal layers is cut in s segments, 1 <= s <= n_layer, as evenly as can be: the longest, which is
     the last one, has ceil(n_layer / s) layers. Each layer holds layer_bytes inside, and is given input_bytes. All
     segments but the last keep only their input, s - 1 of them, and run again in backward; at the highest moment the
-    inside of the longest segment is there besides. That sum may be as large as cap_bytes. Of two that recompute as
-    much, give the smaller."""
+    inside of the longest segment is held besides. That sum may be as large as cap_bytes. Of two numbers that recompute
+    the same, give the smaller."""
     for segments in range(1, n_layer + 1):
         held = (segments - 1) * input_bytes + math.ceil(n_layer / segments) * layer_bytes
         if held <= cap_bytes:
@@ -51,9 +51,9 @@ def played(n_layer: int, layer_bytes: int, input_bytes: int, segments: int) -> t
 
 
 def stacks(case: Case) -> dict[str, Stacked]:
-    """Stacks and caps by name: some between two sizes, some exactly on one, some below the least."""
+    """Stacks and caps by name: caps that are met exactly, caps between, and caps a byte below the least that fits."""
     draw = random.Random(case.seed)
-    found: dict[str, Stacked] = {}
+    named: dict[str, Stacked] = {}
     for number in range(case["n_stacks"]):
         n_layer, unit = draw.randint(7, 60), draw.randint(1000, 9000)
         ratio = draw.choice((1, 2, 16))
@@ -65,9 +65,9 @@ def stacks(case: Case) -> dict[str, Stacked]:
         caps = {"a cap that is met exactly": exactly, "some cap": draw.randint(least, plain),
                 "the least that fits": least, "a byte too little": least - 1,
                 "room for the plain stack": plain + draw.randrange(unit)}  # fmt: skip
-        for told, cap in caps.items():
-            found[f"stack {number}: {told}"] = (n_layer, layer_bytes, input_bytes, cap)
-    return found
+        for label, cap in caps.items():
+            named[f"stack {number}: {label}"] = (n_layer, layer_bytes, input_bytes, cap)
+    return named
 
 
 def cases() -> Sequence[Case]:
@@ -81,19 +81,19 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, given: dict[str, Stacked]) -> Any:
-    """What is chosen for each."""
+    """The attempt's number of segments for each stack."""
     return {name: attempt(*stack) for name, stack in given.items()}
 
 
 def best(n_layer: int, layer_bytes: int, input_bytes: int, cap_bytes: int) -> int:
-    """All numbers, played through."""
+    """The number of segments, by playing through all numbers."""
     tried = {s: played(n_layer, layer_bytes, input_bytes, s) for s in range(1, n_layer + 1)}
     fit = [(again, s) for s, (highest, again) in tried.items() if highest <= cap_bytes]
     return min(fit)[1] if fit else 0
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By trying all."""
+    """The number of segments for each stack, by trying all."""
     return [{name: best(*stack) for name, stack in stacks(case).items()}]
 
 

@@ -31,23 +31,23 @@ def what_to_drop(activations: list[tuple[int, int]], cap_bytes: int) -> list[int
     def flops(chosen: tuple[int, ...]) -> int:
         return sum(activations[place][1] for place in chosen)
 
-    best = min((each for each in choices if kept_bytes(each) <= cap_bytes), key=flops)
+    best = min((choice for choice in choices if kept_bytes(choice) <= cap_bytes), key=flops)
     return list(best)
 
 
 def blocks(case: Case) -> dict[str, tuple[Held, int]]:
-    """Activations and caps by name. Bytes and flops go by no common rule: scores are large and cheap, products dear."""
+    """Activations and caps by name. Bytes and flops are drawn apart; one large activation of each block is cheap."""
     draw = random.Random(case.seed)
-    found: dict[str, tuple[Held, int]] = {}
+    named: dict[str, tuple[Held, int]] = {}
     for number in range(case["n_blocks"]):
         held = [(draw.randint(10, 99), draw.randint(100, 999)) for _ in range(draw.randint(7, 9))]
         held += [(draw.randint(200, 400), draw.randint(20, 90))]
         total = sum(n_bytes for n_bytes, _ in held)
-        some = sum(n_bytes for n_bytes, _ in draw.sample(held, 4))
-        found |= {f"block {number}: some cap": (held, draw.randint(total // 5, 4 * total // 5)),
-                  f"block {number}: a cap that some meet exactly": (held, some)}  # fmt: skip
+        exact = sum(n_bytes for n_bytes, _ in draw.sample(held, 4))
+        named |= {f"block {number}: some cap": (held, draw.randint(total // 5, 4 * total // 5)),
+                  f"block {number}: a cap that some meet exactly": (held, exact)}  # fmt: skip
     held = [(draw.randint(10, 99), draw.randint(100, 999)) for _ in range(6)]
-    return found | {"no room at all": (held, 0), "room for everything": (held, sum(each for each, _ in held))}
+    return named | {"no room at all": (held, 0), "room for everything": (held, sum(n_bytes for n_bytes, _ in held))}
 
 
 def cases() -> Sequence[Case]:
@@ -61,17 +61,18 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, given: dict[str, tuple[Held, int]]) -> Any:
-    """What each choice costs, and whether it fits: two choices may be as good."""
-    said = {}
+    """What each of the attempt's choices costs, and whether it fits. Not the choice itself: two may be equally good."""
+    replies = {}
     for name, (held, cap) in given.items():
         dropped = {int(place) for place in attempt(list(held), cap)}
         kept = sum(n_bytes for place, (n_bytes, _) in enumerate(held) if place not in dropped)
-        said[name] = f"{sum(held[place][1] for place in dropped)} flops, {'fits' if kept <= cap else 'does not fit'}"
-    return said
+        replies[name] = f"{sum(held[place][1] for place in dropped)} flops, {'fits' if kept <= cap else 'does not fit'}"
+    return replies
 
 
 def fewest(held: Held, cap: int) -> int:
-    """The best for all caps up to this one, activation by activation: kept if there is room, or dropped."""
+    """The fewest flops under this cap, from a table for all caps up to it that takes in one activation after another:
+    it is kept if there is room, or dropped."""
     least = [0] * (cap + 1)
     for n_bytes, flops in held:
         least = [min(least[room] + flops, least[room - n_bytes] if n_bytes <= room else least[room] + flops)
@@ -80,7 +81,7 @@ def fewest(held: Held, cap: int) -> int:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By a table over all caps."""
+    """The fewest flops for each block, by a table over all caps."""
     return [{name: f"{fewest(held, cap)} flops, fits" for name, (held, cap) in blocks(case).items()}]
 
 

@@ -45,7 +45,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Gradients spread over 24 powers of two, some numbers on the edge, some zero; one gradient of zeros alone."""
+    """Gradients spread over 24 powers of two, with some numbers of EDGES and some zeros; one gradient is all zeros."""
     draw = random.Random(case.seed)
     grads = {}
     for i, shape in enumerate(case["sizes"]):
@@ -60,12 +60,12 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, _: Group, grads: Mapping[str, Tensor], scale: float) -> Any:
-    """Asked twice: as the gradients are, and scaled."""
+    """The shares of the gradients as they are, and of the scaled ones."""
     return {"before": attempt(grads, 1.0), "after": attempt(grads, scale)}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """From the thresholds, in float64: zero up to half of 2^-24, normal from half a step below 2^-14."""
+    """The shares from the thresholds, in float64: zero up to half of 2^-24, normal from half a step below 2^-14."""
     grads, scale = given[0]
 
     def fates(grad: Tensor, by: float) -> list[float]:

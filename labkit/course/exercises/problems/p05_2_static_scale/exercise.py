@@ -36,15 +36,16 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Models' gradients: an outlier early, late, negative; exactly at the limit and just above; huge;
-    a power of two in bfloat16, which has no 65504; zero; none."""
+    """The gradients of nine models. The largest number stands in the first, a middle or the last tensor, is negative,
+    exactly at the limit, just above it, huge, or a power of two in bfloat16, which has no 65504. The last two models
+    have gradients of zeros, and no gradients."""
     draw = random.Random(case.seed)
 
     def model(outlier: float, where: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         shapes = [(7, 5), (23,), (3, 4, 2)]
-        found = [abs(outlier) * 0.2 * case.random(*shape, key=draw.randrange(10**9)).sigmoid() for shape in shapes]
-        found[where].view(-1)[draw.randrange(found[where].numel())] = outlier
-        return [g.to(dtype) for g in found]
+        grads = [abs(outlier) * 0.2 * case.random(*shape, key=draw.randrange(10**9)).sigmoid() for shape in shapes]
+        grads[where].view(-1)[draw.randrange(grads[where].numel())] = outlier
+        return [g.to(dtype) for g in grads]
 
     size = 2.0 ** case["log2"]
     low = draw.uniform(1.1, 1.35)  # for these the nearest power of two is above the ceiling
@@ -72,7 +73,7 @@ def play(attempt: Any, _: Group, models: list[list[Tensor]]) -> Any:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By trial: every power of two, from the top down, until all products are within the limits."""
+    """The scales by trial of every power of two, from the top down, until all products are within the limits."""
 
     def fits(grads: list[Tensor], s: float) -> bool:
         return all(bool(((s * g.double()).abs() <= LARGEST).all()) for g in grads)
@@ -82,8 +83,8 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     scales = [2.0**k for k in range(120, -120, -1)]
     return [
         [
-            next(s for s in scales if fits(grads, s)) if some else 1.0
-            for grads, some in zip(models, anything, strict=True)
+            next(s for s in scales if fits(grads, s)) if nonzero else 1.0
+            for grads, nonzero in zip(models, anything, strict=True)
         ]
     ]
 

@@ -37,7 +37,7 @@ class DynamicScale:
 
 
 def cases() -> Sequence[Case]:
-    """From far too high, from far too low, and with rows of one step; to far above 2^24, and to below 1."""
+    """Scales that begin far too high or far too low, rows of one step, and ceilings far above 2^24 and below 1."""
     return [
         Case.of(1, log2_scale=24, interval=3, steps=90, log2_ceiling=10),
         Case.of(1, log2_scale=-3, interval=5, steps=120, log2_ceiling=10),
@@ -48,7 +48,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The ceiling of each step: a random walk, with a storm in the middle in which almost nothing is safe."""
+    """The ceiling of each step: a random walk, with eight steps in the middle at which it is 2^14 times lower."""
     draw = random.Random(case.seed)
     height, ceilings = float(case["log2_ceiling"]), []
     for step in range(case["steps"]):
@@ -59,7 +59,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, _: Group, scale: float, interval: int, ceilings: list[float]) -> Any:
-    """A run: a step overflows if the scale is above its ceiling. So a mistake changes what happens next."""
+    """Run the scale: a step overflows if the scale is above its ceiling, so a mistake changes the steps after it."""
     scaler, scales, taken = attempt(scale, interval), [], []
     for ceiling in ceilings:
         taken.append(scaler.update(scaler.scale > ceiling))
@@ -68,7 +68,7 @@ def play(attempt: Any, _: Group, scale: float, interval: int, ceilings: list[flo
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The kernel of torch's own GradScaler."""
+    """The scales and steps that the kernel of torch's own GradScaler gives."""
     first, interval, ceilings = given[0]
     scale, good = torch.tensor(first), torch.tensor(0, dtype=torch.int32)
     scales, taken = [], []

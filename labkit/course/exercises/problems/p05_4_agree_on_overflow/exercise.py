@@ -27,8 +27,8 @@ def agreed_step(weights: list[Tensor], grads: list[Tensor], scale: float, lr: fl
     Each weight moves in place by -lr times its true gradient. If a number of a gradient on any rank is inf, -inf or
     NaN, no rank moves anything. Returns whether the step was taken, the same on all ranks.
     The ranks exchange one number, in one collective; gradients stay where they are."""
-    found = any(not g.isfinite().all() for g in grads)
-    if group.all_reduce(torch.tensor([float(found)]), op="max") > 0:
+    overflow = any(not g.isfinite().all() for g in grads)
+    if group.all_reduce(torch.tensor([float(overflow)]), op="max") > 0:
         return False
     for w, g in zip(weights, grads, strict=True):
         w -= lr * g / scale
@@ -45,28 +45,28 @@ def cases() -> Sequence[Case]:
 
 
 Spoilt = Mapping[tuple[int, int], tuple[int, float, float]]
-"""(step, rank) -> gradient, how far into it, and what stands there."""
+"""(step, rank) -> (number of the gradient, place in it from 0.0 to 1.0, the number to put there)."""
 
 
 def spoilt(case: Case, n_steps: int) -> Spoilt:
     """Where gradients are not finite.
 
-    At five steps one rank alone finds something: each rank, gradient and kind is there, and the first number of a
-    gradient, the last one, and some between. At a sixth step all ranks do."""
+    At five steps those of one rank alone are not. Every rank, gradient and kind occurs among them, and the first number
+    of a gradient, the last, and some between. At a sixth step those of all ranks are not."""
     dice, n_grads = random.Random(case.seed), len(case["shapes"])
     *alone, together = dice.sample(range(n_steps), 6)
     ranks, grads = dice.sample(range(case.n_ranks), case.n_ranks), dice.sample(range(n_grads), n_grads)
     kinds = dice.sample([*KINDS, *dice.choices(KINDS, k=2)], 5)
     places = dice.sample([0.0, 1.0, *(dice.uniform(0.2, 0.8) for _ in range(3))], 5)
-    found = {(step, ranks[i % len(ranks)]): (grads[i % n_grads], places[i], kinds[i]) for i, step in enumerate(alone)}
-    return found | {(together, r): (dice.randrange(n_grads), dice.random(), dice.choice(KINDS)) for r in ranks}
+    bad = {(step, ranks[i % len(ranks)]): (grads[i % n_grads], places[i], kinds[i]) for i, step in enumerate(alone)}
+    return bad | {(together, r): (dice.randrange(n_grads), dice.random(), dice.choice(KINDS)) for r in ranks}
 
 
 def spoil(grads: list[Tensor], bad: Spoilt, step: int, rank: int) -> list[Tensor]:
-    """The gradients of a rank at a step, with what is bad in them."""
+    """The gradients of a rank at a step, in which `bad` has put a number that is not finite."""
     if (step, rank) in bad:
-        which, far, what = bad[step, rank]
-        grads[which].view(-1)[round(far * (grads[which].numel() - 1))] = what
+        which, far, value = bad[step, rank]
+        grads[which].view(-1)[round(far * (grads[which].numel() - 1))] = value
     return grads
 
 
@@ -88,28 +88,28 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]]) -> Any:
-    """Twelve steps: whether each was taken, and the weights."""
+    """Take twelve steps: True for each that was taken, and the weights."""
     weights = [w.clone() for w in weights]
     taken = [attempt(weights, step, SCALE, LR, group) for step in grads]
-    return {"taken": [bool(each) for each in taken], "weights": weights}
+    return {"taken": [bool(step) for step in taken], "weights": weights}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """One process that sees all shards: the steps at which everything is finite, and torch's SGD on the sum of them."""
+    """One process that sees all shards: torch's SGD on the sum of the gradients of the steps at which all is finite."""
     steps = range(STEPS)
     taken = [math.isfinite(sum(g.double().sum().item() for _, grads in given for g in grads[s])) for s in steps]
-    found = []
+    results = []
     for weights, grads in given:
         params = [torch.nn.Parameter(w.double()) for w in weights]
         for i, p in enumerate(params):
             p.grad = torch.stack([grads[s][i].double() / SCALE for s in steps if taken[s]]).sum(0)
         torch.optim.SGD(params, lr=LR, foreach=False).step()
-        found.append({"taken": taken, "weights": [p.detach().float() for p in params]})
-    return found
+        results.append({"taken": taken, "weights": [p.detach().float() for p in params]})
+    return results
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:
-    """An all_reduce of one number of 1 to 8 bytes a step: 2(n-1)/n of it."""
+    """(least, most) bytes that a rank sends: a step's all_reduce of a number of 1 to 8 bytes, 2(n-1)/n of it."""
     n = case.n_ranks
     return STEPS * (2 * (n - 1) // n), STEPS * (2 * (n - 1) * 8 // n)
 

@@ -42,7 +42,7 @@ class MasterCopies:
 
 
 def cases() -> Sequence[Case]:
-    """bfloat16 and float16; sizes that a probe sees."""
+    """bfloat16 and float16; tensors so large that copies of them show in what is held."""
     return [
         Case.of(1, torch.bfloat16, shapes=((90, 200), (33,), (7, 400))),
         Case.of(1, torch.float16, shapes=((25_000,), (3, 5, 8))),
@@ -50,8 +50,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Weights around 1, and the gradients of each step, all of the case's dtype. The signs of gradients last, so that
-    small updates add up."""
+    """Weights around 1, and the gradients of each step, all of the case's dtype. A gradient keeps its signs from step
+    to step, so that small updates add up."""
     signs = [case.random(*shape, key=i).sign() for i, shape in enumerate(case["shapes"])]
     grads: list[list[Tensor | None]] = [
         [sign * (0.5 + case.random(*sign.shape, key=100 * step + i + 50).abs()) for i, sign in enumerate(signs)]
@@ -67,7 +67,8 @@ def adamw(params: list[Tensor]) -> Any:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor | None]]) -> Any:
-    """Some steps; what is held then; the masters that the optimizer was given, and the parameters."""
+    """Take twelve steps and weigh what is held; return the masters that the optimizer was given, and checks of the
+    parameters."""
     params, given = [torch.nn.Parameter(w) for w in weights], []
 
     def make(masters: list[Tensor]) -> Any:
@@ -81,8 +82,8 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
         optimizer.step()
     weigh(group)
     rounded = [torch.equal(p.data, m.detach().to(p.dtype)) for p, m in zip(params, given, strict=False)]
-    told = {"parameters are masters, rounded": rounded, "dtypes": [str(p.dtype) for p in params]}
-    return {"masters": [m.detach() for m in given], **told}
+    checks = {"parameters are masters, rounded": rounded, "dtypes": [str(p.dtype) for p in params]}
+    return {"masters": [m.detach() for m in given], **checks}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
@@ -95,8 +96,8 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
             p.grad = None if g is None else g.double()
         optimizer.step()
     masters = [p.detach().float() for p in params]
-    told = {"parameters are masters, rounded": [True] * len(masters), "dtypes": [str(case.dtype)] * len(masters)}
-    return [{"masters": masters, **told}]
+    checks = {"parameters are masters, rounded": [True] * len(masters), "dtypes": [str(case.dtype)] * len(masters)}
+    return [{"masters": masters, **checks}]
 
 
 def numel(case: Case) -> int:
@@ -105,7 +106,8 @@ def numel(case: Case) -> int:
 
 
 def law(case: Case, _: int) -> dict[str, tuple[float, float]]:
-    """4 bytes of master and 8 of AdamW's moments for each number; nothing else that grows."""
+    """(least, most) bytes held by kind: 4 of master and 8 of AdamW's moments for each number, and nothing else that
+    grows with the model."""
     n, counters = numel(case), 64 * len(case["shapes"])
     return {
         "parameters": (4 * n, 4 * n),

@@ -18,7 +18,7 @@ from labkit.course.judge.laws import most_calls, sends
 
 SCALE, LR, MOST = 4096.0, 0.5, 1.0
 SIZES = 2 * (5.0, 1.0, 0.02, 3.0, 1.0, 0.3)
-"""About how large the norms of the steps' gradients are: of the good ones, then of the bad ones."""
+"""About how large the norms of the gradients are: at the good steps, then at the bad ones, which are not finite."""
 
 
 def clipped_step(
@@ -32,8 +32,8 @@ def clipped_step(
     If a number of a gradient on any rank is inf, -inf or NaN, no rank moves anything.
     Returns the norm before clipping, or `math.inf` for a step that is skipped: the same on all ranks.
     Ranks exchange at most two numbers a step, one a collective; gradients stay where they are."""
-    found = any(not g.isfinite().all() for g in grads)
-    if group.all_reduce(torch.tensor([found]).float(), op="max"):
+    overflow = any(not g.isfinite().all() for g in grads)
+    if group.all_reduce(torch.tensor([overflow]).float(), op="max"):
         return math.inf
     square = sum(((g / scale).double().square().sum() for g in grads), torch.zeros(1, dtype=torch.float64))
     norm = group.all_reduce(square).sqrt().item()
@@ -52,7 +52,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Shards and gradients: rank r's are r + 1 times as large. Half of the steps are bad."""
+    """Shards, and gradients that grow with the rank: r + 1 times as large on rank r. Half of the steps are bad."""
     bad = spoilt(case, len(SIZES))
     bad_steps = {step for step, _ in bad}
     good_first = sorted(range(len(SIZES)), key=lambda step: step in bad_steps)
@@ -73,7 +73,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]]) -> Any:
-    """Twelve steps: the norms, and the weights."""
+    """Take twelve steps; return the norms and the weights."""
     weights = [w.clone() for w in weights]
     norms = [float(attempt(weights, step, SCALE, MOST, LR, group)) for step in grads]
     return {"norms": torch.tensor(norms, dtype=torch.float64), "weights": weights}
@@ -98,7 +98,8 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:
-    """One or two all_reduces a step of a number of up to 8 bytes, of which 2(n-1)/n is sent."""
+    """(least, most) bytes that a rank sends: a step has one or two all_reduces of a number of 4 to 8 bytes, of which
+    2(n-1)/n is sent."""
     n = case.n_ranks
     return len(SIZES) * (2 * (n - 1) * 4 // n), 2 * len(SIZES) * (2 * (n - 1) * 8 // n)
 

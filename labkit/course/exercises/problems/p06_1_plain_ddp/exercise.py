@@ -1,7 +1,7 @@
 """06.1: data parallelism in its plainest form: one broadcast of the weights, one mean of the gradients."""
 
 # mypy: disable-error-code="arg-type"
-# (what the learner reads has no words for the type checker; p.grad might be None, but not after backward)
+# (the learner's text carries no comments for the type checker; p.grad may be None by its type, but not after backward)
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -98,7 +98,8 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:
-    """N bytes from rank 0, once; 2(n-1)/n N from each rank at each step. Every tensor may round down by a byte."""
+    """(least, most) bytes that a rank sends: rank 0 all weights once, each rank 2(n-1)/n of the gradients a step. Each
+    all_reduce may round down by a byte."""
     n, whole = case.n_ranks, case.item_bytes * sum(torch.Size(shape).numel() for shape in shapes(case))
     if n == 1:
         return 0, 0

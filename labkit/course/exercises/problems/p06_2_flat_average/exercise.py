@@ -46,7 +46,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, grads: list[Tensor]) -> Any:
-    """Parameters that have these gradients; what they are afterwards."""
+    """Let the attempt average parameters that have these gradients; return the gradients."""
     params = [torch.nn.Parameter(g.new_zeros(()).expand(g.shape)) for g in grads]
     for p, g in zip(params, grads, strict=True):
         p.grad = g
@@ -56,8 +56,8 @@ def play(attempt: Any, group: Group, grads: list[Tensor]) -> Any:
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The mean of each gradient in float64."""
-    each = zip(*(grads for (grads,) in given), strict=True)
-    return [[torch.stack(same).double().mean(0).to(case.dtype) for same in each]] * case.n_ranks
+    by_parameter = zip(*(grads for (grads,) in given), strict=True)
+    return [[torch.stack(same).double().mean(0).to(case.dtype) for same in by_parameter]] * case.n_ranks
 
 
 def whole(case: Case) -> int:
@@ -66,7 +66,8 @@ def whole(case: Case) -> int:
 
 
 def law(case: Case, _: int) -> tuple[float, float]:
-    """2(n-1)/n N; each collective may cut off a byte, so that one too many is told as such, and not as a byte."""
+    """(least, most) bytes that a rank sends: 2(n-1)/n of the gradients'. Each collective may round down by a byte; an
+    attempt with one for each gradient must fail by their number, and not by a byte."""
     most = 2 * (case.n_ranks - 1) * whole(case) / case.n_ranks
     return most - len(case["shapes"]), most
 

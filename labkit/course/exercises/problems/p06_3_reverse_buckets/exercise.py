@@ -39,7 +39,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Random sizes, in which a bucket that fits exactly, one too large, and a first one too large do occur."""
+    """Models of random sizes, among them buckets that fit exactly and single parameters that are too large, one of them
+    the first to be laid."""
     draw = random.Random(case.seed)
     most, dtypes = case["most"], (torch.float32, torch.bfloat16, torch.float64)
 
@@ -61,7 +62,7 @@ def play(attempt: Any, _: Group, models: list[list[Tensor]], most: int) -> Any:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By search: each bucket is the longest run, from the end, that fits; or one parameter."""
+    """The buckets by search: each is the longest run, from the end, that fits, or one parameter."""
     models, most = given[0]
 
     def laid(sizes: list[int]) -> list[list[int]]:

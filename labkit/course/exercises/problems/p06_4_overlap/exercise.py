@@ -1,7 +1,7 @@
 """06.4: gradients leave while backward still works on others."""
 
 # mypy: disable-error-code="arg-type,var-annotated"
-# (what the learner reads has no words for the type checker; p.grad might be None, but not after backward)
+# (the learner's text carries no comments for the type checker; p.grad may be None by its type, but not after backward)
 from __future__ import annotations
 
 import time
@@ -19,7 +19,7 @@ from labkit.course.judge.laws import order, sends
 from labkit.course.judge.run_record import RunRecord, aside, mark
 
 STEPS = 2
-PATIENCE_S, LOOKS = 0.25, 20  # both: on a busy machine looks take longer, and so does rank 0
+PATIENCE_S, LOOKS = 0.25, 20  # both must be used up: on a busy machine looks take longer, and so does rank 0
 BEGINS, LAST, IN_VAIN = "backward begins", "the last gradient is there", "rank 0 stands still until this rank begins"
 
 
@@ -33,9 +33,9 @@ class OverlappedDDP:
             p.register_post_accumulate_grad_hook(self.begin)
 
     def begin(self, p: Tensor) -> None:
-        """p.grad is there: start its mean over the ranks, and go back to backward without waiting for anybody.
+        """p.grad is complete: start its mean over the ranks, and go back to backward without waiting for anybody.
 
-        At least half of all bytes must be on their way before the last gradient is there."""
+        At least half of all bytes must be on their way before the last gradient is complete."""
         self.works.append(self.group.all_reduce_start(p.grad, "mean"))
 
     def finish(self) -> None:
@@ -82,10 +82,10 @@ def model_of(weights: Sequence[Tensor]) -> nn.Module:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]]) -> Any:
-    """Two backward passes. In the second the last rank begins when rank 0 has all its gradients: a rank 0 that waits
-    for others in a hook keeps it from that, which the last rank notes after a while."""
+    """Run two backward passes. In the second the last rank begins only when rank 0 has all its gradients. If rank 0
+    waits for others in a hook, that never happens, and the last rank puts a mark in the record after a while."""
     model, last = model_of(weights), group.size - 1
-    params, found, here, sent = list(model.parameters()), [], [], []
+    params, gradients, here, sent = list(model.parameters()), [], [], []
     ours = aside(group)
 
     def arrived(p: Tensor) -> None:
@@ -112,53 +112,54 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
         mark(group, BEGINS)
         loss.backward()
         sync.finish()
-        found.append([p.grad.clone() for p in params if p.grad is not None])
+        gradients.append([p.grad.clone() for p in params if p.grad is not None])
     for work in sent:
         work.wait()
-    return found
+    return gradients
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of all rows in one process."""
-    model, found = model_of(given[0][0]), []
+    model, gradients = model_of(given[0][0]), []
     for step in range(STEPS):
         x, y = (torch.cat([rows[step][k] for _, rows in given]) for k in (0, 1))
-        found.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
-    return [found] * case.n_ranks
+        gradients.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
+    return [gradients] * case.n_ranks
 
 
 def per_step(case: Case) -> float:
-    """2(n-1)/n N."""
+    """Bytes that a rank sends in a step: 2(n-1)/n of the gradients'."""
     whole = case.item_bytes * sum(torch.Size(shape).numel() for shape in shapes(case))
     return 2 * (case.n_ranks - 1) * whole / case.n_ranks
 
 
 def law(case: Case, _: int) -> tuple[float, float]:
-    """The same each step, less the bytes that rounding cuts off."""
+    """(least, most) bytes that a rank sends: the same each step, less at most a byte of rounding a gradient."""
     return STEPS * (per_step(case) - len(shapes(case))), STEPS * per_step(case)
 
 
 def overlapped(record: RunRecord) -> Complaint | None:
-    """Half of the bytes leave between BEGINS and LAST, and rank 0 gets to LAST while the last rank has not begun."""
+    """A Complaint unless on each rank half of the bytes leave between BEGINS and LAST, and rank 0 gets to LAST while
+    the last rank has not begun."""
     n = record.case.n_ranks
     for rank in range(n if n > 1 else 0):
         early, counting = 0, False
-        for each in record.of(rank):
-            if each.kind == "mark":
-                counting = each.what == BEGINS
-                if each.what == LAST and early < (per_step(record.case) - len(shapes(record.case))) / 2:
+        for event in record.of(rank):
+            if event.kind == "mark":
+                counting = event.what == BEGINS
+                if event.what == LAST and early < (per_step(record.case) - len(shapes(record.case))) / 2:
                     wanted = (
                         f"at least {per_step(record.case) / 2:,.0f} bytes on their way when the last gradient is there"
                     )
-                    return Complaint(wanted, f"{early:,} bytes", rank, (each.number,))
+                    return Complaint(wanted, f"{early:,} bytes", rank, (event.number,))
                 early = 0
-            elif counting and each.kind == "collective":
-                early += each.n_bytes
-    vain = next((each for each in record.marks(n - 1) if each.what == IN_VAIN), None)
+            elif counting and event.kind == "collective":
+                early += event.n_bytes
+    vain = next((event for event in record.marks(n - 1) if event.what == IN_VAIN), None)
     if vain is None:
         return None
     wanted = f"rank 0 goes on with backward while rank {n - 1} has not begun its own"
-    stood = [each.number for each in record.of(0) if each.kind == "collective" and each.number < vain.number]
+    stood = [event.number for event in record.of(0) if event.kind == "collective" and event.number < vain.number]
     return Complaint(wanted, "it stands still in a hook, waiting for the others", 0, tuple(stood[-1:]))
 
 

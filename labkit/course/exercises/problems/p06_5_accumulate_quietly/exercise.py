@@ -1,7 +1,7 @@
-"""06.5: several micro-batches, one journey."""
+"""06.5: gradients of several micro-batches that travel once."""
 
 # mypy: disable-error-code="arg-type,var-annotated"
-# (what the learner reads has no words for the type checker; p.grad might be None, but not after backward)
+# (the learner's text carries no comments for the type checker; p.grad may be None by its type, but not after backward)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -96,8 +96,8 @@ def model_of(weights: Sequence[Tensor]) -> nn.Module:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tuple[Tensor, Tensor]]]) -> Any:
-    """Steps; where one has several micro-batches, a quiet block before the last of them ends by an exception."""
-    model, found = model_of(weights), []
+    """Take the steps. Behind each quiet micro-batch another quiet block ends by an exception."""
+    model, gradients = model_of(weights), []
     params, left = list(model.parameters()), [0]
 
     def arrived(_: Tensor) -> None:
@@ -120,35 +120,36 @@ def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tup
         x, y = micro_batches[-1]
         ((model(x) - y).square().mean() / len(micro_batches)).backward()
         sync.finish()
-        found.append([p.grad.clone() for p in params if p.grad is not None])
-    return found
+        gradients.append([p.grad.clone() for p in params if p.grad is not None])
+    return gradients
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of all rows of a step in one batch."""
-    model, found = model_of(given[0][0]), []
+    model, gradients = model_of(given[0][0]), []
     for step in range(STEPS):
         x, y = (torch.cat([rows[k] for _, steps in given for rows in steps[step]]) for k in (0, 1))
-        found.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
-    return [found] * case.n_ranks
+        gradients.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
+    return [gradients] * case.n_ranks
 
 
 def law(case: Case, _: int) -> tuple[float, float]:
-    """2(n-1)/n N a step, however many micro-batches it has; each all_reduce may round down by a byte."""
+    """(least, most) bytes that a rank sends: 2(n-1)/n of the gradients' a step, however many micro-batches it has. Each
+    all_reduce may round down by a byte."""
     whole = case.item_bytes * sum(torch.Size(shape).numel() for shape in shapes(case))
     most = STEPS * 2 * (case.n_ranks - 1) * whole / case.n_ranks
     return most - STEPS * len(shapes(case)), most
 
 
 def overlapped(record: RunRecord) -> Complaint | None:
-    """In the last micro-batch something leaves before the last gradient is there."""
+    """A Complaint unless in the last micro-batch a collective begins before the last gradient is complete."""
     for rank in range(record.case.n_ranks if record.case.n_ranks > 1 else 0):
         early = 0
-        for each in record.of(rank):
-            early = 0 if each.what == LAST_ONE else early + each.n_bytes * (each.kind == "collective")
-            if each.what == THERE and not early:
+        for event in record.of(rank):
+            early = 0 if event.what == LAST_ONE else early + event.n_bytes * (event.kind == "collective")
+            if event.what == THERE and not early:
                 wanted = "a first all_reduce under way before the last gradient of the last micro-batch is there"
-                return Complaint(wanted, "none has begun", rank, (each.number,))
+                return Complaint(wanted, "none has begun", rank, (event.number,))
     return None
 
 

@@ -1,7 +1,7 @@
 """06.6: parameters that some ranks do not use, or that the model uses twice."""
 
 # mypy: disable-error-code="arg-type"
-# (what the learner reads has no words for the type checker)
+# (the learner's text carries no comments for the type checker)
 from __future__ import annotations
 
 import random
@@ -44,22 +44,23 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Weights, the tied place, and what each rank uses: all use the tied one twice, nobody the one before the last, one
-    rank alone the last; of the others each is used by some (`some`) or by all."""
+    """Weights, the place of the tied parameter, and (place, factor) of each use by a rank. All ranks use the tied
+    parameter twice, none the last but one, and a single rank the last. The others are used by all ranks or, where the
+    case has `some`, by a random part of them."""
     draw, n, ranks = random.Random(case.seed), len(case["sizes"]), range(case.n_ranks)
     weights = [case.random(size, key=i) for i, size in enumerate(case["sizes"])]
     users = {i: draw.sample(ranks, draw.choice(ranks) + 1 if case["some"] else len(ranks)) for i in range(n)}
     users |= {n - 2: [], n - 1: [draw.choice(ranks)], case["tied"]: [*ranks, *ranks]}
-    found = []
+    by_rank = []
     for rank in ranks:
         uses = [i for i in range(n) for user in users[i] if user == rank]
         drawn = [(i, case.random(case["sizes"][i], key=1000 * rank + 10 * k + 77)) for k, i in enumerate(uses)]
-        found.append(([w.clone() for w in weights], case["tied"], drawn))
-    return found
+        by_rank.append(([w.clone() for w in weights], case["tied"], drawn))
+    return by_rank
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], tied: int, uses: Uses) -> Any:
-    """A backward that reaches what this rank uses, then the attempt; the gradients."""
+    """Run a backward that reaches the parameters that this rank uses, then the attempt; return the gradients."""
     params = [torch.nn.Parameter(w) for w in weights]
     if uses:
         torch.stack([(params[i] * x).sum() for i, x in uses]).sum().backward()
@@ -68,16 +69,17 @@ def play(attempt: Any, group: Group, weights: list[Tensor], tied: int, uses: Use
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The gradient of p * x is x: their sum over all uses, through n."""
-    found: list[Tensor | None] = []
+    """The gradient of p * x is x: the sum of x over all uses, divided by the number of ranks."""
+    means: list[Tensor | None] = []
     for i in range(len(case["sizes"])):
         mine = [x for _, _, uses in given for place, x in uses if place == i]
-        found.append(torch.stack(mine).sum(0) / case.n_ranks if mine else None)
-    return [found] * case.n_ranks
+        means.append(torch.stack(mine).sum(0) / case.n_ranks if mine else None)
+    return [means] * case.n_ranks
 
 
 def law(case: Case, _: int) -> tuple[float, float]:
-    """2(n-1)/n of the bytes of what is used somewhere (all but one parameter), and of up to 8 for each entry."""
+    """(least, most) bytes that a rank sends: 2(n-1)/n of those of all parameters but the one that nobody uses, and of
+    up to 8 for each entry."""
     sizes, n = case["sizes"], case.n_ranks
     share = 2 * (n - 1) / n
     needed = share * case.item_bytes * (sum(sizes) - sizes[-2])

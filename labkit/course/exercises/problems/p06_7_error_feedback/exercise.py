@@ -1,4 +1,4 @@
-"""06.7: send the largest few, remember the rest."""
+"""06.7: each rank sends the few largest numbers of its gradient, and remembers the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Gradients of several steps: a part that all ranks and steps have in common, and noise; so that places meet."""
+    """Gradients of several steps: a part that all ranks and steps have in common, so that they choose the same places
+    now and then, and noise."""
     same = case.random(case["numel"], key=3).sign() * case.random(case["numel"], key=4).exp()
 
     def grads(rank: int) -> list[Tensor]:
@@ -66,21 +67,21 @@ def play(attempt: Any, group: Group, k: int, grads: list[Tensor]) -> Any:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Number by number, from a sorted list, in one process."""
-    found = [torch.zeros(case["numel"], dtype=case.dtype) for _ in range(STEPS)]
+    """The means number by number, from a sorted list, in one process."""
+    means = [torch.zeros(case["numel"], dtype=case.dtype) for _ in range(STEPS)]
     for k, grads in given:
         owed = torch.zeros(case["numel"], dtype=case.dtype)
         for step, grad in enumerate(grads):
             owed = owed + grad
             chosen = sorted(range(case["numel"]), key=lambda i: -abs(owed[i].item()))[:k]
             for i in chosen:
-                found[step][i] += owed[i] / case.n_ranks
+                means[step][i] += owed[i] / case.n_ranks
                 owed[i] = 0
-    return [found] * case.n_ranks
+    return [means] * case.n_ranks
 
 
 def law(case: Case, _: int) -> tuple[float, float]:
-    """(n-1) k values, and (n-1) k places of 1 to 8 bytes, a step."""
+    """(least, most) bytes that a rank sends: (n-1) k values, and (n-1) k places of 1 to 8 bytes, a step."""
     numbers = STEPS * (case.n_ranks - 1) * case["k"]
     return numbers * (case.item_bytes + 1), numbers * (case.item_bytes + 8)
 

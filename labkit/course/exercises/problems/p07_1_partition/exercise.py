@@ -1,4 +1,4 @@
-"""07.1: which elements of which parameters a rank owns, said by arithmetic alone."""
+"""07.1: which elements of which parameters a rank owns, by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Every element by itself: (parameter, place), dealt out in runs of k, then counted."""
+    """The windows from a list of every element, (parameter, place), cut into runs of k."""
     elements = [(i, place) for i, size in enumerate(given[0][0]) for place in range(size)]
     k = (len(elements) + case.n_ranks - 1) // case.n_ranks
     owned = []

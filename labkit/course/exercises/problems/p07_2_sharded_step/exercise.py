@@ -58,7 +58,8 @@ def adamw(params: list[Tensor]) -> Any:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]]) -> Any:
-    """A few steps; what is held before the last of them, when no gradient is there; the weights."""
+    """Take three steps and return the weights. What is held is weighed before the last step, when no parameter has a
+    gradient."""
     params = [torch.nn.Parameter(w.clone()) for w in weights]
     optimizer = attempt(params, adamw, group)
     for number, step in enumerate(grads, 1):
@@ -68,8 +69,8 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
         for p in params:
             p.grad = None
         if number == STEPS - 1:
-            torch.nn.ParameterList(params)  # what a module is given the probe takes for parameters, whoever made it
-            weigh(group)  # nobody can let go of what the last step needs
+            torch.nn.ParameterList(params)  # the probe counts a tensor as a parameter once a module has it
+            weigh(group)  # before the last step, for which an attempt must still hold its state
     return [p.data for p in params]
 
 
@@ -86,12 +87,13 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def own(case: Case, rank: int) -> int:
-    """Elements of the parameters of a rank."""
+    """Elements of the parameters that belong to a rank."""
     return int(sum(case["sizes"][rank :: case.n_ranks]))
 
 
 def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
-    """All weights, the state of a rank's own, and some room: whatever a hoard is taken for, it is too much."""
+    """(least, most) bytes held by kind: all weights, the state of the rank's own, and some room. Every kind has a
+    limit, so that copies are too much whichever kind the probe counts them as."""
     whole, state = ITEM * sum(case["sizes"]), 8 * own(case, rank)
     return {
         "optimizer": (state, state + 64 * len(case["sizes"])),

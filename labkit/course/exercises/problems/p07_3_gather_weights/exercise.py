@@ -48,7 +48,7 @@ def shard_numel(case: Case) -> int:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Shards of random weights; the padding is not a number, so that nobody takes it for one."""
+    """Shards of random weights. The padding is NaN, so that it shows wherever an attempt uses it."""
     k, n_real = shard_numel(case), sum(math.prod(shape) for shape in case["shapes"])
     whole = case.random(case.n_ranks * k)
     whole[n_real:] = torch.nan
@@ -56,7 +56,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Element by element from the row of all shards."""
+    """The parameters, element by element, from all shards in one row."""
     row, at, whole = torch.cat([shard for shard, _ in given]), 0, []
     for shape in given[0][1]:
         whole.append(torch.stack([row[at + i] for i in range(math.prod(shape))]).reshape(shape))
@@ -65,7 +65,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def law(case: Case, rank: int) -> float:
-    """(n-1)/n N."""
+    """Bytes that a rank sends: (n-1)/n of all shards'."""
     whole = case.n_ranks * shard_numel(case) * case.item_bytes
     return sent_bytes("ring", "all_gather", case.n_ranks, whole, rank, case.item_bytes)
 

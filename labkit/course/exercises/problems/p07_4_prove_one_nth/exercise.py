@@ -41,18 +41,18 @@ def proves_one_nth(wanted: Tensor, reports: list[dict[str, Any]]) -> bool:
 
 
 def cases() -> Sequence[Case]:
-    """Two lists of what is shown; nobody talks, so one rank is enough to judge."""
+    """Reports of four ranks and of three. Nothing is sent, so the test itself runs on one rank."""
     return [Case.of(1, n=4, numel=1003), Case.of(1, n=3, numel=500)]
 
 
 def cut(numel: int, n: int) -> list[list[tuple[int, int]]]:
-    """Even runs, the last ones shorter."""
+    """The windows of n ranks: even runs, of which the last may be shorter or missing."""
     k = -(-numel // n)
     return [[(r * k, min(k, numel - r * k))] if r * k < numel else [] for r in range(n)]
 
 
 def reported(weights: Sequence[Tensor], windows: list[list[tuple[int, int]]], bytes_each: float = 8) -> list[Report]:
-    """What ranks show that have these weights and keep these windows."""
+    """The reports of ranks that have these weights and keep state of these windows."""
     return [
         {
             "weights": w.clone(),
@@ -64,18 +64,18 @@ def reported(weights: Sequence[Tensor], windows: list[list[tuple[int, int]]], by
 
 
 def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
-    """Name -> (whether it is right, the right weights, what its ranks report)."""
+    """Name -> (True if it is right, the right weights, the reports of its ranks)."""
     n, numel, draw = case["n"], case["numel"], random.Random(case.seed)
     right, even = [case.random(numel)] * n, cut(case["numel"], case["n"])
     # two buckets, each cut by itself, in sizes that n divides but for the last
     half = numel // (2 * n) * n
     buckets = [[(r * half // n, half // n), (half + first, count)]
                for r, [(first, count)] in enumerate(cut(numel - half, n))]  # fmt: skip
-    doubled = [list(each) for each in even]
+    doubled = [list(windows) for windows in even]
     doubled[1] = [(even[0][0][0], even[1][0][1])]
     stale = [right[0]] + [w + 0.01 * (torch.arange(numel) >= even[0][0][1]) for w in right[1:]]
     half_kept = [[(0, numel // 2)] if r % 2 == 0 else [(numel // 2, numel - numel // 2)] for r in range(n)]
-    wider, meeting = [list(each) for each in even], [list(each) for each in even]
+    wider, meeting = [list(windows) for windows in even], [list(windows) for windows in even]
     (_, whole_share), (last, rest) = even[0][0], even[-1][0]
     wider[-2:] = [[(last - whole_share, whole_share + 1)], [(last + 1, rest - 1)]]
     meeting[-1] = [(last - 1, rest + 1)]

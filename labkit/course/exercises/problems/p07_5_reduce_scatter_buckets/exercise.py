@@ -45,7 +45,7 @@ def shard_gradients(buckets: list[list[Tensor]], group: Group) -> dict[int, Tens
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; a bucket is some weights of consecutive layers."""
+    """Worlds of 1 to 4 ranks; a bucket holds the weights of one or more consecutive layers."""
     return [
         Case.of(3, width=128, buckets=(1, 1, 1, 1, 1, 1, 1, 1)),
         Case.of(2, width=101, buckets=(1, 2, 1, 2, 1, 1, 1, 1)),
@@ -62,25 +62,25 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def loss_of(weights: Sequence[Tensor], x: Tensor) -> Tensor:
-    """A stack of linear layers."""
+    """The loss of a stack of linear layers."""
     for w in weights:
         x = torch.tanh(x @ w)
     return x.square().sum()
 
 
 def bucketed(case_buckets: Sequence[int], weights: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Weights of consecutive layers together."""
+    """The weights in buckets of so many consecutive layers."""
     ends = list(accumulate(case_buckets))
     return [list(weights[end - count : end]) for count, end in zip(case_buckets, ends, strict=True)]
 
 
 def inputs_with_buckets(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The same, and how many weights are in each bucket."""
-    return [(*each, case["buckets"]) for each in inputs(case)]
+    """The same inputs, and how many weights are in each bucket."""
+    return [(*arguments, case["buckets"]) for arguments in inputs(case)]
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], x: Tensor, counts: Sequence[int]) -> Any:
-    """One backward pass; the shards that it leaves."""
+    """Run one backward pass and return the shards that the attempt has filled in."""
     params = [w.requires_grad_() for w in weights]
     shards = attempt(bucketed(counts, params), group)
     loss_of(params, x).backward()
@@ -88,7 +88,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], x: Tensor, counts: S
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The gradient of the mean of all losses, in one process, in float64; then cut."""
+    """The parts of the gradient of the mean of all losses, computed in one process in float64."""
     params = [w.double().detach().requires_grad_() for w in given[0][0]]
     total = sum(loss_of(params, x.double()) for _, x, _ in given) / case.n_ranks
     total.backward()  # type: ignore[union-attr]
@@ -98,7 +98,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         grads = torch.cat([p.grad.reshape(-1) for p in bucket])  # type: ignore[union-attr]
         row[: len(grads)] = grads
         parts.append(row.float().chunk(case.n_ranks))
-    return [{b: each[r] for b, each in enumerate(parts)} for r in range(case.n_ranks)]
+    return [{b: bucket_parts[r] for b, bucket_parts in enumerate(parts)} for r in range(case.n_ranks)]
 
 
 def bucket_numel(case: Case, count: int) -> int:
@@ -107,13 +107,13 @@ def bucket_numel(case: Case, count: int) -> int:
 
 
 def law(case: Case, rank: int) -> float:
-    """(n-1)/n of each padded bucket."""
+    """Bytes that a rank sends: (n-1)/n of each padded bucket."""
     wholes = [4 * case.n_ranks * bucket_numel(case, count) for count in case["buckets"]]
     return sum(sent_bytes("ring", "reduce_scatter", case.n_ranks, whole, rank, 4) for whole in wholes)
 
 
 def most(case: Case, times: float) -> float:
-    """All shards, and so many times the largest bucket."""
+    """The most bytes that may be held: all shards, and `times` the largest bucket."""
     parts = [4 * bucket_numel(case, count) for count in case["buckets"]]
     return sum(parts) + times * case.n_ranks * max(parts) + ROOM_BYTES
 

@@ -16,10 +16,10 @@ def gradient_peak_and_sent(stage: int, buckets: list[int], n_ranks: int, n_micro
     or ZeRO-2 (`stage`) with `n_micro` micro-batches. `buckets`: bytes of the gradients of each bucket, in the order in
     which backward makes them; n_ranks divides them.
 
-    A bucket leaves: its gradients are there; they are copied into a buffer as large; then the gradients are dropped;
-    the buffer is reduce-scattered, of which this rank sends (n-1)/n, and gives way to this rank's part, 1/n. Only then
-    does backward make the next bucket's gradients. Moments of leaving matter, no other temporaries are counted.
-    ZeRO-2: each bucket leaves in each micro-batch, and its part is added, in place, to the one that is there.
+    How a bucket leaves: its gradients are complete; they are copied into a buffer as large; then the gradients are
+    dropped; the buffer is reduce-scattered, of which this rank sends (n-1)/n, and gives way to this rank's part, 1/n.
+    Only then does backward make the next bucket's gradients. Count these copies, and no other temporaries.
+    ZeRO-2: each bucket leaves in each micro-batch, and its part is added, in place, to the part held from before.
     ZeRO-1: gradients stay whole, and are added to in place, until the last micro-batch, in which each bucket leaves."""
     held, peak, sent = 0, 0, 0
     for micro in range(n_micro):
@@ -46,34 +46,34 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Sizes that n divides."""
+    """Random sizes of buckets that n divides."""
     draw, n = random.Random(case.seed), case["ranks"]
     return [([n * 8 * draw.randint(100, 9000) for _ in range(case["buckets"])], n, case["micros"])]
 
 
 def play(attempt: Any, group: Any, buckets: list[int], n_ranks: int, n_micro: int) -> Any:
-    """Both stages."""
-    told = {}
+    """The attempt's replies for both stages."""
+    replies = {}
     for stage in (1, 2):
         peak, sent = call_alone(attempt, group, stage, list(buckets), n_ranks, n_micro)
-        told[f"ZeRO-{stage}"] = {"peak": int(peak), "sent": int(sent)}
-    return told
+        replies[f"ZeRO-{stage}"] = {"peak": int(peak), "sent": int(sent)}
+    return replies
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Formulas: the highest of the moments at which bucket i leaves."""
+    """The answers by formulas: the peak is the highest of the moments at which a bucket leaves."""
     ((buckets, n, m),) = given
-    numel, told = sum(buckets), {}
+    numel, answers = sum(buckets), {}
     for stage in (1, 2):
         late = stage == 1 and m > 1  # everything is whole when the first bucket leaves
-        full = stage == 2 and m > 1  # all parts are there already
+        full = stage == 2 and m > 1  # all parts are held from an earlier micro-batch
         moments = []
         for i, bucket in enumerate(buckets):
             gone = sum(buckets[:i])
             rest = numel - gone if late else bucket
             moments.append((numel if full else gone) // n + rest + bucket)
-        told[f"ZeRO-{stage}"] = {"peak": max(moments), "sent": (m if stage == 2 else 1) * numel * (n - 1) // n}
-    return [told]
+        answers[f"ZeRO-{stage}"] = {"peak": max(moments), "sent": (m if stage == 2 else 1) * numel * (n - 1) // n}
+    return [answers]
 
 
 PROBLEM = Problem(

@@ -34,7 +34,7 @@ def clip_sharded_(shard: Tensor, n_real: int, replicated: list[Tensor], max_norm
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; in one of them there is nothing to clip."""
+    """Worlds of 1 to 4 ranks; in one of them the norm is below `max_norm`, so that nothing is scaled."""
     return [
         Case.of(3, numel=1000, max_norm=1.0, size=1.0),
         Case.of(4, torch.float16, numel=1402, max_norm=2.0, size=300.0),
@@ -44,7 +44,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """One run each of a long row, and junk behind its end; two gradients that all have."""
+    """A run of a long row for each rank, with junk behind the row's end, and two gradients that all ranks have."""
     n, k = case.n_ranks, -(-case["numel"] // case.n_ranks)
     row = case["size"] * case.random(n * k, dtype=torch.float64)
     row[case["numel"] :] = 50 * case["size"]
@@ -59,13 +59,13 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, shard: Tensor, n_real: int, replicated: list[Tensor], max_norm: float) -> Any:
-    """The norm, and what has become of the gradients."""
+    """The norm, and the gradients afterwards."""
     norm = attempt(shard, n_real, replicated, max_norm, group)
     return {"norm": norm, "shard": shard[:n_real], "replicated": replicated}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's own clipping on one row of all elements, in float64."""
+    """The norm and gradients that torch's own clipping gives, on one row of all elements, in float64."""
     rows = [shard[:n_real].double() for shard, n_real, *_ in given]
     common = [g.double() for g in given[0][2]]
     whole = torch.nn.Parameter(torch.zeros(sum(map(torch.numel, [*rows, *common])), dtype=torch.float64))
@@ -79,7 +79,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:
-    """One scalar, of 4 or 8 bytes."""
+    """(least, most) bytes that a rank sends: an all-reduce of one scalar of up to 8 bytes."""
     n = case.n_ranks
     return (0, 0) if n == 1 else (1, 2 * (n - 1) * 8 // n)
 

@@ -73,7 +73,7 @@ def play(attempt: Any, group: Group, params: list[Tensor], whole: Tensor) -> Any
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Rows of zeros, filled parameter by parameter."""
+    """The shards of a row of zeros that is filled parameter by parameter, and the windows."""
     params, whole = given[0]
     row, at, windows = torch.zeros(case.n_ranks * numel(case), dtype=case.dtype), 0, []
     for p in params:
@@ -84,7 +84,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
-    """A shard, and some room."""
+    """(least, most) bytes held by kind: a shard, and some room."""
     return {
         "other": (0, numel(case) * case.item_bytes + ROOM_BYTES),
         "parameters": (0, ROOM_BYTES),

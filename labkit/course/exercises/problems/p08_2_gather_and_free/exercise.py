@@ -58,42 +58,42 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def linear(x: Tensor, whole: Tensor) -> Tensor:
-    """One unit; autograd saves the weights for the gradient of x."""
+    """One unit, tanh(x W). Autograd saves the weights for the gradient of x."""
     return torch.tanh(x @ whole.view(x.shape[1], -1))
 
 
 def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
-    """Forward, with a graph for a backward that is not done here."""
+    """Run forward, with a graph for a backward that is not done here."""
     y = attempt(x.clone().requires_grad_(), shards, linear, group)
     return {"y": y, "layers in the graph": layers_below(y)}
 
 
 def layers_below(y: Tensor) -> int:
-    """How many tanh autograd would go back through."""
+    """The number of tanh's in the graph below y."""
     ways, seen = [y.grad_fn], set()
     while ways:
         node = ways.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            ways += [each for each, _ in node.next_functions]
-    return sum("Tanh" in type(each).__name__ for each in seen)
+            ways += [below for below, _ in node.next_functions]
+    return sum("Tanh" in type(node).__name__ for node in seen)
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """All units whole, in float64."""
-    found = []
+    """The result of forward with all units whole, in float64."""
+    results = []
     for x, _ in given:
         y = x.double()
         for i in range(case["units"]):
             y = (y @ torch.cat([shards[i] for _, shards in given]).double().reshape(y.shape[1], -1)).tanh()
-        found.append({"y": y.to(case.dtype), "layers in the graph": case["units"]})
-    return found
+        results.append({"y": y.to(case.dtype), "layers in the graph": case["units"]})
+    return results
 
 
 def law(case: Case, rank: int) -> float:
-    """(n-1)/n N."""
-    each = sent_bytes("ring", "all_gather", case.n_ranks, unit_bytes(case), rank, case.item_bytes)
-    return each * case["units"]
+    """Bytes that a rank sends: (n-1)/n of every unit."""
+    sent_per_unit = sent_bytes("ring", "all_gather", case.n_ranks, unit_bytes(case), rank, case.item_bytes)
+    return sent_per_unit * case["units"]
 
 
 PROBLEM = Problem(

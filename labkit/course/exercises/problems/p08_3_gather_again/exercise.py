@@ -45,19 +45,20 @@ class GatheredLinear(torch.autograd.Function):
 
 
 def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
-    """Forward and backward through all units."""
+    """Run forward and backward through all units."""
     leaves = [shard.requires_grad_() for shard in shards]
     first = y = x.clone().requires_grad_()
     for leaf in leaves:
         y = torch.tanh(attempt.apply(y, leaf, group))
     loss = y.square().sum()
-    weigh(group)  # tells those apart who keep weights since forward and who keep those of backward
+    # an attempt that keeps weights from forward shows here; one that keeps those of backward, only in the peak
+    weigh(group)
     loss.backward()
     return {"loss": loss, "x": first.grad, "shards": [leaf.grad for leaf in leaves]}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Autograd on whole weights, in one process; the loss of all ranks is the mean of theirs."""
+    """The gradients from autograd on whole weights, in one process; the gradient of a weight is the mean over ranks."""
     n, d = case.n_ranks, case["width"]
     wholes = [torch.cat([shards[i].detach() for _, shards in given]).double().view(d, d).requires_grad_()
               for i in range(case["units"])]  # fmt: skip
@@ -74,14 +75,14 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def law(case: Case, rank: int) -> float:
-    """3 (n-1)/n N: two gathers and a reduce-scatter."""
+    """Bytes that a rank sends: 3 (n-1)/n of every unit, for two gathers and a reduce-scatter."""
     verbs = ("all_gather", "all_gather", "reduce_scatter")
-    each = (sent_bytes("ring", verb, case.n_ranks, unit_bytes(case), rank, case.item_bytes) for verb in verbs)
-    return sum(each) * case["units"]
+    sent = (sent_bytes("ring", verb, case.n_ranks, unit_bytes(case), rank, case.item_bytes) for verb in verbs)
+    return sum(sent) * case["units"]
 
 
 def most(case: Case, rank: int) -> float:
-    """The gradients of all shards, and a unit with its gradient, flat or not."""
+    """The most bytes that may be held: the gradients of all shards, and one unit with its gradient and a copy of it."""
     return (case["units"] / case.n_ranks + 3.3) * unit_bytes(case) + ROOM_BYTES
 
 

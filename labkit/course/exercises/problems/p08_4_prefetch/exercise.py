@@ -24,7 +24,7 @@ def forward_with_prefetch(x: Tensor, shards: list[Tensor], layer: Callable[..., 
 
     shards[i] is this rank's run of unit i; all runs joined are its whole weights: x = layer(x, whole).   [k] -> [n*k]
     The gather of unit i + 1 is started before unit i computes, and waited for only after unit i has computed; that of
-    unit i + 2 is started after unit i has computed. So at most two units are there at a time: drop one when it is done.
+    unit i + 2 is started after unit i has computed. So at most two units are held at a time: drop one when it is done.
     Autograd is off here: a tensor that no name points to is gone."""
     coming = group.all_gather_start(shards[0])
     for i in range(len(shards)):
@@ -36,25 +36,25 @@ def forward_with_prefetch(x: Tensor, shards: list[Tensor], layer: Callable[..., 
 
 
 class Awaited:
-    """A gather under way that tells the judge when somebody waits for it."""
+    """A gather under way that puts a mark in the record when the attempt waits for it."""
 
     def __init__(self, group: Group, work: Any, words: str):
         self.group, self.work, self.words = group, work, words
 
     def wait(self) -> Any:
-        """Mark, then wait."""
+        """Put the mark, then wait."""
         mark(self.group, self.words)
         return self.work.wait()
 
     @property
     def done(self) -> bool:
-        """As that of Work; who asks, waits."""
+        """As in Work. To ask counts as waiting."""
         mark(self.group, self.words)
         return bool(self.work.done)
 
 
 class Told(Group):
-    """A group that tells when a gather is waited for, which the wire alone does not show."""
+    """A group that puts marks in the record where a gather is started and waited for, which messages do not show."""
 
     gathers = 0
 
@@ -67,46 +67,47 @@ class Told(Group):
         return Awaited(self, work, f"gather {number} is waited for")
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """As in Group: nothing can come between its start and its end."""
+        """As in Group, without marks: nothing can come between its start and its end."""
         self.gathers += 1
         return super().all_gather(x)
 
 
 def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
-    """Forward, with a mark before and after each unit computes."""
+    """Run forward, with a mark before and after each unit computes."""
     calls = [0]
 
     def layer(x: Tensor, whole: Tensor) -> Tensor:
         if not calls[0]:
-            weigh(group)  # tells those apart who gather everything first and those who never let go
+            weigh(group)  # an attempt that gathers everything first shows here, one that never lets go only in the peak
         mark(group, f"unit {calls[0]} computes")
         y = torch.tanh(x @ whole.view(x.shape[1], -1))
         mark(group, f"unit {calls[0]} has computed")
         calls[0] += 1
         return y
 
-    told = Told(group.axis, group.ranks, group.rank, group.wire, group.algorithms, group.ledger)
+    marking_group = Told(group.axis, group.ranks, group.rank, group.wire, group.algorithms, group.ledger)
     with torch.no_grad():
-        return attempt(x, shards, layer, told)
+        return attempt(x, shards, layer, marking_group)
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """All units whole, in float64."""
-    found = []
+    """The result of forward with all units whole, in float64."""
+    results = []
     for x, _ in given:
         y = x.double()
         for i in range(case["units"]):
             y = (y @ torch.cat([shards[i] for _, shards in given]).double().reshape(y.shape[1], -1)).tanh()
-        found.append(y.to(case.dtype))
-    return found
+        results.append(y.to(case.dtype))
+    return results
 
 
 def in_turn(record: RunRecord) -> Complaint | None:
-    """Each gather one unit ahead: started before the last unit computes, waited for after, and none further ahead."""
+    """A Complaint unless each gather is one unit ahead: it is started before the unit before it computes and waited for
+    after, and no gather is started further ahead."""
     for rank in range(record.case.n_ranks):
         at: dict[str, Event] = {}
-        for each in record.marks(rank):
-            at.setdefault(each.what, each)
+        for event in record.marks(rank):
+            at.setdefault(event.what, event)
         for i in range(record.case["units"] - 1):
             wanted = [f"gather {i + 1} is started", f"unit {i} computes", f"unit {i} has computed",
                       f"gather {i + 1} is waited for"]  # fmt: skip

@@ -39,7 +39,7 @@ def load_resharded(read: Callable[[int], Tensor], n_saved: int, numel: int, grou
 
 
 def cases() -> Sequence[Case]:
-    """From more ranks to fewer and back; n_saved and n never divide the row."""
+    """From more ranks to fewer, and from fewer to more; neither number of ranks divides the row."""
     return [
         Case.of(3, saved=5, numel=60_004),
         Case.of(2, saved=4, numel=61_001),
@@ -50,7 +50,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The files of all old ranks, which everybody may read; old padding is not a number."""
+    """The files of all old ranks, which everybody may read. Their padding is NaN, so that it shows where it is used."""
     s = -(-case["numel"] // case["saved"])
     row = case.random(case["saved"] * s)
     row[case["numel"] :] = torch.nan
@@ -58,7 +58,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, files: list[Tensor], numel: int) -> Any:
-    """Load, and note what is read."""
+    """Load, with a mark in the record for each file that is read."""
 
     def read(j: int) -> Tensor:
         mark(group, f"reads {range(len(files))[j]}")
@@ -68,7 +68,7 @@ def play(attempt: Any, group: Group, files: list[Tensor], numel: int) -> Any:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The whole row, padded anew."""
+    """The shards of the whole row, padded anew."""
     files, numel = given[0]
     row = torch.cat(files)[:numel]
     k = (numel + case.n_ranks - 1) // case.n_ranks
@@ -76,26 +76,26 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def needed(case: Case, rank: int) -> list[int]:
-    """Which files hold something of a rank's new shard: those of its first and its last element, and all between."""
+    """The files that hold a part of a rank's new shard: those of its first and its last element, and all between."""
     s, k = -(-case["numel"] // case["saved"]), -(-case["numel"] // case.n_ranks)
     first, last = rank * k, min((rank + 1) * k, case["numel"]) - 1
     return list(range(first // s, last // s + 1)) if first <= last else []
 
 
 def read_once(record: RunRecord) -> Complaint | None:
-    """Each rank reads what it needs, once, and sends nothing."""
+    """A Complaint unless each rank reads the files that it needs once, no others, and sends nothing."""
     for rank in range(record.case.n_ranks):
         if sent := record.sent(rank):
             return Complaint("nothing is sent", f"{sent[0].words}", rank, (sent[0].number,))
-        wanted, read = needed(record.case, rank), sorted(int(each.what.split()[-1]) for each in record.marks(rank))
+        wanted, read = needed(record.case, rank), sorted(int(event.what.split()[-1]) for event in record.marks(rank))
         if read != wanted:
-            at = tuple(each.number for each in record.marks(rank))
+            at = tuple(event.number for event in record.marks(rank))
             return Complaint(f"reads the files of old ranks {wanted}, once each", f"reads {read}", rank, at)
     return None
 
 
 def most(case: Case, rank: int) -> float:
-    """A new shard and an old one."""
+    """The most bytes that may be held: a new shard, an old one, and a tenth more."""
     return ITEM * 1.1 * (-(-case["numel"] // case["saved"]) + -(-case["numel"] // case.n_ranks)) + ROOM_BYTES
 
 

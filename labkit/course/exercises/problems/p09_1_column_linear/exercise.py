@@ -54,30 +54,31 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, weight: Tensor, bias: Tensor, x: Tensor) -> Any:
-    """Cut copies of the whole, let go of them, see what is held; then a forward, and a layer that cannot be cut."""
+    """Cut copies of the whole layer, let go of them, and weigh what is held; then run forward, and try a layer that
+    cannot be cut."""
     layer = attempt(weight.clone(), bias.clone(), group)
     weigh(group)
     y = layer.forward(x)
     try:
         attempt(weight[:-1], bias[:-1], group)
-        told = "accepted"
+        outcome = "accepted"
     except ValueError:
-        told = "ValueError"
-    return {"y": y, "one output less": told}
+        outcome = "ValueError"
+    return {"y": y, "one output less": outcome}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's linear layer, cut afterwards."""
+    """The parts of the result of torch's linear layer."""
     weight, bias, x = given[0]
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], dtype=case.dtype)
     layer.load_state_dict({"weight": weight, "bias": bias})
-    told = "accepted" if case.n_ranks == 1 else "ValueError"
+    outcome = "accepted" if case.n_ranks == 1 else "ValueError"
     parts = layer(x).detach().split(case["each"], dim=1)
-    return [{"y": part, "one output less": told} for part in parts]
+    return [{"y": part, "one output less": outcome} for part in parts]
 
 
 def holds_its_part(record: RunRecord) -> Complaint | None:
-    """More than W[O/n, I] and b[O/n] is held after __init__."""
+    """A Complaint if more than W[O/n, I] and b[O/n] is held after __init__."""
     most = record.case["each"] * (record.case["inputs"] + 1) * record.case.item_bytes + SLACK_BYTES
     for rank, memory in enumerate(record.memory):
         held = sum(memory.now.values()) if memory is not None else 0

@@ -36,7 +36,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Some inputs of x and of W for each rank."""
+    """A part of the columns of x and of W for each rank, and the bias."""
     x, weight = case.random(case["rows"], case["inputs"], key=1), case.random(case["outputs"], case["inputs"], key=2)
     bias, n = case.random(case["outputs"], key=3) if case["bias"] else None, case.n_ranks
     xs, weights = x.tensor_split(n, dim=1), weight.tensor_split(n, dim=1)
@@ -44,15 +44,15 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's linear layer on the whole."""
-    x, weight = (torch.cat([each[place] for each in given], dim=1).double() for place in (0, 1))
+    """The result of torch's linear layer on the whole."""
+    x, weight = (torch.cat([arguments[place] for arguments in given], dim=1).double() for place in (0, 1))
     bias = given[0][2]
     y = torch.nn.functional.linear(x, weight, bias if bias is None else bias.double())
     return [y.to(case.dtype)] * case.n_ranks
 
 
 def law(case: Case, rank: int) -> float:
-    """2(n-1)/n N, N the bytes of y."""
+    """Bytes that a rank sends: 2(n-1)/n of y's."""
     whole = case["rows"] * case["outputs"] * case.item_bytes
     return sent_bytes("ring", "all_reduce", case.n_ranks, whole, rank, case.item_bytes)
 

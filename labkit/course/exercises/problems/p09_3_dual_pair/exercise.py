@@ -24,7 +24,7 @@ class DualPair:
     backward of each with the gradient of what forward gave."""
 
     class F(Function):
-        """Where x enters. x is the same on all ranks, and each rank sees only its own use of it."""
+        """The end at which x enters. x is the same on all ranks, and each rank sees only its own use of it."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -38,7 +38,7 @@ class DualPair:
             return ctx.group.all_reduce(grad), None
 
     class G(Function):
-        """Where y leaves. Each rank has one term of it."""
+        """The end at which y leaves. Each rank has one term of it."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -62,7 +62,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """x and the gradient of y, the same for all; some rows of up and columns of down for each rank."""
+    """x and the gradient of y, the same for all, and a part of the rows of up and the columns of down for each rank."""
     x, dy = case.random(case["rows"], case["width"], key=1), case.random(case["rows"], case["outputs"], key=2)
     up, down = case.random(case["hidden"], case["width"], key=3), case.random(case["outputs"], case["hidden"], key=4)
     ups, downs = up.tensor_split(case.n_ranks), down.tensor_split(case.n_ranks, dim=1)
@@ -70,20 +70,20 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, up: Tensor, down: Tensor) -> Any:
-    """A pair of matrices between f and g, forward and backward."""
-    x, up, down = (each.clone().requires_grad_() for each in (x, up, down))
+    """Run a pair of matrices between f and g forward and backward."""
+    x, up, down = (tensor.clone().requires_grad_() for tensor in (x, up, down))
     y = attempt.G.apply(torch.tanh(attempt.F.apply(x, group) @ up.T) @ down.T, group)
     y.backward(dy)
     return {"y": y, "gradient of x": x.grad, "gradient of up": up.grad, "gradient of down": down.grad}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's autograd on the whole matrices, in float64."""
-    x, dy = (each.double() for each in given[0][:2])
-    up, down = torch.cat([each[2] for each in given]).double(), torch.cat([each[3] for each in given], 1).double()
-    whole = [each.requires_grad_() for each in (x, up, down)]
+    """The result and gradients of the whole matrices, from autograd in float64."""
+    x, dy = (tensor.double() for tensor in given[0][:2])
+    up, down = torch.cat([row[2] for row in given]).double(), torch.cat([row[3] for row in given], 1).double()
+    whole = [tensor.requires_grad_() for tensor in (x, up, down)]
     y = torch.tanh(whole[0] @ whole[1].T) @ whole[2].T
-    dx, dup, ddown = (each.to(case.dtype) for each in torch.autograd.grad(y, whole, dy))
+    dx, dup, ddown = (gradient.to(case.dtype) for gradient in torch.autograd.grad(y, whole, dy))
     parts = zip(dup.tensor_split(case.n_ranks), ddown.tensor_split(case.n_ranks, dim=1), strict=True)
     return [
         {"y": y.detach().to(case.dtype), "gradient of x": dx, "gradient of up": a, "gradient of down": b}
@@ -92,9 +92,9 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def law(case: Case, rank: int) -> float:
-    """2(n-1)/n of y's bytes forward, and of x's backward."""
-    each = (case["rows"] * case[width] * case.item_bytes for width in ("outputs", "width"))
-    return sum(sent_bytes("ring", "all_reduce", case.n_ranks, n, rank, case.item_bytes) for n in each)
+    """Bytes that a rank sends: 2(n-1)/n of y's forward, and of x's backward."""
+    sizes = (case["rows"] * case[width] * case.item_bytes for width in ("outputs", "width"))
+    return sum(sent_bytes("ring", "all_reduce", case.n_ranks, n, rank, case.item_bytes) for n in sizes)
 
 
 PROBLEM = Problem(

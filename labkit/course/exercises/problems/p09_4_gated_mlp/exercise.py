@@ -48,7 +48,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """x, the gradient of y and the bias, the same for all; this rank's part of three matrices."""
     x, dy = (case.random(case["rows"], case["width"], key=key) for key in (1, 2))
     bias, (gate, up, down) = case.random(case["width"], key=6), whole(case)
-    parts = zip(*(each.tensor_split(case.n_ranks) for each in (gate, up, down.T)), strict=True)
+    parts = zip(*(matrix.tensor_split(case.n_ranks) for matrix in (gate, up, down.T)), strict=True)
     return [(x, dy, a.clone(), b.clone(), c.T.clone(), bias) for a, b, c in parts]
 
 
@@ -59,8 +59,8 @@ def whole(case: Case) -> list[Tensor]:
 
 
 def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, *weights: Tensor) -> Any:
-    """A forward and a backward."""
-    leaves = [each.clone().requires_grad_() for each in (x, *weights)]
+    """Run forward and backward, with a mark in the record between them."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, *weights)]
     y = attempt(*leaves, partial(copy_to, group=group), partial(reduce_from, group=group))
     mark(group, "the forward is done")
     y.backward(dy)
@@ -69,33 +69,35 @@ def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, *weights: Tensor) ->
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """One process, torch's own layers, float64."""
-    x, dy, *_, bias = (each.double() for each in given[0])
-    leaves = [each.double().requires_grad_() for each in (x, *whole(case), bias)]
+    """The result and gradients of torch's own layers in one process, in float64."""
+    x, dy, *_, bias = (tensor.double() for tensor in given[0])
+    leaves = [tensor.double().requires_grad_() for tensor in (x, *whole(case), bias)]
     linear = torch.nn.functional.linear
     hidden = torch.nn.functional.silu(linear(leaves[0], leaves[1])) * linear(leaves[0], leaves[2])
     y = linear(hidden, leaves[3], leaves[4])
-    dx, dgate, dup, ddown, dbias = (each.to(case.dtype) for each in torch.autograd.grad(y, leaves, dy))
-    parts = zip(*(each.tensor_split(case.n_ranks) for each in (dgate, dup, ddown.T)), strict=True)
+    dx, dgate, dup, ddown, dbias = (gradient.to(case.dtype) for gradient in torch.autograd.grad(y, leaves, dy))
+    parts = zip(*(gradient.tensor_split(case.n_ranks) for gradient in (dgate, dup, ddown.T)), strict=True)
     ends = {"y": y.detach().to(case.dtype), "gradient of x": dx, "gradient of bias": dbias}
     return [ends | {"gradient of gate": a, "gradient of up": b, "gradient of down": c.T} for a, b, c in parts]
 
 
 def two_sums(record: RunRecord) -> Complaint | None:
-    """More than one sum of a [B, D] in forward, or in backward. f and g are the exercise's, so no line is asked for."""
+    """A Complaint unless each rank sends one sum of a [B, D] in forward and one in backward.
+
+    f and g, which send them, are the exercise's own, so no line of the attempt can be named."""
     case = record.case
     n_bytes = case["rows"] * case["width"] * case.item_bytes
     for rank in range(case.n_ranks):
         law = sent_bytes("ring", "all_reduce", case.n_ranks, n_bytes, rank, case.item_bytes)
-        middle = next((each.number for each in record.marks(rank)), 0)
+        middle = next((event.number for event in record.marks(rank)), 0)
         ways: dict[str, list[Event]] = {"forward": [], "backward": []}
-        for each in record.sent(rank):
-            ways["forward" if each.number < middle else "backward"].append(each)
-        for way, found in ways.items():
-            if sum(each.n_bytes for each in found) != law:
-                seen = f"{len(found)} of {sum(each.n_bytes for each in found):,} bytes in {way}"
+        for event in record.sent(rank):
+            ways["forward" if event.number < middle else "backward"].append(event)
+        for way, events in ways.items():
+            if sum(event.n_bytes for event in events) != law:
+                seen = f"{len(events)} of {sum(event.n_bytes for event in events):,} bytes in {way}"
                 wanted = f"one all_reduce that sends {law:,} bytes in {way}" if law else f"nothing sent in {way}"
-                return Complaint(wanted, seen, rank, tuple(each.number for each in found))
+                return Complaint(wanted, seen, rank, tuple(event.number for event in events))
     return None
 
 

@@ -20,16 +20,17 @@ def head_shard(qkv: Tensor, out: Tensor, n_head: int, group: Group) -> tuple[Ten
 
     qkv has the D rows of all queries, then the D rows of all keys, then those of all values; each D is n_head heads of
     D/n_head rows, one after the other. out takes the heads side by side, in the same order. Rank r keeps heads
-    r * n_head/n up to (r + 1) * n_head/n: their queries, then their keys, then their values; and what of `out` these
-    heads meet. Nothing is sent. Raises ValueError if n does not divide the number of heads."""
+    r * n_head/n up to (r + 1) * n_head/n: their queries, then their keys, then their values; and the columns of `out`
+    that these heads meet. Nothing is sent. Raises ValueError if n does not divide the number of heads."""
     if n_head % group.size:
         raise ValueError(f"{n_head} heads cannot be shared out to {group.size} ranks")
-    mine = [each.chunk(group.size)[group.rank] for each in qkv.chunk(3)]
+    mine = [rows.chunk(group.size)[group.rank] for rows in qkv.chunk(3)]
     return torch.cat(mine), out.chunk(group.size, dim=1)[group.rank]
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; `odd` heads fit into the width and not on the ranks."""
+    """Worlds of 1 to 4 ranks; `odd` is a number of heads that divides the width but that more than one rank cannot
+    share evenly."""
     return [
         Case.of(3, torch.float64, heads=6, width=12, odd=4, tokens=5),
         Case.of(2, heads=4, width=12, odd=3, tokens=4),
@@ -46,38 +47,38 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, qkv: Tensor, out: Tensor, n_head: int, odd: int, x: Tensor) -> Any:
-    """The shards, and the attention that they give; then a number of heads that cannot be shared out."""
+    """The shards, the attention that they give, and the outcome for `odd` heads, which cannot be shared out."""
     rows, columns = attempt(qkv, out, n_head, group)
     try:
         attempt(qkv, out, odd, group)
-        told = "accepted"
+        outcome = "accepted"
     except ValueError:
-        told = "ValueError"
+        outcome = "ValueError"
     y = aside(group).all_reduce(heads(x, rows, len(qkv) // 3 // n_head) @ columns.T)
-    return {"qkv": rows, "out": columns, "y": y, f"{odd} heads": told}
+    return {"qkv": rows, "out": columns, "y": y, f"{odd} heads": outcome}
 
 
 def heads(x: Tensor, qkv: Tensor, each: int) -> Tensor:
-    """Attention of all heads that are in qkv, side by side.   x [T, D] -> [T, heads * each]"""
+    """Attention of all heads in qkv, which have `each` numbers, side by side.   x [T, D] -> [T, heads * each]"""
     q, k, v = (part.unflatten(-1, (-1, each)).transpose(0, 1) for part in (x @ qkv.T).chunk(3, dim=-1))
     return ((q @ k.transpose(1, 2) / each**0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's multi-head attention on the whole, and each rank's heads picked out one by one."""
+    """The heads of each rank, picked out one by one, and torch's multi-head attention on the whole."""
     qkv, out, n_head, odd, x = given[0]
     n, d = case.n_ranks, case["width"]
     whole = torch.nn.MultiheadAttention(d, n_head, bias=False, dtype=torch.float64)
     whole.load_state_dict({"in_proj_weight": qkv.double(), "out_proj.weight": out.double()})
     z = x.double()
     y = whole(z, z, z, need_weights=False)[0].detach().to(case.dtype)
-    told, found = "accepted" if odd % n == 0 else "ValueError", []
+    outcome, results = "accepted" if odd % n == 0 else "ValueError", []
     for rank in range(n):
         of_head = torch.arange(d) // (d // n_head)
         mine = (of_head // (n_head // n) == rank).nonzero().flatten()
         rows = torch.cat([qkv[mine + part * d] for part in range(3)])
-        found.append({"qkv": rows, "out": out[:, mine], "y": y, f"{odd} heads": told})
-    return found
+        results.append({"qkv": rows, "out": out[:, mine], "y": y, f"{odd} heads": outcome})
+    return results
 
 
 PROBLEM = Problem(

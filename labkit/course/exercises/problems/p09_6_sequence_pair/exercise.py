@@ -27,7 +27,7 @@ class SequencePair:
     part. Neither end keeps a tensor from forward to backward, since neither needs one."""
 
     class Gather(Function):
-        """f': where x enters."""
+        """f', the end at which x enters."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -41,7 +41,7 @@ class SequencePair:
             return ctx.group.reduce_scatter(grad), None
 
     class Scatter(Function):
-        """g': where y leaves."""
+        """g', the end at which y leaves."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -87,8 +87,8 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Any:
-    """Layers one after the other, whose positions meet in a running sum, as in attention. Between them a sine, which
-    keeps what it is given for its backward."""
+    """Run layers one after the other, in which positions meet in a running sum, as they do in attention. Between the
+    layers stands a sine, which keeps its input for backward."""
     leaf = x.clone().requires_grad_()
     y = leaf
     for up, down in layers:
@@ -102,44 +102,44 @@ def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, layers: list[tuple[T
 
 
 def running(x: Tensor) -> Tensor:
-    """Each position sees those before it.   same shape"""
+    """The running sum: each position sees itself and those before it.   same shape"""
     return x.cumsum(0) / len(x) ** 0.5
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's autograd on all positions and whole layers, in float64."""
+    """The result and the gradient of x from autograd on all positions and whole layers, in float64."""
     x, dy, layers = whole(case)
     leaf = x.double().requires_grad_()
     y = leaf
     for up, down in layers:
         y = torch.tanh(running(torch.sin(y)) @ up.double().T) @ down.double().T
     (dx,) = torch.autograd.grad(y, leaf, dy.double())
-    parts = zip(*(each.detach().to(case.dtype).chunk(case.n_ranks) for each in (y, dx)), strict=True)
+    parts = zip(*(tensor.detach().to(case.dtype).chunk(case.n_ranks) for tensor in (y, dx)), strict=True)
     return [{"y": a, "gradient of x": b} for a, b in parts]
 
 
 def same_bytes(record: RunRecord) -> Complaint | None:
-    """Not (n-1)/n N at each end, forward and backward, N the bytes of all positions."""
+    """A Complaint unless each rank sends (n-1)/n of the bytes of all positions at each end, forward and backward."""
     case, n = record.case, record.case.n_ranks
     n_bytes = n * case["each"] * case["width"] * case.item_bytes
     for rank in range(n):
         ends = [
             sent_bytes("ring", verb, n, n_bytes, rank, case.item_bytes) for verb in ("all_gather", "reduce_scatter")
         ]
-        middle = next((each.number for each in record.marks(rank)), 0)
+        middle = next((event.number for event in record.marks(rank)), 0)
         ways: dict[str, list[Event]] = {"forward": [], "backward": []}
-        for each in record.sent(rank):
-            ways["forward" if each.number < middle else "backward"].append(each)
-        for way, found in ways.items():
-            sent, law = sum(each.n_bytes for each in found), LAYERS * sum(ends)
+        for event in record.sent(rank):
+            ways["forward" if event.number < middle else "backward"].append(event)
+        for way, events in ways.items():
+            sent, law = sum(event.n_bytes for event in events), LAYERS * sum(ends)
             if sent != law:
-                marked = tuple(each.number for each in found)
+                marked = tuple(event.number for event in events)
                 return Complaint(f"{law:,} bytes in {way}, {LAYERS} layers", f"{sent:,} bytes in {way}", rank, marked)
     return None
 
 
 def thin(record: RunRecord) -> Complaint | None:
-    """More is held after forward than T/n positions a layer, and the hidden numbers inside the regions."""
+    """A Complaint if after forward more is held than T/n positions a layer and the hidden numbers inside regions."""
     case, n = record.case, record.case.n_ranks
     outside, inside = case["each"] * case["width"], case["each"] * n * (case["hidden"] // n + 1)
     most = ((LAYERS + 1) * outside + LAYERS * inside) * case.item_bytes + SLACK_BYTES

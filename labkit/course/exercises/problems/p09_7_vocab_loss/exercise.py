@@ -33,12 +33,12 @@ def split_vocab_loss(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
     Rank r has the logits of words r * V/n up to (r + 1) * V/n, for all tokens; targets are words of 0 to V - 1, whole
     on every rank. Logits may be in the hundreds, so exp wants the largest taken off first. At most three numbers a
     token are summed over the ranks (or their largest taken): the logits are never gathered."""
-    each = logits.shape[1]
+    n_words = logits.shape[1]
     top = group.all_reduce(logits.amax(1), op="max")
     total = group.all_reduce((logits - top[:, None]).exp().sum(1))
-    place = targets - group.rank * each
-    mine = (place >= 0) & (place < each)
-    picked = logits.gather(1, place.clamp(0, each - 1)[:, None])[:, 0].where(mine, 0)
+    place = targets - group.rank * n_words
+    mine = (place >= 0) & (place < n_words)
+    picked = logits.gather(1, place.clamp(0, n_words - 1)[:, None])[:, 0].where(mine, 0)
     return (total.log() + top - group.all_reduce(picked)).mean()
 
 
@@ -53,7 +53,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A rank's words of the logits; the targets, whole."""
+    """The logits of a rank's words, and all targets."""
     n_words = case.n_ranks * case["each"]
     logits = 200 + 80 * case.random(case["tokens"], n_words, key=1)
     targets = case.random(case["tokens"], key=2, dtype=torch.float64).argsort() * 7 % n_words

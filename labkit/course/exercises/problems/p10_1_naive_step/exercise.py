@@ -49,7 +49,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """This rank's weights; x for the first, the target for the last."""
+    """The weights of each rank, x for the first, and the target for the last."""
     widths, n = case["widths"], case.n_ranks
     x, target = case.random(case["rows"], widths[0], key=1), case.random(case["rows"], widths[-1], key=2)
     weights = [case.random(b, a, key=10 + r) for r, (a, b) in enumerate(zip(widths, widths[1:], strict=False))]
@@ -64,28 +64,29 @@ def stage_of(weight: Tensor) -> nn.Module:
 
 
 def play(attempt: Any, group: Group, weight: Tensor, x: Tensor | None, target: Tensor | None) -> Any:
-    """One step; the loss, and this stage's gradients."""
+    """Take one step; return the loss, and this stage's gradients."""
     stage = stage_of(weight)
     loss = attempt(stage, x, target, group)
     return {"loss": loss, "gradients": [p.grad for p in stage.parameters()]}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """All stages in one process, in float64."""
+    """The loss and gradients of all stages in one process, in float64."""
     stages = [stage_of(weight.double()) for weight, *_ in given]
     x, target = given[0][1], given[-1][2]
     loss = mse_loss(nn.Sequential(*stages)(x.double()), target.double())
     loss.backward()
-    found: list[Any] = [
+    results: list[Any] = [
         {"loss": None, "gradients": [p.grad.to(case.dtype) for p in stage.parameters() if p.grad is not None]}
         for stage in stages
     ]
-    found[-1]["loss"] = loss.detach().to(case.dtype)
-    return found
+    results[-1]["loss"] = loss.detach().to(case.dtype)
+    return results
 
 
 def law(case: Case, rank: int) -> float:
-    """The activation on, unless this is the last rank; the gradient of what came in back, unless it is the first."""
+    """Bytes that a rank sends: its activation forward unless it is the last rank, and the gradient of its input back
+    unless it is the first."""
     on = case["widths"][rank + 1] * (rank < case.n_ranks - 1)
     return float(case["rows"] * (on + case["widths"][rank] * (rank > 0)) * case.item_bytes)
 

@@ -1,4 +1,4 @@
-"""10.2: the program of a rank under GPipe; and the conveyor on which programs of 10.2 and 10.3 are run."""
+"""10.2: the program of a rank under GPipe. `conveyor` runs the programs of this exercise and of 10.3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labkit.course.judge.run_record import RunRecord, aside, mark
 from labkit.plan.schedule import Action, Schedule, Span, simulate
 
 ACTIVATION = 1 << 16
-"""Numbers of what a stage keeps for one micro-batch; they are held for real, and weighed."""
+"""Numbers that a stage keeps for one micro-batch. Each rank really holds them, so that the judge can weigh them."""
 
 
 def gpipe_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
@@ -56,13 +56,14 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 def conveyor(attempt: Any, group: Group, n_micro: int) -> Any:
     """Run this rank's program with real messages: an activation is held from its forward to its backward.
 
-    Where a program lacks an action, or goes backward before it has been forward, none is run: the others would wait."""
+    If any rank's program lacks an action, or has a backward before its forward, no program is run: the other ranks
+    would wait for ever."""
     rank, last, belt = group.rank, group.size - 1, aside(group)
-    programs = [[str(action) for action in attempt(each, group.size, n_micro)] for each in range(group.size)]
+    programs = [[str(action) for action in attempt(other, group.size, n_micro)] for other in range(group.size)]
     program = programs[rank]
-    told = {"actions": sorted(program), "program": program}
-    if not all(can_be_run(stage, each, n_micro) for stage, each in enumerate(programs)):
-        return told
+    reply = {"actions": sorted(program), "program": program}
+    if not all(can_be_run(stage, actions, n_micro) for stage, actions in enumerate(programs)):
+        return reply
     held: dict[int, Any] = {}
     for action in program:
         _, kind, micro = parsed(action)
@@ -77,58 +78,60 @@ def conveyor(attempt: Any, group: Group, n_micro: int) -> Any:
             held.pop(micro, None)
         if 0 <= after <= last:
             belt.send(torch.ones(1), after, tag)
-    return told
+    return reply
 
 
 def can_be_run(stage: int, program: list[str], n_micro: int) -> bool:
-    """Whether each micro-batch goes forward and backward once, in this order."""
+    """True if each micro-batch goes forward and backward once, in this order."""
     pairs = [(f"{stage}F{i}", f"{stage}B{i}") for i in range(n_micro)]
     whole = sorted(program) == sorted(action for pair in pairs for action in pair)
     return whole and all(program.index(forward) < program.index(backward) for forward, backward in pairs)
 
 
 def parsed(action: str) -> tuple[int, str, int]:
-    """ "1F0" -> (1, "F", 0)"""
+    """The parts of an action's name: "1F0" -> (stage 1, "F", micro-batch 0)."""
     stage, kind, micro = re.split("([FB])", action)
     return int(stage), kind, int(micro)
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Each rank's actions; their order is for the laws to judge."""
-    each = [sorted(f"{rank}{kind}{i}" for i in range(micros_of(case)) for kind in "FB") for rank in range(case.n_ranks)]
-    return [{"actions": actions, "program": ...} for actions in each]
+    by_rank = [
+        sorted(f"{rank}{kind}{i}" for i in range(micros_of(case)) for kind in "FB") for rank in range(case.n_ranks)
+    ]
+    return [{"actions": actions, "program": ...} for actions in by_rank]
 
 
 def most_held(count: Callable[[Case, int], int], words: str) -> Law:
-    """A rank holds activations of no more than `count(case, rank)` micro-batches at once."""
+    """The law that a rank holds activations of no more than `count(case, rank)` micro-batches at once."""
     return peak(lambda case, rank: (count(case, rank) + 0.5) * 4 * ACTIVATION, words)
 
 
 def seconds_of(case: Case) -> tuple[float, float]:
-    """Of a forward and of a backward, drawn anew for each check."""
+    """Seconds of (a forward, a backward), drawn anew for each check."""
     draw = random.Random(case.seed)
     return draw.uniform(1, 2), draw.uniform(2, 4)
 
 
 def schedule_of(record: RunRecord) -> Schedule:
-    """The programs of all ranks, put together."""
+    """The programs that all ranks returned, as a Schedule."""
     case = record.case
     programs = tuple(
-        tuple(Action(kind, stage, micro) for stage, kind, micro in map(parsed, told["program"]))
-        for told in record.outputs
+        tuple(Action(kind, stage, micro) for stage, kind, micro in map(parsed, output["program"]))
+        for output in record.outputs
     )
     return Schedule("written", case.n_ranks, case.n_ranks, micros_of(case), programs)
 
 
 def complete(record: RunRecord) -> bool:
-    """Whether every rank has all its actions; where one has not, that is what is said, and not their order."""
+    """True if every rank has all its actions. Where one has not, the values verdict says so, not a law of order."""
     return all(
-        told["actions"] == wanted["actions"] for told, wanted in zip(record.outputs, record.expected, strict=True)
+        output["actions"] == wanted["actions"] for output, wanted in zip(record.outputs, record.expected, strict=True)
     )
 
 
 def in_time(record: RunRecord) -> Complaint | None:
-    """An action stands before what it needs, or the step takes longer than (m + p - 1)(F + B)."""
+    """A Complaint if an action stands before one that it needs, or if the step takes longer than (m + p - 1)(F + B)."""
     if not complete(record):
         return None
     forward, backward = seconds_of(record.case)
@@ -144,11 +147,11 @@ def in_time(record: RunRecord) -> Complaint | None:
 
 
 def forwards_first(record: RunRecord) -> Complaint | None:
-    """A backward before the last forward."""
-    for rank, told in enumerate(record.outputs if complete(record) else ()):
-        kinds = [parsed(action)[1] for action in told["program"]]
+    """A Complaint if a rank has a backward before its last forward."""
+    for rank, output in enumerate(record.outputs if complete(record) else ()):
+        kinds = [parsed(action)[1] for action in output["program"]]
         if "B" in kinds[: micros_of(record.case)]:
-            return Complaint("all forwards, then all backwards", " ".join(told["program"]), rank)
+            return Complaint("all forwards, then all backwards", " ".join(output["program"]), rank)
     return None
 
 

@@ -37,10 +37,10 @@ def schedule_can_run(schedule: Schedule) -> bool:
     done: set[Action] = set()
     left = [list(program) for program in schedule.programs]
     while any(left):
-        ready = [each for each in left if each and done.issuperset(needs(each[0], schedule.n_stages))]
+        ready = [queue for queue in left if queue and done.issuperset(needs(queue[0], schedule.n_stages))]
         if not ready:
             return False
-        done.update(each.pop(0) for each in ready)
+        done.update(queue.pop(0) for queue in ready)
     return True
 
 
@@ -52,7 +52,7 @@ def cases() -> Sequence[Case]:
 def right(p: int, m: int) -> dict[str, Schedule]:
     """Schedules that can be run."""
     backwards = gpipe(p, m)
-    mirrored = tuple((*each[:m], *reversed(each[m:])) for each in backwards.programs)
+    mirrored = tuple((*program[:m], *reversed(program[m:])) for program in backwards.programs)
     alone = tuple(tuple(Action(kind, rank, i) for i in range(m) for kind in "FB") for rank in range(p))
     return {
         "gpipe": gpipe(p, m),
@@ -66,7 +66,7 @@ def right(p: int, m: int) -> dict[str, Schedule]:
 
 
 def wrong(p: int, m: int, draw: random.Random) -> dict[str, Schedule]:
-    """Each of them with one thing that is wrong."""
+    """Schedules that each have one thing wrong."""
     plain, cut, thin, together = one_f_one_b(p, m), zero_bubble(p, m), interleaved(p, m, 2), gpipe(p, m, (0,) * p)
     rank, i, last = draw.randrange(p), draw.randrange(m), p - 1
     forwards = tuple(tuple(action for action in program if action.kind == "F") for program in plain.programs)
@@ -98,37 +98,38 @@ def wrong(p: int, m: int, draw: random.Random) -> dict[str, Schedule]:
 
 
 def swapped(schedule: Schedule, rank: int, first: Action, second: Action) -> Schedule:
-    """The same, but for two actions of a rank that have changed places."""
+    """The same schedule with two actions of a rank swapped."""
     other = {first: second, second: first}
     return on(schedule, rank, [other.get(action, action) for action in schedule.programs[rank]])
 
 
 def without(schedule: Schedule, rank: int, action: Action) -> Schedule:
-    """The same without an action."""
-    return on(schedule, rank, [each for each in schedule.programs[rank] if each != action])
+    """The same schedule without an action."""
+    return on(schedule, rank, [other for other in schedule.programs[rank] if other != action])
 
 
 def with_more(schedule: Schedule, rank: int, action: Action) -> Schedule:
-    """The same with an action more at the end."""
+    """The same schedule with one more action at the end."""
     return on(schedule, rank, [*schedule.programs[rank], action])
 
 
 def on(schedule: Schedule, rank: int, program: list[Action]) -> Schedule:
-    """The same with another program on a rank."""
-    programs = tuple(tuple(program) if each == rank else kept for each, kept in enumerate(schedule.programs))
+    """The same schedule with another program on a rank."""
+    programs = tuple(tuple(program) if place == rank else kept for place, kept in enumerate(schedule.programs))
     return replace(schedule, programs=programs)
 
 
 def shown(case: Case) -> dict[str, tuple[bool, Schedule]]:
-    """By name: what the library's own `validate` says, and the schedule, whose own name would tell what it is."""
+    """Name -> (True if labkit's own `validate` accepts the schedule, the schedule without its own name, which would
+    give the answer away)."""
     draw, p = random.Random(case.seed), case["ranks"]
     m = p + draw.randrange(3)
     every = {**right(p, m), **wrong(p, m, draw)}
-    return {name: (accepted(each), replace(each, name="hidden")) for name, each in every.items()}
+    return {name: (accepted(schedule), replace(schedule, name="hidden")) for name, schedule in every.items()}
 
 
 def accepted(schedule: Schedule) -> bool:
-    """Whether `validate` lets it pass."""
+    """True if labkit's own `validate` accepts the schedule."""
     try:
         validate(schedule)
     except ValueError:

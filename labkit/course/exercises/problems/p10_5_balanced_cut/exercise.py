@@ -26,17 +26,17 @@ def balanced_cut(costs: list[float], n_stages: int) -> list[int]:
     def cheapest(start: int, stages: int) -> tuple[float, tuple[int, ...]]:
         if stages == 1:
             return sum(costs[start:]), (start, n)
-        found = []
+        cuts = []
         for end in range(start + 1, n - stages + 2):
             worst, rest = cheapest(end, stages - 1)
-            found.append((max(sum(costs[start:end]), worst), (start, *rest)))
-        return min(found)
+            cuts.append((max(sum(costs[start:end]), worst), (start, *rest)))
+        return min(cuts)
 
     return list(cheapest(0, n_stages)[1])
 
 
 def cases() -> Sequence[Case]:
-    """A dear last layer, as a head over a large vocabulary; costs of all sizes; many layers."""
+    """Models whose last layer is costly, as a head over a large vocabulary is, models of many layers and of few."""
     return [
         Case.of(1, layers=9, stages=3, last=3.5),
         Case.of(1, layers=12, stages=4, last=1.0),
@@ -47,7 +47,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Costs of layers, from 1 to 5, in quarters; the last is dearer. Drawn until the usual short cuts are not best."""
+    """Costs of layers from 1 to 5, in quarters, of which the last is multiplied by the case's `last`. They are drawn
+    until none of the usual short cuts, `even`, `to_the_mean` and `alike`, gives a best cut."""
     draw, n, p = random.Random(case.seed), case["layers"], case["stages"]
     while True:
         costs = [draw.randrange(4, 20) / 4 for _ in range(n)]
@@ -64,12 +65,12 @@ def worst_of(costs: list[float], bounds: Sequence[int]) -> float:
 
 
 def even(costs: list[float], n_stages: int) -> list[int]:
-    """Equal numbers of layers."""
+    """The bounds of stages with equal numbers of layers."""
     return [len(costs) * stage // n_stages for stage in range(n_stages + 1)]
 
 
 def to_the_mean(costs: list[float], n_stages: int) -> list[int]:
-    """Stages filled from the front until the next layer would take them over the mean."""
+    """The bounds of stages that are filled from the front until the next layer would take them over the mean."""
     bounds, filled = [0], 0.0
     for k, cost in enumerate(costs):
         must = len(costs) - k == n_stages - len(bounds)
@@ -80,22 +81,22 @@ def to_the_mean(costs: list[float], n_stages: int) -> list[int]:
 
 
 def alike(costs: list[float], n_stages: int) -> list[int]:
-    """The least sum of squares; where several cuts have it, the one whose costliest stage is cheapest."""
+    """The bounds with the least sum of squared costs; of several, those whose costliest stage is cheapest."""
     n, best = len(costs), {len(costs): (0.0, 0.0, [len(costs)])}
     for stages in range(1, n_stages + 1):
         behind, best = best, {}
         for start in range(n - stages + 1):
-            found = []
+            cuts = []
             for end in range(start + 1, n + 1):
                 if end in behind:
                     mine, (squares, worst, rest) = sum(costs[start:end]), behind[end]
-                    found.append((mine**2 + squares, max(mine, worst), [start, *rest]))
-            best[start] = min(found)
+                    cuts.append((mine**2 + squares, max(mine, worst), [start, *rest]))
+            best[start] = min(cuts)
     return best[0][2]
 
 
 def play(attempt: Any, group: Group, costs: list[float], n_stages: int) -> Any:
-    """The cost of the costliest stage, and whether it is a cut at all."""
+    """The cost of the attempt's costliest stage, and True if its bounds are a cut into stages at all."""
     bounds = list(attempt(list(costs), n_stages))
     edges = len(bounds) == n_stages + 1 and (bounds[0], bounds[-1]) == (0, len(costs))
     if not edges or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
@@ -109,7 +110,8 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def least(costs: list[float], n_stages: int) -> float:
-    """All cuts tried; where they are too many, the lowest limit to which stages can be filled from the front."""
+    """The cost of the costliest stage in the best cut. All cuts are tried; where they are too many, the cost is the
+    lowest limit to which stages can be filled from the front."""
     n = len(costs)
     if n < 20:
         return min(worst_of(costs, (0, *inner, n)) for inner in combinations(range(1, n), n_stages - 1))
@@ -118,7 +120,7 @@ def least(costs: list[float], n_stages: int) -> float:
 
 
 def filled(costs: Sequence[float], limit: float) -> float:
-    """How many stages there are if each is filled up to the limit; endless if a layer is dearer than that."""
+    """The number of stages if each is filled up to the limit; infinite if a layer costs more than the limit."""
     stages, room = 0.0, 0.0
     for cost in costs:
         if cost > limit:

@@ -1,4 +1,4 @@
-"""11.1: a frozen linear and a thin correction beside it."""
+"""11.1: a frozen linear layer and a correction of low rank beside it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A linear, a batch, what A and B shall be, and a gradient of the output."""
+    """A linear layer, a batch, values for A and B, and a gradient of the output."""
     i, o, r = case["inputs"], case["outputs"], case["rank"]
     linear = nn.Linear(i, o, bias=case["bias"], dtype=case.dtype)
     for place, p in enumerate(linear.parameters()):
@@ -58,7 +58,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 def play(
     attempt: Any, group: Any, linear: nn.Linear, rank: int, alpha: float, x: Tensor, a: Tensor, b: Tensor, grad: Tensor
 ) -> Any:
-    """As it begins; then with other A and B, forward and backward."""
+    """Run the layer as it begins, then forward and backward with the given A and B."""
     layer = attempt(linear, rank, alpha)
     first, varied = layer(x), bool((layer.A != 0).all()) and bool(layer.A.flatten().std() > 0)
     with torch.no_grad():
@@ -77,26 +77,26 @@ def play(
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The corrected weight as one matrix, in float64, and autograd."""
+    """The results from the corrected weight as one matrix and autograd, in float64."""
     ((linear, rank, alpha, x, a, b, grad),) = given
     w, b64, a64 = linear.weight.detach().double(), b.double().requires_grad_(), a.double().requires_grad_()
     bias = linear.bias.detach().double() if linear.bias is not None else torch.zeros(len(w), dtype=torch.float64)
     y = x.double() @ (w + alpha * (b64 @ a64) / rank).T + bias
     (y * grad.double()).sum().backward()
     first = x.double() @ w.T + bias
-    told = {"y at the start": first, "y": y, "gradient of A": a64.grad, "gradient of B": b64.grad}
-    return [{**{name: each.detach().to(case.dtype) for name, each in told.items() if each is not None},
+    results = {"y at the start": first, "y": y, "gradient of A": a64.grad, "gradient of B": b64.grad}
+    return [{**{name: tensor.detach().to(case.dtype) for name, tensor in results.items() if tensor is not None},
              "A is random": True, "trains": ["A", "B"]}]  # fmt: skip
 
 
 def thin(record: RunRecord) -> Complaint | None:
-    """Beyond parameters and their gradients there is no room for a matrix of O x I."""
+    """A Complaint if three quarters of a matrix of O x I, or more, is held beside the parameters."""
     memory, case = record.memory[0], record.case
     limit = 0.75 * case["inputs"] * case["outputs"] * case.item_bytes
     if memory is not None:
-        found = memory.peak_bytes - memory.peak.get("parameters", 0)
-        if found > limit:
-            return Complaint(f"at most {limit:,.0f} bytes beside the parameters", f"{found:,} at the peak", 0)
+        held = memory.peak_bytes - memory.peak.get("parameters", 0)
+        if held > limit:
+            return Complaint(f"at most {limit:,.0f} bytes beside the parameters", f"{held:,} at the peak", 0)
     return hidden(record, lambda case, rank: limit)
 
 

@@ -1,4 +1,4 @@
-"""11.2: find the linears that shall have an adapter, and put one in the place of each."""
+"""11.2: find the linear layers that are to have an adapter, and put an adapter in the place of each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tree(draw: random.Random, depth: int) -> nn.Module:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A model, and what is to be done with it."""
+    """A model and the arguments of the injection."""
     draw = random.Random(case.seed)
     ends = {"query": nn.Linear(6, 8), "value_head": nn.Linear(8, 6), "up": nn.Linear(8, 6)}
     model = nn.ModuleDict({**ends, "body": tree(draw, case["depth"])})
@@ -70,24 +70,26 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Any, model: nn.Module, targets: list[str], rank: int, alpha: float) -> Any:
-    """What became of the model."""
+    """The number that the attempt returns, and the model's adapters and parameters afterwards."""
     weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
     count = attempt(model, targets, rank, alpha)
-    made = {name: each for name, each in model.named_modules() if isinstance(each, LoRALinear)}
+    adapters = {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
     now = {
-        name.replace(".linear.", "."): p for name, p in model.named_parameters() if name.rpartition(".")[0] not in made
+        name.replace(".linear.", "."): p
+        for name, p in model.named_parameters()
+        if name.rpartition(".")[0] not in adapters
     }
     same = all(any(torch.equal(w, p) for p in now.values() if p.shape == w.shape) for w in weights.values())
     return {
         "count": count,
-        "adapters": {name: [each.rank, each.alpha] for name, each in sorted(made.items())},
+        "adapters": {name: [adapter.rank, adapter.alpha] for name, adapter in sorted(adapters.items())},
         "trains": sorted(name for name, p in model.named_parameters() if p.requires_grad),
         "weights are all there": same,
     }
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Names alone: of the weights of linears, by how they end."""
+    """The adapters from names alone: those of the weights of linear layers, by their last part."""
     model, targets, rank, alpha = given[0]
     weights = [
         name.rpartition(".")[0] for name, p in model.named_parameters() if name.endswith("weight") and p.dim() == 2

@@ -62,32 +62,32 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Any, weight: Tensor, a: Tensor, b: Tensor, alpha: float, x: Tensor) -> Any:
-    """Beside, merged, merged once more, taken out, taken out once more, merged again."""
-    before, layer, told = weight.clone(), attempt(weight, a, b, alpha), {}
-    told["y, not merged"] = layer.forward(x).clone()
+    """W and y with the correction beside W, merged, merged once more, taken out, taken out once more, merged again."""
+    before, layer, replies = weight.clone(), attempt(weight, a, b, alpha), {}
+    replies["y, not merged"] = layer.forward(x).clone()
     layer.merge_()
-    told["W, merged"], told["y, merged"] = weight.clone(), layer.forward(x).clone()
+    replies["W, merged"], replies["y, merged"] = weight.clone(), layer.forward(x).clone()
     layer.merge_()
-    told["W, merge_ called again"], told["y, merge_ called again"] = weight.clone(), layer.forward(x).clone()
+    replies["W, merge_ called again"], replies["y, merge_ called again"] = weight.clone(), layer.forward(x).clone()
     layer.unmerge_()
-    told["W has its old bits"] = bool(torch.equal(weight, before))
+    replies["W has its old bits"] = bool(torch.equal(weight, before))
     layer.unmerge_()
-    told["y, taken out"], told["W, taken out"] = layer.forward(x).clone(), weight.clone()
+    replies["y, taken out"], replies["W, taken out"] = layer.forward(x).clone(), weight.clone()
     layer.merge_()
-    told["W, merged again"] = weight.clone()
-    return told
+    replies["W, merged again"] = weight.clone()
+    return replies
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Outer products, one after the other, in float64."""
+    """W and y from a sum of outer products, in float64."""
     ((weight, a, b, alpha, x),) = given
     exact = weight.double()
     for row, column in zip(a.double(), b.double().T, strict=True):
         exact = exact + alpha / len(a) * torch.outer(column, row)
     merged, y = exact.to(case.dtype), (x.double() @ exact.T).to(case.dtype)
-    told: dict[str, Any] = {f"W, {when}": merged for when in ("merged", "merge_ called again", "merged again")}
-    told |= {f"y, {when}": y for when in ("not merged", "merged", "merge_ called again", "taken out")}
-    return [{**told, "W, taken out": weight, "W has its old bits": True}]
+    answers: dict[str, Any] = {f"W, {when}": merged for when in ("merged", "merge_ called again", "merged again")}
+    answers |= {f"y, {when}": y for when in ("not merged", "merged", "merge_ called again", "taken out")}
+    return [{**answers, "W, taken out": weight, "W has its old bits": True}]
 
 
 PROBLEM = Problem(

@@ -50,7 +50,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A transformer of sorts, whose sizes are not all multiples of each other. Names contain others."""
+    """The layers of a model like a transformer, with sizes that are not all multiples of each other. Some names contain
+    others, so that a target must be compared whole."""
     draw, d = random.Random(case.seed), case["width"]
     linears = []
     for _ in range(case["blocks"]):
@@ -70,21 +71,21 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Any, *args: Any) -> Any:
-    """As whole numbers, and a share."""
-    told = call_alone(attempt, group, *args)
-    return {name: float(each) for name, each in told.items()}
+    """The attempt's bytes and share as floats."""
+    reply = call_alone(attempt, group, *args)
+    return {name: float(value) for name, value in reply.items()}
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The layers are built, on the meta device, and their parameters counted."""
+    """The bytes from counting the parameters of the layers, built on the meta device."""
     ((linears, other, targets, rank, frozen_bytes),) = given
     with torch.device("meta"):
         plain = [nn.Linear(i, o) for _, i, o in linears]
-        whole = other + sum(p.numel() for each in plain for p in each.parameters())
-        layers = [LoRALinear(each, rank) if name in targets else each.requires_grad_(False)
-                  for each, (name, _, _) in zip(plain, linears, strict=True)]  # fmt: skip
-        trains = sum(p.numel() for each in layers for p in each.parameters() if p.requires_grad)
-        stays = other + sum(p.numel() for each in layers for p in each.parameters() if not p.requires_grad)
+        whole = other + sum(p.numel() for linear in plain for p in linear.parameters())
+        layers = [LoRALinear(linear, rank) if name in targets else linear.requires_grad_(False)
+                  for linear, (name, _, _) in zip(plain, linears, strict=True)]  # fmt: skip
+        trains = sum(p.numel() for layer in layers for p in layer.parameters() if p.requires_grad)
+        stays = other + sum(p.numel() for layer in layers for p in layer.parameters() if not p.requires_grad)
     return [{"weights": float(frozen_bytes * stays + 4 * trains), "gradients": 4.0 * trains, "optimizer": 8.0 * trains,
              "share": trains / whole}]  # fmt: skip
 

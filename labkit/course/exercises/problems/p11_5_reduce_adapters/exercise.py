@@ -42,7 +42,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Weights, A and B that all share; rows of each rank's own, and whether it uses the last layer."""
+    """Weights, A and B that all share, rows of each rank's own, and True if the rank uses the last layer."""
     d, r, n_layers = case["width"], case["rank"], case["layers"]
     weights = [case.random(d, d, key=i) / d**0.5 for i in range(n_layers)]
     factors = [(case.random(r, d, key=50 + i) / d**0.5, case.random(d, r, key=90 + i)) for i in range(n_layers)]
@@ -54,7 +54,8 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 def play(
     attempt: Any, group: Group, weights: list[Tensor], factors: list[tuple[Tensor, Tensor]], x: Tensor, all_used: bool
 ) -> Any:
-    """Backward through linears, every other of which has an adapter (the last has); then the attempt."""
+    """Run backward through linear layers, of which the last and every second before it have adapters; then the
+    attempt. Return the gradients by name."""
     model = nn.ModuleList()
     for i, (w, (a, b)) in enumerate(zip(weights, factors, strict=True)):
         linear = nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=w.dtype).requires_grad_(False)
@@ -65,8 +66,8 @@ def play(
             layer.B.data.copy_(b)
         model.append(layer)
     y = x
-    for each in model if all_used else list(model)[:-1]:
-        y = torch.tanh(each(y))
+    for module in model if all_used else list(model)[:-1]:
+        y = torch.tanh(module(y))
     y = y.square().sum()
     if y.requires_grad:
         y.backward()
@@ -75,12 +76,12 @@ def play(
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Autograd on merged weights, in float64, in one process, and the chain rule for A and B by name."""
+    """The gradients from autograd on merged weights, in one process, in float64."""
     weights, factors, *_ = given[0]
     n_layers, leaves = len(weights), {}
     for i in range(n_layers):
         if (n_layers - i) % 2:
-            leaves[f"{i}.A"], leaves[f"{i}.B"] = (each.double().requires_grad_() for each in factors[i])
+            leaves[f"{i}.A"], leaves[f"{i}.B"] = (factor.double().requires_grad_() for factor in factors[i])
     total = torch.zeros((), dtype=torch.float64)
     for _, _, x, all_used in given:
         y = x.double()
@@ -90,17 +91,17 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         total = total + y.square().sum() / case.n_ranks
     if total.requires_grad:
         total.backward()
-    told: dict[str, Any] = {}
+    grads: dict[str, Any] = {}
     for i in range(n_layers):
         for factor in "AB" if f"{i}.A" in leaves else "":
             leaf = leaves[f"{i}.{factor}"]
-            told[f"{i}.{factor}"] = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(case.dtype)
-        told[f"{i}.linear.weight" if f"{i}.A" in leaves else f"{i}.weight"] = None
-    return [told] * case.n_ranks
+            grads[f"{i}.{factor}"] = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(case.dtype)
+        grads[f"{i}.linear.weight" if f"{i}.A" in leaves else f"{i}.weight"] = None
+    return [grads] * case.n_ranks
 
 
 def law(case: Case, rank: int) -> float:
-    """2 (n-1)/n of the adapters' bytes."""
+    """Bytes that a rank sends: 2 (n-1)/n of the adapters'."""
     adapters = 2 * case["rank"] * case["width"] * ((case["layers"] + 1) // 2)
     whole = adapters * case.item_bytes
     return 0.0 if case.n_ranks == 1 else float(2 * (case.n_ranks - 1) * whole // case.n_ranks)

@@ -1,4 +1,4 @@
-"""12.1: where a rank lies on three axes, and which rank lies there."""
+"""12.1: the position of a rank on three axes, and the rank at a position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RankGrid:
         self.dp, self.pp, self.tp = dp, pp, tp
 
     def coords(self, rank: int) -> dict[str, int]:
-        """{"dp": .., "pp": .., "tp": ..} of a rank. Raises ValueError for a rank that is not there."""
+        """{"dp": .., "pp": .., "tp": ..} of a rank. Raises ValueError for a rank that does not exist."""
         if not 0 <= rank < self.dp * self.pp * self.tp:
             raise ValueError(f"there are {self.dp * self.pp * self.tp} ranks, got {rank}")
         return {"dp": rank // (self.pp * self.tp), "pp": rank // self.tp % self.pp, "tp": rank % self.tp}
@@ -40,13 +40,13 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Sizes of the axes, drawn; the fourth is 1."""
+    """Random sizes of the axes. The case's `sizes` are places in the list of them, of which place 3 is size 1."""
     drawn = [*random.Random(case.seed).sample(range(2, 9), 3), 1]
-    return [tuple(drawn[each] for each in case["sizes"])]
+    return [tuple(drawn[place] for place in case["sizes"])]
 
 
 def play(attempt: Any, group: Group, dp: int, pp: int, tp: int) -> Any:
-    """All ranks there and back, and three that are not there."""
+    """The coordinates of all ranks, the ranks at all positions, and the outcome for three ranks that do not exist."""
     grid = attempt(dp, pp, tp)
     places = [(i, j, k) for i in range(dp) for j in range(pp) for k in range(tp)]
     outside = [refused(grid, rank) for rank in (-1, dp * pp * tp, 2 * dp * pp * tp)]
@@ -55,7 +55,7 @@ def play(attempt: Any, group: Group, dp: int, pp: int, tp: int) -> Any:
 
 
 def refused(grid: Any, rank: int) -> str:
-    """What is said of a rank that is not there."""
+    """The outcome for a rank that does not exist."""
     try:
         grid.coords(rank)
     except ValueError:
@@ -64,9 +64,9 @@ def refused(grid: Any, rank: int) -> str:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's own numbering of a tensor with three dims."""
+    """The coordinates and ranks from torch's own numbering of a tensor with three dimensions."""
     ranks = torch.arange(torch.tensor(given[0]).prod().item()).reshape(given[0])
-    coords = [dict(zip(("dp", "pp", "tp"), each.tolist(), strict=True)) for each in (ranks >= 0).nonzero()]
+    coords = [dict(zip(("dp", "pp", "tp"), place.tolist(), strict=True)) for place in (ranks >= 0).nonzero()]
     return [{"coords": coords, "rank": ranks.flatten().tolist(), "outside": ["ValueError"] * 3}]
 
 

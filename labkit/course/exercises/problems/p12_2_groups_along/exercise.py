@@ -36,13 +36,13 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """An axis, and sizes that are drawn."""
+    """An axis, and random sizes of all axes."""
     sizes = random.Random(case.seed).sample(range(2, 8), 3)
     return [(case["axis"], *(1 if place in case["ones"] else size for place, size in enumerate(sizes)))]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The axis of a torch tensor of ranks, moved to the end."""
+    """The groups from a torch tensor of ranks whose dimension of this axis is moved to the end."""
     axis, *sizes = given[0]
     ranks = torch.arange(torch.tensor(sizes).prod().item()).reshape(sizes)
     groups = ranks.movedim(("dp", "pp", "tp").index(axis), -1).reshape(-1, sizes[("dp", "pp", "tp").index(axis)])

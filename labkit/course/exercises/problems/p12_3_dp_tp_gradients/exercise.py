@@ -26,7 +26,7 @@ def dp_tp_gradients(x: Tensor, target: Tensor, weights: dict[str, Tensor], mesh:
     the same in every copy. x and target [B, D] are the whole batch; copy mesh.dp.rank takes its B/dp rows, in order.
     Talk along mesh.tp and mesh.dp, and send no weights, no hidden numbers and no rows of x."""
     tp, dp = mesh.tp, mesh.dp
-    rows, wanted = (each.chunk(dp.size)[dp.rank] for each in (x, target))
+    rows, wanted = (tensor.chunk(dp.size)[dp.rank] for tensor in (x, target))
     term = torch.tanh((rows * weights["gain"]) @ weights["up"].T) @ weights["down"].T
     total = tp.all_reduce(term.detach()).requires_grad_()
     mse_loss(total + weights["bias"], wanted).backward()
@@ -54,7 +54,7 @@ def whole(case: Case) -> dict[str, Tensor]:
 
 
 def mine(case: Case, weights: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """A rank's part of each of them, or of their gradients."""
+    """A rank's part of each weight, or of each gradient."""
     place, tp = rank % case["tp"], case["tp"]
     cut = {"up": weights["up"].chunk(tp)[place], "down": weights["down"].chunk(tp, 1)[place]}
     return {name: cut.get(name, weight).clone() for name, weight in weights.items()}
@@ -68,24 +68,25 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, x: Tensor, target: Tensor, weights: dict[str, Tensor], dp: int, tp: int) -> Any:
-    """One step on a mesh."""
+    """Take one step on a mesh and return the gradients."""
     mesh = Mesh.connect(Layout(dp=dp, tp=tp), group)
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     return attempt(x, target, leaves, mesh)
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The whole batch through the whole model in one process, in float64."""
-    x, target = (each.double() for each in given[0][:2])
+    """The gradients of the whole batch through the whole model in one process, in float64."""
+    x, target = (tensor.double() for tensor in given[0][:2])
     w = {name: weight.double().requires_grad_() for name, weight in whole(case).items()}
     y = torch.nn.functional.linear(torch.nn.functional.linear(x * w["gain"], w["up"]).tanh(), w["down"], w["bias"])
-    found = torch.autograd.grad(mse_loss(y, target), list(w.values()))
-    grads = {name: grad.to(case.dtype) for name, grad in zip(w, found, strict=True)}
+    whole_grads = torch.autograd.grad(mse_loss(y, target), list(w.values()))
+    grads = {name: grad.to(case.dtype) for name, grad in zip(w, whole_grads, strict=True)}
     return [mine(case, grads, rank) for rank in range(case.n_ranks)]
 
 
 def along(case: Case, axis: str) -> tuple[float, float]:
-    """2(n-1)/n of what is summed along an axis: y's rows and a gradient [D] on tp, all gradients on dp."""
+    """(least, most) bytes that a rank sends along an axis: 2(n-1)/n of y's rows and a gradient [D] on tp, and of all
+    gradients on dp."""
     d, dp, tp = case["width"], case["dp"], case["tp"]
     numbers = {"tp": case["rows"] // dp * d + d, "dp": 2 * d + 2 * case["hidden"] // tp * d}.get(axis, 0)
     n = {"dp": dp, "tp": tp}.get(axis, 1)

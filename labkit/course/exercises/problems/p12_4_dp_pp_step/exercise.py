@@ -44,7 +44,7 @@ def dp_pp_step(stage: nn.Module, micros: list[Tensor], targets: list[Tensor], me
 
 
 def cases() -> Sequence[Case]:
-    """Two by two; either axis alone; one rank. Stages are as large as each other, so that none is told by its shape."""
+    """Two by two, either axis alone, and one rank. All stages have one shape: only their numbers differ."""
     return [
         Case.of(4, torch.float64, dp=2, pp=2, micros=3, rows=2, width=5),
         Case.of(3, torch.float64, dp=1, pp=3, micros=2, rows=3, width=4),
@@ -54,21 +54,21 @@ def cases() -> Sequence[Case]:
 
 
 def data(case: Case, copy: int, key: int) -> list[Tensor]:
-    """Micro-batches of a copy."""
+    """The micro-batches of a copy of the model."""
     shape = case["rows"], case["width"]
     return [case.random(*shape, key=100 * key + 10 * copy + i) for i in range(case["micros"])]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """This rank's stage and its copy's micro-batches; of those of others, noise."""
-    found = []
+    """The stage of each rank and the micro-batches of its copy; noise where the rank's stage must not read them."""
+    by_rank = []
     for rank in range(case.n_ranks):
         copy, stage = divmod(rank, case["pp"])
         weight = case.random(case["width"], case["width"], key=stage + 1)
         micros = data(case, copy, 5) if stage == 0 else data(case, rank, 7)
         targets = data(case, copy, 6) if stage == case["pp"] - 1 else data(case, rank, 8)
-        found.append((weight, micros, targets, case["dp"], case["pp"]))
-    return found
+        by_rank.append((weight, micros, targets, case["dp"], case["pp"]))
+    return by_rank
 
 
 def stage_of(weight: Tensor) -> nn.Module:
@@ -81,51 +81,51 @@ def stage_of(weight: Tensor) -> nn.Module:
 def play(
     attempt: Any, group: Group, weight: Tensor, micros: list[Tensor], targets: list[Tensor], dp: int, pp: int
 ) -> Any:
-    """One step on a mesh."""
+    """Take one step on a mesh and return the gradients of this stage."""
     mesh, stage = Mesh.connect(Layout(dp=dp, pp=pp), group), stage_of(weight)
     attempt(stage, micros, targets, mesh)
     return [p.grad for p in stage.parameters()]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """All rows of all copies as one batch through all stages, in one process and in float64."""
+    """The gradients of all rows of all copies as one batch through all stages, in one process, in float64."""
     dp, pp = case["dp"], case["pp"]
     stages = [stage_of(given[rank][0].double()) for rank in range(pp)]
-    x = torch.cat([each for copy in range(dp) for each in given[copy * pp][1]]).double()
-    target = torch.cat([each for copy in range(dp) for each in given[copy * pp + pp - 1][2]]).double()
+    x = torch.cat([micro for copy in range(dp) for micro in given[copy * pp][1]]).double()
+    target = torch.cat([micro for copy in range(dp) for micro in given[copy * pp + pp - 1][2]]).double()
     mse_loss(nn.Sequential(*stages)(x), target).backward()
     grads = [[p.grad.to(case.dtype) for p in stage.parameters() if p.grad is not None] for stage in stages]
     return [grads[rank % pp] for rank in range(case.n_ranks)]
 
 
 def along_pp(case: Case, rank: int) -> float:
-    """m activations on, and m gradients back, where there is a neighbour."""
-    stage, each = rank % case["pp"], case["rows"] * case["width"] * case.item_bytes
-    return float(case["micros"] * each * ((stage < case["pp"] - 1) + (stage > 0)))
+    """Bytes that a rank sends along pp: m activations forward and m gradients back, where it has a neighbour."""
+    stage, n_bytes = rank % case["pp"], case["rows"] * case["width"] * case.item_bytes
+    return float(case["micros"] * n_bytes * ((stage < case["pp"] - 1) + (stage > 0)))
 
 
 def along_dp(case: Case, rank: int) -> tuple[float, float]:
-    """2(n-1)/n of the gradients of one stage."""
+    """(least, most) bytes that a rank sends along dp: 2(n-1)/n of the gradients of one stage."""
     n, width = case["dp"], case["width"]
     law = 2 * (n - 1) / n * (width * width + width) * case.item_bytes
     return law - 8, law  # a collective counts as whole bytes
 
 
 def by_itself(record: RunRecord) -> Complaint | None:
-    """A message along pp that is not one micro-batch's."""
-    each = record.case["rows"] * record.case["width"] * record.case.item_bytes
+    """A Complaint about a message along pp that does not have the size of one micro-batch."""
+    n_bytes = record.case["rows"] * record.case["width"] * record.case.item_bytes
     for event in (event for rank in range(record.case.n_ranks) for event in record.sent(rank)):
-        if event.kind == "message" and event.n_bytes != each:
-            wanted = f"messages of one micro-batch, {each:,} bytes"
+        if event.kind == "message" and event.n_bytes != n_bytes:
+            wanted = f"messages of one micro-batch, {n_bytes:,} bytes"
             return Complaint(wanted, f"one of {event.n_bytes:,} bytes", event.rank, (event.number,))
     return None
 
 
 def enters_in_time(record: RunRecord) -> Complaint | None:
-    """The first stage gets a gradient back before it has sent a second activation."""
+    """A Complaint if a first stage gets a gradient back before it has sent a second activation."""
     for rank in range(0, record.case.n_ranks, record.case["pp"]):
-        mine = [each for each in record.of(rank) if each.kind in ("message", "arrival")]
-        if [each.kind for each in mine[:2]] == ["message", "arrival"]:
+        mine = [event for event in record.of(rank) if event.kind in ("message", "arrival")]
+        if [event.kind for event in mine[:2]] == ["message", "arrival"]:
             seen = "the first comes back, and then the second enters"
             return Complaint("the second micro-batch enters before the first comes back", seen, rank, (mine[1].number,))
     return None

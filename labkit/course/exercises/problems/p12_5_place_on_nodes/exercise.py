@@ -36,8 +36,8 @@ def place_on_nodes(layout: Layout, sent: dict[str, int]) -> list[list[int]]:
 
 
 def cases() -> Sequence[Case]:
-    """Axes from the one that sends most to the one that sends least; not always as the golden rule would have it.
-    Where they send nearly as much, it counts that a ring of two crosses twice, too."""
+    """Layouts, and their axes from the one that sends most to the one that sends least; `near`: they send nearly as
+    much. tp does not always send most. In near cases it decides that a ring of two, too, crosses twice."""
     return [
         Case.of(1, sizes=(2, 2, 2), most="tp dp pp"),
         Case.of(1, sizes=(2, 2, 2), most="pp tp dp"),
@@ -51,7 +51,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A layout, and bytes of each axis: each a tenth or so of the one before, or two thirds of it."""
+    """A layout, and bytes of each axis: about a tenth of those of the axis before, or, in near cases, two thirds."""
     draw = random.Random(case.seed)
     amounts = [draw.randrange(500, 999), draw.randrange(50, 99), draw.randrange(5, 9)]
     if "near" in case.what:
@@ -62,7 +62,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, layout: Layout, sent: dict[str, int]) -> Any:
-    """The bytes between the nodes, if they are two halves."""
+    """The bytes that cross between the attempt's two nodes; -1 if they are not two halves of the ranks."""
     nodes = [sorted(node) for node in attempt(layout, dict(sent))]
     halves = len(nodes) == 2 and len(nodes[0]) == len(nodes[1]) and sorted(sum(nodes, [])) == [*range(layout.size)]
     crossing = int((traffic(layout, sent) * apart(nodes[0], layout.size)).sum()) if halves else -1
@@ -70,7 +70,7 @@ def play(attempt: Any, group: Group, layout: Layout, sent: dict[str, int]) -> An
 
 
 def traffic(layout: Layout, sent: dict[str, int]) -> torch.Tensor:
-    """Bytes from each rank to each other.   [n, n]"""
+    """Bytes that each rank sends to each other rank.   [n, n]"""
     ranks = torch.arange(layout.size).reshape(layout.dp, layout.pp, layout.tp)
     table = torch.zeros(layout.size, layout.size, dtype=torch.int64)
     for dim, axis in enumerate(("dp", "pp", "tp")):
@@ -79,14 +79,14 @@ def traffic(layout: Layout, sent: dict[str, int]) -> torch.Tensor:
 
 
 def apart(node: Sequence[int], size: int) -> torch.Tensor:
-    """Which ranks lie on different nodes.   [n, n]"""
+    """True where two ranks lie on different nodes.   [n, n]"""
     here = torch.zeros(size, dtype=torch.bool)
     here[list(node)] = True
     return here[:, None] != here
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Every placing, by a table of who sends to whom."""
+    """The fewest crossing bytes of all placings, from the table of who sends to whom."""
     layout, sent = given[0]
     table, halves = traffic(layout, sent), list(combinations(range(layout.size), layout.size // 2))
     inside = torch.zeros(len(halves), layout.size)

@@ -26,7 +26,7 @@ def amdahl_fit(samples: list[tuple[int, float]]) -> float:
 
 
 def cases() -> Sequence[Case]:
-    """Clean curves, noisy ones, and such as no share explains."""
+    """Jobs with noise, without noise, and with much noise."""
     return [
         Case.of(1, n_jobs=12, noise=0.1, sizes=(1, 2, 3, 4, 6, 8, 16)),
         Case.of(1, n_jobs=6, noise=0.0, sizes=(1, 2, 4)),
@@ -35,7 +35,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Jobs: from faster than they should be (a share below 0) to slower on many ranks than on one."""
+    """Samples of jobs. The serial share of the first is below 0 (faster than it should be), that of the second above 1
+    (slower on many ranks than on one); those of the others lie between 0.02 and 0.6."""
     dice, jobs = random.Random(case.seed), []
     for job in range(case["n_jobs"]):
         s = (dice.uniform(-0.3, -0.1), dice.uniform(1.2, 2.0), dice.uniform(0.02, 0.6))[min(job, 2)]
@@ -47,18 +48,18 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Any, jobs: list[list[tuple[int, float]]]) -> Any:
-    """One share a job."""
+    """The attempt's share for each job."""
     return [float(call_alone(attempt, group, job)) for job in jobs]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's least squares of one unknown."""
-    found = []
+    """The shares from torch's least squares with one unknown."""
+    shares = []
     for job in given[0][0]:
         n, x = torch.tensor(job, dtype=torch.float64).unbind(1)
         s = torch.linalg.lstsq((1 - 1 / n)[:, None], (1 / x - 1 / n)[:, None]).solution.item()
-        found.append(min(1.0, max(0.0, s)))
-    return [found]
+        shares.append(min(1.0, max(0.0, s)))
+    return [shares]
 
 
 PROBLEM = Problem(

@@ -1,4 +1,4 @@
-"""13.2: a trace of several ranks, and what the step is lost to."""
+"""13.2: what most of a step's time goes to, from a trace of several ranks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def exposed_bottleneck(trace: list[list[tuple[str, float, float]]]) -> tuple[str
     The step goes from 0 to the last end on any rank, for all of them."""
     kinds = ("compute", "communication", "data")
     last = max(end for spans in trace for _, _, end in spans)
-    found = dict.fromkeys((*kinds, "bubble"), 0.0)
+    seconds = dict.fromkeys((*kinds, "bubble"), 0.0)
     for spans in trace:
         cuts = sorted({0.0, last, *(t for _, begin, end in spans for t in (begin, end))})
         for a, b in itertools.pairwise(cuts):
             busy = {kind for kind, begin, end in spans if begin <= a and b <= end}
-            found[next((kind for kind in kinds if kind in busy), "bubble")] += b - a
-    most = max(found, key=lambda kind: found[kind])
-    return most, found[most] / (last * len(trace))
+            seconds[next((kind for kind in kinds if kind in busy), "bubble")] += b - a
+    most = max(seconds, key=lambda kind: seconds[kind])
+    return most, seconds[most] / (last * len(trace))
 
 
 def cases() -> Sequence[Case]:
@@ -37,7 +37,8 @@ def cases() -> Sequence[Case]:
 
 
 def drawn(dice: random.Random, n_ranks: int) -> list[list[tuple[str, float, float]]]:
-    """A step of whole milliseconds: a few rounds of data, compute, communication and waits, partly at once."""
+    """The trace of a step in whole milliseconds: a few rounds of data, compute, communication and waits, which may
+    overlap."""
     heavy = dice.choice(("compute", "communication", "data", "bubble"))
     lengths = {kind: dice.randint(20, 60) if kind == heavy else dice.randint(4, 24)
                for kind in ("compute", "communication", "data", "bubble")}  # fmt: skip
@@ -57,49 +58,55 @@ def drawn(dice: random.Random, n_ranks: int) -> list[list[tuple[str, float, floa
 
 
 def by_the_millisecond(trace: list[list[tuple[str, float, float]]]) -> dict[str, int]:
-    """Milliseconds of all ranks by kind: each one is looked at."""
-    found = dict.fromkeys(("compute", "communication", "data", "bubble"), 0)
+    """Milliseconds of all ranks by kind, counted one by one."""
+    milliseconds = dict.fromkeys(("compute", "communication", "data", "bubble"), 0)
     last = max(round(1000 * end) for spans in trace for _, _, end in spans)
     for spans in trace:
         line = ["bubble"] * last
-        for wanted in ("data", "communication", "compute"):  # what comes later covers what was there
+        for wanted in ("data", "communication", "compute"):  # a later kind overwrites an earlier one
             for kind, begin, end in spans:
                 if kind == wanted:
                     line[round(1000 * begin) : round(1000 * end)] = [kind] * round(1000 * (end - begin))
         for kind in line:
-            found[kind] += 1
-    return found
+            milliseconds[kind] += 1
+    return milliseconds
 
 
 def clear(trace: list[list[tuple[str, float, float]]]) -> bool:
-    """Whether the first is well before the second."""
+    """True if the kind with most time has over 5% more than the second."""
     first, second, *_ = sorted(by_the_millisecond(trace).values(), reverse=True)
     return first > 1.05 * second
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Traces in which the first is clear; in one at least it is compute."""
+    """Traces in which one kind clearly has most time; in at least one of them it is compute."""
 
     def make(dice: random.Random) -> list[list[list[tuple[str, float, float]]]]:
         endless = (drawn(dice, case["ranks"]) for _ in itertools.count())
         return list(itertools.islice(filter(clear, endless), case["n_traces"]))
 
     def tells(traces: list[list[list[tuple[str, float, float]]]]) -> bool:
-        found = map(by_the_millisecond, traces)
-        return any(each["compute"] == max(each.values()) for each in found)
+        totals = map(by_the_millisecond, traces)
+        return any(by_kind["compute"] == max(by_kind.values()) for by_kind in totals)
 
     return [(case.draw(make, tells),)]
 
 
 def play(attempt: Any, group: Any, traces: list[list[list[tuple[str, float, float]]]]) -> Any:
-    """One verdict a trace."""
+    """The attempt's reply to each trace."""
     return [call_alone(attempt, group, trace) for trace in traces]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By counting milliseconds."""
-    found = [by_the_millisecond(trace) for trace in given[0][0]]
-    return [[[most, each[most] / sum(each.values())] for each in found for most in [max(each, key=lambda k: each[k])]]]
+    """The kind and its share in each trace, by counting milliseconds."""
+    totals = [by_the_millisecond(trace) for trace in given[0][0]]
+    return [
+        [
+            [most, by_kind[most] / sum(by_kind.values())]
+            for by_kind in totals
+            for most in [max(by_kind, key=lambda k: by_kind[k])]
+        ]
+    ]
 
 
 PROBLEM = Problem(

@@ -29,7 +29,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Jobs of 3 to 6 runs: batch and seconds of each are drawn, and their order."""
+    """Jobs of 3 to 6 runs in random order, with random batches and seconds."""
     dice, jobs = random.Random(case.seed), []
     for _ in range(case["n_jobs"]):
         n_params, peak = dice.uniform(1e8, 7e10), dice.uniform(1e14, 1e15)
@@ -44,14 +44,14 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """In exact fractions, from the other end: seconds of a rank for each token."""
-    found = []
+    """Efficiency and MFU in exact fractions, from the seconds that a rank takes for a token."""
+    reports = []
     for runs, n_params, peak in given[0][0]:
         rank_s = {n: Fraction(seconds) * n / tokens for n, tokens, seconds in runs}  # of a token
         ideal_s = 6 * Fraction(n_params) / Fraction(peak)
         base = rank_s[min(rank_s)]
-        found.append([[float(base / rank_s[n]), float(ideal_s / rank_s[n])] for n, _, _ in runs])
-    return [found]
+        reports.append([[float(base / rank_s[n]), float(ideal_s / rank_s[n])] for n, _, _ in runs])
+    return [reports]
 
 
 PROBLEM = Problem(

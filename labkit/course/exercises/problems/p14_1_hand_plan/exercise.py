@@ -41,7 +41,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Small GPTs: nothing in the law depends on size."""
+    """Plans of small GPTs, since nothing in the law depends on their size."""
     dice, plans = random.Random(case.seed), []
     for k in range(case["n_plans"]):
         layout = Layout(dice.choice(case["dp"]), dice.choice(case["pp"]), dice.choice(case["tp"]))
@@ -52,7 +52,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def tensors_of(shape: ModelShape) -> list[list[tuple[int, bool]]]:
-    """Of each layer its tensors: (elements, whether tp cuts it)."""
+    """The tensors of each layer: (elements, True if tp cuts it)."""
     d, vocab = shape.d_model, shape.vocab
     linears = ((d, d, True), (d, d, True), (d, d, True), (d, d, False), (d, 4 * d, True), (4 * d, d, False))
     block = [(d, False)] * 4  # two norms, a scale and a shift each
@@ -66,7 +66,7 @@ def tensors_of(shape: ModelShape) -> list[list[tuple[int, bool]]]:
 
 
 def by_tensors(shape: ModelShape, layout: Layout, zero: int, rank: int) -> dict[str, float]:
-    """All tensors are looked at, one after another."""
+    """The bytes of a rank, summed over all tensors of its layers one by one."""
     stage, n = rank // layout.tp % layout.pp, 0
     for place, layer in enumerate(tensors_of(shape)):
         block = min(max(place - 1, 0), shape.n_layer - 1)
@@ -80,7 +80,7 @@ def by_tensors(shape: ModelShape, layout: Layout, zero: int, rank: int) -> dict[
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """By counting tensors."""
+    """The bytes of each plan, by counting tensors."""
     return [[by_tensors(*plan) for plan in given[0][0]]]
 
 

@@ -1,4 +1,4 @@
-"""14.2: a plan is refused for the first reason that there is, with its number."""
+"""14.2: the first reason for which a plan is refused, with its number."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def first_refusal(shape: ModelShape, layout: Layout, recipe: Recipe, device_byte
 
 
 def cases() -> Sequence[Case]:
-    """Plans of all kinds, and only such as divide."""
+    """Plans of all kinds, then only plans in which everything divides."""
     return [Case.of(1, n_plans=48, divides=0.4), Case.of(1, n_plans=24, divides=1.0)]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Plans: some do not divide, one at least neither heads nor layers."""
+    """Plans. In the first case some do not divide, and at least one divides neither its heads nor its layers."""
 
     def tells(plans: list[Plan]) -> bool:
         return case["divides"] == 1 or any(
@@ -59,7 +59,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def drawn(dice: random.Random, case: Case) -> list[Plan]:
-    """Plans, some to be refused for several reasons; the device has from half to twice of what is wanted."""
+    """Plans, some of which are refused for several reasons. The device has from half to twice the bytes needed."""
     plans = []
     for k in range(case["n_plans"]):
         layout = Layout(dice.choice((1, 2, 3, 4)), dice.choice((1, 2, 4)), dice.choice((1, 2, 4)))
@@ -79,7 +79,7 @@ def drawn(dice: random.Random, case: Case) -> list[Plan]:
 
 
 def wanted(shape: ModelShape, layout: Layout, recipe: Recipe) -> Fraction:
-    """Bytes of a rank, in exact fractions, thing by thing."""
+    """Bytes of a rank, in exact fractions, summed kind by kind."""
     mine = Fraction(shape.n_params, layout.tp * layout.pp)
     shards = ["optimizer", "gradients", "parameters"][: STRATEGIES.index(recipe.strategy)]
     total = Fraction(0)
@@ -91,7 +91,7 @@ def wanted(shape: ModelShape, layout: Layout, recipe: Recipe) -> Fraction:
 
 
 def judged(shape: ModelShape, layout: Layout, recipe: Recipe, device_bytes: float) -> list[Any]:
-    """By asking whether equal parts are there, one question after another."""
+    """The first reason and its number, found by asking the questions one after another."""
     for why, number, parts in (("heads", shape.n_head, layout.tp), ("layers", shape.n_layer, layout.pp),
                                ("batch", recipe.batch_size, layout.dp * recipe.n_micro)):  # fmt: skip
         if number not in range(0, number + 1, parts):
@@ -101,7 +101,7 @@ def judged(shape: ModelShape, layout: Layout, recipe: Recipe, device_bytes: floa
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """In exact fractions."""
+    """The first refusal of each plan, in exact fractions."""
     return [[judged(*plan) for plan in given[0][0]]]
 
 

@@ -34,7 +34,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Jobs: 1 to 100 billion parameters, long rows and short ones; every fourth has tokens for whole steps."""
+    """Jobs of various models and lengths of rows. Every fourth job has tokens for a whole number of steps."""
     dice, jobs = random.Random(case.seed), []
     for job in range(case["n_jobs"]):
         d = 128 * dice.randint(16, 64)
@@ -47,7 +47,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def estimated(shape: ModelShape, rows: int, n_tokens: float, n: int, peak: float, mfu: float) -> list[float]:
-    """In exact fractions, and from the products: forward, and twice that backward."""
+    """The length of a job in exact fractions, from matrix products: forward, and twice as many flops backward."""
     weights = Fraction(2 * shape.n_params)
     scores = Fraction(2 * 2 * shape.n_layer * shape.n_head * shape.width * shape.seq)  # with keys, then with values
     done = Fraction(peak) * Fraction(mfu)  # of a device in a second
@@ -57,7 +57,7 @@ def estimated(shape: ModelShape, rows: int, n_tokens: float, n: int, peak: float
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """From the products of a layer."""
+    """The length of each job, from the matrix products of a layer."""
     return [[estimated(*job) for job in given[0][0]]]
 
 

@@ -1,4 +1,4 @@
-"""14.4: of plans with memory and time, the one to take."""
+"""14.4: which of several plans to take, by their memory and time."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Tables; no number is within a thousandth of a limit. In every eighth all plans are equally fast, the slowest
-    first, and where tp is small pp is large."""
+    """Tables of plans. No time or memory is so near a limit that rounding decides. In one of every eight tables all
+    plans are equally fast, the slowest is first, and plans with a small tp have a large pp; in another none fits."""
     dice, tables = random.Random(case.seed), []
     for number in range(case["n_tables"]):
         node, device, base = dice.choice((4, 6, 8)), dice.uniform(16e9, 80e9), dice.uniform(0.5, 20)
@@ -56,14 +56,15 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def better(one: tuple[Layout, float, float], other: tuple[Layout, float, float]) -> bool:
-    """Whether a plan goes before another, both as fast as can be told."""
+    """True if the plan `one` goes before `other`, which counts as equally fast."""
     if one[0].tp != other[0].tp:
         return one[0].tp < other[0].tp
     return one[0].pp < other[0].pp if one[0].pp != other[0].pp else one[2] < other[2]
 
 
 def knocked_out(plans: list[tuple[Layout, float, float]], device_bytes: float, node: int) -> int:
-    """Plan against plan: one is out if it does not fit, if another that fits is clearly faster, or goes before it."""
+    """The place of the plan to take, by comparing pairs: a plan is out if it does not fit, if another that fits is
+    clearly faster, or if another that is equally fast goes before it. -1 if none is left."""
     able = [k for k, (layout, needs, _) in enumerate(plans)
             if needs / device_bytes <= 0.94 and layout.tp in range(1, node + 1) and not node % layout.tp]  # fmt: skip
     close = [k for k in able if not any(plans[k][2] / plans[j][2] > 1.02 for j in able)]
@@ -72,7 +73,7 @@ def knocked_out(plans: list[tuple[Layout, float, float]], device_bytes: float, n
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """As a tournament."""
+    """The place of the plan to take in each table, by comparing pairs."""
     return [[knocked_out(*table) for table in given[0][0]]]
 
 

@@ -35,7 +35,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Jobs: healthy; with fewer batches on some ranks; with a call left out or added on some; with several of these."""
+    """Jobs: healthy ones, jobs with fewer batches on some ranks, jobs with a call left out, added or exchanged on some
+    ranks, and jobs with several of these faults."""
     dice = random.Random(case.seed)
     jobs: list[tuple[list[list[str]]]] = []
     while len(jobs) < case["n_jobs"]:
@@ -68,14 +69,14 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def clear(calls: list[list[str]]) -> bool:
-    """Whether it can be said who is to blame."""
+    """True if one call is the most frequent where the ranks part, so that it is clear who is to blame."""
     place = together(calls)
     heads = Counter(mine[place] for mine in calls if len(mine) > place).most_common(2)
     return len(heads) < 2 or heads[0][1] > heads[1][1]
 
 
 def together(calls: list[list[str]]) -> int:
-    """How many calls all ranks do together: they are let go, one after another, until somebody cannot."""
+    """The number of calls that all ranks make together, before the first one at which they part."""
     left, n_done = [list(mine) for mine in calls], 0
     while all(left) and all(mine[0] == left[0][0] for mine in left):
         left, n_done = [mine[1:] for mine in left], n_done + 1
@@ -83,7 +84,7 @@ def together(calls: list[list[str]]) -> int:
 
 
 def found(calls: list[list[str]]) -> list[Any]:
-    """By letting the ranks run."""
+    """(place, ranks to blame), found by letting the ranks run; (-1, []) if they never part."""
     place = together(calls)
     if all(len(mine) == place for mine in calls):
         return [-1, []]
@@ -93,7 +94,7 @@ def found(calls: list[list[str]]) -> list[Any]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """As the ranks would have it."""
+    """The place and the ranks to blame in each job."""
     return [[found(*job) for job in given[0][0]]]
 
 

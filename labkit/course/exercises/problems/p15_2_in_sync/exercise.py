@@ -33,7 +33,7 @@ def cases() -> Sequence[Case]:
 
 
 def healthy(case: Case, key: int, noise: float) -> Tensor:
-    """Sums over tensors of different sizes that change slowly, the same on all ranks but for `noise`."""
+    """Fingerprints that change slowly from step to step and are the same on all ranks, but for relative `noise`."""
     n = case["ranks"]
     path = 1 + 0.02 * case.random(STEPS, 1, len(SIZES), key=key).cumsum(0)
     own = 1 + noise * (2 * torch.rand(STEPS, n, len(SIZES), generator=_seeded(case, key), dtype=path.dtype) - 1)
@@ -45,7 +45,7 @@ def _seeded(case: Case, key: int) -> torch.Generator:
 
 
 def spread(dice: random.Random, n: int) -> dict[str, Tensor]:
-    """Places of ranks on a line by what they look like; the two farthest are 1 apart.   [n_ranks] each"""
+    """Name -> the deviations of the ranks, of which the two farthest are 1 apart.   [n_ranks] each"""
     two = torch.zeros(n, dtype=torch.float64)
     two[dice.sample(range(n > 2, n), 2)] = torch.tensor([0.5, -0.5], dtype=torch.float64)
     return {
@@ -56,7 +56,7 @@ def spread(dice: random.Random, n: int) -> dict[str, Tensor]:
 
 
 def shown(case: Case) -> dict[str, tuple[bool, Tensor]]:
-    """Jobs by name: whether they are in sync, and their fingerprints."""
+    """Name -> (True if the job is in sync, its fingerprints)."""
     dice, n = random.Random(case.seed), case["ranks"]
     right = {name: healthy(case, key, noise) for key, (name, noise) in enumerate((
         ("bit by bit the same", 0.0), ("rounding noise", 2e-7), ("more rounding noise", 3e-6)))}  # fmt: skip
@@ -73,29 +73,29 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor]]:
         "one small tensor of one rank is off by a percent", "nan on one rank", "infinite on all ranks",
         "nan on all ranks", "two tensors off, with the same sum", "apart in the last step only",
         "apart before the first step only", "a sign: one rank has a negative number"))}  # fmt: skip
-    one, some = dice.randrange(1, n), dice.randrange(3, STEPS - 3)
+    one, since = dice.randrange(1, n), dice.randrange(3, STEPS - 3)
     wrong["every rank has its own seed"] *= 1 + 0.1 * case.random(1, n, len(SIZES), key=50)
     wrong["buffers: one tensor of its own on each rank"][:, :, 3] *= 1 + 0.01 * case.random(1, n, key=51)
-    wrong["the last rank skipped a step"][some:, -1] *= 1.002
-    wrong["rank 0 skipped a step"][some:, 0] *= 0.998
-    wrong["apart for three steps, then broadcast again"][some : some + 3, one] *= 1.01
+    wrong["the last rank skipped a step"][since:, -1] *= 1.002
+    wrong["rank 0 skipped a step"][since:, 0] *= 0.998
+    wrong["apart for three steps, then broadcast again"][since : since + 3, one] *= 1.01
     wrong["ranks drift apart, slowly"] *= 1 + 2e-4 * torch.arange(STEPS)[:, None, None] * torch.arange(n)[None, :, None]
-    wrong["one small tensor of one rank is off by a percent"][some:, one, 2] *= 1.01
-    wrong["nan on one rank"][some:, one, 1] = torch.nan
-    wrong["infinite on all ranks"][some:, :, 1] = torch.inf
-    wrong["nan on all ranks"][some:, :, 4] = torch.nan
-    wrong["two tensors off, with the same sum"][some:, one, 0] += 0.1
-    wrong["two tensors off, with the same sum"][some:, one, 1] -= 0.1
+    wrong["one small tensor of one rank is off by a percent"][since:, one, 2] *= 1.01
+    wrong["nan on one rank"][since:, one, 1] = torch.nan
+    wrong["infinite on all ranks"][since:, :, 1] = torch.inf
+    wrong["nan on all ranks"][since:, :, 4] = torch.nan
+    wrong["two tensors off, with the same sum"][since:, one, 0] += 0.1
+    wrong["two tensors off, with the same sum"][since:, one, 1] -= 0.1
     wrong["apart in the last step only"][-1, one] *= 1.01
     wrong["apart before the first step only"][0, one] *= 1.01
-    wrong["a sign: one rank has a negative number"][some:, one, 0] *= -1
+    wrong["a sign: one rank has a negative number"][since:, one, 0] *= -1
     for key, (form, away) in enumerate(spread(dice, n).items()):
         step, tensor = dice.randrange(STEPS), dice.randrange(len(SIZES))
         right[f"near enough: {form}"] = healthy(case, 60 + key, 0.0) * (1 + 8e-6 * away[None, :, None])
         wrong[f"too far: {form}"] = healthy(case, 70 + key, 0.0)
         wrong[f"too far: {form}"][step, :, tensor] *= 1 + 1.5e-5 * away
     wrong["one rank is off by three hundred-thousandths"] = healthy(case, 80, 0.0)
-    wrong["one rank is off by three hundred-thousandths"][some, one] *= 1 + 3e-5
+    wrong["one rank is off by three hundred-thousandths"][since, one] *= 1 + 3e-5
     return {name: (name in right, x) for name, x in {**right, **wrong}.items()}
 
 

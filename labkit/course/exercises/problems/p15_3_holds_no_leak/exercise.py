@@ -14,7 +14,7 @@ STEPS = 70
 
 
 def holds_no_leak(live: list[int]) -> bool:
-    """Whether a job keeps its memory: live[k] is what is live after step k, of 70 steps.
+    """True if a job keeps its memory, False if it leaks. live[k] is the bytes that are live after step k, of 70 steps.
 
     The first 10 steps, 0 to 9, are warm-up and say nothing. After them look at the floor: the least of any
     12 steps in a row, since what comes and goes does so within 12 steps. In a healthy job no floor is more than 2%
@@ -30,7 +30,8 @@ def cases() -> Sequence[Case]:
 
 
 def shown(case: Case) -> dict[str, tuple[bool, list[int]]]:
-    """Curves by name, and before each whether it is healthy. No floor is between 1% and 3% above the first."""
+    """Name -> (True if the job is healthy, its live bytes). No floor is between 1% and 3% above the first, so that
+    jitter cannot decide."""
     dice, base = random.Random(case.seed), case["base"]
     level, top, period = base * dice.uniform(1, 9), base * dice.uniform(2, 6), dice.randint(5, 12)
     late, warm = dice.randint(30, 40), dice.uniform(0.1, 0.6)

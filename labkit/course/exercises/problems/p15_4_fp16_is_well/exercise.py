@@ -38,7 +38,8 @@ def cases() -> Sequence[Case]:
 
 
 def histogram(dice: random.Random, centre: float, lost: float, edge: float = 0.0) -> dict[int, int]:
-    """Exponents around `centre`, a share `lost` below -14, most of it not zero but subnormal, a share `edge` at -14."""
+    """Counts of exponents around `centre`, with a share `lost` below -14, of which a quarter are zeros and the rest
+    subnormal, and a share `edge` at -14."""
     n_lost, n_edge = round(TOTAL * lost), round(TOTAL * edge)
     counts = {-14: n_edge}
     for place, n in ((-99, n_lost // 4), (-16, n_lost // 4), (-15, n_lost - 2 * (n_lost // 4))):
@@ -50,9 +51,9 @@ def histogram(dice: random.Random, centre: float, lost: float, edge: float = 0.0
 
 
 def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
-    """Jobs by name: whether they are healthy, and their steps."""
+    """Name -> (True if the job is healthy, its steps)."""
     dice, centre, n_steps = random.Random(case.seed), case["centre"], case["steps"]
-    some, many = dice.randint(20, 40), dice.sample(range(WARM, n_steps, 2), (n_steps - WARM) // 10 + 1)
+    late, many = dice.randint(20, 40), dice.sample(range(WARM, n_steps, 2), (n_steps - WARM) // 10 + 1)
 
     def job(
         bad: Callable[[int], bool] = lambda k: False,
@@ -61,12 +62,12 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
         after: float = 0.0,
         edge: float = 0.0,
     ) -> list[Any]:
-        found = []
+        steps = []
         for k in range(n_steps):
             n_bad = dice.randint(1, 50) if bad(k) else 0
             counts = histogram(dice, centre, lost(k) * dice.uniform(0.98, 1.02), edge)
-            found.append((scale(k), n_bad, histogram(dice, centre, after) if n_bad and after else counts))
-        return found
+            steps.append((scale(k), n_bad, histogram(dice, centre, after) if n_bad and after else counts))
+        return steps
 
     right = {
         "nothing happens": job(),
@@ -74,11 +75,11 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
         "at first each step overflows, until the scale is found": job(
             lambda k: k < 8, scale=lambda k: 2.0 ** max(15, 24 - k)
         ),
-        "two skipped steps in a row, once": job(lambda k: k in (some, some + 1)),
+        "two skipped steps in a row, once": job(lambda k: k in (late, late + 1)),
         "one step in ten is skipped": job(lambda k: k in many[1:]),
         "a little less than five percent lost": job(lost=lambda k: 0.047),
         "a tenth just above the least normal number": job(edge=0.1),
-        "a skipped step whose histogram is poor": job(lambda k: k in (some, some + 9), after=0.4),
+        "a skipped step whose histogram is poor": job(lambda k: k in (late, late + 9), after=0.4),
         "half is lost in the first steps": job(lost=lambda k: 0.5 if k < WARM else 0.01),
         "a scale of 1 is enough": job(scale=lambda k: 1.0),
         "a scale below 1 at first": job(scale=lambda k: 0.25 if k < WARM else 64.0),
@@ -86,19 +87,19 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
     wrong = {
         "no scaling: most gradients are zero": job(lost=lambda k: 0.7, scale=lambda k: 1.0),
         "a tenth is below the least normal number, few are zero": job(lost=lambda k: 0.1),
-        "lost in a few late steps only": job(lost=lambda k: 0.3 if some <= k < some + 3 else 0.01),
-        "a little more than five percent lost, in a single step": job(lost=lambda k: 0.053 if k == some else 0.01),
+        "lost in a few late steps only": job(lost=lambda k: 0.3 if late <= k < late + 3 else 0.01),
+        "a little more than five percent lost, in a single step": job(lost=lambda k: 0.053 if k == late else 0.01),
         "lost in the first step that counts": job(lost=lambda k: 0.2 if k == WARM else 0.002),
-        "lost in a single step": job(lost=lambda k: 0.2 if k == some else 0.002),
+        "lost in a single step": job(lost=lambda k: 0.2 if k == late else 0.002),
         "a fixed scale, too large: each second step is skipped": job(lambda k: k % 2 == 1),
         "one step in six is skipped": job(lambda k: k % 6 == 4),
         "one more than one step in ten is skipped": job(lambda k: k in many),
-        "three skipped in a row, and no others": job(lambda k: some <= k < some + 3),
+        "three skipped in a row, and no others": job(lambda k: late <= k < late + 3),
         "the last three steps are skipped": job(lambda k: k >= n_steps - 3),
-        "every step is skipped from some step on": job(lambda k: k >= some),
+        "every step is skipped from some step on": job(lambda k: k >= late),
         "one bad number in every step": job(lambda k: True),
         "the scale falls below 1, and nothing is skipped any more": job(scale=lambda k: 2.0 ** (9 - k // 5)),
-        "a scale below 1, for three steps": job(scale=lambda k: 0.5 if some <= k < some + 3 else 4.0),
+        "a scale below 1, for three steps": job(scale=lambda k: 0.5 if late <= k < late + 3 else 4.0),
         "overflow, and lost in the steps between": job(lambda k: k % 15 == 12, lost=lambda k: 0.08),
     }
     return {name: (name in right, steps) for name, steps in {**right, **wrong}.items()}

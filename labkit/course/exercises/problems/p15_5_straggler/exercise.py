@@ -31,7 +31,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Jobs: a slow rank; one that is busy between steps; one that stops once, for long; jitter, and nobody is slow."""
+    """Jobs with a rank that computes slowly, a rank that is busy between steps, ranks that take turns in being slow, a
+    rank that stops once for long, or a rank that is slow in exactly half of the steps."""
     dice, jobs = random.Random(case.seed), []
     for number in range(case["n_jobs"]):
         n, n_steps = dice.randint(*case["ranks"]), dice.randint(9, 15)
@@ -61,17 +62,18 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def blamed(trace: list[list[tuple[float, float, float]]]) -> int:
-    """With clocks set right by the barrier, which all leave at once: who arrives last, step by step."""
+    """The rank that arrives last in more than half of the steps, or -1. All leave a barrier at once, which tells by how
+    much their clocks differ."""
     n_ranks, n_steps = len(trace), len(trace[0])
-    found = [0] * n_ranks
+    times_last = [0] * n_ranks
     for step in range(n_steps):
         arrivals = [trace[rank][step][1] - trace[rank][0][2] + trace[0][0][2] for rank in range(n_ranks)]
-        found[max(range(n_ranks), key=lambda rank: arrivals[rank])] += 1
-    return next((rank for rank, times in enumerate(found) if 2 * times > n_steps), -1)
+        times_last[max(range(n_ranks), key=lambda rank: arrivals[rank])] += 1
+    return next((rank for rank, times in enumerate(times_last) if 2 * times > n_steps), -1)
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """On one clock."""
+    """The straggler of each job, with all times on one clock."""
     return [[blamed(*job) for job in given[0][0]]]
 
 

@@ -38,7 +38,7 @@ def lockstep_train(w: Tensor, batches: list[tuple[Tensor, Tensor]], lr: float, g
 
 
 def cases() -> Sequence[Case]:
-    """Batches by rank."""
+    """Worlds of 1 to 4 ranks. `rows` are the rows of each batch of each rank."""
     return [
         Case.of(3, torch.float64, rows=((5, 3, 4, 2), (4, 6), (3, 2, 7, 1, 5))),
         Case.of(2, rows=((4,), (2, 3, 5))),
@@ -71,12 +71,13 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def n_steps(case: Case) -> int:
-    """Of the whole job."""
+    """Steps of the whole job."""
     return max(len(rows) for rows in case["rows"])
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:
-    """2 (n-1)/n of the gradient in each step; a few numbers of 8 bytes for each step and once come on top."""
+    """(least, most) bytes that a rank sends: 2 (n-1)/n of the gradient in each step, and at most four numbers of 8
+    bytes to each other rank a step, and twice besides."""
     n = case.n_ranks
     gradient = sent_bytes("ring", "all_reduce", n, WIDTH * case.item_bytes, 0, case.item_bytes)
     return n_steps(case) * gradient, n_steps(case) * gradient + (n_steps(case) + 2) * 32 * (n - 1)
@@ -100,7 +101,7 @@ def lockstep_train(w, batches, lr, group):
         w, more = w - lr * total[:-2] / total[-2], bool(total[-1] > 0)
     return w
 """
-"""Each message says whether its rank has another batch."""
+"""A solution with one collective a step: one number of it says whether any rank has another batch."""
 
 
 PROBLEM = Problem(

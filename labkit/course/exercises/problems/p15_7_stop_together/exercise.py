@@ -43,7 +43,8 @@ def stop_together(
 
 
 def cases() -> Sequence[Case]:
-    """How many steps there could be, and between which the last improvement is in each of two jobs."""
+    """Worlds of 1 to 4 ranks: the most steps, and for each of two jobs the steps between which its last improvement
+    lies."""
     return [
         Case.of(3, torch.float64, most=14, last=((3, 5), (6, 8)), patience=3),
         Case.of(2, most=9, last=((7, 8), (3, 4)), patience=4),
@@ -53,21 +54,21 @@ def cases() -> Sequence[Case]:
 
 
 def losses(case: Case, job: int) -> list[float]:
-    """They fall until a step `last`, but for one wait; then two equal the lowest, one is nan, and the rest is above.
-    In job 1 all of these are above, and fall."""
+    """The losses of a job. They fall until a step that is drawn from the case's `last`, except during one wait. After
+    that, in job 0, two equal the lowest, one is nan, and the rest is above; in job 1 all are above, and fall."""
     dice = random.Random(2 * case.seed + job)
     last = dice.randint(*case["last"][job])
     n_waits = dice.randint(1, min(case["patience"] - 1, last - 2)) if case["patience"] > 1 else 0
     waits = dice.randint(2, last - n_waits)
-    best, found = 100.0, [100.0]
+    best, values = 100.0, [100.0]
     for step in range(2, case["most"] + 1):
         value = best + dice.uniform(0.1, 2)
         if step > last:
             value = [best, best, math.nan, value][min(step - last - 1, 3)] if job == 0 else best + 1 / step
         elif not waits <= step < waits + n_waits:
             best = value = best - dice.uniform(0.1, 2)
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
@@ -78,14 +79,15 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, weights: Tensor, gradient: Tensor, scripts: list[list[float]], *ends: int) -> Any:
-    """Both jobs, one after the other."""
+    """Run both jobs, one after the other."""
     return [trained(attempt, group, weights, gradient, script, *ends) for script in scripts]
 
 
 def trained(
     attempt: Any, group: Group, weights: Tensor, gradient: Tensor, script: list[float], most: int, patience: int
 ) -> Any:
-    """Train with it; how many steps it says, how many there were, how often was validated, the weights."""
+    """Train with the attempt. Return the number of steps that it returns, the number that were trained, how often it
+    validated, and the weights."""
     w, done = weights.clone(), [0, 0]
 
     def train() -> None:
@@ -98,12 +100,12 @@ def trained(
         done[1] += 1
         return script[done[0] - 1]
 
-    told = attempt(train, validate, most, patience, group)
-    return {"told": told, "trained": done[0], "validated": done[1], "weights": w}
+    reply = attempt(train, validate, most, patience, group)
+    return {"told": reply, "trained": done[0], "validated": done[1], "weights": w}
 
 
 def n_steps(case: Case, job: int) -> int:
-    """Step by step from the losses: the first at which the lowest of all is `patience` steps ago."""
+    """The step after which training ends: the first at which the lowest loss so far is `patience` steps ago."""
     known = [math.inf if loss != loss else loss for loss in losses(case, job)]
     for step in range(1, case["most"] + 1):
         lowest = known.index(min(known[:step])) + 1
@@ -121,7 +123,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:
-    """A gradient summed in each step, and up to 8 bytes from rank 0."""
+    """(least, most) bytes that a rank sends: a step's all-reduce of a gradient, and from rank 0 up to 8 bytes."""
     gradient = sent_bytes("ring", "all_reduce", case.n_ranks, WIDTH * case.item_bytes, 0, case.item_bytes)
     steps = n_steps(case, 0) + n_steps(case, 1)
     return steps * gradient, steps * (gradient + 8 * (rank == 0))

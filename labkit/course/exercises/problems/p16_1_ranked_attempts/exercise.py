@@ -32,7 +32,7 @@ def ranked_attempts(
         else:
             times = seconds[n_warm:].amax(1)
             scores.append((name, times.quantile(0.5).item() * memory))
-    return sorted(scores, key=lambda each: each[1]), sorted(refused)
+    return sorted(scores, key=lambda entry: entry[1]), sorted(refused)
 
 
 def cases() -> Sequence[Case]:
@@ -41,7 +41,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Boards: noise, outliers, a slow first step, ranks that differ; some over the cap, some that broke down."""
+    """Boards of attempts with noise, outliers, slow first steps and ranks that differ. Some attempts are over the cap,
+    and some break down."""
     dice, boards = random.Random(case.seed), []
     for board in range(case["n_boards"]):
         cap, n_warm, names = dice.randint(8, 20) * 10**6, dice.randint(1, 3), [f"way {k}" for k in range(10)]
@@ -71,14 +72,14 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def ranked(attempts: dict[str, tuple[Tensor, Tensor]], cap: int, n_warm: int) -> list[Any]:
-    """In plain Python, number by number."""
+    """The ranking in plain Python, number by number."""
     good, bad = [], []
     for name, (seconds, peaks) in attempts.items():
-        told, held = seconds.tolist(), [n for step in peaks.tolist() for n in step]
-        if any(t != t for step in told for t in step) or any(n > cap for n in held):
+        times, held = seconds.tolist(), [n for step in peaks.tolist() for n in step]
+        if any(t != t for step in times for t in step) or any(n > cap for n in held):
             bad.append(name)
             continue
-        slowest = sorted(max(step) for step in told[n_warm:])
+        slowest = sorted(max(step) for step in times[n_warm:])
         k = len(slowest) // 2
         middle = slowest[k] if len(slowest) % 2 else (slowest[k - 1] + slowest[k]) / 2
         good.append([middle * max(held), name])
@@ -86,7 +87,7 @@ def ranked(attempts: dict[str, tuple[Tensor, Tensor]], cap: int, n_warm: int) ->
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """In plain Python."""
+    """The ranking of each board, in plain Python."""
     return [[ranked(*board) for board in given[0][0]]]
 
 

@@ -22,7 +22,7 @@ def fit_under_cap(
     only 0 without dp; n_micro 1 to batch; again: checkpointing, False or True. tp must divide n_head, pp n_layer, and
     dp x n_micro the batch. law(layout, zero, n_micro, again) predicts (peak bytes, seconds of a step) of any way, and
     knows nothing of these rules, so that it also praises ways that cannot be run. At least one way fits."""
-    found = []
+    fitting = []
     for pp, tp, zero, n_micro in itertools.product(*[range(1, n_ranks + 1)] * 2, range(4), range(1, batch + 1)):
         dp = n_ranks // (pp * tp)
         cut = dp * pp * tp == n_ranks and n_head % tp == 0 and n_layer % pp == 0
@@ -30,8 +30,8 @@ def fit_under_cap(
             for again in (False, True):
                 peak, seconds = law(Layout(dp, pp, tp), zero, n_micro, again)
                 if peak <= cap_bytes:
-                    found.append((seconds * peak, dp, pp, tp, zero, n_micro, again))
-    return min(found)[1:]
+                    fitting.append((seconds * peak, dp, pp, tp, zero, n_micro, again))
+    return min(fitting)[1:]
 
 
 class Job(NamedTuple):
@@ -49,13 +49,14 @@ class Job(NamedTuple):
 
 
 def cases() -> Sequence[Case]:
-    """Jobs on few ranks, and no power of two among them."""
+    """Jobs on few ranks, most of them no power of two."""
     return [Case.of(1, n_jobs=12, ranks=(6, 6, 10, 6, 12)), Case.of(1, n_jobs=6, ranks=(1, 4, 9, 6))]
 
 
 def predicted(job: Job, layout: Layout, zero: int, n_micro: int, again: bool) -> tuple[float, float]:
-    """Laws as in the planner, simplified: state and activations; products, bubble, and what each axis sends. ZeRO
-    without dp would halve the state: it cannot be run, and is praised."""
+    """(peak bytes, seconds of a step) by simplified laws of the planner: state and activations; products, the bubble,
+    and the traffic of each axis. The laws wrongly halve the state for ZeRO without dp, which cannot be run, so that an
+    attempt that forgets this rule chooses it."""
     dp, pp, tp = layout.dp, layout.pp, layout.tp
     mine = job.n_params / (pp * tp)
     state = sum(width * mine / (max(2, dp) if zero > place else 1) for place, width in enumerate((8, 4, 4)))
@@ -74,8 +75,8 @@ Way = tuple[Layout, int, int, bool]
 
 
 def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False) -> list[Way]:
-    """Every way that can be run, built from divisors; `torn`: also those whose micro-batches tear a rank's rows,
-    `idle`: also those that leave ranks without work, `bare`: also those with ZeRO without dp."""
+    """Every way that can be run, built from divisors. With `torn` also ways whose micro-batches do not divide a rank's
+    rows, with `idle` also ways that leave ranks without work, with `bare` also ways with ZeRO but without dp."""
 
     def divisors(n: int) -> list[int]:
         return [k for k in range(1, n + 1) if not n % k]
@@ -89,8 +90,9 @@ def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False) -
 
 
 def drawn(case: Case) -> list[Job]:
-    """Jobs whose cap refuses some of the ways, of each second job the best of all. For some the rules decide (`tells`),
-    in one at least it would be best to leave ranks idle, and in one ZeRO without dp would be best."""
+    """Jobs whose cap refuses some of the ways, and for every second job the best of all. Jobs on 10 and 12 ranks are
+    such that a rule decides (`tells`). In at least one job it would be best to leave ranks idle, and in one ZeRO
+    without dp would be best, if the rules allowed it."""
 
     def make(dice: random.Random) -> list[Job]:
         jobs: list[Job] = []
@@ -100,39 +102,43 @@ def drawn(case: Case) -> list[Job]:
         return jobs
 
     def insists(jobs: list[Job]) -> bool:
-        found = [(job, best(job, ways(job))) for job in jobs]
-        return all(any(best(job, ways(job, **{rule: True})) != way for job, way in found) for rule in ("idle", "bare"))
+        best_ways = [(job, best(job, ways(job))) for job in jobs]
+        return all(
+            any(best(job, ways(job, **{rule: True})) != way for job, way in best_ways) for rule in ("idle", "bare")
+        )
 
     return case.draw(make, insists)
 
 
 def one(dice: random.Random, n: int, best_fits: bool) -> Job | None:
-    """A job on n ranks whose cap is near to no way's peak, and without `best_fits` refuses the best way. Or None."""
+    """A job on n ranks whose cap is not too near to the peak of any way; unless `best_fits`, it refuses the best way.
+    None if the numbers drawn give no such job."""
     job = Job(n, n * dice.randint(1, 16 // n + 1), dice.choice((4, 8, 10)), dice.choice((4, 8, 10)),
               dice.uniform(1e6, 9e6), 10 ** dice.uniform(5, 7.3), 10 ** dice.uniform(7, 9.5),
               dice.uniform(0.02, 0.2))  # fmt: skip
-    told = sorted((seconds * peak, peak) for peak, seconds in (predicted(job, *way) for way in ways(job)))
-    peaks = sorted(peak for _, peak in told if best_fits or peak < told[0][1])
+    predictions = sorted((seconds * peak, peak) for peak, seconds in (predicted(job, *way) for way in ways(job)))
+    peaks = sorted(peak for _, peak in predictions if best_fits or peak < predictions[0][1])
     if not peaks:
         return None
     cap = dice.choice(peaks) * 1.002
-    scores = [score for score, peak in told if peak <= cap]
-    clear = all(abs(peak / cap - 1) > 1e-3 for _, peak in told) and scores[1:2] != scores[:1]
+    scores = [score for score, peak in predictions if peak <= cap]
+    clear = all(abs(peak / cap - 1) > 1e-3 for _, peak in predictions) and scores[1:2] != scores[:1]
     return job._replace(cap=cap) if clear else None
 
 
 def best(job: Job, among: Sequence[Way]) -> Way:
-    """The least time x peak of those that fit."""
+    """The way with the least time x peak of those that fit under the job's cap."""
     predictions = ((way, predicted(job, *way)) for way in among)
     return min((seconds * peak, way) for way, (peak, seconds) in predictions if peak <= job.cap)[1]
 
 
 def tells(job: Job) -> bool:
-    """Whether its rule decides: on 10 ranks no power of two micro-batches wins, on 12 torn rows would win."""
+    """True if a rule decides the job. On 10 ranks the best number of micro-batches is no power of two; on 12 ranks a
+    way with torn rows would be best. Jobs on other numbers of ranks all pass."""
     if job.n_ranks not in (10, 12):
         return True
-    _, _, n_micro, _ = found = best(job, ways(job))
-    return best(job, ways(job, torn=True)) != found if job.n_ranks == 12 else n_micro & (n_micro - 1) > 0
+    _, _, n_micro, _ = way = best(job, ways(job))
+    return best(job, ways(job, torn=True)) != way if job.n_ranks == 12 else n_micro & (n_micro - 1) > 0
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
@@ -141,25 +147,25 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
-    """One way a job; the law is ours."""
-    found = []
-    for job in (Job(*each) for each in jobs):
+    """The attempt's way for each job."""
+    chosen = []
+    for job in (Job(*fields) for fields in jobs):
 
         def law(layout: Any, zero: int, n_micro: int, again: bool, job: Job = job) -> tuple[float, float]:
             return predicted(job, layout, zero, n_micro, again)
 
         way = attempt(job.n_ranks, job.batch, job.n_head, job.n_layer, job.cap, law)
-        found.append([*way[:5], bool(way[5])])
-    return found
+        chosen.append([*way[:5], bool(way[5])])
+    return chosen
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """From lists of divisors."""
-    found = []
-    for job in (Job(*each) for each in given[0][0]):
+    """The best way for each job, from lists of divisors."""
+    chosen = []
+    for job in (Job(*fields) for fields in given[0][0]):
         layout, zero, n_micro, again = best(job, ways(job))
-        found.append([layout.dp, layout.pp, layout.tp, zero, n_micro, again])
-    return [found]
+        chosen.append([layout.dp, layout.pp, layout.tp, zero, n_micro, again])
+    return [chosen]
 
 
 PROBLEM = Problem(

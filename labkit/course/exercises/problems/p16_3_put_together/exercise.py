@@ -32,8 +32,8 @@ def put_together(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) 
         parts = []
         if dim < 0:
             x = x[: max(0, whole.numel() - start)]
-        for each in (whole, known, differs):
-            parts.append(each.view(-1)[start : start + len(x)] if dim < 0 else each.narrow(dim, start, x.shape[dim]))
+        for array in (whole, known, differs):
+            parts.append(array.view(-1)[start : start + len(x)] if dim < 0 else array.narrow(dim, start, x.shape[dim]))
         at, have, differ = parts
         differ.logical_or_(have & (at != x))
         at.copy_(torch.where(have, at, x))
@@ -47,7 +47,8 @@ def cases() -> Sequence[Case]:
 
 
 def cut(dice: random.Random, x: Tensor, dim: int, n: int) -> list[tuple[int, int, Tensor]]:
-    """What n ranks hold of x: rows, columns, or a flat shard each, of a multiple of 4 elements."""
+    """The pieces of x that n ranks hold: rows (dim 0), columns (dim 1), or flat shards (dim -1) of a multiple of 4
+    elements."""
     if dim >= 0:
         marks = sorted({0, x.shape[dim], *(dice.randrange(x.shape[dim]) for _ in range(n - 1))})
         return [(dim, a, x.narrow(dim, a, b - a).clone()) for a, b in zip(marks, marks[1:], strict=False)]
@@ -57,20 +58,21 @@ def cut(dice: random.Random, x: Tensor, dim: int, n: int) -> list[tuple[int, int
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Parameters; in one at least a shard lies beyond the end, in one a copy is older by a hair, in one by less."""
+    """Parameters. In at least one a shard begins beyond the end, in one the copies of an element differ by 1e-4 to
+    0.01, and in one by less than 1e-5."""
 
     def tells(params: list[Param]) -> bool:
         beyond = [(start - math.prod(shape), len(x)) for shape, pieces in params for dim, start, x in pieces if dim < 0]
-        apart = [max(each) - min(each) for param in params for each in copies_of(*param) if each]
+        apart = [max(copies) - min(copies) for param in params for copies in copies_of(*param) if copies]
         return any(0 < far < size - 1 for far, size in beyond) and all(
-            any(low < each < high for each in apart) for low, high in ((1e-4, 0.01), (0.0, 1e-5))
+            any(low < distance < high for distance in apart) for low, high in ((1e-4, 0.01), (0.0, 1e-5))
         )
 
     return [(case.draw(lambda dice: drawn(dice, case), tells),)]
 
 
 def drawn(dice: random.Random, case: Case) -> list[Param]:
-    """Parameters with zeros in them, cut in one way or two; some pieces are lost, some copies are older."""
+    """Parameters with some zeros, cut in one way or two. Some pieces are lost, and some copies have older numbers."""
     params: list[Param] = []
     for k in range(case["n_params"]):
         shape = (dice.randint(3, 9),) if k % 4 == 3 else (dice.randint(3, 9), dice.randint(2, 7))
@@ -104,14 +106,14 @@ def copies_of(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> 
 
 
 def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> list[Any]:
-    """Element by element: the first copy, and what is said of all."""
+    """The parameter, the elements missing and the elements that differ, from all copies of each element."""
     copies = copies_of(shape, pieces)
     whole = torch.tensor([mine[0] if mine else 0.0 for mine in copies], dtype=pieces[0][2].dtype)
     return [whole.reshape(shape), sum(not mine for mine in copies), sum(len(set(mine)) > 1 for mine in copies)]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Element by element."""
+    """The right reply for each parameter, element by element."""
     return [[by_element(*param) for param in given[0][0]]]
 
 
