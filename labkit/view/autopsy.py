@@ -1,7 +1,7 @@
-"""A hang as a picture: a row for each rank, and an arrow from whoever waits to whom it waits for.
+"""A hang as a picture: a row for each rank, and an arrow from each rank that waits to the rank that it waits for.
 
-Everybody who waits for the same rank joins one lane on the right, whose arrow points at that rank. A rank that others
-wait for and that will not come by itself is marked with a thick edge and the word "missing".
+The arrows of all ranks that wait for the same rank join in one lane on the right. A rank that others wait for and that
+will not come by itself has a thick edge and the word "missing".
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ROW, HIGH, WORDS, EDGE = 56, 42, 222, 680
 
 
 def autopsy(found: Autopsy) -> Picture:
-    """What every rank was doing when the call was given up. Resting the pointer on a rank tells its whole sentence."""
+    """What every rank was doing when the call was given up. The pointer over a rank shows its whole sentence."""
     headline = textwrap.wrap(found.headline, 100) or ["Where every rank was"]
     top = 22 + 19 * len(headline)
     body = [text(4, 20 + 19 * k, words, size=14, bold=True) for k, words in enumerate(headline)]
     awaited = {to for _, to in found.waits}
-    for place, each in enumerate(found.ranks):
-        body += _row(each, top + place * ROW, each.rank in found.stuck, each.rank in awaited)
+    for place, whereabouts in enumerate(found.ranks):
+        body += _row(whereabouts, top + place * ROW, whereabouts.rank in found.stuck, whereabouts.rank in awaited)
     body += _lanes(found, top)
     bottom = top + ROW * len(found.ranks)
     if found.waits:
@@ -40,27 +40,27 @@ def autopsy(found: Autopsy) -> Picture:
     return Picture("".join(body), bottom + 16, " ".join(found.words().split()))
 
 
-def _row(each: Whereabouts, y: float, stuck: bool, awaited: bool) -> list[str]:
-    missing = awaited and each.state not in ("waiting", "running")
-    word = each.state + (", stuck" if stuck else ", missing" if missing else ", awaited" if awaited else "")
+def _row(whereabouts: Whereabouts, y: float, stuck: bool, awaited: bool) -> list[str]:
+    missing = awaited and whereabouts.state not in ("waiting", "running")
+    word = whereabouts.state + (", stuck" if stuck else ", missing" if missing else ", awaited" if awaited else "")
     plain = {"running": "runs Python", "finished": "has returned", "idle": "is not part of this call"}
-    first = each.call or each.detail or plain.get(each.state, "")
-    second = [part for part in (each.place, each.source) if part]
+    first = whereabouts.call or whereabouts.detail or plain.get(whereabouts.state, "")
+    second = [part for part in (whereabouts.place, whereabouts.source) if part]
     return [
-        box(4, y, 62, HIGH, "none", f"rank {each.rank}", str(each)),
-        box(74, y, 136, HIGH, COLOURS.get(each.state, PALETTE[7]), word, str(each), 3 if missing else 1),
-        text(WORDS, y + 18, cut(" · ".join(filter(None, (first, each.shape))), 64)),
+        box(4, y, 62, HIGH, "none", f"rank {whereabouts.rank}", str(whereabouts)),
+        box(74, y, 136, HIGH, COLOURS.get(whereabouts.state, PALETTE[7]), word, str(whereabouts), 3 if missing else 1),
+        text(WORDS, y + 18, cut(" · ".join(filter(None, (first, whereabouts.shape))), 64)),
         text(WORDS, y + 36, cut(" · ".join(second), 72), size=12),
     ]
 
 
-def _lanes(found: Autopsy, top: float) -> list[str]:
-    middle = {each.rank: top + place * ROW + HIGH / 2 for place, each in enumerate(found.ranks)}
-    targets = [to for to in sorted({to for _, to in found.waits}) if to in middle]
+def _lanes(autopsy: Autopsy, top: float) -> list[str]:
+    middle = {whereabouts.rank: top + place * ROW + HIGH / 2 for place, whereabouts in enumerate(autopsy.ranks)}
+    targets = [to for to in sorted({to for _, to in autopsy.waits}) if to in middle]
     apart = min(18.0, 90 / max(1, len(targets)))
     out = []
     for k, to in enumerate(targets):
-        waiting = [rank for rank, other in found.waits if other == to and rank in middle]
+        waiting = [rank for rank, other in autopsy.waits if other == to and rank in middle]
         lane, arrives = EDGE + 22 + apart * k, middle[to] + 7
         for rank in waiting:
             title = f"rank {rank} waits for rank {to}"

@@ -8,8 +8,8 @@
     optimizer      prediction  ################# 80,000 B (11.1% below the measurement)
                    measured    ################### 90,000 B
 
-All bars of a picture have one scale, so that the item that explains the total is seen at once; what is below zero, such
-as what overlap saves, goes to the left of the line.
+All bars of a picture have one scale, so that the item that explains the total is seen at once. Numbers below zero, such
+as the seconds that overlap saves, go to the left of the line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from labkit.view.units import apart, value_text
 
 COLOURS = MappingProxyType({"law": PALETTE[0], "prediction": PALETTE[4], "measured": PALETTE[2]})
 NAMES, LEFT, THIN = 14, 210.0, 19.0
-"""Letters of an item's name, where its bars begin, and the height of one."""
+"""The most letters of an item's name, where its bars begin, and the height of one bar with its gap."""
 
 
 def compare(
@@ -38,11 +38,11 @@ def compare(
 ) -> chart.Chart:
     """A bar for each number that is given, with the number, and how far each is from the measurement.
 
-    Breakdowns are drawn item by item, with their formulas, and their total last; their own unit counts, not `unit`.
-    Units "B" and "s" are scaled to KiB, ms and so on. `rehearsed` takes the place of `measured` for what simulated
-    devices did (labkit.rehearse), and is called so; a Breakdown of a rehearsal says so by itself. Raises ValueError if
-    nothing, or nothing finite, is given, for a breakdown beside a bare number, for different units, and for a
-    measurement beside a rehearsal."""
+    Breakdowns are drawn item by item, with their formulas, and their total last; they have units of their own, and
+    `unit` is not used. Units "B" and "s" are scaled to KiB, ms and so on. Give `rehearsed` in place of `measured` for
+    numbers from simulated devices (labkit.rehearse): the picture then says "rehearsed". A Breakdown from a rehearsal
+    can be given as `measured`, since it knows its origin. Raises ValueError if nothing, or nothing finite, is given,
+    for a breakdown beside a bare number, for different units, and for a measurement beside a rehearsal."""
     if measured is not None and rehearsed is not None:
         raise ValueError(f"give measured={measured} or rehearsed={rehearsed}: each picture holds against one of them")
     origin = MEASURED if rehearsed is None else REHEARSED
@@ -64,7 +64,7 @@ def _numbers(values: Mapping[str, float], unit: str, title: str, origin: str) ->
     words = {side: _words(side, values, unit, origin) for side in values}
     longest = max(map(abs, values.values())) or 1.0
     rooms = [(WIDTH - 142 - 7.4 * len(words[side])) * longest / abs(value) for side, value in values.items() if value]
-    full = max(60.0, min([320.0, *rooms]))  # the longest bar, with place for every number behind its own
+    full = max(60.0, min([320.0, *rooms]))  # width of the longest bar; every number must fit behind its bar
     top, bottom = (34.0, 8.0) if title else (8.0, 4.0)
     label = "; ".join(f"{names[side]} {words[side]}" for side in values)
     figure = chart.Chart(top + 34 * len(values) + bottom - 4, title, f"{title}: {label}".strip(": "))
@@ -131,7 +131,7 @@ def _by_item(sides: Mapping[str, float | Breakdown], title: str, origin: str) ->
 
 
 def _words(side: str, row: Mapping[str, float], unit: str, origin: str) -> str:
-    """A number, and how far it is from the measurement."""
+    """A side's number in words, and how far it is from the measurement."""
     how = f" ({apart(row[side], row['measured'], origin)})" if side != "measured" and "measured" in row else ""
     return value_text(row[side], unit) + how
 
@@ -140,7 +140,7 @@ def _ends(rows: list[tuple[str, dict[str, float]]], words: Mapping[str, Mapping[
     """The values at the left and the right edge, so that each number fits behind its bar."""
     values = [value for _, row in rows for value in row.values()]
     low, high = min(0.0, *values), max(0.0, *values)
-    room, span = WIDTH - LEFT - 16, max(high - low, 1e-200)  # less would overflow
+    room, span = WIDTH - LEFT - 16, max(high - low, 1e-200)  # the reciprocal of a smaller span would overflow
     fits = [room / span]
     for name, row in rows:
         for side, value in row.items():

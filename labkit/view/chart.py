@@ -9,8 +9,8 @@
     axes.plot(steps, losses, label="loss")
 
 One unit of the page is one point, and places on the page count from its upper left corner, as in `labkit.view.svg`.
-A notebook shows it as SVG in which black is the colour of the page's words (see `labkit.view.pen`); an artist's gid is
-told where the pointer rests on it. pyplot and its list of figures are not used.
+A notebook shows it as SVG in which black becomes the colour of the page's words (see `labkit.view.pen`). An artist's
+gid is the text that appears when the pointer rests on it. pyplot and its list of figures are not used.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from labkit.view.units import seconds_text
 
 _FILE: Any = matplotlib.rc_params_from_file(Path(__file__).with_name("labkit.mplstyle"), use_default_template=False)
 STYLE: Mapping[str, Any] = MappingProxyType(dict(_FILE))
-"""What matplotlib's own settings are while a chart is made, drawn or saved; outside of that they are the learner's."""
+"""matplotlib's settings while a chart is made, drawn or saved. At all other times the learner's own settings hold."""
 LINES = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
 DASHES = tuple(STYLE["axes.prop_cycle"].by_key()["linestyle"])
 MARKS = ("o", "s", "^", "D")
-"""Lines that differ in colour differ in their dashes and in the marks on them, too."""
+"""Lines that differ in colour also differ in their dashes and marks, for readers who cannot tell the colours."""
 CHOSEN: Mapping[str, Any] = MappingProxyType(
     {"marker": "D", "color": PALETTE[4], "markeredgecolor": "black", "markersize": 11}
 )
-"""The mark of what is chosen, for `dot`."""
+"""Options of `dot` for the mark of a chosen point."""
 
 
 def style() -> Any:
@@ -72,7 +72,7 @@ class Chart(Drawing, Figure):
     def words(self, x: float, y: float, text: str, anchor: str = "left", **options: Any) -> None:
         """Words with their baseline at a place of the page; `options` as of matplotlib's Text."""
         wide, high = self.get_size_inches() * 72
-        early = {"fontsize": 13, "zorder": -1}  # a title is read before what is in the panels
+        early = {"fontsize": 13, "zorder": -1}  # drawn first, so that screen readers read it before the panels
         self.text(x / wide, 1 - y / high, text, ha=anchor, **{**early, **options})
 
     def put(
@@ -81,7 +81,8 @@ class Chart(Drawing, Figure):
         """Words with their upper left corner at the first of these places that is free; nowhere if none is."""
         wide = width_of(words, size, bold)
         if spot := room.first(places, wide, size):
-            at_the_edge = spot[0] + wide > room.right - 4  # held there, should the page's letters be narrower
+            # words at the edge are anchored at their end, so that letters of another width stay on the page
+            at_the_edge = spot[0] + wide > room.right - 4
             end, anchor = (spot[0] + wide, "right") if at_the_edge else (spot[0], "left")
             self.words(end, spot[1] + 0.83 * size, words, anchor, fontsize=size, weight="bold" if bold else "normal")
 
@@ -120,7 +121,7 @@ class Chart(Drawing, Figure):
 
     @style()
     def savefig(self, fname: Any, **options: Any) -> None:
-        """As matplotlib's, on white and at 144 dots an inch unless told otherwise."""
+        """As matplotlib's savefig, but on white and at 144 dots an inch unless `options` say otherwise."""
         super().savefig(fname, **{"facecolor": "white", "dpi": 144, **options})
 
     @style()
@@ -133,14 +134,15 @@ class Chart(Drawing, Figure):
 
 
 def upward(axes: Axes, name: str) -> None:
-    """Name the axis upward, flat above its upper end, where it is read without turning the head."""
+    """Name the vertical axis in a horizontal line above its upper end, which is easier to read than turned letters."""
     frame = axes.get_window_extent()
     axes.set_ylabel(name, rotation=0, ha="left", va="baseline")
     axes.yaxis.set_label_coords((4 - frame.x0) / frame.width, 1 + 12 / frame.height)
 
 
 def dot(axes: Axes, x: float, y: float, hover: str = "", label: str = "", **options: Any) -> None:
-    """A mark, moved to the edge of the axes if it lies beyond; `label` is for the legend, `hover` for the pointer."""
+    """A mark, moved to the edge of the axes if it lies beyond. `label` goes into the legend, `hover` appears under the
+    pointer."""
     (left, right), (low, high) = axes.get_xlim(), sorted(axes.get_ylim())
     edge = {"markeredgewidth": 3} if options.get("marker") == "x" else {"markeredgecolor": "white"}
     axes.plot([min(max(x, left), right)], [min(max(y, low), high)], label=label or None, gid=hover or None,
@@ -148,7 +150,7 @@ def dot(axes: Axes, x: float, y: float, hover: str = "", label: str = "", **opti
 
 
 def on_page(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    """Where a point of the axes lies on the page, counted from its upper left corner."""
+    """The place on the page, counted from its upper left corner, of a point of the axes."""
     across, up = axes.transData.transform((x, y))
     return float(across), float(axes.figure.bbox.height - up)
 
@@ -160,9 +162,8 @@ def marks(
     x_text: Callable[[float], str] | None = None,
     y_text: Callable[[float], str] | None = None,
 ) -> None:
-    """The marks of the axes, and how their numbers are written; None: about five round ones, as matplotlib writes them.
-
-    Of marks across that would run into each other, the later ones are left out."""
+    """Set the marks of the axes, and how their numbers are written. None: about five round ones, as matplotlib writes
+    them. Marks on the horizontal axis whose numbers would run into an earlier one are left out."""
     for axis, at, say in ((axes.xaxis, x, x_text), (axes.yaxis, y, y_text)):
         axis.minorticks_off()
         if say is not None:
@@ -174,7 +175,7 @@ def marks(
 
 
 def lanes(axes: Axes) -> None:
-    """The axes of bars in lanes over seconds: times at round marks below, names at the left, no grid."""
+    """Style the axes of bars in lanes over seconds: times at round marks below, names at the left, no grid."""
     marks(axes, round_marks(axes.get_xlim()[1]), axes.get_yticks(), lambda t: seconds_text(t) if t else "0")
     for mark in axes.get_xticklabels()[-1:]:  # the last one may stand at the end of the page
         mark.set_horizontalalignment("right" if mark.get_position()[0] > 0.96 * axes.get_xlim()[1] else "center")
@@ -183,7 +184,7 @@ def lanes(axes: Axes) -> None:
 
 
 def _apart(axes: Axes, at: Iterable[float], say: Callable[[float], str]) -> list[float]:
-    """Those of these marks across whose numbers keep apart."""
+    """The marks on the horizontal axis whose numbers do not run into an earlier one."""
     kept, taken = [], -math.inf
     low, high = axes.get_xlim()
     for mark in (mark for mark in at if low <= mark <= high):
@@ -206,9 +207,9 @@ def box(
     size: int = 12,
     edge: float = 1.0,
 ) -> None:
-    """A box in the units of the axes, with words in its middle where they fit; `hover` is told under the pointer.
+    """A box in the units of the axes, with words in its middle where they fit; `hover` appears under the pointer.
 
-    One that is narrower than its edges would show has none."""
+    A box of less than 4 units of the page has no edges, which would hide its colour."""
     (x0, y0), (x1, y1) = axes.transData.transform([(x, y), (x + wide, y + high)])
     edge = edge if x1 - x0 > 4 else 0.0
     patch = Rectangle((x, y), wide, high, facecolor=colour, linewidth=edge, gid=hover or None, clip_on=False)

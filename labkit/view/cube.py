@@ -1,4 +1,4 @@
-"""A layout as a cube of ranks: tp to the right, pp down, dp away from you; the groups of one rank lit.
+"""A layout as a cube of ranks: tp to the right, pp down, dp away from you. The groups of one rank are highlighted.
 
     Layout(dp=2, pp=2, tp=2), rank 5                dp 1   [4]===[5]     === its tp group  {4, 5}
                                                           / :   /  ;     ;   its pp group  {5, 7}
@@ -27,7 +27,8 @@ DOES = MappingProxyType(
     }
 )
 MOST, MOST_TP = 4, 8
-"""Ranks that are drawn along dp and pp, and along tp; of more, the first, the chosen one's and the last."""
+"""The most ranks that are drawn along dp and pp, and along tp. Of longer axes the first places, the chosen rank's and
+the last are drawn."""
 LEFT, TOP, HIGH = 92.0, 84.0, 32.0
 PLAIN, CHOSEN = "#e4e4e4", PALETTE[4]
 Spots = dict[int, tuple[float, float]]
@@ -36,7 +37,7 @@ Groups = dict[str, tuple[int, ...]]
 
 
 def cube(layout: Layout, rank: int = 0, title: str = "") -> Picture:
-    """Every rank with its number and its coordinates dp,pp,tp; what shares an axis with `rank` is lit.
+    """Every rank with its number and its coordinates dp,pp,tp; ranks that share a group with `rank` are highlighted.
 
     Long axes are cut: the picture says how many are left out. ValueError for a rank outside the layout."""
     here = layout.coords(rank)
@@ -67,23 +68,23 @@ def cube(layout: Layout, rank: int = 0, title: str = "") -> Picture:
     groups = {axis: layout.ranks(axis, rank) for axis in AXES}
     head = title or f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} = {layout.size:,} rank{'s' * (layout.size > 1)}"
     d, p, t = (here[axis] for axis in AXES)
-    told = f"rank {rank} is dp {d}, pp {p}, tp {t}: ({d} x {layout.pp} + {p}) x {layout.tp} + {t} = {rank}"
-    body = [headline(head), text(4, 42, told)]
+    facts = f"rank {rank} is dp {d}, pp {p}, tp {t}: ({d} x {layout.pp} + {p}) x {layout.tp} + {t} = {rank}"
+    body = [headline(head), text(4, 42, facts)]
     body += _names(layout, shown, spots) + _lines(layout, groups, spots, shown)
-    for each, (x, y) in spots.items():
-        body.append(_box(layout, each, rank, groups, x, y, wide))
+    for other, (x, y) in spots.items():
+        body.append(_box(layout, other, rank, groups, x, y, wide))
     bottom = max(y for _, y in spots.values()) + HIGH / 2 + 14
     if len(spots) < layout.size:
         left = ", ".join(
             f"{len(shown[a])} of {getattr(layout, a)} along {a}" for a in AXES if len(shown[a]) < getattr(layout, a)
         )
-        said = f"{len(spots):,} of {layout.size:,} ranks are drawn: {left}; a small ring stands for those left out"
-        body.append(text(4, bottom + 12, said, size=12))
+        note = f"{len(spots):,} of {layout.size:,} ranks are drawn: {left}; a small ring stands for those left out"
+        body.append(text(4, bottom + 12, note, size=12))
         bottom += 22
     for axis in ("tp", "pp", "dp"):
         bottom += 24
         body += _legend(axis, groups[axis], bottom)
-    label = f"{head}; {told}; " + "; ".join(f"{axis} group {', '.join(map(str, groups[axis][:64]))}" for axis in AXES)
+    label = f"{head}; {facts}; " + "; ".join(f"{axis} group {', '.join(map(str, groups[axis][:64]))}" for axis in AXES)
     return Picture("".join(body), bottom + 12, label)
 
 
@@ -99,7 +100,7 @@ def _shown(size: int, here: int, most: int) -> list[int]:
 
 
 def _names(layout: Layout, shown: Shown, spots: Spots) -> list[str]:
-    """tp over the furthest row, pp and dp at the left end of each line."""
+    """The names of places: tp over the furthest row, pp and dp at the left end of each line."""
     out = []
     for tp in shown["tp"]:
         x, y = spots[layout.rank(shown["dp"][-1], 0, tp)]
@@ -112,7 +113,7 @@ def _names(layout: Layout, shown: Shown, spots: Spots) -> list[str]:
 
 
 def _lines(layout: Layout, groups: Groups, spots: Spots, shown: Shown) -> list[str]:
-    """Thin lines between neighbours; those of the lit groups thick, each axis in its own way."""
+    """Thin lines between neighbours, and thick ones in the highlighted groups, with colour and dashes of the axis."""
     thin, lit = [], []
     for rank, (x, y) in spots.items():
         at = layout.coords(rank)
@@ -137,38 +138,38 @@ def _lines(layout: Layout, groups: Groups, spots: Spots, shown: Shown) -> list[s
     return thin + lit
 
 
-def _box(layout: Layout, each: int, rank: int, groups: Groups, x: float, y: float, wide: float) -> str:
-    """Number and coordinates of a rank; the axis it shares with the chosen one as its colour and its edge."""
-    at = layout.coords(each)
-    axis = next((axis for axis in AXES if each in groups[axis] and each != rank), "")
+def _box(layout: Layout, other: int, rank: int, groups: Groups, x: float, y: float, wide: float) -> str:
+    """The box of a rank: its number and coordinates, in the colour and edge of the axis that it shares with `rank`."""
+    at = layout.coords(other)
+    axis = next((axis for axis in AXES if other in groups[axis] and other != rank), "")
     fill, edge, dash = PLAIN, 0.6, ""
-    said = f"in none of the groups of rank {rank}"
-    if each == rank:
-        fill, edge, said = CHOSEN, 4, "the chosen rank"
+    relation = f"in none of the groups of rank {rank}"
+    if other == rank:
+        fill, edge, relation = CHOSEN, 4, "the chosen rank"
     elif axis:
-        fill, edge, said = COLOURS[axis], 2, f"in the {axis} group of rank {rank}"
+        fill, edge, relation = COLOURS[axis], 2, f"in the {axis} group of rank {rank}"
         dash = f' stroke-dasharray="{DASHES[axis]}"' if DASHES[axis] else ""
-    hover = f"rank {each}: dp {at['dp']}, pp {at['pp']}, tp {at['tp']}; {said}"
+    hover = f"rank {other}: dp {at['dp']}, pp {at['pp']}, tp {at['tp']}; {relation}"
     middle = f'x="{x:.1f}" text-anchor="middle" fill="{INK}"'
     return (
         f'<g><title>{hover}</title><rect x="{x - wide / 2:.1f}" y="{y - HIGH / 2:.1f}" width="{wide:.1f}" '
         f'height="{HIGH:g}" rx="3" fill="{fill}" stroke="currentColor" stroke-width="{edge:g}"{dash}/>'
-        f'<text {middle} y="{y - 3:.1f}" font-size="13" font-weight="600">{each}</text>'
+        f'<text {middle} y="{y - 3:.1f}" font-size="13" font-weight="600">{other}</text>'
         f'<text {middle} y="{y + 11:.1f}" font-size="11">{at["dp"]},{at["pp"]},{at["tp"]}</text></g>'
     )
 
 
 def _legend(axis: str, ranks: Sequence[int], y: float) -> list[str]:
-    """How an axis is drawn, who is in the group, what it does."""
-    who = f"{len(ranks)} ranks: {_some(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]} alone"
+    """A line of the legend: how an axis is drawn, which ranks are in the group, what the axis does."""
+    members = f"{len(ranks)} ranks: {_some(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]} alone"
     mark = line(8, y - 4, 44, y - 4, DASHES[axis], 4, COLOURS[axis])
-    return [mark, text(54, y, f"{axis} group ({WAYS[axis]}), {who}"), text(796, y, DOES[axis], "end", 12)]
+    return [mark, text(54, y, f"{axis} group ({WAYS[axis]}), {members}"), text(796, y, DOES[axis], "end", 12)]
 
 
 def _some(ranks: Sequence[int]) -> str:
-    """All of them, or the first ones and the last."""
-    said, kept = ", ".join(map(str, ranks)), len(ranks)
-    while len(said) > 32:
+    """The ranks in at most 32 letters: all of them, or the first ones and the last."""
+    words, kept = ", ".join(map(str, ranks)), len(ranks)
+    while len(words) > 32:
         kept -= 1
-        said = f"{', '.join(map(str, ranks[:kept]))}, … {ranks[-1]}"
-    return said
+        words = f"{', '.join(map(str, ranks[:kept]))}, … {ranks[-1]}"
+    return words

@@ -51,7 +51,7 @@ def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step
 
 
 def _last_values(figure: chart.Chart, axes: chart.Axes, series: Mapping[str, Points]) -> None:
-    """The last value of each series behind its end, or near it where neither a line nor another number is."""
+    """The last value of each series behind its end, or at the nearest place that no line and no other number takes."""
     room, ends = Room(right=760), []
     for line, points in zip(axes.get_lines(), series.values(), strict=True):
         run: list[tuple[float, float]] = []

@@ -1,7 +1,7 @@
 """Pictures of a recorded collective: one frame, or the whole film as a strip.
 
-A row for each rank and a column for each chunk. A chunk's colours are the ranks whose numbers are in it, the number is
-its first element. An arrow down or up a column is a message; a thick edge marks what is sent, and what has just come.
+There is a row for each rank and a column for each chunk. A chunk's colours are the ranks whose numbers are in it, its
+number is its first element. An arrow down or up a column is a message; thick edges mark chunks sent or just received.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from labkit.view.units import bytes_text, number_text
 
 LEFT, TOP, GAP, HIGH, ROW = 78, 70, 14, 30, 50
 NARROW = 392
-"""The least width of a frame: two stand side by side in a strip."""
+"""The least width of a frame, with which two fit side by side in a strip."""
 
 
 def frame(film: Film, step: int) -> Picture:
@@ -41,35 +41,35 @@ def frame(film: Film, step: int) -> Picture:
         for chunk, held in enumerate(row):
             x, width = LEFT + chunk * cell, 3 if (rank, chunk) in strong else 1
             fills = [_colour(origin) for origin in held.origins]
-            said = _said(rank, chunk, held)
-            body.append(striped(x, y, cell - GAP, HIGH, fills, number_text(held.value), said, width))
+            words = _said(rank, chunk, held)
+            body.append(striped(x, y, cell - GAP, HIGH, fills, number_text(held.value), words, width))
     body += _arrows(messages, cell)
     label = "; ".join([name, *map(_told, messages), *(_said(r, c, h) for r, c, h in _cells(film, step))])
     return Picture("".join(body), TOP + film.n_ranks * ROW, label, wide)
 
 
 def strip(film: Film) -> Picture:
-    """All frames on one page, in reading order: the static twin of the film."""
+    """All frames on one page, in reading order, for places where the film cannot be played."""
     frames = [frame(film, step) for step in range(len(film.steps) + 1)]
-    wide, high = max(each.width for each in frames), frames[0].height + 8
+    wide, high = max(picture.width for picture in frames), frames[0].height + 8
     columns = max(1, int((WIDTH + 16) // (wide + 16)))
     body = [
-        f'<g transform="translate({k % columns * (wide + 16):g} {k // columns * high:g})">{each.body}</g>'
-        for k, each in enumerate(frames)
+        f'<g transform="translate({k % columns * (wide + 16):g} {k // columns * high:g})">{picture.body}</g>'
+        for k, picture in enumerate(frames)
     ]
     label = f"{film.name} on {film.n_ranks} ranks in {len(film.steps)} steps, {film.n_bytes:,} bytes sent in all"
     return Picture("".join(body), -(-len(frames) // columns) * high, label, columns * (wide + 16) - 16)
 
 
 def _arrows(messages: tuple[Message, ...], cell: float) -> list[str]:
-    """Between neighbours straight down or up; past other ranks along a lane beside the column."""
+    """Arrows of messages: straight between neighbours, in a lane beside the column between others."""
     lanes: dict[int, int] = defaultdict(int)
     out = []
     for message in messages:
         x, y1, y2 = LEFT + message.chunk * cell, TOP + message.source * ROW, TOP + message.to * ROW
         if abs(message.to - message.source) == 1:
             down = message.to > message.source
-            middle = x + (cell - GAP) / 2 + (8 if down else -8)  # so that two that pass each other stay apart
+            middle = x + (cell - GAP) / 2 + (8 if down else -8)  # so that two arrows in opposite directions stay apart
             points = [(middle, float(y1 + HIGH if down else y1)), (middle, float(y2 if down else y2 + HIGH))]
         else:
             lane = x + cell - GAP + 10 + 16 * lanes[message.chunk]
@@ -85,9 +85,9 @@ def _caption(messages: tuple[Message, ...]) -> str:
         return "every message has arrived"
     sizes = sorted(message.n_bytes for message in messages)
     least, most = bytes_text(sizes[0]), bytes_text(sizes[-1])  # 40,000 and 40,004 bytes read the same
-    each = least if least == most else f"{least} to {most}"
+    size = least if least == most else f"{least} to {most}"
     if len(messages) > 1:
-        return f"sends {len(messages)} messages at once, {each} each"
+        return f"sends {len(messages)} messages at once, {size} each"
     return f"rank {messages[0].source} sends {most} to rank {messages[0].to}"
 
 
@@ -96,9 +96,13 @@ def _told(message: Message) -> str:
 
 
 def _said(rank: int, chunk: int, held: Cell) -> str:
-    who = ", ".join(map(str, held.origins))
-    what = f"{number_text(held.value)}, from rank{'s' if len(held.origins) > 1 else ''} {who}" if who else "nothing yet"
-    return f"rank {rank}, chunk {chunk}: {what}"
+    origins = ", ".join(map(str, held.origins))
+    content = (
+        f"{number_text(held.value)}, from rank{'s' if len(held.origins) > 1 else ''} {origins}"
+        if origins
+        else "nothing yet"
+    )
+    return f"rank {rank}, chunk {chunk}: {content}"
 
 
 def _cells(film: Film, step: int) -> list[tuple[int, int, Cell]]:

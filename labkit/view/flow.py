@@ -1,4 +1,4 @@
-"""The ledgers of all ranks as edges: how many bytes and messages went from whom to whom.
+"""The ledgers of all ranks as edges: how many bytes and messages went from one rank to another.
 
 rank 0: send 400 B to 1, send 400 B to 1        edges      (0, 1): 800 B in 2 messages
 rank 1: all_reduce 64 B by the backend          unplaced   1: 64 B, which have no receiver
@@ -19,8 +19,8 @@ Ledgers = Sequence[Iterable[Transfer] | Reply]
 
 @dataclass(frozen=True)
 class Flow:
-    """Who sent how much to whom: `edges` (from, to) -> (bytes, messages), `unplaced` rank -> bytes of collectives that
-    the backend carried out, which have no receiver."""
+    """The traffic between ranks: `edges` (from, to) -> (bytes, messages), and `unplaced` rank -> bytes of collectives
+    that the backend carried out, which have no receiver."""
 
     ranks: tuple[int, ...]
     edges: Mapping[Edge, tuple[int, int]]
@@ -28,14 +28,14 @@ class Flow:
 
     @classmethod
     def of(cls, ledgers: Ledgers, axis: str | None = None) -> Flow:
-        """The ledgers (or replies) of ranks 0, 1, ... added up; of one axis, or of all. ValueError for none at all."""
+        """The sum of the ledgers (or replies) of ranks 0, 1, ..., of one axis or of all. ValueError for no ledgers."""
         if not ledgers:
             raise ValueError("a picture of traffic needs the ledger of every rank, and there are none")
         counts: dict[Edge, list[int]] = defaultdict(lambda: [0, 0])
         unplaced: dict[int, int] = defaultdict(int)
-        ranks = [each.rank if isinstance(each, Reply) else place for place, each in enumerate(ledgers)]
-        for rank, each in zip(ranks, ledgers, strict=True):
-            for transfer in each.ledger if isinstance(each, Reply) else each:
+        ranks = [ledger.rank if isinstance(ledger, Reply) else place for place, ledger in enumerate(ledgers)]
+        for rank, ledger in zip(ranks, ledgers, strict=True):
+            for transfer in ledger.ledger if isinstance(ledger, Reply) else ledger:
                 if axis not in (None, transfer.axis):
                     continue
                 if transfer.to is None:
@@ -52,15 +52,15 @@ class Flow:
         return sum(n for (a, _), (n, _) in self.edges.items() if a == rank) + self.unplaced.get(rank, 0)
 
     def through(self, rank: int) -> int:
-        """Bytes that this rank sent and took."""
+        """Bytes that this rank sent and received."""
         return self.sent(rank) + self.took(rank)
 
     def took(self, rank: int) -> int:
-        """Bytes of the messages that came to this rank."""
+        """Bytes of the messages that this rank received."""
         return sum(n for (_, b), (n, _) in self.edges.items() if b == rank)
 
 
 def axes_of(ledgers: Ledgers) -> tuple[str, ...]:
-    """The axes along which something was sent, as they first appear."""
-    found = (t.axis for each in ledgers for t in (each.ledger if isinstance(each, Reply) else each))
-    return tuple(dict.fromkeys(found))
+    """The axes along which anything was sent, in the order of their first message."""
+    axes = (t.axis for ledger in ledgers for t in (ledger.ledger if isinstance(ledger, Reply) else ledger))
+    return tuple(dict.fromkeys(axes))

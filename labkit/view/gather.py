@@ -1,14 +1,13 @@
-"""The gather-and-free film: when each unit of ZeRO-3 was whole on one rank, and the bytes that it held meanwhile.
+"""The gather-and-free film: when each unit of ZeRO-3 was whole on one rank, and the bytes that the rank held.
 
     embedding  .....F.........................................g B..
     blocks.0   ..gg FFF..............................gg BBB........      .  sharded: 1/n is here
     blocks.1   .....gg FFF...................gg BBB................      g  gathering
     blocks.2   .........gg FFF.......gg BBB........................      F, A, B  whole: forward, again, backward
                           |
-    weights    __/--\\__/--\\_/ ...                                        the line is the moment that is told
+    weights    __/--\\__/--\\_/ ...                                        the line is the moment in the title
 
-A picture of a GatherFilm, which was recorded; nothing in it is computed but the two marks of the law: 1/n of the model,
-and all of it.
+It shows a recorded GatherFilm. Only two marks on it come from a law: 1/n of the model's bytes, and all of them.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, r
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
 LEFT, WORDS, TOP, LANE, TALL = 96.0, 184.0, 62.0, 24.0, 120.0
-"""Where lanes begin, room for the words beside them, where the first lane begins, its height, and that of the bands."""
+"""The left end of the lanes, the room for words beside them, the top of the first lane, the height of a lane, and the
+height of the bands."""
 NARROW = 640.0
-"""A page of fewer units has no room for words beside the lanes."""
+"""A page narrower than this has no room for words beside the lanes."""
 COLUMNS, MOST_UNITS = 272, 24
 GATHERING, WEIGHTS, GRADS = PALETTE[1], "#2B8CD6", PALETTE[3]
 WHOLE_IN = ((FORWARD, PALETTE[0], "F", "in forward"), (AGAIN, PALETTE[4], "A", "computed again"),
@@ -33,7 +33,7 @@ KEYS = (("g gathering", GATHERING), ("F whole in forward", PALETTE[0]), ("A comp
 
 
 def gather_film(film: GatherFilm, moment: int | None = None, title: str = "", width: float = WIDTH) -> Picture:
-    """A lane for each unit, what is held below, and the state of everything after `moment` changes (None: the peak).
+    """A lane for each unit, the bytes held below, and the state of each unit after `moment` changes (None: the peak).
 
     A picture of less than 640 units in `width` leaves out the words to the right of the lanes. ValueError for a moment
     that the film does not have, and for a film of no time."""
@@ -44,12 +44,12 @@ def gather_film(film: GatherFilm, moment: int | None = None, title: str = "", wi
     narrow, right = width < NARROW, _right(width)
     scale, shown = (right - LEFT) / film.seconds, min(len(film.names), MOST_UNITS)
     held = film.bytes_at(moment)
-    whole = [name for name, each in zip(film.names, now, strict=True) if each.state not in (SHARDED, COMING)]
-    coming = [name for name, each in zip(film.names, now, strict=True) if each.state == COMING]
-    said = f"{', '.join(whole) or 'nothing'} whole" + (f", {', '.join(coming)} on the way" if coming else "")
+    whole = [name for name, stretch in zip(film.names, now, strict=True) if stretch.state not in (SHARDED, COMING)]
+    coming = [name for name, stretch in zip(film.names, now, strict=True) if stretch.state == COMING]
+    sentence = f"{', '.join(whole) or 'nothing'} whole" + (f", {', '.join(coming)} on the way" if coming else "")
     when = seconds_text(t) if t else "0 s"
-    head = f"{title + ': ' if title else ''}moment {moment} of {len(film.changes)}, {when}: {said}"
-    body = [headline(f"{title or when}: {said}" if narrow else head, 14, width), *_keys(film, narrow)]
+    head = f"{title + ': ' if title else ''}moment {moment} of {len(film.changes)}, {when}: {sentence}"
+    body = [headline(f"{title or when}: {sentence}" if narrow else head, 14, width), *_keys(film, narrow)]
     x, y = LEFT + t * scale, TOP
     foot = TOP + LANE * shown
     body += [line(x, TOP - 6, x, foot, width=2), f'<path d="M{x - 6:.1f} {TOP - 12}h12l-6 8z"/>']  # behind the boxes
@@ -72,8 +72,8 @@ def gather_film(film: GatherFilm, moment: int | None = None, title: str = "", wi
             body += [box(x, bottom + 4, 12, 12, colour), text(x + 17, bottom + 15, word, size=12)]
         bottom += 22
     times = ", ".join(f"{name} {film.gathers(k)}" for k, name in enumerate(film.names))
-    told = f"{head}; weights {held[0]:,} B, gradients {held[1]:,} B; gathered so many times: {times}"
-    return Picture("".join(body), bottom, told, width)
+    label = f"{head}; weights {held[0]:,} B, gradients {held[1]:,} B; gathered so many times: {times}"
+    return Picture("".join(body), bottom, label, width)
 
 
 def _right(width: float) -> float:
@@ -82,47 +82,50 @@ def _right(width: float) -> float:
 
 
 def _keys(film: GatherFilm, narrow: bool) -> list[str]:
-    """Which colour is which state; where there is little room, only of states that occur."""
-    seen = {_look(each)[0] for lane in film.lanes for each in lane if each.state != SHARDED}
+    """The legend of the states' colours; on a narrow page only of states that occur."""
+    seen = {_look(stretch)[0] for lane in film.lanes for stretch in lane if stretch.state != SHARDED}
     out, x = [], LEFT
     for word, colour in KEYS:
-        said = word.replace(" whole in", "") if narrow else word
+        name = word.replace(" whole in", "") if narrow else word
         if not narrow or colour in seen:
-            out += [box(x, 32, 12, 12, colour), text(x + 17, 43, said, size=12)]
-            x += 32 + 6.6 * len(said)
+            out += [box(x, 32, 12, 12, colour), text(x + 17, 43, name, size=12)]
+            x += 32 + 6.6 * len(name)
     return out if narrow else [*out, line(x, 38, x + 22, 38, width=1), text(x + 28, 43, "sharded", size=12)]
 
 
 def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: Stretch, width: float) -> list[str]:
-    """One unit: its name, its stretches, and in words what it is at the moment."""
+    """The lane of one unit: its name, its stretches, and its state at the moment in words."""
     name, size, right = film.names[unit], film.sizes[unit], _right(width)
     out = [text(LEFT - 6, y + 14, cut(name, 13), "end", 12), line(LEFT, y + 10, right, y + 10, width=0.6)]
-    for each in film.lanes[unit]:
-        if each.state != SHARDED:
-            colour, letter, doing = _look(each)
-            wide = max((each.t1 - each.t0) * scale, 1.0)
-            said = f"{name} {doing}: {seconds_text(each.t1 - each.t0)} from {seconds_text(each.t0)}, {bytes_text(size)}"
+    for stretch in film.lanes[unit]:
+        if stretch.state != SHARDED:
+            colour, letter, doing = _look(stretch)
+            wide = max((stretch.t1 - stretch.t0) * scale, 1.0)
+            hover = (
+                f"{name} {doing}: {seconds_text(stretch.t1 - stretch.t0)} from {seconds_text(stretch.t0)}, "
+                f"{bytes_text(size)}"
+            )
             word = letter if wide > 14 else ""
-            out.append(box(LEFT + each.t0 * scale, y + 1, wide, LANE - 6, colour, word, said, 1 if wide > 4 else 0))
+            out.append(box(LEFT + stretch.t0 * scale, y + 1, wide, LANE - 6, colour, word, hover, 1 if wide > 4 else 0))
     part = size // film.n_ranks if now.state == SHARDED else size
     state = _look(now)[2] if now.state != SHARDED else "sharded"
     return out if width < NARROW else [*out, text(right + 8, y + 14, f"{state}, {bytes_text(part)}", size=12)]
 
 
-def _look(each: Stretch) -> tuple[str, str, str]:
+def _look(stretch: Stretch) -> tuple[str, str, str]:
     """(colour, letter, words) of a stretch that is not sharded."""
-    if each.state == COMING:
+    if stretch.state == COMING:
         return GATHERING, "g", "gathering"
-    colour, letter, words = next(row[1:] for row in WHOLE_IN if row[0] == (each.phase or FORWARD))
-    return colour, letter, f"whole {words}" if each.phase != AGAIN else "whole again"
+    colour, letter, words = next(row[1:] for row in WHOLE_IN if row[0] == (stretch.phase or FORWARD))
+    return colour, letter, f"whole {words}" if stretch.phase != AGAIN else "whole again"
 
 
 def _bytes(
     film: GatherFilm, top: float, bottom: float, held: tuple[int, ...], cursor: float, width: float
 ) -> list[str]:
-    """Weights and gradients over time, on them the marks of the law, beside them the moment by kind.
+    """Weights and gradients over time with the marks of the law, and beside them the bytes held at the moment.
 
-    The words of a mark stand at the left, or behind the `cursor` where that would cross them."""
+    The words of a mark stand at the left, or behind the line at `cursor` if it would cross them."""
     columns, right = _columns(film), _right(width)
     ceiling = 1.1 * max(max(a + b for a, b in columns), film.model_bytes, 1)
     tall, wide = (bottom - top) / ceiling, (right - LEFT) / COLUMNS
@@ -156,7 +159,7 @@ def _bytes(
 
 
 def _columns(film: GatherFilm) -> list[tuple[int, int]]:
-    """The most weights and gradients of each slice of the time; a slice in which nothing happens has the last ones."""
+    """The most bytes of (weights, gradients) in each slice of the time; without changes, those of the slice before."""
     out: list[tuple[int, int]] = []
     last, k = (0, 0), 0
     for column in range(COLUMNS):

@@ -1,4 +1,4 @@
-"""Gradients by size, and what each number format makes of them: zero, fewer bits, whole, infinite.
+"""Gradients by size, and what each number format makes of them: zero, subnormal, normal, or infinite.
 
     share |        __                         log2 |g|, times the loss scale
           |    |  |  |__
@@ -7,9 +7,9 @@
     fp16    zero |  subnormal  | normal              | infinite     31% become zero
     e5m2    zero          | subnormal | normal   ...                80% become zero
 
-A loss scale of 2^k moves the gradients k places to the right and the formats stay: that is all it does. Counts are by
-powers of two, so the edge at which a number becomes zero is met exactly (but for the tie on it), the edge at which it
-becomes infinite or the largest to less than one power.
+A loss scale of 2^k moves the gradients k places to the right, and nothing else. Gradients are counted by powers of two.
+So the shares that become zero are exact, except for numbers right on the edge; the shares that become infinite, or the
+largest number, are exact to less than one power of two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILLS = (PALETTE[6], PALETTE[1], PALETTE[0], PALETTE[3])
 
 @dataclass(frozen=True)
 class Fates:
-    """What a format makes of gradients, as shares of all of them. `zero` counts those that were zero before, too."""
+    """What a format makes of gradients, as shares of all of them. `zero` includes those that were zero before."""
 
     zero: float
     subnormal: float
@@ -69,8 +69,9 @@ def histogram(
 ) -> chart.Chart:
     """The table's gradients times 2^log2_scale, coloured by what `format` makes of them, above the lanes of `formats`.
 
-    `layer`: one row of the table, all of them if empty. `span`: lowest and highest exponent of the page; what lies
-    beyond is counted in words. ValueError for a span that goes down, KeyError for a layer that is not there."""
+    `layer`: one row of the table, all of them if empty. `span`: lowest and highest exponent of the page; the share of
+    gradients beyond is given in words. ValueError for a span whose end is not above its beginning, KeyError for a layer
+    that the table does not have."""
     counts, zeros, total = _counted(table, layer)
     moved = {exponent + log2_scale: count for exponent, count in counts.items()}
     low, high = span or (min([*moved, -30]) - 2, max([*moved, 16]) + 2)
@@ -81,10 +82,10 @@ def histogram(
     title = title or f"{layer or 'all'}: {total:,} gradients{times}, as {_short(format)} holds them"
     beyond = sum(count for e, count in moved.items() if not low <= e <= high) / max(1, total)
     words = f"{zeros / max(1, total):.1%} were zero before" + (f"; {beyond:.1%} beyond this page" if beyond else "")
-    of_each = [(each, fates(table, each, log2_scale, layer)) for each in formats]
+    of_each = [(shown, fates(table, shown, log2_scale, layer)) for shown in formats]
     label = "; ".join(
-        f"{each.name}: {of.zero:.1%} zero, {of.subnormal:.1%} subnormal, {of.normal:.1%} normal, {of.over:.1%} over"
-        for each, of in of_each
+        f"{shown.name}: {of.zero:.1%} zero, {of.subnormal:.1%} subnormal, {of.normal:.1%} normal, {of.over:.1%} over"
+        for shown, of in of_each
     )
     lanes = BOTTOM + 58 + LANE * len(formats)
     figure = chart.Chart(lanes + 6, title, f"{title}: {label}")
@@ -104,13 +105,13 @@ def histogram(
     _zeros(axes, format, formats)
     below = figure.panel(LEFT, BOTTOM + 58, RIGHT, lanes, xlim=(low, high + 1), ylim=(LANE * len(formats), 0))
     below.set_axis_off()
-    for place, (each, of) in enumerate(of_each):
-        _lane(figure, below, place * LANE, each, of)
+    for place, (shown, of) in enumerate(of_each):
+        _lane(figure, below, place * LANE, shown, of)
     return figure
 
 
 def _zeros(axes: chart.Axes, chosen: Format, formats: Sequence[Format]) -> None:
-    """Where gradients become zero: a line for each format, its name where there is place."""
+    """A line for each format where gradients become zero in it, with its name where that fits."""
     room = Room(right=RIGHT)
     for kind in (chosen, *(other for other in formats if other != chosen)):
         edge, (low, high) = edges(kind)[0], axes.get_xlim()
@@ -125,7 +126,7 @@ def _zeros(axes: chart.Axes, chosen: Format, formats: Sequence[Format]) -> None:
 
 
 def _lane(figure: chart.Chart, axes: chart.Axes, y: float, format: Format, of: Fates) -> None:
-    """What a format makes of each size, and the shares in words."""
+    """The lane of a format: a box for each range of sizes with what it becomes, and the shares in words."""
     (low, high), (lowest, normal, highest) = axes.get_xlim(), edges(format)
     stops = [min(max(stop, low), high) for stop in (low, lowest, normal, highest + 1, high)]
     names = ("zero", "subnormal", "normal", "infinite" if format.overflow == "inf" else "the largest")
@@ -145,7 +146,7 @@ def _short(format: Format) -> str:
 
 
 def _counted(table: GradientTable, layer: str) -> tuple[Counter[int], int, int]:
-    """(exponent -> count, how many are zero, how many in all)."""
+    """(counts by exponent, number of zeros, number of all gradients)."""
     rows = [table[layer]] if layer else list(table)
     counts: Counter[int] = Counter()
     for row in rows:

@@ -87,7 +87,7 @@ def _plot(
 
 
 def _marks(axes: chart.Axes) -> None:
-    """Powers of two across, round times up: so many that they keep apart."""
+    """Mark powers of two on the horizontal axis and round times on the vertical one, few enough to keep apart."""
     (low, high), (floor, ceiling) = axes.get_xlim(), axes.get_ylim()
     doublings, ratio = math.log2(high / low), ceiling / floor
     step = 1 if doublings < 6 else 2 if doublings < 12 else 4
@@ -101,7 +101,7 @@ def _marks(axes: chart.Axes) -> None:
 def _words(
     title: str, dots: Mapping[str, Points], curves: Mapping[str, Callable[[float], float]], ends: tuple[float, float]
 ) -> str:
-    """The chart for somebody who cannot see it: each curve at both ends, each point."""
+    """The chart in words, for those who cannot see it: each curve at both ends, and each point."""
     series = [*((name, [(x, f(x)) for x in ends]) for name, f in curves.items()), *dots.items()]
     return "; ".join([title, *(
         f"{name}: " + ", ".join(f"{bytes_text(size)} in {seconds_text(time)}" for size, time in points)

@@ -1,9 +1,9 @@
 """Memory by kind: over time, with the peak explained, and predicted beside measured.
 
-    over_time(probe.timeline)             stacked bands, the phases of the step below them, the peak taken apart
+    over_time(probe.timeline)             stacked bands, the phases of the step below them, and the peak by kind
     beside(predicted, probe.peak)         two stacked bars on one scale, and a table that says how far each kind is off
 
-Bands and table rows are in one order and carry their names, so that nothing rests on colour alone.
+Bands and rows of the table have the same order and carry their names, so that nobody has to tell them by colour alone.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from labkit.view.units import apart, binary_text, bytes_text, seconds_text, valu
 
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 566.0, 40.0, 290.0
 COLUMNS, NUMBER = 160, WIDTH - 54.0
-"""Slices of the time, each of which shows its highest moment; and where the numbers of the table end."""
+"""The number of slices of the time, each of which shows its highest moment; and where the table's numbers end."""
 
 
 class Moment(Protocol):
-    """What is drawn: bytes in the order of KINDS at `t` seconds, and where in the program that was."""
+    """The bytes held at one moment, in the order of KINDS, and where in the program that was."""
 
     @property
     def t(self) -> float:
-        """Seconds."""
+        """The moment in seconds."""
 
     @property
     def phase(self) -> str:
@@ -39,14 +39,14 @@ class Moment(Protocol):
 
     @property
     def bytes(self) -> tuple[int, ...]:
-        """By kind."""
+        """The bytes of each kind, in the order of KINDS."""
 
 
 @chart.style()
 def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: str = "memory") -> chart.Chart:
-    """The live bytes by kind from the first to the last moment; the peak's are written out beside it.
+    """The live bytes by kind from the first to the last moment, with a table of the peak's bytes.
 
-    Time is cut into columns, and a column shows its highest moment: the peak is drawn at its full height. `cap_bytes`
+    Time is cut into columns, and a column shows its highest moment, so that the peak has its full height. `cap_bytes`
     is drawn as a line. ValueError if there are no moments."""
     if not moments:
         raise ValueError("memory over time needs at least one moment; probe.timeline is empty before the probe is used")
@@ -54,7 +54,8 @@ def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: st
     top = max(moments, key=lambda moment: sum(moment.bytes))
     peak = sum(top.bytes)
     ceiling = 1.06 * max(peak, cap_bytes or 0, 1)
-    columns = [*_columns(moments, start, span), moments[-1]]  # the end by itself: what is freed last is seen to fall
+    # the end has a column of its own, which shows the bytes that are freed last
+    columns = [*_columns(moments, start, span), moments[-1]]
     where = f" of {top.module}" if top.module else ""
     place = f"in {top.phase}{where}" if top.phase else "outside of all modules"
     head = f"{title}: peak {bytes_text(peak)} at {seconds_text(top.t - start)}, {place}"
@@ -135,7 +136,7 @@ def _colour(k: int) -> str:
 
 
 def _columns(moments: Sequence[Moment], start: float, span: float) -> list[Moment]:
-    """The highest moment of each column; where nothing happened, what the last moment before it left."""
+    """The highest moment of each column; in a column without moments, the last one before it."""
     highest: list[Moment | None] = [None] * COLUMNS
     last = list(highest)
     for moment in moments:
@@ -152,10 +153,10 @@ def _columns(moments: Sequence[Moment], start: float, span: float) -> list[Momen
 
 
 def _phases(axes: chart.Axes, columns: Sequence[Moment], slice_s: float) -> None:
-    """A strip below the bands: which part of the step made the bytes above it."""
+    """A strip below the bands with the phases of the step."""
     phases, phase = [], ""
     for moment in columns:
-        phase = moment.phase or phase  # a death belongs to the phase in which it happens
+        phase = moment.phase or phase  # tensors may be freed outside of phases, which counts as the one before
         phases.append(phase)
     unit = axes.get_ylim()[1] / (BOTTOM - TOP)  # bytes for one unit of the page
     begin = 0
@@ -175,7 +176,7 @@ def _short(name: str, wide: float) -> str:
 
 
 def _why(moments: Sequence[Moment], top: Moment, cap_bytes: int | None) -> list[str]:
-    """The peak in words: what it is made of, what is left at the end, and how far the cap is."""
+    """The peak in words: its largest kind, the bytes left at the end, and the distance to the cap."""
     peak, left = sum(top.bytes), sum(moments[-1].bytes)
     if not peak:
         return ["nothing was held"]
@@ -191,12 +192,12 @@ def _why(moments: Sequence[Moment], top: Moment, cap_bytes: int | None) -> list[
 
 
 def _share(part: float) -> str:
-    """`38.1%`, `0.8%`; what rounds to nothing is `<0.1%`, which is as short and not taken for nothing."""
+    """A share as `38.1%` or `0.8%`. One that would round to zero is `<0.1%`, so that nobody takes it for zero."""
     return "<0.1%" if 0 < part < 0.001 else f"{100 * part:.1f}%" if 0 < part < 0.01 else f"{100 * part:.3g}%"
 
 
 def _table(figure: chart.Chart, at_peak: tuple[int, ...], peak: int) -> None:
-    """The peak's bytes, top band first as they are drawn."""
+    """The table of the peak's bytes, in the order of the bands from the top."""
     y = TOP + 10
     figure.words(RIGHT + 16, y, "at the peak", weight="bold")
     for kind, name in reversed([*enumerate(KINDS)]):

@@ -1,4 +1,4 @@
-"""Compute, communication and waiting of every rank on one time axis: what is hidden, and what everybody waits for.
+"""Compute, communication and waiting of every rank on one time axis: what is hidden, and what each rank waits for.
 
     rank 0   compute 71 ms (71%) · exposed 6 ms (6%) · bubble 23 ms (23%) · wire 36 ms of 42 ms hidden (86%)
     spans    |        forward        |           backward         |
@@ -6,8 +6,8 @@
     wire                                |---------- 42 ms ------------|
     waiting                                                       |===|.............|
 
-The lanes tell compute, wire and waiting apart by place, not by colour; in the lane of waiting, what waits for the wire
-is half as high as what waits for another rank.
+Compute, wire and waiting have lanes of their own, so that nobody has to tell them by colour alone. In the lane of
+waiting, bars of waiting for the wire are half as high as bars of waiting for another rank.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ COMPUTE, WIRE, EXPOSED, BUBBLE = PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[7]
 KEYS = (("compute", COMPUTE), ("on the wire", WIRE), ("exposed: waits for the wire", EXPOSED),
         ("bubble: waits for a rank", BUBBLE))  # fmt: skip
 MOST_RANKS, MOST_BARS = 32, 400
-"""Ranks of a picture, and bars of a lane; beyond them the picture says what is left out, and bars run together."""
+"""The most ranks of a picture, and bars of a lane. The picture says how many ranks are left out; of more bars,
+neighbours are joined."""
 
 
 @chart.style()
 def overlap(recording: Recording, title: str = "") -> chart.Chart:
-    """A row for each rank, of three lanes: its compute, what was on its way from or to it, and what it waited for.
+    """A row for each rank, of three lanes: its compute, its messages on the wire, and its waiting.
 
-    Above the lanes stand the shares, on wide bars their seconds; resting the pointer on a bar tells begin and length.
-    Spans that the program named have a lane, too. Bars closer than the eye can tell are drawn as one; 0 is the first
-    rank's begin. ValueError for a recording of no time."""
+    The shares stand above the lanes, and seconds on wide bars; the pointer over a bar shows its begin and length. Spans
+    that the program named have a lane, too. Bars less than half a unit apart are drawn as one. Time 0 is the begin of
+    the first rank. ValueError for a recording of no time."""
     shares = recording.shares()
     first, whole = min(row.begin for row in recording.rows), recording.seconds
     scale = (RIGHT - LEFT) / whole
@@ -96,7 +97,7 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
 
 
 def _numbers(recording: Recording, rank: int) -> str:
-    """What stands above a rank's lanes: seconds and share of each part, and how much of the wire is hidden."""
+    """The line above a rank's lanes: seconds and share of each part, and how much of the communication is hidden."""
     mine, shares = recording.parts[rank], recording.shares(rank)
     parts = zip(("compute", "exposed", "bubble"), (mine.compute, mine.exposed, mine.bubble), shares, strict=True)
     words = [f"{name} {seconds_text(seconds(spans)) if spans else '0'} ({share:.0%})" for name, spans, share in parts]
@@ -108,13 +109,14 @@ def _numbers(recording: Recording, rank: int) -> str:
 
 
 def _leaves(spans: Sequence[Span]) -> list[Span]:
-    """The spans that hold no other; those of a device are left out."""
+    """The spans that contain no other span, without those of a device."""
     mine = sorted((span for span in spans if span.phase != "gpu" and span.t1 > span.t0), key=lambda s: (s.t0, -s.t1))
     return [span for k, span in enumerate(mine) if k + 1 == len(mine) or mine[k + 1].t0 >= span.t1]
 
 
 def _joined(spans: Sequence[Interval], least: float) -> list[tuple[float, float, float]]:
-    """(begin, end, seconds covered), with gaps of less than `least` drawn over; coarser where there are too many."""
+    """(begin, end, seconds covered) of the spans, joined where a gap is shorter than `least` seconds, which is
+    doubled until there are at most MOST_BARS."""
     while True:
         out: list[tuple[float, float, float]] = []
         for t0, t1 in spans:

@@ -1,12 +1,12 @@
-"""Draws matplotlib figures as SVG in the manner of the hand-drawn pictures: for any page, in the colours of that page.
+"""Draws matplotlib figures as SVG in the style of labkit.view.svg, with the colours and letters of the page.
 
     black                 the colour of the page's words, so that a chart is readable on a light and a dark page
     words                 <text>, which can be searched and copied, in the letters of the page
-    an artist's gid       what the page tells where the pointer rests on it: <g><title>...</title>
-    beyond the axes       cut by an inner <svg>
+    an artist's gid       the text that appears when the pointer rests on it: <g><title>...</title>
+    beyond the axes       cut off by an inner <svg>
 
-matplotlib's own SVG has ids, which collide where two pictures stand on one page, and a style sheet, which reaches all
-of that page; and it takes half as long again.
+matplotlib's own SVG has ids, which collide when two pictures are on one page, and a style sheet, which changes the
+whole page. It also takes 1.5 times as long to draw.
 """
 
 from __future__ import annotations
@@ -27,46 +27,47 @@ from labkit.view.svg import width_of
 
 
 class Pen(RendererBase):
-    """A page on which a figure draws itself; `out` is what stands inside of its <svg>."""
+    """A page on which a figure draws itself; `out` lists the elements inside its <svg>."""
 
     def __init__(self, width: float, height: float, scale: float = 1.0) -> None:
-        """A page of this many pixels, and pixels for each point."""
+        """A page of `width` by `height` pixels, with `scale` pixels for each point."""
         super().__init__()
         self.width, self.height, self.scale = width, height, scale
         self.out, self.hovers = list[str](), list[bool]()
 
     def flipy(self) -> bool:
-        """True: y counts downward."""
+        """True, since y counts downward in SVG."""
         return True
 
     def get_canvas_width_height(self) -> tuple[float, float]:
-        """Pixels."""
+        """Width and height in pixels."""
         return self.width, self.height
 
     def points_to_pixels(self, points: Any) -> Any:
-        """Pixels for points."""
+        """The pixels of this many points."""
         return points * self.scale
 
     def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
-        """About what words take: which font the page has is not known, and to ask one takes half of the time."""
+        """An estimate of the room that words take. The page's font is not known, and asking a font would take half of
+        all drawing time."""
         if ismath:
             return super().get_text_width_height_descent(s, prop, ismath)
         size = self.points_to_pixels(prop.get_size_in_points())
         return width_of(s, size, _bold(prop)), size, 0.24 * size
 
     def open_group(self, s: str, gid: str | None = None) -> None:
-        """An artist begins; its gid shows when the pointer rests on it."""
+        """Begin an artist; its gid appears when the pointer rests on it."""
         self.hovers.append(bool(gid))
         if gid:
             self.out.append(f"<g><title>{escape(gid)}</title>")
 
     def close_group(self, s: str) -> None:
-        """An artist ends."""
+        """End an artist."""
         if self.hovers.pop():
             self.out.append("</g>")
 
     def draw_path(self, gc: GraphicsContextBase, path: Path, transform: Transform, rgbFace: Any = None) -> None:
-        """A line or an area."""
+        """Draw a line or an area."""
         paint = self._paint(gc, rgbFace)
         if 'stroke="' not in paint and 'fill="none"' in paint:
             return
@@ -79,7 +80,7 @@ class Pen(RendererBase):
     def draw_markers(
         self, gc: Any, marker_path: Path, marker_trans: Any, path: Any, trans: Transform, rgbFace: Any = None
     ) -> None:
-        """Marks; round ones, the most frequent, as circles."""
+        """Draw marks; round ones, the most frequent, as circles."""
         if marker_path is not Path.unit_circle():
             super().draw_markers(gc, marker_path, marker_trans, path, trans, rgbFace)
             return
@@ -91,12 +92,12 @@ class Pen(RendererBase):
     def draw_text(
         self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None
     ) -> None:
-        """Words stay words: they can be searched and copied. Formulas between dollars are drawn as outlines."""
+        """Write words as text, which can be searched and copied. Formulas between dollars are drawn as outlines."""
         if ismath:
             super().draw_text(gc, x, y, s, prop, angle, ismath, mtext)
             return
         anchor = ""
-        if mtext is not None and angle == 0:  # the page's letters may be wider than those that were measured
+        if mtext is not None and angle == 0:  # the page's letters may be wider than estimated
             place = mtext.get_transform().transform(mtext.get_unitless_position())
             x, side = place[0], mtext.get_horizontalalignment()
             anchor = {"center": ' text-anchor="middle"', "right": ' text-anchor="end"'}.get(side, "")
@@ -109,7 +110,7 @@ class Pen(RendererBase):
         self._put(words, gc, np.array([[x, y]]))
 
     def draw_image(self, gc: Any, x: float, y: float, im: Any, transform: Any = None) -> None:
-        """Pixels, as a PNG within the drawing."""
+        """Draw an image, as a PNG inside the SVG."""
         file, (high, wide) = io.BytesIO(), im.shape[:2]
         imsave(file, im[::-1], format="png")
         data = base64.b64encode(file.getvalue()).decode()
@@ -140,7 +141,7 @@ class Pen(RendererBase):
         )
 
     def _put(self, shape: str, gc: GraphicsContextBase, points: Any) -> None:
-        """Add a shape through these points, cut at the edges to which matplotlib cuts it."""
+        """Add a shape through these points, cut at matplotlib's clip rectangle if it crosses it."""
         clip = gc.get_clip_rectangle()
         if clip is not None and len(points):
             left, top, right, bottom = clip.x0, self.height - clip.y1, clip.x1, self.height - clip.y0
@@ -176,7 +177,7 @@ def _rectangle(path: Any, edged: bool) -> str:
 
 
 def _outline(path: Any) -> str:
-    """A path's letters: M, L, Q, C, z; nothing for one without points."""
+    """A path as SVG writes it, with M, L, Q, C and z; "" for a path without points."""
     out, point = [], 0
     points, codes = path.vertices.round(1).tolist(), path.codes.tolist()
     while point < len(codes) and codes[point]:

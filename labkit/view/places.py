@@ -1,9 +1,9 @@
-"""Where ranks stand on a page, so that the way they talk is seen at a glance: found from who talks to whom.
+"""Where ranks stand on a page. The arrangement follows from which ranks exchange messages:
 
-star   one talks to all, the others to nobody else      it in the middle, they around it
-tree   no way round, and every rank can be reached      the root on top, a level for each hop
-rows   the nodes are given                              a row for each node
-ring   all else                                         on a circle, in order
+star   one rank talks to all others, and they only to it     that rank in the middle, the others around it
+tree   the connections have no circle and reach every rank   the root on top, a level for each hop
+rows   the nodes are given                                   a row for each node
+ring   anything else                                         on a circle, in order
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 MOST_LEVELS = 8
-"""Levels of a tree; deeper ones (a chain) stand on a circle."""
+"""The most levels of a tree; the ranks of a deeper one, such as a chain, stand on a circle."""
 Edge = tuple[int, int]
 Spot = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The part of the page in which ranks stand, and half the size of one."""
+    """The edges of the part of the page in which ranks stand; `half` is half the size of a rank's disc."""
 
     left: float
     top: float
@@ -30,11 +30,11 @@ class Frame:
 
     @property
     def middle(self) -> Spot:
-        """Its centre."""
+        """The centre of the frame."""
         return (self.left + self.right) / 2, (self.top + self.bottom) / 2
 
     def around(self, ranks: Sequence[int]) -> dict[int, Spot]:
-        """On a circle, the first one on top, clockwise."""
+        """The places of ranks on a circle, clockwise from the top."""
         x, y = self.middle
         radius = min(self.right - self.left, self.bottom - self.top) / 2 - self.half - 2
         turn = 2 * math.pi / max(1, len(ranks))
@@ -43,7 +43,7 @@ class Frame:
         }
 
     def across(self, rows: Sequence[Sequence[int]]) -> dict[int, Spot]:
-        """A row for each sequence of ranks, evenly apart."""
+        """The places of ranks in rows, evenly apart in each row."""
         wide, tall = self.right - self.left, self.bottom - self.top
         return {
             rank: (self.left + (k + 0.5) * wide / len(row), self.top + (at + 0.5) * tall / len(rows))
@@ -69,14 +69,15 @@ def places(
             others = [rank for rank in ranks if rank != hubs[0]]
             return "star", {hubs[0]: frame.middle, **frame.around(others)}
         levels = _levels(_root(ranks, edges, pairs), pairs)
-        found = _tree(levels, frame) if sum(map(len, levels)) == len(ranks) else {}
-        if found:
-            return "tree", found
+        spots = _tree(levels, frame) if sum(map(len, levels)) == len(ranks) else {}
+        if spots:
+            return "tree", spots
     return "ring", frame.around(ranks)
 
 
 def _root(ranks: Sequence[int], edges: Collection[Edge], pairs: Collection[Edge]) -> int:
-    """Who gives without taking (a broadcast), takes without giving (a reduction), or has most neighbours."""
+    """The rank that sends but never receives (in a broadcast) or receives but never sends (in a reduction), if there is
+    one; otherwise the rank with most neighbours."""
     for end in (1, 0):
         alone = [rank for rank in ranks if all(edge[end] != rank for edge in edges)]
         if len(alone) == 1:
@@ -99,7 +100,7 @@ def _levels(root: int, pairs: Collection[Edge]) -> list[dict[int, int]]:
 
 
 def _tree(levels: Sequence[Mapping[int, int]], frame: Frame) -> dict[int, Spot]:
-    """A column for each leaf, a parent above the middle of its children; {} if that would not fit."""
+    """The places of a tree: a column for each leaf, a parent above the middle of its children; {} if too wide."""
     children: dict[int, list[int]] = {rank: [] for level in levels for rank in level}
     for level in levels[1:]:
         for rank, parent in level.items():

@@ -1,14 +1,14 @@
-"""The roofline as a picture: the roof of a device, and where each op of a model stands below it.
+"""The roofline as a picture: the roof of a device, and where each op of a model lies below it.
 
     Tflop/s  |        ______________  794 Tflop/s, large products in bf16
-             |      /|    a b         letters are ops; the table below the picture tells their numbers
+             |      /|    a b         letters are ops; the table below the picture has their numbers
              |    / c|                filled: predicted, hollow: measured
              |  /    |
              +-------+-------------   flop / byte
               ridge 279
 
-Both axes are logarithmic. An op left of the ridge waits for memory, one right of it for arithmetic, and one that is far
-below the roof waits for its start. (Laws: labkit.plan.roofline; Williams, Waterman and Patterson 2009.)
+Both axes are logarithmic. Memory limits an op left of the ridge, arithmetic one right of it, and the time to start a
+kernel one far below the roof. (Laws: labkit.plan.roofline; Williams, Waterman and Patterson 2009.)
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from labkit.view.units import bytes_text, metric_text, seconds_text
 LEFT, RIGHT, TOP, BOTTOM = 86.0, 780.0, 66.0, 350.0
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST = 16
-"""Ops with a letter; of more, those that take longest."""
+"""The most ops that are drawn, each with a letter; of more, those that take longest."""
 TURNS = (0.0, 0.7, -0.7, 1.2, -1.2)
-"""Where a letter may stand: below its op, for above it is the roof with its words."""
+"""Angles from straight down at which a letter may stand, all below its op: the roof and its words are above."""
 BESIDE = ((-17.0, 3.0), (-32.0, 18.0), (-47.0, 33.0), (-62.0, 48.0))
-"""Where a roof's number may begin: right above or below its line, or further off where that is taken."""
+"""Heights (above, below) its line at which a roof's number may begin, nearest first."""
 ROOF = chart.LINES[0]
 
 
@@ -44,11 +44,11 @@ def roofline(
     measured: Mapping[str, float] | None = None,
     title: str = "",
 ) -> chart.Chart:
-    """The roof of `hardware` in one precision (those of the others thin), and the ops below it.
+    """The roof of `hardware` in one precision, thin roofs for other precisions, and the ops below.
 
-    `operations` as of labkit.plan.roofline.operations; what does no flops has no place and is told in words.
-    `measured` is op's name -> seconds of one run, drawn beside the prediction. ValueError for an unknown precision, a
-    measured op that is not among `operations`, and seconds that are not above 0."""
+    `operations` as from labkit.plan.roofline.operations; an op without flops has no place and is named in a note.
+    `measured` maps an op's name to the seconds of one run, drawn beside the prediction. ValueError for an unknown
+    precision, for a measured op that is not among `operations`, and for seconds that are not above 0."""
     seen = dict(measured or {})
     unknown = sorted(set(seen) - {op.name for op in operations})
     if unknown or any(not 0 < took < math.inf for took in seen.values()):
@@ -94,7 +94,7 @@ def roofline(
     for rate in roofs:
         x, y = chart.on_page(axes, rate / hardware.reachable_bytes_per_s, rate)
         room.keep(x, y - 2, RIGHT - x, 4)
-    _letters(axes, marks, room)  # letters have fewer places than the roofs' numbers, and choose before them
+    _letters(axes, marks, room)  # letters have fewer possible places than the roofs' numbers, so they are placed first
     _roofs(figure, axes, hardware, precision, roofs, room)
     if drawn:
         _table(figure, drawn, seen, hardware, precision)
@@ -104,7 +104,7 @@ def roofline(
 
 
 def _grid(axes: chart.Axes, hardware: Hardware, corner: float, room: Room) -> None:
-    """Powers of ten, with their numbers; dots as far as the slope of memory, so that no words lie on them."""
+    """Mark powers of ten; draw their dotted lines only up to the slope of memory, so that no words lie on them."""
     (low, high), (floor, ceiling) = axes.get_xlim(), axes.get_ylim()
     first, last = math.ceil(math.log10(floor)), math.floor(math.log10(ceiling))
     rates = [10.0**power for power in range(first, last + 1, 1 + (last - first) // 9)]
@@ -120,7 +120,7 @@ def _grid(axes: chart.Axes, hardware: Hardware, corner: float, room: Room) -> No
 
 
 def _flat_roofs(hardware: Hardware, precision: str) -> dict[float, list[str]]:
-    """The rates of large products, that of `precision` first, and the precisions that have them."""
+    """Rate of large products -> the precisions that have it; that of `precision` comes first."""
     roofs: dict[float, list[str]] = {hardware.rate(precision): [precision]}
     for item in hardware.flops:
         names = roofs.setdefault(hardware.rate(item.name), [])
@@ -146,7 +146,8 @@ def _roofs(
         [corner, corner], [axes.get_ylim()[0], top], color="black", linestyle=(0, (5, 4)), linewidth=1, zorder=1.5
     )
     room.keep_path([start, middle, (middle[0], BOTTOM)])
-    for rate, names in roofs.items():  # above or below its roof, as far right as no mark and no other roof is crossed
+    # the number of a roof goes above or below it, as far right as no mark and no other roof is in the way
+    for rate, names in roofs.items():
         bend, y = chart.on_page(axes, rate / hardware.reachable_bytes_per_s, rate)
         if rate != top:
             ends = [rate / hardware.reachable_bytes_per_s, high]
@@ -176,7 +177,8 @@ def _roofs(
 
 @dataclass(frozen=True)
 class Mark:
-    """An op's dot or ring: its letter, its flops a byte and a second, its place on the page, and what it tells."""
+    """An op's dot (predicted) or ring (measured): its letter, flops for each byte, flops a second, place on the page,
+    and the text `told` under the pointer."""
 
     letter: str
     measured: bool
@@ -232,7 +234,7 @@ def _letters(axes: chart.Axes, marks: Sequence[Mark], room: Room) -> None:
 def _table(
     figure: chart.Chart, drawn: Sequence[Operation], seen: Mapping[str, float], hardware: Hardware, precision: str
 ) -> None:
-    """Every letter's numbers."""
+    """The table of the ops' numbers, by letter."""
     y = BOTTOM + 62
     columns = (
         (10.0, "", "center"), (30.0, "op, how often", "left"), (300.0, "flops", "right"), (375.0, "bytes", "right"),
@@ -262,7 +264,7 @@ def _notes(
     n_placed: int,
     without: Sequence[Operation],
 ) -> list[str]:
-    """What stands below the table: what is not in it, and how to read the marks."""
+    """The notes below the table: which ops are not in it, and how to read the marks."""
     notes = []
     if n_placed > len(drawn):
         notes.append(f"the {len(drawn)} ops that take longest are drawn; {n_placed - len(drawn)} more are not")
@@ -277,7 +279,7 @@ def _notes(
 
 
 def _off(predicted: float, measured: float) -> str:
-    """`32.5% slower`, `4.07 times as long`."""
+    """How far a measurement is from the prediction: `32.5% slower`, `4.07 times as long`."""
     ratio = measured / predicted
     if 0.5 <= ratio <= 2:
         return f"{100 * abs(ratio - 1):.3g}% {'slower' if ratio >= 1 else 'faster'}"

@@ -1,4 +1,4 @@
-"""A pipeline schedule on paper: a row for each rank, a box for each action, and white where the rank waits."""
+"""A pipeline schedule as a picture: a row for each rank, a box for each action, and gaps where the rank waits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from labkit.view.units import seconds_text
 
 LEFT, RIGHT, TOP, LANE = 62, 74, 58, 30
 KINDS = (("F", "forward", PALETTE[0], 0), ("B", "backward", PALETTE[1], 4), ("W", "weights", PALETTE[2], 4))
-"""Letter, word, colour, and how much lower the box stands: what is too narrow for a letter can still be told apart."""
+"""Letter, word, colour, and how much lower the box stands, by which boxes too narrow for a letter can be told apart."""
 MOST = 2000
-"""Boxes of a picture; below it stands how many actions come later and are left out."""
+"""The most boxes of a picture. A line below it says how many later actions are left out."""
 
 
 @chart.style()
 def rows(what: Schedule | Sequence[Span], title: str = "") -> chart.Chart:
     """A schedule as it runs if a forward takes 1 and a backward 2, or spans, simulated or measured, in seconds.
 
-    Measured ones are the `spans` of every rank's Pipeline, joined, each moved by its `begin` (and its clock's offset,
-    see Clock) if ranks did not begin together. A box says action and micro-batch (`F3`; `5F3` names
-    stage 5 where a rank has several, whose boxes are paler the later the stage); on the right stands how many
-    activations the rank holds at most. ValueError if there is nothing to draw."""
+    Measured spans are the `spans` of every rank's Pipeline in one list, each moved by its `begin` (and its clock's
+    offset, see Clock) if ranks did not begin together. A box names action and micro-batch, `F3`. If a rank has several
+    stages, it names the stage, too, `5F3`, and boxes of later stages are paler. On the right stands the largest number
+    of activations that the rank holds. ValueError if there is nothing to draw."""
     spans = sorted(simulate(what) if isinstance(what, Schedule) else what, key=lambda span: span.start)
     if not spans:
         raise ValueError("a picture of a schedule needs spans, and there are none")
@@ -88,7 +88,7 @@ def _paler(colour: str, share: float) -> str:
 
 
 def _held(spans: Sequence[Span]) -> int:
-    """The most activations held at once, in (stage, micro-batch) pairs."""
+    """The most activations that a rank with these spans holds at once, counted as (stage, micro-batch) pairs."""
     last, held, most = "W" if any(span.action.kind == "W" for span in spans) else "B", 0, 0
     for span in spans:
         held += (span.action.kind == "F") - (span.action.kind == last)

@@ -1,4 +1,4 @@
-"""A bent arrow between two discs: it goes around what stands in its way, and keeps off its twin of the other way.
+"""A bent arrow between two discs: it goes around discs in its way, and beside the arrow of the other direction.
 
 from o--------.
                 `-----> o to          a quadratic curve through one pull point (Bezier)
@@ -15,7 +15,7 @@ from labkit.view.places import Spot
 
 @dataclass(frozen=True)
 class Stroke:
-    """From `a` to `b`, bent towards `pull`."""
+    """A curve from `a` to `b`, bent towards `pull`."""
 
     a: Spot
     pull: Spot
@@ -25,8 +25,8 @@ class Stroke:
     def between(cls, a: Spot, b: Spot, gap: float, aside: float = 0.0, others: Iterable[Spot] = ()) -> Stroke:
         """From the edge of the disc around `a` to that around `b`, `gap` from their middle.
 
-        `aside` moves it to its left hand, so that the two directions of one edge lie beside each other; it bends where
-        one of `others` would lie on it."""
+        `aside` moves it to its left, so that the arrows of both directions lie beside each other. It bends around
+        `others`, the middles of other discs, if one lies in its way."""
         (x1, y1), (x2, y2) = a, b
         length = math.hypot(x2 - x1, y2 - y1) or 1.0
         ux, uy = (x2 - x1) / length, (y2 - y1) / length
@@ -38,7 +38,7 @@ class Stroke:
         return cls(start, pull, end)
 
     def at(self, share: float) -> Spot:
-        """The place after this share of the way."""
+        """The place on the curve at its parameter `share`, from 0 at `a` to 1 at `b`."""
         p, q, r = (1 - share) ** 2, 2 * share * (1 - share), share**2
         return tuple(p * a + q * c + r * b for a, c, b in zip(self.a, self.pull, self.b, strict=True))  # type: ignore[return-value]
 
@@ -59,14 +59,14 @@ class Stroke:
 
 
 def _near(spot: Spot, a: Spot, along: Spot, length: float) -> float:
-    """How far a spot is from a straight piece that begins at `a`."""
+    """The distance of a spot from the straight piece of this length that begins at `a` in the direction `along`."""
     dx, dy = spot[0] - a[0], spot[1] - a[1]
     at = min(length, max(0.0, dx * along[0] + dy * along[1]))
     return math.hypot(dx - at * along[0], dy - at * along[1])
 
 
 def _leave(spot: Spot, towards: Spot, gap: float, shift: Spot) -> Spot:
-    """Where a line to `towards` leaves the disc around a spot."""
+    """The place, moved by `shift`, at which a line to `towards` leaves the disc of radius `gap` around a spot."""
     x, y = spot[0] + shift[0], spot[1] + shift[1]
     length = math.hypot(towards[0] - x, towards[1] - y) or 1.0
     return x + (towards[0] - x) / length * gap, y + (towards[1] - y) / length * gap

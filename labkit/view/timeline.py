@@ -1,4 +1,4 @@
-"""When was what on the wire? The ledgers of all ranks along one clock."""
+"""A timeline of the transfers of all ranks, from their ledgers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from labkit.view.svg import PALETTE, WIDTH, width_of
 from labkit.view.units import bytes_text, seconds_text
 
 LEFT, TOP, LANE, TALL, THIN = 70, 56, 16, 1100, 3
-"""Where bars begin, how high a lane is, how high all rows together before lanes get thinner, and the thinnest lane."""
+"""The left end and the top of the bars, the height of a lane, the height of all rows above which lanes get thinner, and
+the height of the thinnest lane."""
 COLOURS = (*PALETTE[:5], *PALETTE[6:])
-"""One for each verb; without the dark blue, on which dark words are lost."""
+"""A colour for each verb. The dark blue is not among them, since dark words on it cannot be read."""
 MOST = 400
-"""Bars of a rank; below them the picture says how many are left out."""
+"""The most bars of a rank. A line below the picture says how many are left out."""
 
 
 @chart.style()
 def timeline(replies: Sequence[Reply]) -> chart.Chart:
-    """A row for each rank, a bar for each transfer from its start to its end; those that overlap go under each other.
+    """A row for each rank, a bar for each transfer from its start to its end; overlapping bars have lanes of their own.
 
-    A bar is as long as the transfer took, waiting for the other side included; resting the pointer on it tells bytes,
-    peer and time. The ranks' clocks are one clock only where they share a machine. ValueError if nothing was sent."""
+    A bar is as long as the transfer took, waiting for the other side included; the pointer over it shows bytes, peer
+    and time. The ranks' times can be compared only if they share a machine. ValueError if nothing was sent."""
     shown = [(reply.rank, sorted(reply.ledger, key=lambda t: (t.t0, -t.t1))) for reply in replies]
     begins = [t.t0 for _, transfers in shown for t in transfers]
     if not begins:
@@ -33,7 +34,7 @@ def timeline(replies: Sequence[Reply]) -> chart.Chart:
     verbs = list(dict.fromkeys(t.verb for _, transfers in shown for t in transfers))
     colour = {verb: COLOURS[k % len(COLOURS)] for k, verb in enumerate(verbs)}
     edge = 1 if max(len(transfers) for _, transfers in shown) < 80 else 0  # edges of narrow bars hide their colours
-    room = max(LANE, TALL / len(shown) - 8)  # of one rank: many ranks, or many transfers at a time, have thin lanes
+    room = max(LANE, TALL / len(shown) - 8)  # for one rank; many ranks, or many transfers at a time, make thin lanes
     counts = [min(_lanes(transfers[:MOST]), max(1, int(room // THIN))) for _, transfers in shown]
     highs = [min(LANE, room / count) for count in counts]
     bottom = TOP + sum(max(LANE, count * high) + 8 for count, high in zip(counts, highs, strict=True))
@@ -52,7 +53,7 @@ def timeline(replies: Sequence[Reply]) -> chart.Chart:
         free: list[float] = []  # when each lane of this rank is free again
         for t in transfers[:MOST]:
             lane = next((k for k, until in enumerate(free) if until <= t.t0), len(free))
-            lane = min(lane, count - 1)  # beyond, bars lie over each other
+            lane = min(lane, count - 1)  # more bars at a time than lanes lie over each other
             free[lane : lane + 1] = [t.t1]
             whom = "everybody" if t.to is None else f"rank {t.to}"
             inside = f", within {t.within}" if t.within else ""
@@ -72,7 +73,7 @@ def timeline(replies: Sequence[Reply]) -> chart.Chart:
 
 
 def _lanes(transfers: Sequence[Transfer]) -> int:
-    """How many are under way at a time, at most; at least 1."""
+    """The largest number of transfers that are under way at a time; at least 1."""
     ends: list[float] = []
     for t in transfers:
         lane = next((k for k, until in enumerate(ends) if until <= t.t0), len(ends))

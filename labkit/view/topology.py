@@ -1,4 +1,4 @@
-"""Who sent how much to whom, as one table; and over which wires it went, as a map of nodes.
+"""The bytes that each rank sent to each other rank as a table, and the wires that carried them as a map of nodes.
 
 topology(replies)            a matrix: bytes from the row's rank to the column's
 network(links, ledgers)      nodes with their ranks, each kind of link with its latency and its bandwidth, and how
@@ -25,13 +25,13 @@ from labkit.view.units import bytes_text, metric_text, seconds_text
 
 LEFT, TOP, ROW, HIGH, TOTAL = 70, 52, 34, 28, 92
 MOST_NODES, MOST_RANKS, MOST_KINDS, COLUMNS = 16, 16, 8, 4
-"""Nodes of a map, ranks of a node, kinds of link that are drawn; nodes side by side."""
+"""The most nodes of a map, ranks of a node, and kinds of link that are drawn; and the nodes side by side."""
 
 
 def topology(replies: Sequence[Reply]) -> Picture:
     """A matrix of bytes sent, from the row's rank to the column's. Darker is more; the number is in the box.
 
-    Only messages have a receiver: a collective that the backend carries out counts in the last column alone."""
+    Only messages have a receiver: a collective that the backend carries out counts in the last column only."""
     ranks = [reply.rank for reply in replies]
     sent = {(a, b): 0 for a in ranks for b in ranks}
     for reply in replies:
@@ -44,7 +44,7 @@ def topology(replies: Sequence[Reply]) -> Picture:
     body = [text(4, 20, "bytes sent, from row to column", size=14, bold=True)]
     body += [text(LEFT + k * side + side / 2 - 2, TOP - 8, f"to {b}", "middle") for k, b in enumerate(ranks)]
     body.append(text(last + TOTAL / 2, TOP - 8, "all sent", "middle", bold=True))
-    told = []
+    titles = []
     for row, reply in enumerate(replies):
         a, y = reply.rank, TOP + row * ROW
         body.append(text(4, y + 19, f"rank {a}", bold=True))
@@ -55,19 +55,19 @@ def topology(replies: Sequence[Reply]) -> Picture:
                 continue
             title = f"rank {a} sent {n_bytes:,} bytes to rank {b}"
             body.append(box(x, y, side - 4, HIGH, shade(n_bytes / most), bytes_text(n_bytes), title))
-            told.append(title)
+            titles.append(title)
         total = reply.ledger.sent_bytes()
         body.append(box(last, y, TOTAL, HIGH, "none", bytes_text(total), f"rank {a} sent {total:,} bytes in all"))
-    label = f"bytes sent between {len(ranks)} ranks: {'; '.join(told) or 'no messages'}"
+    label = f"bytes sent between {len(ranks)} ranks: {'; '.join(titles) or 'no messages'}"
     return Picture("".join(body), TOP + 4 + ROW * len(ranks), label, max(300, last + TOTAL + 4))
 
 
 def network(links: Links, ledgers: Ledgers | None = None, title: str = "") -> Picture:
-    """The nodes of `links` with their ranks, each kind of wire with its numbers, and what crossed them.
+    """The nodes of `links` with their ranks, each kind of wire with its numbers, and the bytes that crossed it.
 
-    With `ledgers` (of ranks 0, 1, ..., or replies) each rank has its bytes sent, each node what left it and came to it,
-    and a table has the bytes inside and between nodes by axis; what the backend's own collectives moved has no receiver
-    and stands apart. ValueError for ledgers of another number of ranks."""
+    With `ledgers` (of ranks 0, 1, ..., or replies) each rank shows the bytes that it sent, each node those that left it
+    and came to it, and a table the bytes inside and between nodes by axis. The bytes of the backend's own collectives
+    have no receiver, and a column of their own. ValueError for ledgers of another number of ranks."""
     if ledgers is not None and len(ledgers) != links.n_ranks:
         raise ValueError(
             f"these links join {links.n_ranks} ranks, and there are ledgers of {len(ledgers)}: one for each"
@@ -85,7 +85,7 @@ def network(links: Links, ledgers: Ledgers | None = None, title: str = "") -> Pi
     tall = (
         44 + 40 * max(-(-len(node) // per) for node in shown) + (18 if any(len(x) > MOST_RANKS for x in nodes) else 0)
     )
-    y, told = 36.0, []
+    y, node_facts = 36.0, []
     for first in range(0, len(shown), across):
         for column, ranks in enumerate(shown[first : first + across]):
             number, x = first + column, 4 + column * (wide + 12)
@@ -93,20 +93,20 @@ def network(links: Links, ledgers: Ledgers | None = None, title: str = "") -> Pi
             if k > 1:
                 out, into = _crossed(links, flow, nodes[number])
                 body.append(line(x + 24, y + tall, x + 24, y + tall + 36, width=3))
-                for row, said in enumerate((f"up {bytes_text(out)}", f"down {bytes_text(into)}") if flow else ()):
-                    body.append(text(x + 32, y + tall + 14 + 15 * row, said, size=12))
-                told.append(f"node {number} sent {out:,} bytes to other nodes and took {into:,}")
+                for row, caption in enumerate((f"up {bytes_text(out)}", f"down {bytes_text(into)}") if flow else ()):
+                    body.append(text(x + 32, y + tall + 14 + 15 * row, caption, size=12))
+                node_facts.append(f"node {number} sent {out:,} bytes to other nodes and took {into:,}")
         y += tall + (36 if k > 1 else 10)
         if k > 1:
-            said = f"between nodes: {_numbers(links, True)}"
-            body.append(box(4, y, WIDTH - 8, 20, "#b3b3b3", said, said))
+            caption = f"between nodes: {_numbers(links, True)}"
+            body.append(box(4, y, WIDTH - 8, 20, "#b3b3b3", caption, caption))
             y += 34
     if k > MOST_NODES:
         body.append(text(4, y + 12, f"the first {MOST_NODES} nodes are drawn; {k - MOST_NODES:,} are not", size=12))
         y += 20
     rows, y, words = _wires(links, flow, y + 14)
     table, y, moved = _by_axis(links, ledgers, y) if ledgers is not None else ([], y, [])
-    label = f"{head}: " + "; ".join([*words, *(told if flow else []), *moved])
+    label = f"{head}: " + "; ".join([*words, *(node_facts if flow else []), *moved])
     return Picture("".join([*body, *rows, *table]), y + 10, label)
 
 
@@ -119,27 +119,27 @@ def _node(
     flow: Flow | None,
     most: int,
 ) -> list[str]:
-    """A node's frame, its links and its ranks; a fuller blue has sent more."""
+    """A node's frame, its links and its ranks; ranks that sent more are of a fuller blue."""
     (x, y, wide, tall), whole = frame, links.by_node[number]
     out = [box(x, y, wide, tall), text(x + 8, y + 18, f"node {number}", bold=True)]
     if len(whole) > 1:
         out.append(text(x + 8, y + 34, cut(_numbers(links, False), int((wide - 16) / 6.6)), size=11))
-    each = (wide - 12) / per
+    pitch = (wide - 12) / per
     for place, rank in enumerate(ranks):
-        a, b = x + 8 + place % per * each, y + 42 + place // per * 40
+        a, b = x + 8 + place % per * pitch, y + 42 + place // per * 40
         sent = flow.sent(rank) if flow else 0
         hover = f"rank {rank} on node {number}" + f" sent {sent:,} bytes" * bool(flow)
         fill = shade(sent / most) if most else shade(0)
-        out.append(box(a, b, each - 4, 18 if flow else 30, fill, f"rank {rank}" if each > 70 else rank, hover))
+        out.append(box(a, b, pitch - 4, 18 if flow else 30, fill, f"rank {rank}" if pitch > 70 else rank, hover))
         if flow:
-            out.append(text(a + each / 2 - 2, b + 31, bytes_text(sent), "middle", 11))
+            out.append(text(a + pitch / 2 - 2, b + 31, bytes_text(sent), "middle", 11))
     if len(whole) > len(ranks):
         out.append(text(x + 8, y + tall - 6, f"and {len(whole) - len(ranks):,} more ranks", size=12))
     return out
 
 
 def _numbers(links: Links, between: bool) -> str:
-    """`nvlink, 1.9 us, 450 GB/s`, or how many kinds of link there are."""
+    """The links inside or `between` nodes: `nvlink, 1.9 us, 450 GB/s`, or the number of kinds if there are several."""
     kinds = {link for (a, b), link in links.wires if (links.home[a] != links.home[b]) == between}
     if len(kinds) > 1:
         return f"{len(kinds)} kinds of link"
@@ -152,14 +152,16 @@ def _latency(link: Link) -> str:
 
 
 def _crossed(links: Links, flow: Flow | None, node: Sequence[int]) -> tuple[int, int]:
-    """Bytes of messages that left a node, and that came to it."""
+    """(bytes of messages that left a node, bytes of messages that came to it)."""
     edges = flow.edges.items() if flow else ()
     out = sum(n for (a, b), (n, _) in edges if a in node and links.home[a] != links.home[b])
     return out, sum(n for (a, b), (n, _) in edges if b in node and links.home[a] != links.home[b])
 
 
 def _wires(links: Links, flow: Flow | None, y: float) -> tuple[list[str], float, list[str]]:
-    """Each kind of link once: how many edges are of it, latency, bandwidth; what crossed it, or whom it joins."""
+    """A table of the kinds of link: number of edges, latency, bandwidth, and bytes that crossed or ranks joined.
+
+    Returns (elements, the height below, facts in words)."""
     kinds: dict[tuple[bool, Link], list[Edge]] = defaultdict(list)
     for (a, b), link in links.wires:
         kinds[links.home[a] != links.home[b], link].append((a, b))
@@ -169,7 +171,7 @@ def _wires(links: Links, flow: Flow | None, y: float) -> tuple[list[str], float,
                (WIDTH - 4.0, "busiest edge" if flow else "joins", "end"))  # fmt: skip
     out = [text(x, y, word, anchor, bold=True) for x, word, anchor in columns if word] if kinds else []
     out += [line(4, y + 6, WIDTH - 4, y + 6)] if kinds else []
-    told = []
+    facts = []
     for (between, link), edges in [*sorted(kinds.items(), key=lambda kind: (kind[0][0], -len(kind[1])))][:MOST_KINDS]:
         y += 20
         where = "between nodes" if between else "inside a node" if len(links.by_node) > 1 else "any two"
@@ -187,21 +189,23 @@ def _wires(links: Links, flow: Flow | None, y: float) -> tuple[list[str], float,
         speed = metric_text(link.bytes_per_s, "B/s")
         cells = (cut(name, 32), f"{len(edges):,}", _latency(link), speed, moved, cut(last, 24))
         out += [text(x, y, cell, anchor) for (x, _, anchor), cell in zip(columns, cells, strict=True) if cell]
-        told.append(f"{name}, {cells[1]} edges, {cells[2]}, {speed}" + (f", {moved} crossed, {last}" if flow else ""))
+        facts.append(f"{name}, {cells[1]} edges, {cells[2]}, {speed}" + (f", {moved} crossed, {last}" if flow else ""))
     if len(kinds) > MOST_KINDS:
         out.append(text(4, y := y + 19, f"and {len(kinds) - MOST_KINDS} more kinds of link", size=12))
     if cards:
         speed = metric_text(cards[0].bytes_per_s, "B/s")
         out.append(text(4, y := y + 20, f"the ranks of a node share its card: {speed} up, and as much down", size=12))
-    return out, y + 30 if kinds else y, told
+    return out, y + 30 if kinds else y, facts
 
 
 def _by_axis(links: Links, ledgers: Ledgers, y: float) -> tuple[list[str], float, list[str]]:
-    """Bytes that stayed inside nodes, crossed between them, and have no receiver, axis by axis."""
+    """A table, axis by axis, of bytes that stayed inside nodes, that crossed between them, and that have no receiver.
+
+    Returns (elements, the height below, facts in words)."""
     columns = ((4.0, "bytes by axis", "start"), (330.0, "inside nodes", "end"), (450.0, "between", "end"),
                (590.0, "by the backend", "end"), (610.0, "crossed", "start"))  # fmt: skip
     out = [text(x, y, word, anchor, bold=True) for x, word, anchor in columns] + [line(4, y + 6, WIDTH - 4, y + 6)]
-    axes, told = axes_of(ledgers), []
+    axes, facts = axes_of(ledgers), []
     for axis in (*axes, None) if len(axes) > 1 else axes:
         flow = Flow.of(ledgers, axis)
         between = sum(n for (a, b), (n, _) in flow.edges.items() if links.home[a] != links.home[b])
@@ -210,7 +214,7 @@ def _by_axis(links: Links, ledgers: Ledgers, y: float) -> tuple[list[str], float
         share = f"{100 * between / (inside + between):.3g}% of messages" if inside + between else "no messages"
         cells = (axis or "all", bytes_text(inside), bytes_text(between), bytes_text(backend), share)
         out += [text(x, y, c, anchor, bold=axis is None) for (x, _, anchor), c in zip(columns, cells, strict=True)]
-        told.append(f"{cells[0]}: {inside:,} bytes inside nodes, {between:,} between them, {backend:,} by the backend")
+        facts.append(f"{cells[0]}: {inside:,} bytes inside nodes, {between:,} between them, {backend:,} by the backend")
     if not axes:
         out.append(text(4, y := y + 20, "nothing was sent"))
-    return out, y, told
+    return out, y, facts

@@ -1,12 +1,12 @@
-"""One training step of one rank as its ledger has it: what it sent, in this order, axis by axis; and how much in all.
+"""One training step of one rank, from its ledger: its transfers in order, axis by axis, and the bytes in all.
 
     tp     [ 20 x 16 MiB ][ 20 x ]      [ 40 x 16 MiB ]      all_reduces inside the layers
     pp                   |                            |      activations on, gradients back
     dp                                   [  80 x 54 MiB  ]   gradients, while the last backward goes on
            0                                         569     transfers, one after the other
 
-Transfers are in the order in which the rank began them, not on a scale of time: a rehearsal has no clock. What came to
-the rank is in the ledgers of those who sent it. (Narayanan et al., arXiv:2104.04473, section 3.)
+Transfers are in the order in which the rank began them, not on a scale of time, since a rehearsal has no clock.
+Messages to the rank are in the ledgers of their senders. (Narayanan et al., arXiv:2104.04473, section 3.)
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from labkit.view.units import bytes_text
 LANES = ("tp", "pp", "dp", "world")
 LEFT, RIGHT, TOP, ROW, TALL = 66.0, WIDTH - 8.0, 44.0, 40.0, 26.0
 GAP = 6
-"""So few transfers of other axes do not end a run; a message does."""
+"""A run goes on over up to so many transfers of other axes, but not over a message."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Transfers of one verb along one axis with hardly anything between: numbers `first` to `last` of the ledger."""
+    """Transfers of one verb along one axis with few others between them: numbers `first` to `last` of the ledger."""
 
     axis: str
     verb: str
@@ -39,80 +39,87 @@ class Run:
 
 
 def runs(ledger: Iterable[Transfer]) -> list[Run]:
-    """The ledger in runs, in the order in which they began; messages inside a collective are that collective's."""
-    found: list[Run] = []
+    """The ledger in runs, in the order in which they began. Messages inside a collective count as part of it."""
+    out: list[Run] = []
     open_: dict[str, int] = {}
     whole: dict[int, int] = {}
     tops: list[Transfer] = []
-    for each in ledger:
-        if each.within and tops:  # a hop of labkit's own ring: the collective that was opened before it has its bytes
-            whole[len(tops) - 1] = whole.get(len(tops) - 1, 0) + each.n_bytes
+    for transfer in ledger:
+        if transfer.within and tops:  # a message of labkit's own ring: its bytes belong to the collective before it
+            whole[len(tops) - 1] = whole.get(len(tops) - 1, 0) + transfer.n_bytes
         else:
-            tops.append(each)
-    for number, each in enumerate(tops):
-        n_bytes = each.n_bytes + whole.get(number, 0)
-        if each.verb == "send":  # a message from stage to stage parts one micro-batch from the next
-            open_ = {axis: at for axis, at in open_.items() if axis == each.axis}
-        at = open_.get(each.axis)
-        last = found[at] if at is not None else None
-        if last and at is not None and last.verb == each.verb and last.to == each.to and number - last.last <= GAP:
-            found[at] = Run(last.axis, last.verb, last.first, number, last.calls + 1, last.n_bytes + n_bytes, each.to)
+            tops.append(transfer)
+    for number, transfer in enumerate(tops):
+        n_bytes = transfer.n_bytes + whole.get(number, 0)
+        if transfer.verb == "send":  # a message from stage to stage separates two micro-batches
+            open_ = {axis: at for axis, at in open_.items() if axis == transfer.axis}
+        at = open_.get(transfer.axis)
+        last = out[at] if at is not None else None
+        if (
+            last
+            and at is not None
+            and last.verb == transfer.verb
+            and last.to == transfer.to
+            and number - last.last <= GAP
+        ):
+            out[at] = Run(last.axis, last.verb, last.first, number, last.calls + 1, last.n_bytes + n_bytes, transfer.to)
         else:
-            open_[each.axis] = len(found)
-            found.append(Run(each.axis, each.verb, number, number, 1, n_bytes, each.to))
-    return found
+            open_[transfer.axis] = len(out)
+            out.append(Run(transfer.axis, transfer.verb, number, number, 1, n_bytes, transfer.to))
+    return out
 
 
 def trace(ledger: Iterable[Transfer], title: str = "what one rank sends in one step") -> Picture:
-    """Lanes by axis with a box for each run of transfers, then the sum of each axis. An empty ledger is told."""
-    found = runs(ledger)
-    count = max((each.last for each in found), default=-1) + 1
-    lanes = [axis for axis in LANES if any(each.axis == axis for each in found)]
-    lanes += sorted({each.axis for each in found} - set(LANES))
-    head = f"{title}: {count:,} transfers" if found else f"{title}: nothing was sent"
+    """Lanes by axis with a box for each run of transfers, then the sums of each axis. The title tells if nothing was
+    sent."""
+    parts = runs(ledger)
+    count = max((run.last for run in parts), default=-1) + 1
+    lanes = [axis for axis in LANES if any(run.axis == axis for run in parts)]
+    lanes += sorted({run.axis for run in parts} - set(LANES))
+    head = f"{title}: {count:,} transfers" if parts else f"{title}: nothing was sent"
     body = [headline(head)]
     unit = (RIGHT - LEFT) / max(1, count)
     y = TOP
     for axis in lanes:
         body += [text(4, y + 18, axis, bold=True), line(LEFT, y + TALL / 2, RIGHT, y + TALL / 2, "1 5")]
-        for each in (run for run in found if run.axis == axis):
-            body.append(_run(each, LEFT + each.first * unit, y, max(3.0, (each.last + 1 - each.first) * unit - 1)))
+        for item in (run for run in parts if run.axis == axis):
+            body.append(_run(item, LEFT + item.first * unit, y, max(3.0, (item.last + 1 - item.first) * unit - 1)))
         y += ROW
-    if found:
+    if parts:
         body += [
             text(LEFT, y + 4, "first", size=12),
             text(RIGHT, y + 4, "last, in the order of the program", "end", 12),
         ]
-    rows, y, told = _sums(found, lanes, y + 30)
-    return Picture("".join([*body, *rows]), y + 10, "; ".join([head, *told]))
+    rows, y, facts = _sums(parts, lanes, y + 30)
+    return Picture("".join([*body, *rows]), y + 10, "; ".join([head, *facts]))
 
 
 def _run(run: Run, x: float, y: float, wide: float) -> str:
-    """A box with as many words as fit."""
-    each = bytes_text(run.n_bytes / run.calls)
-    words = next((w for w in (f"{run.calls} x {each}", f"{run.calls} x", "") if width_of(w, 12) + 6 <= wide), "")
+    """The box of a run, with as many words as fit."""
+    size = bytes_text(run.n_bytes / run.calls)
+    words = next((w for w in (f"{run.calls} x {size}", f"{run.calls} x", "") if width_of(w, 12) + 6 <= wide), "")
     whom = "" if run.to is None else f" to rank {run.to}"
-    title = f"{run.axis}: {run.calls:,} {run.verb}{whom}, {each} sent by each, transfer {run.first} to {run.last}"
+    title = f"{run.axis}: {run.calls:,} {run.verb}{whom}, {size} sent by each, transfer {run.first} to {run.last}"
     return box(x, y, wide, TALL, COLOURS.get(run.axis, PALETTE[7]), words, title)
 
 
-def _sums(found: list[Run], lanes: list[str], y: float) -> tuple[list[str], float, list[str]]:
+def _sums(parts: list[Run], lanes: list[str], y: float) -> tuple[list[str], float, list[str]]:
     """A row for each verb of each axis, with a bar of its bytes."""
-    out, told = [], []
+    out, facts = [], []
     sums = {
-        (axis, verb): [run for run in found if (run.axis, run.verb) == (axis, verb)]
+        (axis, verb): [run for run in parts if (run.axis, run.verb) == (axis, verb)]
         for axis in lanes
-        for verb in dict.fromkeys(run.verb for run in found if run.axis == axis)
+        for verb in dict.fromkeys(run.verb for run in parts if run.axis == axis)
     }
     most = max((sum(run.n_bytes for run in of) for of in sums.values()), default=0) or 1
-    total = sum(run.n_bytes for run in found) or 1
+    total = sum(run.n_bytes for run in parts) or 1
     for (axis, verb), of in sums.items():
         calls, n_bytes = sum(run.calls for run in of), sum(run.n_bytes for run in of)
         wide = max(2.0, 330 * n_bytes / most)
-        said = f"{bytes_text(n_bytes)}, {100 * n_bytes / total:.3g}%"
+        amount = f"{bytes_text(n_bytes)}, {100 * n_bytes / total:.3g}%"
         out += [line(8, y - 4, 40, y - 4, DASHES.get(axis, ""), 4, COLOURS.get(axis, PALETTE[7]))]
         out += [text(50, y, axis, bold=True), text(98, y, verb), text(290, y, f"{calls:,} calls", "end")]
-        out += [box(304, y - 14, wide, 19, COLOURS.get(axis, PALETTE[7]), "", said), text(312 + wide, y, said)]
-        told.append(f"{axis} {verb}: {calls:,} calls, {n_bytes:,} bytes sent")
+        out += [box(304, y - 14, wide, 19, COLOURS.get(axis, PALETTE[7]), "", amount), text(312 + wide, y, amount)]
+        facts.append(f"{axis} {verb}: {calls:,} calls, {n_bytes:,} bytes sent")
         y += 27
-    return out, y - 18, told
+    return out, y - 18, facts

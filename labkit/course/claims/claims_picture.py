@@ -1,12 +1,12 @@
-"""Claims that were put to the test: what is said beside what is the case.
+"""Claims that were put to the test, each beside its verdict and the truth.
 
     tally(results)      `3 claims: 1 holds, 2 wrong; all proofs agree with their rows`
-    table(results)      HTML: topic by topic the claim, its verdict, the truth; folded below it claimed against found
+    table(results)      HTML: by topic the claim, its verdict, the truth; folded below it claimed and found numbers
     summary(results)    a Picture: a bar for each topic, made of its verdicts
     markdown(results), lines(result)      the same for a file, and for a terminal
     brief(result)       one line, for a card
 
-A verdict is a word and a sign; its colour only repeats them.
+A verdict is shown as a word and a sign; its colour only repeats them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERDICTS = MappingProxyType(
 )
 """A verdict's sign and colour."""
 RAISED = ("!", PALETTE[3])
-"""Those of a proof that raised."""
+"""The sign and colour of a proof that raised."""
 RULES = MappingProxyType({"equal": "", "at least": "≥ ", "at most": "≤ ", "above": "> ", "below": "< "})
 LEFT, EACH, ROW, TOP = 128.0, 34.0, 25.0, 74.0
 CELL = "text-align:left;vertical-align:top;padding:.25em .6em;white-space:normal"
@@ -45,41 +45,41 @@ class Shown(Protocol):
 
     @property
     def claim(self) -> Any:
-        """Its row: id, seed, topic, claim, verdict, truth."""
+        """The claim's row: id, seed, topic, claim, verdict, truth."""
 
     @property
     def finding(self) -> Any:
-        """What its proof found: verdict, settings, premise, said (finding.py)."""
+        """The finding of its proof: verdict, settings, premise, said (finding.py)."""
 
     @property
     def seconds(self) -> float:
-        """What that took."""
+        """Seconds that the proof took."""
 
     @property
     def fault(self) -> str:
-        """What the proof raised, if it did."""
+        """The exception that the proof raised, in words; "" if it raised none."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the proof's verdict is the row's."""
+        """True if the proof's verdict is the row's."""
 
 
 def verdict_of(result: Shown) -> tuple[str, str, str]:
-    """(word, sign, colour) of what the proof says."""
+    """(word, sign, colour) of the proof's verdict."""
     if result.fault:
         return ("proof raised", *RAISED)
     return (result.finding.verdict, *VERDICTS[result.finding.verdict])
 
 
 def tally(results: Iterable[Shown]) -> str:
-    """How many claims have which verdict, and which proofs say something else than their rows."""
+    """A line with the number of claims of each verdict, and the proofs that disagree with their rows."""
     every = list(results)
-    counts = Counter(verdict_of(each)[0] for each in every)
+    counts = Counter(verdict_of(result)[0] for result in every)
     order = [*VERDICTS, "proof raised"]
-    said = ", ".join(f"{counts[word]} {word}" for word in order if counts[word]) or "none"
-    apart = [each.claim.id for each in every if not each.agrees]
+    counted = ", ".join(f"{counts[word]} {word}" for word in order if counts[word]) or "none"
+    apart = [result.claim.id for result in every if not result.agrees]
     agree = f"proof and row disagree: {', '.join(apart)}" if apart else "all proofs agree with their rows"
-    return f"{len(every)} claim{'' if len(every) == 1 else 's'}: {said}; {agree}"
+    return f"{len(every)} claim{'' if len(every) == 1 else 's'}: {counted}; {agree}"
 
 
 def amount(value: float | str, unit: str = "") -> str:
@@ -90,7 +90,7 @@ def amount(value: float | str, unit: str = "") -> str:
 
 
 def asked(setting: Any) -> str:
-    """What the claim says in a setting, with the room that it has: `> 1.8 times`, `0.5 ± 5%`, `fits`."""
+    """The number or word that the claim states in a setting, with its tolerance: `> 1.8 times`, `0.5 ± 5%`, `fits`."""
     if isinstance(setting.claimed, str):
         return setting.claimed
     room = f" ± {setting.within:.2g}" if 0 < setting.within < 0.001 else f" ± {setting.within:.1%}".replace(".0%", "%")
@@ -101,67 +101,67 @@ def asked(setting: Any) -> str:
 def lines(result: Shown) -> list[str]:
     """A result in words: the verdict and the claim, the truth, then a line for each setting."""
     word, sign, _ = verdict_of(result)
-    said = [f"{result.claim.id}  {sign} {word}: {result.claim.claim}", f"    truth: {result.claim.truth}"]
+    out = [f"{result.claim.id}  {sign} {word}: {result.claim.claim}", f"    truth: {result.claim.truth}"]
     if not result.agrees and not result.fault:
-        said.append(f"    the row says: {result.claim.verdict}")
-    said += [f"    {words}" for words in _remarks(result)]
-    for each in result.finding.settings:
-        told = f"claimed {asked(each)}, found {amount(each.found, each.unit)} ({_how(each)})"
-        said.append(f"    {'✓' if each.holds else '✗'} {each.name}: {told}")
-    return said
+        out.append(f"    the row says: {result.claim.verdict}")
+    out += [f"    {words}" for words in _remarks(result)]
+    for setting in result.finding.settings:
+        numbers = f"claimed {asked(setting)}, found {amount(setting.found, setting.unit)} ({_how(setting)})"
+        out.append(f"    {'✓' if setting.holds else '✗'} {setting.name}: {numbers}")
+    return out
 
 
 def brief(result: Shown) -> str:
     """A result in one line, with a setting or two: measured before computed, one that holds beside one that fails."""
     word, sign, _ = verdict_of(result)
-    settings = sorted(result.finding.settings, key=lambda each: not each.measured)
-    others = sorted(settings[1:], key=lambda each: each.holds == settings[0].holds)
-    told = [f"{each.name}: {amount(each.found, each.unit)}, claimed {asked(each)} ({_how(each)})"
-            for each in (*settings[:1], *others[:1])]  # fmt: skip
-    return f"{result.claim.id} {sign} {word}: “{result.claim.claim}”; {'; '.join(told) or result.finding.said}"
+    settings = sorted(result.finding.settings, key=lambda setting: not setting.measured)
+    others = sorted(settings[1:], key=lambda setting: setting.holds == settings[0].holds)
+    facts = [f"{setting.name}: {amount(setting.found, setting.unit)}, claimed {asked(setting)} ({_how(setting)})"
+            for setting in (*settings[:1], *others[:1])]  # fmt: skip
+    return f"{result.claim.id} {sign} {word}: “{result.claim.claim}”; {'; '.join(facts) or result.finding.said}"
 
 
 def markdown(results: Sequence[Shown]) -> str:
     """A table in Markdown, one row a claim, in their order."""
     rows = ["| id | topic | claim | verdict | truth | measurement | s |", "|---|---|---|---|---|---|--:|"]
-    for each in results:
-        word, sign, _ = verdict_of(each)
-        found = [f"{'✓' if s.holds else '✗'} {s.name}: claimed {asked(s)}, found {amount(s.found, s.unit)} ({_how(s)})"
-                 for s in each.finding.settings]  # fmt: skip
-        row = each.claim
-        verdict = f"{sign} {word}" + (f" (the row says: {row.verdict})" if not each.agrees else "")
-        told = "<br>".join(map(plain, (*_remarks(each), *found)))
+    for result in results:
+        word, sign, _ = verdict_of(result)
+        tests = [f"{'✓' if s.holds else '✗'} {s.name}: claimed {asked(s)}, found {amount(s.found, s.unit)} ({_how(s)})"
+                 for s in result.finding.settings]  # fmt: skip
+        row = result.claim
+        verdict = f"{sign} {word}" + (f" (the row says: {row.verdict})" if not result.agrees else "")
+        remarks = "<br>".join(map(plain, (*_remarks(result), *tests)))
         cells = (row.id, row.topic, row.claim, verdict, row.truth)
-        rows.append(f"| {' | '.join(map(plain, cells))} | {told} | {each.seconds:.2f} |")
+        rows.append(f"| {' | '.join(map(plain, cells))} | {remarks} | {result.seconds:.2f} |")
     return "\n".join([plain(tally(results)), "", *rows, ""])
 
 
 def table(results: Sequence[Shown], made: str = "") -> str:
-    """All of it as HTML; each claim's settings unfold. `made`: when and by what the results were found."""
+    """All results as HTML; each claim's settings unfold. `made` says when and on which machine they were found."""
     names = ("", "claim", "verdict", "the truth, and how it was tested", "s")
     widths = ("5%", "28%", "13%", "", "5%")
     head = "".join(
         f"<th scope='col' style='{CELL};width:{w}'>{name}</th>" for name, w in zip(names, widths, strict=True)
     )
     body = ""
-    for topic in dict.fromkeys(each.claim.topic for each in results):
-        mine = [each for each in results if each.claim.topic == topic]
+    for topic in dict.fromkeys(result.claim.topic for result in results):
+        mine = [result for result in results if result.claim.topic == topic]
         title = f"<th scope='rowgroup' colspan='5' style='{CELL};padding-top:.9em'>{escape(topic)}</th>"
         body += f"<tbody><tr style='background:transparent'>{title}</tr>{''.join(map(_row, mine))}</tbody>"
-    said = escape(tally(results) + (f". Found on {made}" if made else ""))
-    caption = f"<caption style='text-align:left;caption-side:top;padding:.3em 0'>{said}</caption>"
+    words = escape(tally(results) + (f". Found on {made}" if made else ""))
+    caption = f"<caption style='text-align:left;caption-side:top;padding:.3em 0'>{words}</caption>"
     style = "border-collapse:collapse;width:100%;max-width:75em;table-layout:fixed"
     return f"<table style='{style}'>{caption}<thead><tr>{head}</tr></thead>{body}</table>"
 
 
 def summary(results: Sequence[Shown]) -> Picture:
-    """Topics from above, the largest first; in each bar a box for every verdict, as wide as it has claims."""
-    said = tally(results)
+    """A bar for each topic, the largest first, with a box for each verdict, as wide as its number of claims."""
+    words = tally(results)
     counts: dict[str, Counter[str]] = {}
-    for each in results:
-        counts.setdefault(each.claim.topic, Counter())[verdict_of(each)[0]] += 1
+    for result in results:
+        counts.setdefault(result.claim.topic, Counter())[verdict_of(result)[0]] += 1
     looks = {**VERDICTS, "proof raised": RAISED}
-    body, x = [headline(said.partition("; ")[0] if all(r.agrees for r in results) else said)], 4.0
+    body, x = [headline(words.partition("; ")[0] if all(r.agrees for r in results) else words)], 4.0
     for word, (sign, colour) in looks.items():
         if total := sum(count[word] for count in counts.values()):
             body += [box(x, 36, 26, 19, colour, sign), text(x + 32, 50, f"{word}: {total}", size=12)]
@@ -172,17 +172,17 @@ def summary(results: Sequence[Shown]) -> Picture:
         body.append(text(LEFT - 10, y + 15, topic, "end", 12))
         for word, (sign, colour) in looks.items():
             if n := count[word]:
-                ids = ", ".join(each.claim.id for each in results
-                                if each.claim.topic == topic and verdict_of(each)[0] == word)  # fmt: skip
+                ids = ", ".join(result.claim.id for result in results
+                                if result.claim.topic == topic and verdict_of(result)[0] == word)  # fmt: skip
                 body.append(box(x, y, wide * n, 20, colour, f"{n} {sign}", f"{topic}, {word}: {ids}"))
                 x += wide * n
         body.append(text(x + 8, y + 15, count.total(), size=12))
     bottom = TOP + len(counts) * ROW
     body.append(line(LEFT, TOP - 5, LEFT, bottom, width=0.5))
-    told = "; ".join(
+    bars = "; ".join(
         f"{topic}: {', '.join(f'{n} {word}' for word, n in count.items())}" for topic, count in counts.items()
     )
-    return Picture("".join(body), bottom + 6, f"{said}. {told}")
+    return Picture("".join(body), bottom + 6, f"{words}. {bars}")
 
 
 def _row(result: Shown) -> str:
@@ -201,7 +201,7 @@ def _row(result: Shown) -> str:
 
 
 def _tests(result: Shown) -> str:
-    """What unfolds: remarks, and a table of the settings."""
+    """The part that unfolds: remarks, and a table of the settings."""
     settings = result.finding.settings
     remarks = "".join(f"<p style='margin:.3em 0'>{escape(words)}</p>" for words in _remarks(result))
     if not settings:
@@ -209,23 +209,23 @@ def _tests(result: Shown) -> str:
     ways = " and ".join(dict.fromkeys(map(_how, settings)))
     head = "".join(f"<th scope='col' style='{INNER}'>{name}</th>" for name in ("setting", "claimed", "found", ""))
     rows = ""
-    for each in settings:
-        told = (asked(each), f"{amount(each.found, each.unit)}, {_how(each)}")
-        cells = "".join(f"<td style='{INNER}'>{escape(words)}</td>" for words in told)
-        cells += f"<td style='{INNER};white-space:nowrap'>{'✓ holds' if each.holds else '✗ fails'}</td>"
+    for setting in settings:
+        numbers = (asked(setting), f"{amount(setting.found, setting.unit)}, {_how(setting)}")
+        cells = "".join(f"<td style='{INNER}'>{escape(words)}</td>" for words in numbers)
+        cells += f"<td style='{INNER};white-space:nowrap'>{'✓ holds' if setting.holds else '✗ fails'}</td>"
         rows += f"<tr style='background:transparent'><th scope='row' style='{INNER};font-weight:normal'>"
-        rows += f"{escape(each.name)}</th>{cells}</tr>"
-    what = f"{len(settings)} setting{'s' * (len(settings) > 1)}, {ways}"
+        rows += f"{escape(setting.name)}</th>{cells}</tr>"
+    opener = f"{len(settings)} setting{'s' * (len(settings) > 1)}, {ways}"
     inner = f"<table style='border-collapse:collapse;width:100%'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
-    return f"<details><summary style='cursor:pointer'>{what}</summary>{remarks}{inner}</table></details>"
+    return f"<details><summary style='cursor:pointer'>{opener}</summary>{remarks}{inner}</table></details>"
 
 
 def _remarks(result: Shown) -> list[str]:
-    """What the proof says in words: that it raised, the condition, or why nothing can be shown."""
+    """The proof's remarks: the exception that it raised, or its condition and its words, where it has them."""
     if result.fault:
         return [f"the proof raised {result.fault}"]
-    found = result.finding
-    return [f"condition: {found.premise}"] * bool(found.premise) + [found.said] * bool(found.said)
+    finding = result.finding
+    return [f"condition: {finding.premise}"] * bool(finding.premise) + [finding.said] * bool(finding.said)
 
 
 def _how(setting: Any) -> str:
@@ -233,5 +233,5 @@ def _how(setting: Any) -> str:
 
 
 def plain(words: str) -> str:
-    """Words for a cell of Markdown, in which no sign means more than itself."""
+    """Words for a cell of a Markdown table, with Markdown's special signs escaped."""
     return re.sub(r"([\\`*_~<>|\[\]])", r"\\\1", words).replace("\n", " ")

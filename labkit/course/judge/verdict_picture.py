@@ -1,4 +1,4 @@
-"""A run as the judge saw it: who sent what to whom in which order, or how many bytes each rank held.
+"""A run as the judge saw it: the messages between ranks in their order, or the bytes that each rank held.
 
 rank 0  ──●────────▭──        ● ↘  a message and where it went, with its bytes     ▭ a collective
 rank 1  ────↘●─────▭──        | a mark of the exercise                             the fault is drawn thick, in red
@@ -33,7 +33,7 @@ def of_verdict(verdict: Verdict, record: RunRecord) -> str:
 
 
 def _plates(verdict: Verdict, record: RunRecord) -> dict[int, str]:
-    """Words beside a rank's line: what it waits for, what was expected of it."""
+    """Rank -> words beside its line: the call in which it waits, or what was expected of it."""
     plates = {rank: f"waits for {wait.words}" for rank, wait in record.waits.items()}
     if verdict.rank is not None and verdict.name in ("values", "wire", "order"):
         plates[verdict.rank] = f"expected {verdict.expected}" if verdict.name == "wire" else "here"
@@ -43,7 +43,7 @@ def _plates(verdict: Verdict, record: RunRecord) -> dict[int, str]:
 def conversation(
     n_ranks: int, events: Sequence[Event], plates: Mapping[int, str], at: Sequence[int] = (), title: str = ""
 ) -> Picture:
-    """A line for each rank, a place for each event, in the order in which they reached the judge."""
+    """A line for each rank, and a place for each event, in the order in which the events reached the judge."""
     chosen = _around(events, at)
     step = (WIDTH - LEFT - 150) / max(1, len(chosen))
     place = {event.number: LEFT + (i + 0.5) * step for i, event in enumerate(chosen)}
@@ -77,7 +77,7 @@ def conversation(
 
 
 def holdings(memory: Sequence[Memory | None], title: str) -> Picture:
-    """For each rank the bytes over time, and beside it those of its peak by kind."""
+    """For each rank the bytes over time, and beside them those of its peak by kind."""
     timelines = [rank.timeline if rank else () for rank in memory]
     peaks = [rank.peak if rank else {} for rank in memory]
     most = max((point[1] for line_ in timelines for point in line_), default=0) or 1
@@ -98,8 +98,8 @@ def holdings(memory: Sequence[Memory | None], title: str) -> Picture:
         kinds = [f"{kind} {bytes_text(peaks[rank][kind])}" for kind in KINDS if peaks[rank].get(kind)]
         total = bytes_text(sum(peaks[rank].values()))
         body.append(text(LEFT + wide + 12, bottom - tall / 2 - 6, f"peak {total}", bold=True))
-        body += [text(LEFT + wide + 12, bottom - tall / 2 + 10 + 14 * i, each, size=12)
-                 for i, each in enumerate([", ".join(kinds[:2]), ", ".join(kinds[2:])]) if each]  # fmt: skip
+        body += [text(LEFT + wide + 12, bottom - tall / 2 + 10 + 14 * i, words, size=12)
+                 for i, words in enumerate([", ".join(kinds[:2]), ", ".join(kinds[2:])]) if words]  # fmt: skip
     label = "; ".join(f"rank {rank} peak {sum(peak.values()):,} bytes" for rank, peak in enumerate(peaks))
     return Picture("".join(body), TOP + len(timelines) * (tall + 18) + 10, f"{title}; {label}")
 
@@ -147,4 +147,4 @@ def _plate(x: float, y: float, words: str) -> str:
     gap = words.find(" ", half)
     lines = [words] if len(words) < 26 or gap < 0 else [words[:gap], words[gap + 1 :]]
     mark = box(x - 10, y, 4, 24, FAULT)
-    return mark + "".join(text(x, y + 10 + 13 * i, each, size=11) for i, each in enumerate(lines))
+    return mark + "".join(text(x, y + 10 + 13 * i, words_line, size=11) for i, words_line in enumerate(lines))

@@ -1,10 +1,10 @@
-"""How far a learner is: a row for each lab, a box for each exercise, and what to do next.
+"""A learner's progress: a row for each lab, a box for each exercise, and what to do next.
 
     lab 03     ┌ 03.1   ✓ ┐ ┌ 03.2   ★ ┐ ┌╌03.3╌╌╌◐╌┐ ┌╌03.4╌╌╌╌╌┐
     2 of 4     │ done, 2  │ │ star, 5  │ ╎ tried, 3 ╎ ╎ not yet   ╎     a number: attempts; ▴ a hint was opened
                └──────────┘ └──────────┘ └╌╌╌╌╌╌╌╌╌╌┘ └╌╌╌╌╌╌╌╌╌╌╌┘     ◇ the solution was seen before passing
 
-Word, sign and edge say what the colour says.
+A word, a sign and the edge of the box say the same as its colour.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Row(Protocol):
 
     @property
     def title(self) -> str:
-        """What it is about."""
+        """The title of the exercise."""
 
     @property
     def lab(self) -> str:
@@ -42,71 +42,72 @@ class Row(Protocol):
 
     @property
     def minutes(self) -> int:
-        """What it takes."""
+        """The minutes that the exercise should take."""
 
     @property
     def difficulty(self) -> int:
-        """1 to 5."""
+        """The difficulty, from 1 to 5."""
 
     @property
     def importance(self) -> int:
-        """1 to 5."""
+        """The importance, from 1 to 5."""
 
     @property
     def tries(self) -> int:
-        """How many attempts were made."""
+        """The number of attempts."""
 
     @property
     def passed(self) -> bool:
-        """Whether one of them passed."""
+        """True if one of the attempts passed."""
 
     @property
     def starred(self) -> bool:
-        """Whether one has earned the star."""
+        """True if one of the attempts has earned the star."""
 
     @property
     def hints(self) -> int:
-        """How many hints were opened."""
+        """The number of hints that were opened."""
 
     @property
     def seen(self) -> bool:
-        """Whether the solution was opened before that."""
+        """True if the solution was opened before an attempt passed."""
 
     @property
     def first_passed(self) -> datetime | None:
-        """When it was passed."""
+        """The time at which an attempt first passed; None if none has."""
 
     @property
     def cause(self) -> str:
-        """What was wrong the last time."""
+        """The cause that the judge named for the last attempt that failed."""
 
 
 def standing(row: Row) -> str:
-    """`done`, `starred`, `tried` or `not yet`."""
+    """The state of an exercise: `done`, `starred`, `tried` or `not yet`."""
     if row.starred:
         return STARRED
     return DONE if row.passed else TRIED if row.tries else NOT_YET
 
 
 def next_up(rows: Iterable[Row], count: int = 5) -> list[Row]:
-    """What to do next: what was tried and not passed, then what matters most, and of that the easiest; in lab order."""
+    """Up to `count` exercises to do next: those tried but not passed first, then the most important, of equally
+    important ones the easiest, and equally easy ones in the order of the labs."""
     left = [row for row in rows if not row.passed]
     return sorted(left, key=lambda row: (not row.tries, -row.importance, row.difficulty))[:count]
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """`2 of 5 exercises done, 1 starred, 1 tried; 3 hints; about 45 min to go`"""
+    """The totals in a line: `2 of 5 exercises done, 1 starred, 1 tried; 3 hints; about 45 min to go`."""
     done, tried = sum(row.passed for row in rows), sum(standing(row) == TRIED for row in rows)
     hints, starred = sum(row.hints for row in rows), sum(row.starred for row in rows)
     left = sum(row.minutes for row in rows if not row.passed)
-    said = f"{done} of {plural(len(rows), 'exercise')} done, {starred} starred, {tried} tried; {plural(hints, 'hint')}"
-    return said + (f"; about {_time(left)} to go" if left else "; nothing is left" if rows else "")
+    words = f"{done} of {plural(len(rows), 'exercise')} done, {starred} starred, {tried} tried; {plural(hints, 'hint')}"
+    return words + (f"; about {_time(left)} to go" if left else "; nothing is left" if rows else "")
 
 
 def progress(rows: Sequence[Row], title: str = "", n_next: int = 5) -> Picture:
-    """All labs of these exercises, the totals, and below them the `n_next` that come next."""
-    said = totals(rows)
-    body, y = [headline(f"{title}: {said}" if title else said)], 36.0
+    """The totals, all labs of these exercises, and below them up to `n_next` exercises to do next."""
+    words = totals(rows)
+    body, y = [headline(f"{title}: {words}" if title else words)], 36.0
     for lab in dict.fromkeys(row.lab for row in rows):
         mine = [row for row in rows if row.lab == lab]
         body += [text(4, y + 17, f"lab {lab}", bold=True)]
@@ -129,13 +130,13 @@ def progress(rows: Sequence[Row], title: str = "", n_next: int = 5) -> Picture:
                 body.append(text(18, foot + 15, cut(f"last time: {row.cause}", 110), size=12))
             foot += 36 if row.cause else 20
         y = foot - 8
-    told = "; ".join(_words(row) for row in rows)
+    row_words = "; ".join(_words(row) for row in rows)
     after = f" Next: {', '.join(row.key for row in coming)}." if coming else ""
-    return Picture("".join(body), y, f"{title + ': ' if title else ''}{said}. {told}.{after}".replace(". .", "."))
+    return Picture("".join(body), y, f"{title + ': ' if title else ''}{words}. {row_words}.{after}".replace(". .", "."))
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The same as a table of HTML, for eyes and for readers of screens."""
+    """The same as an HTML table, which screen readers can read, too."""
     cell = "style='text-align:left;vertical-align:top;padding:.1em .7em'"
     names = ("exercise", "", "state", "tries", "hints", "star", "solution seen", "passed", "minutes", "last cause")
     head = "".join(f"<th scope='col' {cell}>{name}</th>" for name in names)
@@ -145,7 +146,7 @@ def table(rows: Sequence[Row]) -> str:
         seen = ("before passing" if row.passed else "yes") if row.seen else ""
         star = "★" if row.starred else ""
         rest = (row.title, standing(row), row.tries, row.hints, star, seen, when, row.minutes, row.cause)
-        cells = "".join(f"<td {cell}>{escape(str(each))}</td>" for each in rest)
+        cells = "".join(f"<td {cell}>{escape(str(cell_value))}</td>" for cell_value in rest)
         lines.append(f"<tr><th scope='row' {cell}>{escape(row.key)}</th>{cells}</tr>")
     caption = f"<caption style='text-align:left'>{escape(totals(rows))}</caption>"
     return f"<table style='border-collapse:collapse'>{caption}<tr>{head}</tr>{''.join(lines)}</table>"
@@ -162,7 +163,7 @@ def _box(row: Row, x: float, y: float) -> str:
 
 
 def _edge(state: str, x: float, y: float, w: float, h: float) -> str:
-    """The box without its words: filled if passed, half filled if tried, a broken edge until it is passed."""
+    """The box of a state without its words: coloured if passed or tried, with a dashed edge until it is passed."""
     colour = COLOURS[STATES.index(state)]
     if state in (DONE, STARRED):
         return box(x, y, w, h, colour, width=3 if state == STARRED else 1)
@@ -182,7 +183,7 @@ def _marks(row: Row, x: float, y: float, ink: str) -> str:
 
 
 def _sign(state: str, x: float, y: float, ink: str) -> str:
-    """A tick, a star, half a disc or nothing, about (x, y)."""
+    """The sign of a state around (x, y): a tick, a star, half a disc or nothing."""
     if state == STARRED:
         star = "M0 -8l2.4 5l5.4 .7l-4 3.8l1 5.4l-4.8 -2.6l-4.8 2.6l1 -5.4l-4 -3.8l5.4 -.7z"
         return f"<path transform='translate({x:g} {y:g})' d='{star}' fill='{ink}'/>"
@@ -211,7 +212,7 @@ def _legend(y: float) -> str:
 
 
 def _words(row: Row) -> str:
-    """`03.2 A ring: tried, 3 attempts, 2 hints, last: nothing is added`"""
+    """A row in words: `03.2 A ring: tried, 3 attempts, 2 hints, last: nothing is added`."""
     parts = [
         standing(row),
         plural(row.tries, "attempt") * bool(row.tries),
@@ -222,7 +223,7 @@ def _words(row: Row) -> str:
 
 
 def _why(row: Row) -> str:
-    """`03.2 A ring (tried 3 times; importance 5 of 5, medium, 20 min)`"""
+    """Why an exercise comes next: `03.2 A ring (tried 3 times; importance 5 of 5, medium, 20 min)`."""
     tried = f"tried {'once' if row.tries == 1 else f'{row.tries} times'}; " if row.tries else ""
     easy = EASY[min(5, max(0, row.difficulty))]
     return f"{row.key} {row.title} ({tried}importance {row.importance} of 5, {easy}, {row.minutes} min)"

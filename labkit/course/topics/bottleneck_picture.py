@@ -5,7 +5,8 @@
              |  o o--- . . law                  data           |###      | 11 ms, 20%
              |___________ ranks                                |###      | 11 ms
 
-Left Amdahl's law with what was measured, right a recorded step by its parts, and what is left of each when some shrink.
+On the left, Amdahl's law with measured speed-ups; on the right, a recorded step by its parts, and what is left of each
+part when some become faster.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from labkit.view.units import bytes_text, number_text, plural, seconds_text
 
 LAW, IF, IDEAL, SEEN = chart.LINES[0], PALETTE[6], PALETTE[7], PALETTE[2]
 MOST = 1024
-"""The last number of ranks of a curve."""
+"""The number of ranks at which curves end."""
 
 
 def split_of(recording: Recording, data: str = "data", flops: float = 0.0, peak_flops: float = 0.0) -> Breakdown:
@@ -77,10 +78,10 @@ def speed_up(
 def explored(
     splits: Mapping[int, Breakdown], serial: float, n_ranks: int, faster: Mapping[str, float], title: str = ""
 ) -> chart.Chart:
-    """Recorded steps {n_ranks: split}, Amdahl's law for `serial`, and what is left where parts are `faster`.
+    """Recorded steps {n_ranks: split}, Amdahl's law for `serial`, and what is left if parts are `faster` {name: times}.
 
-    The bars are those of the largest recorded size up to `n_ranks`. Speed-ups are over the smallest recorded size, each
-    curve over its own. ValueError for fewer than two sizes, and parts that are not there."""
+    The bars are those of the largest recorded size up to `n_ranks`. The speed-ups of a curve are over its own smallest
+    recorded size. ValueError for fewer than two sizes, and for parts that the splits do not have."""
     if len(splits) < 2:
         raise ValueError(f"a curve needs recorded steps of two sizes or more, got those of {sorted(splits)} ranks")
     after = {n: shrunk(steps, faster) for n, steps in splits.items()}
@@ -124,8 +125,8 @@ def dashboard(
 ) -> chart.Chart:
     """A small chart over the steps for each watched number: name -> (values, unit), two side by side.
 
-    `limits` are name -> (low, high): they are drawn, and steps outside are crossed and named. ValueError for nothing to
-    watch, and numbers of different length."""
+    `limits` maps a name to (low, high), which are drawn; steps outside are crossed, and the title names the first of
+    each number. ValueError if nothing is watched, or if the numbers have different lengths."""
     limits = dict(limits or {})
     lengths = {len(values) for values, _ in watched.values()}
     if len(lengths) != 1 or 0 in lengths:
@@ -152,9 +153,10 @@ def dashboard(
 def _watched(
     axes: chart.Axes, values: Sequence[float], unit: str, limits: Sequence[float], steps: Sequence[int]
 ) -> None:
-    """One number over the steps, with those of its limits that are near; `steps` out of them are crossed."""
+    """One number over the steps, with those of its limits that are near; the `steps` outside of them are crossed."""
     shown = [v for v in values if math.isfinite(v)] or [0.0]
-    near = [v for v in limits if 0 < abs(v) <= 2 * max(map(abs, shown))]  # one far off would flatten the rest
+    # a limit far from the values is left out: it would make their curve flat
+    near = [v for v in limits if 0 < abs(v) <= 2 * max(map(abs, shown))]
     low, high = min(0.0, *shown, *near), max(0.0, *shown, *near)
     axes.set(xlim=(0, max(1, len(values) - 1)), ylim=(low, high + (0.1 * (high - low) or 1.0)))
     axes.grid(False)
@@ -177,7 +179,7 @@ def _short(value: float, unit: str) -> str:
 
 
 def _parts(figure: chart.Chart, before: Breakdown, left: Breakdown, changed: bool) -> None:
-    """Right: a bar for each part, what is left of it below, and what its vanishing would bring."""
+    """On the right, a bar for each part, below it what is left of it, and the speed-up if the part took no time."""
     figure.words(400, 76, "a step by its parts" + ", and what if" * changed, weight="bold")
     most, bottom = max(before[name] for name in before), 84 + 50 * len(before)
     axes = figure.panel(526, 88, 656, bottom, xlim=(0, most), ylim=(bottom, 88))
@@ -207,13 +209,13 @@ def _times(n: int, serial: float) -> str:
 
 
 def _law(axes: chart.Axes, serial: float, label: str, **style: Any) -> None:
-    """Amdahl's law over the ranks of the axes."""
+    """Draw Amdahl's law over the ranks of the axes."""
     ranks = np.geomspace(1, axes.get_xlim()[1], 41).tolist()
     axes.plot(ranks, [amdahl(n, serial) for n in ranks], label=label, **style)
 
 
 def _axes(axes: chart.Axes, points: Sequence[tuple[float, float]], top: float, most: int) -> chart.Axes:
-    """Ranks across and speed-ups up to `top`, both logarithmic, with the ideal."""
+    """Set up axes of ranks and of speed-ups up to `top`, both logarithmic, and draw the ideal speed-up."""
     low, high = min([1.0] + [x for _, x in points]) / 1.15, max(top, 2.0)
     last = max([float(most)] + [n for n, _ in points])
     axes.set(xscale="log", yscale="log", xlim=(1, last), ylim=(low, high), xlabel="ranks")

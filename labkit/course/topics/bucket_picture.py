@@ -1,4 +1,4 @@
-"""Buckets on a time axis: when gradients were ready, when their buckets travel, what is exposed; and other sizes.
+"""Buckets of gradients over time, hidden and exposed on the wire; and the end of the step over the size of a bucket.
 
 gradients  | head | block 3 | block 2 | block 1 | block 0 |
 wire              |==== 256 KiB ====||==== 256 KiB ====|:::::|
@@ -22,7 +22,7 @@ from labkit.view.units import binary_text, bytes_text, seconds_text
 LEFT, RIGHT, LANE, STEP = 92.0, WIDTH - 16.0, 26.0, 36.0
 COMPUTE, WIRE, EXPOSED, LAW, SEEN = PALETTE[0], PALETTE[2], PALETTE[1], chart.LINES[0], PALETTE[6]
 MOST_BOXES = 100
-"""Gradients of a picture that have a box; of more, every second, third ... is drawn."""
+"""The most gradients that have a box; of more, every second or third and so on is drawn."""
 
 
 @chart.style()
@@ -52,7 +52,7 @@ def buckets(
 
 
 def _lanes(figure: chart.Chart, ready: Sequence[Ready], now: Replay) -> None:
-    """Backward with its gradients, and the buckets below."""
+    """Draw backward with its gradients, and the buckets below."""
     x = LEFT
     for word, colour in (("computes", COMPUTE), ("on the wire, hidden", WIRE), ("on the wire, exposed", EXPOSED)):
         figure.swatch(x, 32, colour)
@@ -80,7 +80,7 @@ def _lanes(figure: chart.Chart, ready: Sequence[Ready], now: Replay) -> None:
 
 
 def _flight(axes: chart.Axes, number: int, flight: Flight, backward_s: float) -> None:
-    """One bucket: hidden up to the end of backward, exposed from there on."""
+    """Draw one bucket: hidden up to the end of backward, exposed from there on."""
     middle = min(max(backward_s, flight.start_s), flight.end_s)
     took, words = flight.end_s - flight.start_s, bytes_text(flight.n_bytes)
     hover = f"bucket {number}, {words}, {len(flight.names)} gradients: full after {seconds_text(flight.full_s)}, "
@@ -99,7 +99,7 @@ def _sizes(
     now: Replay,
     measured: Mapping[int, float],
 ) -> str:
-    """Backward and what is exposed, over the size of a bucket; returns the best size in words."""
+    """Draw the end of the last bucket over the size of a bucket; return the best size in words."""
     sizes = sizes_of(ready)
     ends = [replay(ready, size, wire, backward_s).end_s for size in sizes]
     low, most = min([sizes[0], chosen, *measured]), max([sizes[-1], chosen, *measured])

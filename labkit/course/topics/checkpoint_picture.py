@@ -1,4 +1,4 @@
-"""Segments of a checkpointed stack: bytes over the length of a segment, and what one step computes.
+"""Segments of a checkpointed stack: bytes over the length of a segment, and the flops of one step.
 
 bytes |  .                     .     held at most = inputs of segments + inside of one
       |   .       o          .       o  measured
@@ -8,7 +8,7 @@ bytes |  .                     .     held at most = inputs of segments + inside 
 
 forward | backward = two forwards | again
 
-Lengths lie along a logarithmic axis, on which the square root of the layers is in the middle.
+The axis of lengths is logarithmic, so that the square root of the number of layers is in the middle.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def segments(
 
 
 def _strip(figure: chart.Chart, stack: Stack, count: int) -> None:
-    """One step as three forwards of work, and what is computed again behind them."""
+    """Draw one step as work of three forwards, and behind it the share that is computed again."""
     again = (stack.forwards(count) - stack.n_layer) / stack.n_layer
     words = f"flops of a step, at most {stack.most_flops(count):.3g} of the plain one's; "
     words += f"{stack.forwards(count):,} layer forwards instead of {stack.n_layer:,}"

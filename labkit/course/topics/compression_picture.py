@@ -1,4 +1,4 @@
-"""Top-k gradients: what they do to the loss, and what they cost on the wire with more and more ranks.
+"""Top-k gradients: the loss of runs with them, and the bytes that a rank sends over the number of ranks.
 
 loss |\\                          bytes |        / top-k: (n-1) k (value + index)
      | \\___ without feedback           |      /
@@ -25,7 +25,9 @@ Losses = Sequence[float]
 
 
 def pays_up_to(fraction: float, item_bytes: int = 4) -> float:
-    """Up to how many ranks top-k of this share sends less than a dense ring: 2 item / (item + index) / share."""
+    """The number of ranks up to which top-k of this share sends less than a dense ring.
+
+    It is 2 item / (item + index) / share, with the bytes of a number and of its index, which are 4."""
     return 2 * item_bytes / (item_bytes + 4) / fraction
 
 
@@ -40,8 +42,8 @@ def sparse(
 ) -> chart.Chart:
     """Loss curves of recorded runs ("dense", "with feedback", "without"), beside bytes a rank sends over the ranks.
 
-    `fraction` of `numel` float32 gradients travel; `measured` maps a number of ranks to bytes that one sent, drawn as
-    dots. ValueError for no ranks, a share that is not in (0, 1], and runs without a finite loss."""
+    A share `fraction` of `numel` float32 gradients is sent; `measured` maps a number of ranks to the bytes that one
+    sent, drawn as dots. ValueError for no ranks, a share that is not in (0, 1], and runs without a finite loss."""
     if not 1 <= n_ranks <= MOST_RANKS:
         raise ValueError(f"the picture has 1 to {MOST_RANKS:,} ranks, got {n_ranks:,}")
     law = TopK(fraction)
@@ -61,7 +63,7 @@ def sparse(
 
 
 def _losses(figure: chart.Chart, runs: Mapping[str, Losses]) -> None:
-    """Left: loss over steps."""
+    """On the left, the loss over the steps."""
     finite = [loss for losses in runs.values() for loss in losses if math.isfinite(loss) and loss > 0]
     if not finite:
         raise ValueError(f"no run has a loss above 0 that is finite: {', '.join(runs) or 'no runs'}")
@@ -85,7 +87,7 @@ def _style(name: str) -> tuple[str, Any]:
 
 
 def _bytes(figure: chart.Chart, law: TopK, numel: int, n_ranks: int, measured: Mapping[int, float]) -> None:
-    """Right: bytes over ranks, and where the two meet."""
+    """On the right, the bytes that a rank sends over the number of ranks, and where top-k and the dense ring meet."""
     ranks = [2**k for k in range(1, 13)]
     top = [law.sent_bytes(numel, 4, n) for n in ranks]
     ring = [2 * (n - 1) / n * 4 * numel for n in ranks]

@@ -1,13 +1,13 @@
-"""Explain this trace: what a profiler shows of a run, and what the recording says it is.
+"""Explain this trace: what a profiler shows of a run, and the diagnosis from a recording.
 
-as a profiler has it      rank 0   computing  |####|    |####|        no causes: a rank in a collective is a rank
-                                   in a verb       |====|             in a collective, whoever is to blame
+what a profiler shows     rank 0   computing  |####|    |####|        no causes: it does not show for what a rank
+                                   in a verb       |====|             in a collective waits
 what settles it           shares of compute, exposed (the wire) and bubble (another rank), rank by rank
 
-fine        little waiting, and the wire works behind compute
-exposed     the waiting is for the wire: all had come, and bytes were on their way
-late        the waiting is for one rank, which computes longer than the others
-turns       the waiting is for a rank, and all compute equally long: a pipeline fills and drains
+fine        little waiting: communication is hidden behind compute
+exposed     ranks wait for the wire: all ranks have come to the collective, and bytes are on their way
+late        ranks wait for one rank, which computes longer than the others
+turns       ranks wait for each other, and all compute equally long: a pipeline fills and drains
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ KINDS: Mapping[str, str] = MappingProxyType(
 COMPUTE, VERB = PALETTE[0], PALETTE[1]
 LEFT, RIGHT, TOP, LANE = 132.0, WIDTH - 14.0, 40.0, 20.0
 LITTLE, LONGER = 0.22, 1.3
-"""Waiting that is little, as a share of the time; and how much longer than the median a straggler computes."""
+"""The share of the time up to which waiting is little, and the ratio to the median from which a rank is a straggler."""
 
 
 def diagnosed(recording: Recording) -> str:
-    """The kind of KINDS that the recording of all ranks shows. ValueError for one that is not merged, or of no time."""
+    """The diagnosis, a key of KINDS. ValueError for a recording that is not merged from all ranks, or of no time."""
     shares = recording.shares()
     if not recording.merged:
         raise ValueError("a trace of one rank cannot tell who was late: merge those of all with Recording.of(...)")
@@ -50,28 +50,28 @@ def diagnosed(recording: Recording) -> str:
 
 
 def explained(recording: Recording) -> str:
-    """The measurement that settles it, in a sentence or two."""
+    """The measurements that support the diagnosis, in a sentence or two."""
     kind, shares = diagnosed(recording), recording.shares()
-    told = f"compute {shares.compute:.0%}, waiting for the wire {shares.exposed:.0%}, for a rank {shares.bubble:.0%}"
+    facts = f"compute {shares.compute:.0%}, waiting for the wire {shares.exposed:.0%}, for a rank {shares.bubble:.0%}"
     own = {rank: seconds(recording.parts[rank].compute) for rank in recording.ranks}
     if kind == "fine":
-        return f"{told}. {overlap_share(recording):.0%} of the time on the wire, a rank computes meanwhile."
+        return f"{facts}. {overlap_share(recording):.0%} of the time on the wire, a rank computes meanwhile."
     if kind == "exposed":
-        return f"{told}. When the waiting begins every rank has come: only bytes are missing."
+        return f"{facts}. When the waiting begins every rank has come: only bytes are missing."
     if kind == "late":
         late = max(own, key=lambda rank: own[rank])
         rest = median(value for rank, value in own.items() if rank != late)
         return (
-            f"{told}. Rank {late} computes for {seconds_text(own[late])}, the others for {seconds_text(rest)}; "
+            f"{facts}. Rank {late} computes for {seconds_text(own[late])}, the others for {seconds_text(rest)}; "
             f"it waits {recording.shares(late).bubble:.0%} of the time for somebody, they more."
         )
     ends = f"{seconds_text(min(own.values()))} to {seconds_text(max(own.values()))}"
-    return f"{told}. All compute about equally long ({ends}), at different times: nobody is late, they take turns."
+    return f"{facts}. All compute about equally long ({ends}), at different times: nobody is late, they take turns."
 
 
 @chart.style()
 def unlabelled(recording: Recording, title: str = "what does this trace show?") -> chart.Chart:
-    """Each rank's time as a profiler has it: computing, or in a verb. Who is to blame is not in it.
+    """Each rank's time as a profiler shows it, computing or in a verb, without the cause of any waiting.
 
     ValueError for a recording of no time."""
     whole = recording.seconds

@@ -1,4 +1,4 @@
-"""One number as every format holds it: its bits, what they stand for, how far off, the neighbours; and all ranges.
+"""One number in every format: its bits, the number that they hold, the error, the neighbours; and all formats' ranges.
 
     format   sign exponent mantissa   holds          error    next below   next above
     bf16     0 01110001 1111100       0.000120163    0.14%    0.000119686  0.00012064
@@ -7,7 +7,7 @@
     fp32   ....:::::::::::::::::|:::::::::::::::::::::     : normal   . subnormal: fewer bits   | the number
     fp16              ..::::::::|::::
 
-Only for looking at: the numbers come from `labkit.train.formats`.
+The numbers come from `labkit.train.formats`; this module only draws them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from labkit.view.svg import INK, PALETTE, Picture, headline, line, text
 CELL, BITS, ROW, TOP = 9.2, 88.0, 42.0, 62.0
 HOLDS, ERROR, BELOW, ABOVE = 512.0, 576.0, 687.0, 797.0
 FIELDS = (PALETTE[3], PALETTE[1], PALETTE[0])
-"""Sign, exponent, mantissa."""
+"""The colours of sign, exponent and mantissa."""
 LANE, LEFT, RIGHT, LOWEST, HIGHEST = 21.0, 88.0, 790.0, -152, 130
 TERM = r"([+-]?)(?:(\d+(?:\.\d*)?)(?:\^|\*\*)([+-]?\d+)|((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan))"
 
@@ -56,9 +56,9 @@ def neighbours(value: float, format: Format) -> tuple[float | None, float | None
         return (held - format.scale if held > ends[0] else None), (held + format.scale if held < ends[1] else None)
     top = 1 << (format.n_bits - 1)
     code = int(format.encode(held))
-    rank = code if code < top else top - code  # sign and size, in the order of the numbers; both zeros are 0
-    around = [top - each if each < 0 else each for each in (rank - 1, rank + 1)]
-    below, above = (float(each) for each in format.decode(torch.tensor(around)))
+    rank = code if code < top else top - code  # place of the code in the order of numbers; both zeros are at 0
+    around = [top - step if step < 0 else step for step in (rank - 1, rank + 1)]
+    below, above = (float(decoded) for decoded in format.decode(torch.tensor(around)))
     return (
         None if math.isnan(below) or held == -math.inf else below,
         None if math.isnan(above) or held == math.inf else above,
@@ -72,25 +72,27 @@ def floats(value: float, formats: Sequence[Format] = tuple(FORMATS.values()), ti
     ends = {HOLDS: "holds", ERROR: "error", BELOW: "next below", ABOVE: "next above"}
     body.append(text(BITS, 48, "sign, exponent, mantissa", size=12))
     body += [text(x, 48, words, "end", 12) for x, words in ends.items()]
-    told = []
-    for i, each in enumerate(formats):
-        row, said = _row(value, each, TOP + i * ROW)
+    sentences = []
+    for i, shown_format in enumerate(formats):
+        row, sentence = _row(value, shown_format, TOP + i * ROW)
         body += row
-        told.append(said)
+        sentences.append(sentence)
     y = TOP + len(formats) * ROW + 14
     body += _ranges(value, formats, y)
-    return Picture("".join(body), y + 30 + LANE * len(formats) + 24, f"{title}: {'; '.join(told)}")
+    return Picture("".join(body), y + 30 + LANE * len(formats) + 24, f"{title}: {'; '.join(sentences)}")
 
 
-def _row(value: float, each: Format, y: float) -> tuple[list[str], str]:
-    """One format: two lines of words beside its bits; and the same as a sentence."""
-    counts = f"1 + {each.exponent_bits} + {each.mantissa_bits} bits" if each.exponent_bits else f"{each.n_bits} bits"
-    name = each.name.removeprefix("fp8_")
+def _row(value: float, format: Format, y: float) -> tuple[list[str], str]:
+    """(the row of one format, with its bits and two lines of words, the same as a sentence)."""
+    counts = (
+        f"1 + {format.exponent_bits} + {format.mantissa_bits} bits" if format.exponent_bits else f"{format.n_bits} bits"
+    )
+    name = format.name.removeprefix("fp8_")
     body = [text(4, y + 12, name, bold=True), text(4, y + 27, counts, size=11)]
-    if each.integer and math.isnan(value):
+    if format.integer and math.isnan(value):
         return [*body, text(BITS, y + 12, "an integer format has no code for NaN", size=12)], f"{name} has no NaN"
     x = BITS
-    for field, fill in zip(each.bits(value), FIELDS, strict=True):
+    for field, fill in zip(format.bits(value), FIELDS, strict=True):
         for bit in field:
             body.append(f'<rect x="{x:.1f}" y="{y:g}" width="{CELL}" height="17" fill="{fill}" stroke="#fff"/>')
             body.append(
@@ -99,13 +101,16 @@ def _row(value: float, each: Format, y: float) -> tuple[list[str], str]:
             )
             x += CELL
         x += 5 if field else 0
-    held = float(round_to(value, each)) + (0.0 if each.integer else -0.0)  # an integer has one zero
-    off, kind = _error(value, held), _kind(held, each)
-    around = [_apart(n, held) for n in neighbours(value, each)]
+    held = float(round_to(value, format)) + (0.0 if format.integer else -0.0)  # an integer has one zero
+    off, kind = _error(value, held), _kind(held, format)
+    around = [_apart(n, held) for n in neighbours(value, format)]
     body += [text(HOLDS, y + 13, _held(held), "end", 12, bold=True), text(HOLDS, y + 28, kind, "end", 11)]
     for at, words in zip((ERROR, BELOW, ABOVE), (off, *around), strict=True):
         body.append(text(at, y + 13, words, "end", 12 if len(words) < 13 else 11))
-    return body, f"{name} {each.bits(value)} holds {_held(held)} ({kind}, error {off}), between {' and '.join(around)}"
+    return (
+        body,
+        f"{name} {format.bits(value)} holds {_held(held)} ({kind}, error {off}), between {' and '.join(around)}",
+    )
 
 
 def _error(value: float, held: float) -> str:
@@ -118,40 +123,42 @@ def _error(value: float, held: float) -> str:
     return f"{share:.2g}" if share < 1e-4 else "100%" if share == 1 else f"{share:.2%}"
 
 
-def _kind(held: float, each: Format) -> str:
-    """What sort of code it is, in words."""
+def _kind(held: float, format: Format) -> str:
+    """The kind of number that a format holds, in words: "normal", "subnormal, 3 bits", "zero"."""
     if not math.isfinite(held):
         return "not a number" if math.isnan(held) else "infinity"
     if held == 0:
         return "zero"
-    if abs(held) >= each.largest:
+    if abs(held) >= format.largest:
         return "the largest"
-    if each.integer or abs(held) >= each.smallest_normal:
-        return "a whole step" if each.integer else "normal"
-    bits = int(abs(held) / each.smallest_subnormal).bit_length()
+    if format.integer or abs(held) >= format.smallest_normal:
+        return "a whole step" if format.integer else "normal"
+    bits = int(abs(held) / format.smallest_subnormal).bit_length()
     return f"subnormal, {bits} bit{'s' * (bits > 1)}"
 
 
 def _ranges(value: float, formats: Sequence[Format], y: float) -> list[str]:
-    """From the smallest to the largest positive number of each format, on one axis of powers of two."""
+    """A bar for each format from its smallest to its largest positive number, on one axis of powers of two."""
 
     def at(exponent: float) -> float:
         return LEFT + (min(max(exponent, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST) * (RIGHT - LEFT)
 
     body = [text(4, y + 6, "ranges: full bars are normal numbers, pale ones subnormal (fewer bits)", size=12)]
     bottom = y + 18 + LANE * len(formats)
-    for i, each in enumerate(formats):
+    for i, format in enumerate(formats):
         top = y + 18 + i * LANE
-        low, normal, high = (at(math.log2(n)) for n in (each.smallest_subnormal, each.smallest_normal, each.largest))
-        body.append(text(4, top + 12, each.name.removeprefix("fp8_"), size=12))
-        ends = f"{each.smallest_subnormal:.3g} to {each.largest:.3g}"
+        low, normal, high = (
+            at(math.log2(n)) for n in (format.smallest_subnormal, format.smallest_normal, format.largest)
+        )
+        body.append(text(4, top + 12, format.name.removeprefix("fp8_"), size=12))
+        ends = f"{format.smallest_subnormal:.3g} to {format.largest:.3g}"
         bars = (
             f'<rect x="{start:.1f}" y="{top:g}" width="{stop - start:.1f}" height="14" fill="{PALETTE[0]}"{look}/>'
             for start, stop, look in ((low, normal, ' opacity="0.4"'), (normal, high, ""))
             if stop > start
         )
-        told = f"{each.name}: {ends}, with all bits from {each.smallest_normal:.3g}"
-        body.append(f"<g><title>{told}</title>{''.join(bars)}</g>")
+        label = f"{format.name}: {ends}, with all bits from {format.smallest_normal:.3g}"
+        body.append(f"<g><title>{label}</title>{''.join(bars)}</g>")
     body.append(line(LEFT, bottom, RIGHT, bottom))
     for exponent in range(-150, HIGHEST + 1, 25):
         body += [line(at(exponent), bottom, at(exponent), bottom + 4)]
@@ -172,7 +179,7 @@ def _held(value: float) -> str:
 
 
 def _apart(value: float | None, held: float) -> str:
-    """A neighbour, with as many digits as tell it from the number that is held."""
+    """A neighbour, with enough digits to differ from the number that is held."""
     if value is None:
         return "–"
     return next((words for n in (6, 7, 8) if (words := _text(value, n)) != _text(held, n)), _text(value))

@@ -6,7 +6,7 @@
     rank 3   - - - - - - - - - - - - -  law 1      B: one less
              |~|_|~|_|~|_|~|_|~|_|~|
 
-One unit is what one micro-batch leaves in one stage; with several stages on a rank it is that much smaller.
+The unit is the memory of one micro-batch in one stage. With v stages on a rank, stage and unit are v times smaller.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from labkit.view.svg import PALETTE, WIDTH
 LEFT, RIGHT, TOP = 62.0, 590.0, 70.0
 LAW, HELD, SEEN = PALETTE[2], PALETTE[0], PALETTE[6]
 Steps = Sequence[tuple[float, float]]
-"""(when, how many) at each change."""
+"""(time, number of micro-batches held) after each change."""
 
 
 class Pick(NamedTuple):
@@ -37,27 +37,29 @@ class Pick(NamedTuple):
 
     @property
     def recipe(self) -> Recipe:
-        """The planner's name for it. ValueError for a name that there is not."""
+        """The planner's recipe of this schedule. ValueError for a name that the planner does not know."""
         v = self.v if self.name == "interleaved" else 1
         return Recipe(schedule=self.name, n_micro=self.m, batch_size=self.m, stages_per_rank=v)
 
     @property
     def schedule(self) -> Schedule:
-        """Its programs."""
+        """The programs of all ranks."""
         return self.recipe.schedule_for(self.p)
 
     @property
     def most(self) -> list[int]:
-        """The law: stages times micro-batches that each rank holds at most; where it is for multiples of p only and m
-        is none, what the schedule itself says."""
+        """By rank, the most pairs of stage and micro-batch that it holds, by the law.
+
+        The law of interleaved schedules is for multiples of p only; for another m, as the schedule itself has it."""
         if self.name == "interleaved" and self.m % self.p:
             return in_flight(self.schedule)
         return [sum(pairs_in_flight(self.recipe, Layout(pp=self.p), rank)) for rank in range(self.p)]
 
     def waiting(self, ratio: float = 2.0) -> str:
-        """The law of waiting as words, for ranks that are all equally fast; nothing where it does not hold.
+        """The share of time that ranks wait, as a law in words, for equally fast ranks; "" where the law does not hold.
 
-        `ratio`: forwards that a backward takes. Interleaved wants rounds of p micro-batches, zero_bubble F = B = W."""
+        `ratio` is the time of a backward in forwards. The law of interleaved needs an m that p divides, that of
+        zero_bubble F = B = W, which is a ratio of 2."""
         p, m, v = self.p, self.m, self.v
         if self.name == "interleaved":
             return f"(p-1)/(vm+p-1) = {(p - 1) / (v * m + p - 1):.1%}" if m % p == 0 and v > 1 else ""
@@ -72,7 +74,7 @@ LAWS = (
     ("zero_bubble", "min(p, m)"),
     ("interleaved", "min(vm, (v-1)p + 2(p-1-r) + 1), in v-ths of a rank's"),
 )
-"""How many micro-batches rank r holds at most, by schedule."""
+"""(schedule, the most micro-batches that rank r holds)."""
 
 
 @chart.style()
@@ -123,7 +125,8 @@ def inflight(pick: Pick, measured: Sequence[Steps] = ()) -> chart.Chart:
 
 
 def held(spans: Sequence[Span], splits: bool) -> list[tuple[float, float]]:
-    """How many micro-batches one rank holds after each change: from the end of F to that of B (of W, if cut in two)."""
+    """(time, micro-batches that one rank holds) after each change. One is held from the end of its F to the end of its
+    B, or of its W if the schedule splits backward."""
     last, now, out = "W" if splits else "B", 0, [(0.0, 0.0)]
     for span in sorted(spans, key=lambda span: span.end):
         change = (span.action.kind == "F") - (span.action.kind == last)
@@ -134,7 +137,7 @@ def held(spans: Sequence[Span], splits: bool) -> list[tuple[float, float]]:
 
 
 def _stretched(steps: Steps, whole: float) -> Steps:
-    """Measured steps on the time of the simulated ones; of those within a pixel the highest and the last."""
+    """Measured steps, scaled to the simulated time; of several within a pixel, the highest and the last."""
     first, scale = steps[0][0], whole / ((steps[-1][0] - steps[0][0]) or 1)
     pixels: dict[int, list[float]] = {}
     for when, count in steps:

@@ -1,11 +1,11 @@
-"""A layout on the nodes of a machine: which axis crosses, and how many seconds each axis keeps the wires busy.
+"""A layout on the nodes of a machine: which axes cross between nodes, and the seconds that each keeps the wires busy.
 
     node 0             node 1            tp   ====  inside     law   ## 12 ms
     [0] === [1]        [2] === [3]                        measured   ### 14 ms
      : . . . . . . . . . :               dp   ::::  between    law   ####### 84 ms
 
-Thick lines join the neighbours of a group, each axis drawn in its own way (as in the cube); an axis is slow where its
-lines leave a node and its bytes are many.
+Lines join the neighbours of a group, with colour and dashes of the axis as in labkit.view.cube, and are thick between
+nodes. An axis is slow if its lines leave a node and it has many bytes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, li
 from labkit.view.units import bytes_text, seconds_text
 
 MOST = 16
-"""Ranks that are drawn."""
+"""The most ranks that a picture has."""
 TOP, LEFT, BAR = 62.0, 266.0, 300.0
 LAW, SEEN = PALETTE[0], PALETTE[2]
 
 
 def wires(layout: Layout, demand: Demand, links: Links, measured: Breakdown | None = None, title: str = "") -> Picture:
-    """The ranks on their nodes with the lines of each axis, and bars of seconds: the law, and what was `measured`.
+    """The ranks on their nodes with the lines of each axis, and bars of seconds: by the law, and `measured`.
 
-    ValueError for links of another number of ranks, and more ranks than are drawn."""
+    ValueError for links of another number of ranks, and for more ranks than MOST."""
     if layout.size > MOST:
         raise ValueError(f"{layout.size} ranks are too many for this picture, which draws up to {MOST}")
     law = on_wires(layout, demand, links)
@@ -35,14 +35,14 @@ def wires(layout: Layout, demand: Demand, links: Links, measured: Breakdown | No
     total = f"{head}: {seconds_text(law.total)} on the wires in one step"
     body = [headline(total), text(4, 42, cut(links.words, 118), size=12)]
     drawn, bottom = _nodes(layout, links)
-    rows, y, told = _bars(layout, demand, links, law, measured, bottom + 34)
+    rows, y, facts = _bars(layout, demand, links, law, measured, bottom + 34)
     verdict = _verdict(layout, links, law)
     body += [*drawn, *rows, text(4, y + 4, verdict, bold=True)]
-    return Picture("".join(body), y + 16, "; ".join([total, *told, verdict]))
+    return Picture("".join(body), y + 16, "; ".join([total, *facts, verdict]))
 
 
 def _nodes(layout: Layout, links: Links) -> tuple[list[str], float]:
-    """Frames with their ranks, and the lines of all groups behind them."""
+    """The nodes' frames with their ranks, and the lines of all groups behind them; and the height below."""
     nodes = links.by_node
     gap = 26.0 if len(nodes) > 1 else 0.0
     wide = (WIDTH - 8 - gap * (len(nodes) - 1)) / len(nodes)
@@ -72,8 +72,8 @@ def _nodes(layout: Layout, links: Links) -> tuple[list[str], float]:
     return [*out, text(WIDTH - 4, TOP + tall + 14, "in each box: rank; dp,pp,tp", "end", 11)], TOP + tall
 
 
-def _curve(a: tuple[float, float], b: tuple[float, float], axis: str, bend: float, between: bool, who: object) -> str:
-    """A bow over or under the ranks; each axis bends more than the one before, so none hides another."""
+def _curve(a: tuple[float, float], b: tuple[float, float], axis: str, bend: float, between: bool, ranks: object) -> str:
+    """A curve over or under the ranks. Each axis bends more than the one before, so that no curve hides another."""
     (x1, y1), (x2, y2) = a, b
     up = -1 if axis != "dp" else 1
     far = 1 + abs(x2 - x1) / 400
@@ -81,18 +81,18 @@ def _curve(a: tuple[float, float], b: tuple[float, float], axis: str, bend: floa
     if x1 == x2:
         path = f"M{x1:.1f} {y1:.1f}Q{x1 + 2 * bend:.1f} {(y1 + y2) / 2:.1f} {x2:.1f} {y2:.1f}"
     dash = f' stroke-dasharray="{DASHES[axis]}"' if DASHES[axis] else ""
-    said = f"{axis}: ranks {who}, {'between nodes' if between else 'inside a node'}"
+    label = f"{axis}: ranks {ranks}, {'between nodes' if between else 'inside a node'}"
     style = f'fill="none" stroke="{COLOURS[axis]}" stroke-width="{5 if between else 3}"{dash}'
-    return f'<g><title>{said}</title><path d="{path}" {style}/></g>'
+    return f'<g><title>{label}</title><path d="{path}" {style}/></g>'
 
 
 def _bars(
     layout: Layout, demand: Demand, links: Links, law: Breakdown, measured: Breakdown | None, y: float
 ) -> tuple[list[str], float, list[str]]:
-    """Two bars an axis: what the law says and what was measured."""
+    """Two bars for each axis, the law and the measurement. Returns (elements, the height below, facts in words)."""
     seen = {item.name: item.value for item in measured.items} if measured is not None else {}
     longest = max([*(item.value for item in law.items), *seen.values()]) or 1.0
-    out, told = [], []
+    out, facts = [], []
     for axis in ("tp", "pp", "dp"):
         count, n_bytes = demand[axis]
         out.append(line(8, y - 4, 40, y - 4, DASHES[axis], 4, COLOURS[axis]))
@@ -103,16 +103,16 @@ def _bars(
         over = crosses(layout, axis, links)
         where = f"{over} edges between nodes" if over else "inside the nodes"
         call = "round trip" if axis == "pp" else "all_reduce"
-        what = f"{count} {call}{'s' * (count > 1)} of {bytes_text(n_bytes)}"
-        out += [text(50, y, axis, bold=True), text(82, y, what, size=12), text(82, y + 17, where, size=12)]
-        told.append(f"{axis}: {what}, {where}, law {seconds_text(law[axis])}")
+        calls = f"{count} {call}{'s' * (count > 1)} of {bytes_text(n_bytes)}"
+        out += [text(50, y, axis, bold=True), text(82, y, calls, size=12), text(82, y + 17, where, size=12)]
+        facts.append(f"{axis}: {calls}, {where}, law {seconds_text(law[axis])}")
         out += _bar(y - 13, law[axis] / longest, LAW, f"law {seconds_text(law[axis])}")
         if axis in seen:
             words = f"measured {seconds_text(seen[axis])}"
             out += _bar(y + 6, seen[axis] / longest, SEEN, words)
-            told.append(f"{axis} {words}")
+            facts.append(f"{axis} {words}")
         y += 48
-    return out, y, told
+    return out, y, facts
 
 
 def _bar(y: float, share: float, fill: str, words: str) -> list[str]:
@@ -122,9 +122,9 @@ def _bar(y: float, share: float, fill: str, words: str) -> list[str]:
 
 
 def _verdict(layout: Layout, links: Links, law: Breakdown) -> str:
-    """Which axis takes most, and where it runs."""
+    """A sentence on the axis that takes most seconds, and where its wires are."""
     if not law.total:
         return "one rank on each axis: no wire is used"
-    axis = max(("tp", "pp", "dp"), key=lambda each: law[each])
+    axis = max(("tp", "pp", "dp"), key=lambda candidate: law[candidate])
     where = "between the nodes" if crosses(layout, axis, links) else "inside the nodes"
     return f"{axis} takes {100 * law[axis] / law.total:.0f}% of these seconds, {where}"

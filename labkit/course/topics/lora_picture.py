@@ -1,4 +1,4 @@
-"""LoRA in pictures: the two thin matrices beside the weight, and what rank and targets cost and buy.
+"""LoRA in pictures: the two thin matrices beside the weight, and bytes and losses for ranks and targets.
 
 parameters   full  ###########            loss |  o.
              law   ###########                 |    `o. . query, value
@@ -28,7 +28,7 @@ LEFT, RIGHT, TOP, BOTTOM = 470.0, 780.0, 148.0, 372.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Losses of real runs: of adapters by (targets, rank), of full fine-tuning, and of the model as it was.
+    """Losses of real runs: of adapters by (targets, rank), of full fine-tuning, and of the model before training.
 
     Raises ValueError where there is no run, or a loss is not finite."""
 
@@ -37,7 +37,7 @@ class Seen:
     untouched: float
 
     def __post_init__(self) -> None:
-        if not self.losses or not all(math.isfinite(each) for each in (*self.losses.values(), self.full)):
+        if not self.losses or not all(math.isfinite(loss) for loss in (*self.losses.values(), self.full)):
             raise ValueError(f"quality over rank needs finite losses of at least one run, got {dict(self.losses)}")
 
     def recovered(self, targets: str, rank: int) -> float:
@@ -46,7 +46,7 @@ class Seen:
 
 
 def factors(in_features: int, out_features: int, rank: int) -> Picture:
-    """W [O, I] beside B [O, r] times A [r, I], areas to scale; what is thinner than a pixel is drawn a pixel thin.
+    """W [O, I] beside B [O, r] times A [r, I], with areas to scale, but no matrix thinner than a pixel.
 
     Raises ValueError for a rank that the weight cannot have."""
     numel, whole = adapter_numel(in_features, out_features, rank), in_features * out_features
@@ -66,8 +66,8 @@ def factors(in_features: int, out_features: int, rank: int) -> Picture:
         box(second + 30, y + (tall - thin) / 2, wide, thin, PALETTE[0], "", f"A: {rank} x {in_features:,}"),
         text(second + 30 + wide / 2, y + (tall + thin) / 2 + 20, f"A  {rank} x {in_features:,}", "middle", 12),
     ]
-    said = f"W of {out_features:,} x {in_features:,} and a correction of rank {rank}: {numel:,} numbers of {whole:,}"
-    return Picture("".join(body), y + tall + 34, said)
+    label = f"W of {out_features:,} x {in_features:,} and a correction of rank {rank}: {numel:,} numbers of {whole:,}"
+    return Picture("".join(body), y + tall + 34, label)
 
 
 @chart.style()
@@ -80,9 +80,10 @@ def lora(
     rank: int = 0,
     title: str = "",
 ) -> chart.Chart:
-    """Bytes by kind of full fine-tuning, of LoRA by law and as measured; and losses over the rank, the chosen lit.
+    """Bytes by kind of full fine-tuning, and of LoRA by law and measured; and losses over the rank.
 
-    `law` None: full fine-tuning is what is looked at. The kinds are those of `full`."""
+    The kinds are those of `full`. `law` is None for a picture of full fine-tuning only. In the losses, the run with
+    `targets` and `rank` is highlighted."""
     given = [
         (name, fill, side) for (name, fill), side in zip(ROWS, (full, law, measured), strict=True) if side is not None
     ]
@@ -117,7 +118,7 @@ def lora(
 
 
 def _quality(figure: chart.Chart, seen: Seen, targets: str, rank: int) -> None:
-    """Losses over the logarithm of the rank: a line for each choice of targets, and full fine-tuning as a level."""
+    """Draw losses over the logarithm of the rank: a line for each choice of targets, a level for full fine-tuning."""
     ranks = sorted({r for _, r in seen.losses})
     low, high = min(seen.full, *seen.losses.values()), max(seen.full, *seen.losses.values())
     room = 0.08 * (high - low or 1.0)

@@ -5,9 +5,10 @@
     2^15 |    x__|      |_____         the scale, x where the step was skipped
          |_____________________ step
 
-`replay` runs a rule over a recorded run. What is recorded of a step is whether its gradients were finite, and then they
-are so at any scale (a spike in the data, an inf of the model's own); or its ceiling, the largest scale at which they
-are finite, and then skipping follows from the scale, as it does in training.
+`replay` runs a rule over a recorded run. The record of a step is a bool or a float. A bool is True if its gradients were
+finite, and means that no scale would change this: an inf then comes from a spike in the data or from the model itself.
+A float is the step's ceiling, the largest scale at which its gradients are finite; the scale then decides whether the
+step is skipped, as it does in training.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ BLUE, SKIPPED, CEILING = chart.LINES[0], PALETTE[6], PALETTE[2]
 
 @dataclass(frozen=True)
 class Replayed:
-    """A rule's way through a run: the scale of each step, whether its step was taken, and the rule at the end.
+    """A rule's way through a run: the scale of each step, True for each step that was taken, and the rule at the end.
 
-    `stopped` says why it ended early, if it did: the scale had nowhere to go."""
+    `stopped` says why it ended early, because the scale could not change as the rule asked; "" if it did not."""
 
     scales: tuple[float, ...]
     taken: tuple[bool, ...]
@@ -42,7 +43,7 @@ class Replayed:
 
 
 def replay(rule: LossScale, run: Sequence[bool | float]) -> Replayed:
-    """`rule` on a recorded run: for each step whether it was finite (a bool), or its ceiling (a float, maybe inf)."""
+    """`rule` on a recorded run, which has for each step a bool, True if it was finite, or its ceiling, a float."""
     scales: list[float] = []
     taken: list[bool] = []
     for step in run:

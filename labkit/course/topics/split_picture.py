@@ -1,15 +1,15 @@
-"""A layer cut over n ranks: its matrices with their shapes, what one rank holds of each, and where f and g stand.
+"""A layer cut over n ranks: its matrices with their shapes, the part of each that one rank holds, and f and g.
 
           f                                                   g
-    x  -->|--> [ W1^T  ] = [ h    ]  act  [ W2^T ] = [ y ] -->|--> y        lit: what the chosen rank has
+    x  -->|--> [ W1^T  ] = [ h    ]  act  [ W2^T ] = [ y ] -->|--> y        blue: parts of the chosen rank
     whole      columns      columns       rows       a term         whole
 
               forward                        backward
-    f         x goes on as it is             all-reduce of dx: 2(n-1)/n N
-    g         all-reduce of y: 2(n-1)/n N    dy goes on as it is          N = bytes of x (and of y)
+    f         x passes unchanged             all-reduce of dx: 2(n-1)/n S
+    g         all-reduce of y: 2(n-1)/n S    dy passes unchanged          S = bytes of x (and of y)
 
 Backward runs from right to left through the same boxes, with gradients of the same shapes. With sequence parallelism
-x and y are cut by position, f' gathers them and g' scatters the sum: (n-1)/n N each, in both directions.
+x and y are cut by position, f' gathers them and g' scatters the sum: (n-1)/n S each, in both directions.
 
 Sources: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.2.
 """
@@ -29,11 +29,12 @@ DIRECTIONS = ("forward", "backward")
 WHOLE, COLUMNS, ROWS, TERM = "whole", "columns", "rows", "term"
 LIT, PLAIN = PALETTE[0], PALETTE[4]
 LEFT, SLOT, DOOR, MIDDLE = 78.0, 98.0, 66.0, 152.0
-"""Where the first slot begins, the width of a matrix's slot and of a door's, and the height of the matrices' middle."""
+"""The left end of the first slot, the width of a matrix's slot and of that of f or g, a "door", and the height of the
+matrices' middle."""
 TALL, WIDE = 96.0, 84.0
-"""The largest matrix that is drawn."""
+"""The height and the width of the largest matrix."""
 MOST_LINES = 16
-"""With more ranks than this the cuts of others are not drawn: they would be a grey box."""
+"""The most ranks for which all cuts are drawn; more lines would run together."""
 Heard = Mapping[str, Mapping[str, Ledger]]
 
 
@@ -47,19 +48,21 @@ class Matrix:
     cut: str
 
     def local(self, n: int) -> tuple[int, int]:
-        """What one of n ranks has of it; a term of a sum has the shape of the whole."""
+        """The shape of the part that one of n ranks has; a term of a sum has the shape of the whole."""
         return self.rows // n if self.cut == ROWS else self.rows, self.columns // (n if self.cut == COLUMNS else 1)
 
 
 @dataclass(frozen=True)
 class SplitLayer:
-    """The sizes of a layer that is cut over `n_ranks`, a pure value.
+    """The sizes of a layer that is cut over `n_ranks`.
 
     kind         "column", "row", "column, then row" (an MLP) or "attention"
     width, ff    D, the width of x and y, and F, that of the hidden layer (attention: D again, in `n_head` heads)
-    batch, seq   B rows of T positions;   item_bytes   of one number;   sequence   x and y are cut by position, too
+    batch, seq   B rows of T positions
+    item_bytes   bytes of one number
+    sequence     True if x and y are cut by position
 
-    ValueError for sizes below 1, and for what has no n equal parts, with the numbers of ranks that would do."""
+    ValueError for sizes below 1, and for sizes without n equal parts; it names numbers of ranks that would do."""
 
     kind: str = "column, then row"
     n_ranks: int = 4
@@ -88,7 +91,7 @@ class SplitLayer:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """From x to y, as the picture shows them."""
+        """The matrices from x to y, in the order of the picture."""
         tokens, d, f = self.batch * self.seq, self.width, self.ff
         ends = ROWS if self.sequence else WHOLE
         enters = (Matrix("x", tokens, d, ends),)
@@ -105,13 +108,13 @@ class SplitLayer:
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """Which of f and g the layer has; with sequence parallelism f' and g'."""
+        """The names of the ends that the layer has, "f" and "g"; with sequence parallelism "f′" and "g′"."""
         prime = "′" * self.sequence
         return tuple(door + prime for door, kind in (("f", "row"), ("g", "column")) if self.kind != kind)
 
     @property
     def message_bytes(self) -> int:
-        """N: the bytes of x, or of y, whole."""
+        """S, the bytes of the whole x, or of the whole y."""
         return self.batch * self.seq * self.width * self.item_bytes
 
     @property
@@ -122,7 +125,7 @@ class SplitLayer:
         return (1 + (self.kind == "column, then row")) * self.width * self.ff
 
     def verb(self, door: str, direction: str) -> str:
-        """What a door does in a direction: "all_reduce", "all_gather", "reduce_scatter", or "" for nothing."""
+        """The collective of a door in a direction: "all_reduce", "all_gather", "reduce_scatter", or "" for none."""
         gives = (door[0] == "g") == (direction == "forward")
         if self.n_ranks == 1:
             return ""
@@ -130,21 +133,21 @@ class SplitLayer:
 
     def sent_bytes(self, direction: str, door: str | None = None) -> int:
         """Bytes that a rank sends in a direction, through one door or through all of them."""
-        verbs = [self.verb(each, direction) for each in self.doors if door in (None, each)]
+        verbs = [self.verb(name, direction) for name in self.doors if door in (None, name)]
         parts = sum({"all_reduce": 2, "": 0}.get(verb, 1) for verb in verbs)
         return parts * (self.n_ranks - 1) * self.message_bytes // self.n_ranks
 
 
 def split_layer(layer: SplitLayer, rank: int = 0, direction: str = "forward", heard: Heard | None = None) -> Picture:
-    """The matrices of `layer` with the part of `rank` lit, f and g in their places, and what each sends by law.
+    """The matrices of `layer` with the part of `rank` coloured, f and g in their places, and the bytes that each sends.
 
-    `heard` maps kinds and directions to the ledger of a rank that ran the layer: measured bytes, beside the law's.
-    ValueError for a rank or a direction that there is not."""
+    `heard` maps kind and direction to the ledger of a rank that ran the layer, whose bytes stand beside the law's.
+    ValueError for a rank that the layer does not have, and for another direction."""
     if not 0 <= rank < layer.n_ranks:
         raise ValueError(f"there are ranks 0 to {layer.n_ranks - 1}, got {rank}")
     if direction not in DIRECTIONS:
         raise ValueError(f"a direction is forward or backward, got {direction!r}")
-    n, found = layer.n_ranks, (heard or {}).get(layer.kind, {})
+    n, ledgers = layer.n_ranks, (heard or {}).get(layer.kind, {})
     sent = layer.sent_bytes(direction)
     ways = f"{layer.kind} on {n} rank{'s' * (n > 1)}" + ", cut by position outside" * layer.sequence
     title = f"{ways}, {direction}: rank {rank} sends {bytes_text(sent)}"
@@ -161,18 +164,18 @@ def split_layer(layer: SplitLayer, rank: int = 0, direction: str = "forward", he
                 text(x, MIDDLE + 4, "·" if "W" in after.name else "→" if after.cut == COLUMNS else "=", "middle")
             )
     body += [text(4, 238, "whole", size=12, bold=True), text(4, 256, f"on rank {rank}", size=12, bold=True)]
-    body += _table(layer, direction, found)
+    body += _table(layer, direction, ledgers)
     weights = layer.n_weights * layer.item_bytes
     held = f"weights: {metric_text(weights, 'B')} whole, {metric_text(weights / n, 'B')} on each rank"
     body.append(text(4, 392, f"{held}; gradients and optimizer states likewise, with no message of their own", size=12))
     shapes = "; ".join(f"{m.name} {list(m.local(n))} of {[m.rows, m.columns]}" for m in layer.matrices)
-    told = "; ".join(f"{way} measured {ledger.sent_bytes():,} B" for way, ledger in found.items())
+    measured = "; ".join(f"{way} measured {ledger.sent_bytes():,} B" for way, ledger in ledgers.items())
     laws = "; ".join(f"{way} by law {layer.sent_bytes(way):,} B" for way in DIRECTIONS)
-    return Picture("".join(body), 402, f"{title}; {shapes}; {laws}" + (f"; {told}" if told else ""))
+    return Picture("".join(body), 402, f"{title}; {shapes}; {laws}" + (f"; {measured}" if measured else ""))
 
 
 def _legend(layer: SplitLayer, rank: int) -> list[str]:
-    """What the colours are."""
+    """The legend of the colours."""
     rows = ((LIT, f"here, on rank {rank}"), (PLAIN, "here whole, as on every rank"), ("none", "on another rank"))
     out, x = [], 4.0
     for fill, words in rows:
@@ -182,8 +185,8 @@ def _legend(layer: SplitLayer, rank: int) -> list[str]:
 
 
 def _matrix(matrix: Matrix, layer: SplitLayer, rank: int, direction: str, x: float) -> list[str]:
-    """One matrix in its slot: the cuts, the part of the rank lit, and both shapes below."""
-    n, largest = layer.n_ranks, max(max(each.rows, each.columns) for each in layer.matrices)
+    """One matrix in its slot: the cuts, the coloured part of the rank, and both shapes below."""
+    n, largest = layer.n_ranks, max(max(other.rows, other.columns) for other in layer.matrices)
     high = TALL * max(0.34, min(1.0, matrix.rows / largest) ** 0.4)
     wide = WIDE * max(0.34, min(1.0, matrix.columns / largest) ** 0.4)
     left, top = x + (SLOT - wide) / 2, MIDDLE - high / 2
@@ -191,8 +194,8 @@ def _matrix(matrix: Matrix, layer: SplitLayer, rank: int, direction: str, x: flo
     mine = "d" * back + ("y" if back and matrix.cut == TERM else matrix.name)
     here = list(matrix.local(n))
     term = "whole on every rank" if back else "one term of a sum, as large as the whole"
-    said = {TERM: term, WHOLE: "whole on every rank"}.get(matrix.cut)
-    hover = f"{matrix.name} {[matrix.rows, matrix.columns]}: {said or f'{matrix.cut} {rank} of {n}, {here}'}"
+    extent = {TERM: term, WHOLE: "whole on every rank"}.get(matrix.cut)
+    hover = f"{matrix.name} {[matrix.rows, matrix.columns]}: {extent or f'{matrix.cut} {rank} of {n}, {here}'}"
     out = []
     if matrix.cut in (ROWS, COLUMNS):
         across = matrix.cut == COLUMNS
@@ -214,7 +217,7 @@ def _matrix(matrix: Matrix, layer: SplitLayer, rank: int, direction: str, x: flo
 
 
 def _door(layer: SplitLayer, name: str, direction: str, x: float) -> list[str]:
-    """f or g between two slots, with an arrow along the pass; a door that talks is filled."""
+    """f or g between two slots, with an arrow in the direction of the pass; it is filled if it sends anything."""
     verb = layer.verb(name, direction)
     ends = [(x + 2, MIDDLE + 34), (x + DOOR - 2, MIDDLE + 34)]
     sent = layer.sent_bytes(direction, name)
@@ -226,7 +229,7 @@ def _door(layer: SplitLayer, name: str, direction: str, x: float) -> list[str]:
     return out
 
 
-def _table(layer: SplitLayer, direction: str, found: Mapping[str, Ledger]) -> list[str]:
+def _table(layer: SplitLayer, direction: str, ledgers: Mapping[str, Ledger]) -> list[str]:
     """f and g, forward and backward, with the chosen direction framed; measured bytes below the law's."""
     places = {"forward": 118.0, "backward": 460.0}
     out = [box(places[direction] - 8, 272, 336, 96, "none", "", f"chosen: {direction}", 2.5)]
@@ -236,11 +239,11 @@ def _table(layer: SplitLayer, direction: str, found: Mapping[str, Ledger]) -> li
             verb, y = layer.verb(door, way), 306 + 18 * k
             name = {"f": "dx" if way == "backward" else "x", "g": "dy" if way == "backward" else "y"}[door[0]]
             law = "2(n-1)/n S" if verb == "all_reduce" else "(n-1)/n S"
-            said = f"{verb.replace('_', '-')} of {name}: {law} = {bytes_text(layer.sent_bytes(way, door))}"
-            out.append(text(x, y, said if verb else f"{name} goes on as it is: 0 B", size=12))
+            words = f"{verb.replace('_', '-')} of {name}: {law} = {bytes_text(layer.sent_bytes(way, door))}"
+            out.append(text(x, y, words if verb else f"{name} goes on as it is: 0 B", size=12))
         out.append(text(x, 342, f"together {layer.sent_bytes(way):,} B from each rank", size=12))
-        if way in found:
-            seen, law_bytes = found[way].sent_bytes(), layer.sent_bytes(way)
+        if way in ledgers:
+            seen, law_bytes = ledgers[way].sent_bytes(), layer.sent_bytes(way)
             same = "as the law" if seen == law_bytes else f"the law says {law_bytes:,} B"
             out.append(text(x, 360, f"measured: {seen:,} B, {same}", size=12, bold=True))
     return out + [text(4, 306 + 18 * k, door, bold=True) for k, door in enumerate(layer.doors)]

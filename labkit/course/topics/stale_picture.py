@@ -1,4 +1,4 @@
-"""Stale gradients: which staleness bears which learning rate, and how the distance goes down, swings, or grows.
+"""Stale gradients: the learning rates that are stable for each staleness, and the distance from the optimum over steps.
 
     lr h |  \\  diverges            |w| |\\    /\\
          | x  \\___                       | \\  /  \\  /      s = 4
@@ -28,7 +28,7 @@ FLOOR, CEILING = 1e-6, 1e3
 
 
 class Seen(NamedTuple):
-    """One recorded run: its staleness, its lr times curvature, and whether it went down."""
+    """One recorded run: its staleness, its learning rate times curvature, and True if its distance went down."""
 
     staleness: float
     rate: float
@@ -56,7 +56,7 @@ def stale(staleness: int, rate: float, runs: Sequence[Seen] = (), steps: int = 8
 
 
 def _map(figure: chart.Chart, staleness: int, rate: float, runs: Sequence[Seen]) -> None:
-    """Left: rates over staleness, with the two laws."""
+    """On the left, rates over staleness, with the laws of the limit and of the best rate."""
     axes = figure.panel(54, 84, 378, 340, xlim=(-0.5, MOST + 0.5), ylim=(LOW, HIGH), yscale="log")
     steps = range(MOST + 1)
     axes.plot(steps, [limit(step) for step in steps], color=LIMIT, linestyle="-", label="limit")
@@ -81,7 +81,8 @@ def _map(figure: chart.Chart, staleness: int, rate: float, runs: Sequence[Seen])
 
 
 def _way(figure: chart.Chart, staleness: int, rate: float, way: Sequence[float]) -> None:
-    """Right: the distance from the optimum, stale and fresh; what lies beyond the page is drawn at its edge."""
+    """On the right, the distance from the optimum, with stale gradients and with fresh ones. Values beyond the axes are
+    drawn at their edge."""
     axes = figure.panel(462, 84, 780, 340, xlim=(0, len(way) - 1), ylim=(FLOOR, CEILING), yscale="log", xlabel="step")
     colour, fresh = LIMIT if way[-1] > 1 else BEST, distances(0, rate, len(way) - 1)
     axes.plot(np.clip(way, FLOOR, CEILING), color=colour, linestyle="-", label=f"staleness {staleness}")

@@ -1,14 +1,13 @@
-"""The stages of ZeRO: what one rank holds of the model state, as four stacks, with a line for what a device has.
+"""The stages of ZeRO: the model state of one rank as four stacks, with a line for the bytes of a device.
 
     GB |  |opt |
        |  |    |
        |--|grad|--------------------------- device
        |  |par |  |op|par|    ...
        +---DDP-----ZeRO-1-----ZeRO-2-----ZeRO-3
-           16 N    4 N + 12 N/n          16 N/n           the law, bytes a parameter, bytes, what is sent
+           16 N    4 N + 12 N/n          16 N/n           the law, bytes a parameter, bytes, bytes sent a step
 
-The chosen stage has a frame and the word "chosen"; a measurement stands as a second stack beside the law's. Every
-stack carries names, so that nothing rests on colour alone.
+The chosen stage has a frame and the word "chosen"; a measurement is a second stack beside the law's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ COLUMN = (RIGHT - LEFT) / len(STAGES)
 BAR = 66.0
 STEP = (BAR + 4) / COLUMN
 FAR = 4.0
-"""A device of so many times the tallest stack has its line outside of the picture, or the stacks would be slivers."""
+"""A device with more than this many times the tallest stack is not drawn as a line: stacks would be too flat."""
 
 
 @chart.style()
@@ -37,10 +36,10 @@ def zero_stages(
     measured: Mapping[int, Breakdown] | None = None,
     n_micro: int = 1,
 ) -> chart.Chart:
-    """Bytes of one rank by kind for all stages with `stage` marked, their laws, and what a step sends.
+    """Bytes of one rank by kind for all stages, with `stage` marked, their laws, and the bytes that a step sends.
 
-    `device` is a name and its bytes; `measured` maps stages to bytes of a run, whose kinds beyond the model state are
-    left out. ValueError for a stage that there is not, and for a device without bytes."""
+    `device` is a name and its bytes; `measured` maps stages to bytes of a run, of which only the model state is drawn.
+    ValueError for a stage that does not exist, and for a device without bytes."""
     seen = {
         level: _state_of(breakdown) for level, breakdown in (measured or {}).items() if state.cut(level) is not None
     }
@@ -84,7 +83,7 @@ def _state_of(breakdown: Breakdown) -> dict[str, float]:
 
 
 def _verdict(state: ModelState, stage: int, device: tuple[str, float] | None) -> str:
-    """In words: the law with its numbers, and whether that fits."""
+    """A sentence with the law and its numbers, and whether they fit the device."""
     total = state.held(stage).total
     law = state.law(stage).replace("N/n", f"N/{state.n_ranks}")
     words = f"each rank holds {law} = {state.bytes_per_param(stage):.3g} bytes a parameter = {_amount(total)}"
@@ -95,7 +94,7 @@ def _verdict(state: ModelState, stage: int, device: tuple[str, float] | None) ->
 
 
 def _stack(axes: chart.Axes, name: str, kinds: Mapping[str, float], x: float, room: float) -> None:
-    """One stack, parameters at the bottom; the line of `room` bytes crosses no words."""
+    """One stack, with parameters at the bottom. A kind has no words where the line at `room` bytes would cross them."""
     low, unit = 0.0, axes.get_ylim()[1] / (BOTTOM - TOP)
     for kind, n_bytes in kinds.items():
         crossed = abs(room - low - n_bytes / 2) < 9 * unit
@@ -120,7 +119,7 @@ def _laws(figure: chart.Chart, state: ModelState, stage: int, n_micro: int) -> N
 
 
 def _legend(figure: chart.Chart, device: tuple[str, float] | None, near: bool) -> None:
-    """Which colour is which kind, and what the line is."""
+    """The legend of the kinds' colours and of the device's line."""
     for k, kind in enumerate(KINDS[:3]):
         figure.swatch(LEFT + 110 * k, BOTTOM + 106, KIND_COLOURS[k])
         figure.words(LEFT + 110 * k + 18, BOTTOM + 117, kind, fontsize=12)

@@ -1,7 +1,8 @@
 """A whiteboard: the question with its symbols, then the learner's formula and the truth over one symbol.
 
 before an answer    name, meaning, unit and a range of every symbol
-after it            truth (solid), mine (dashed), shaded where they part; the other symbols have the values told
+after it            truth (solid) and the learner's formula (dashed), shaded where they differ, for given values of the
+                    other symbols
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def question(asked: Derivation) -> Picture:
         body.append(line(4, y + 7, WIDTH - 4, y + 7, width=0.5 if k else 1))
     low = 48 + 24 * len(rows)
     body.append(text(4, low + 4, f"wanted: {asked.unit or 'a plain number'}", bold=True))
-    told = "; ".join(f"{name}: {means}" + f" in {unit}" * bool(unit) for name, means, unit, _ in rows[1:])
-    return Picture("".join(body), low + 18, f"{asked.name}: {asked.question} {told}")
+    meanings = "; ".join(f"{name}: {means}" + f" in {unit}" * bool(unit) for name, means, unit, _ in rows[1:])
+    return Picture("".join(body), low + 18, f"{asked.name}: {asked.question} {meanings}")
 
 
 def _row(symbol: Symbol) -> tuple[str, str, str, str]:
@@ -45,7 +46,7 @@ def whiteboard(
 ) -> chart.Chart:
     """`formula` and the truth over the symbol `along`; the other symbols have their values of `at`.
 
-    KeyError for a symbol that the question does not have; ValueError where the truth has no value at all."""
+    KeyError for a symbol that the question does not have; ValueError if the truth has no finite value in the range."""
     symbol, fixed = asked.symbol(along), {name: value for name, value in at.items() if name != along}
     low, high = float(symbol.low), float(at[symbol.below] - 1 if symbol.below else symbol.high)
     high = max(high, low + 1)
@@ -85,7 +86,7 @@ def whiteboard(
 
 
 def _parting(along: str, where: list[float], xs: list[float]) -> str:
-    """Where the two part, in words."""
+    """The values `where` formula and truth differ, in words."""
     if not where:
         return "nowhere apart"
     if len(where) == len(xs):
@@ -98,7 +99,7 @@ def _parting(along: str, where: list[float], xs: list[float]) -> str:
 
 
 def _places(low: float, high: float, log: bool, whole: bool) -> list[float]:
-    """Where the curves are worked out: whole numbers for a whole symbol."""
+    """The values at which the curves are computed; whole numbers for a whole symbol."""
     steps = [k / (POINTS - 1) for k in range(POINTS)]
     places = [low * (high / low) ** t if log else low + (high - low) * t for t in steps]
     return sorted({float(round(place)) for place in places}) if whole else places
