@@ -63,7 +63,7 @@ def anatomy(
 
 
 def fits(n_bytes: float, device: tuple[str, float]) -> str:
-    """A sentence that says whether the bytes fit the device (name, bytes), and how many are left or missing."""
+    """A sentence that says if the bytes fit the device (name, bytes), and how many are left, or the ratio if not."""
     name, room = device
     size = f"{metric_text(room, 'B')} = {bytes_text(room)}"
     if n_bytes <= room:
@@ -73,7 +73,7 @@ def fits(n_bytes: float, device: tuple[str, float]) -> str:
 
 
 def _stack(name: str, held: Breakdown, x: float, tall: float, room: float) -> list[str]:
-    """One bar, with parameters at the bottom. The line at `room` bytes crosses no words: that kind has none."""
+    """One bar, with parameters at the bottom. A kind has no name where the line at `room` bytes would cross it."""
     out, y = [text(x + BAR / 2, BOTTOM + 18, name, "middle")], BOTTOM
     for kind in KINDS:
         n_bytes = dict(held).get(kind, 0.0)

@@ -209,7 +209,7 @@ def box(
 ) -> None:
     """A box in the units of the axes, with words in its middle where they fit; `hover` appears under the pointer.
 
-    A box of less than 4 units of the page has no edges, which would hide its colour."""
+    A box of at most 4 units of the page has no edges, which would hide its colour."""
     (x0, y0), (x1, y1) = axes.transData.transform([(x, y), (x + wide, y + high)])
     edge = edge if x1 - x0 > 4 else 0.0
     patch = Rectangle((x, y), wide, high, facecolor=colour, linewidth=edge, gid=hover or None, clip_on=False)

@@ -8,8 +8,8 @@
     e5m2    zero          | subnormal | normal   ...                80% become zero
 
 A loss scale of 2^k moves the gradients k places to the right, and nothing else. Gradients are counted by powers of two.
-So the shares that become zero are exact, except for numbers right on the edge; the shares that become infinite, or the
-largest number, are exact to less than one power of two.
+The edge at which a number becomes zero is a power of two, so that share is exact, except for numbers right on the edge.
+The edge at which it becomes infinite, or the largest number, is drawn less than one power of two too far out.
 """
 
 from __future__ import annotations

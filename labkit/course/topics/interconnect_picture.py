@@ -4,7 +4,7 @@
     [0] === [1]        [2] === [3]                        measured   ### 14 ms
      : . . . . . . . . . :               dp   ::::  between    law   ####### 84 ms
 
-Lines join the neighbours of a group, with colour and dashes of the axis as in labkit.view.cube, and are thick between
+Lines join the neighbours of a group, with colour and dashes of the axis as in labkit.view.cube, and are thicker between
 nodes. An axis is slow if its lines leave a node and it has many bytes.
 """
 

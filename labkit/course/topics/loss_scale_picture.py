@@ -5,10 +5,10 @@
     2^15 |    x__|      |_____         the scale, x where the step was skipped
          |_____________________ step
 
-`replay` runs a rule over a recorded run. The record of a step is a bool or a float. A bool is True if its gradients were
-finite, and means that no scale would change this: an inf then comes from a spike in the data or from the model itself.
-A float is the step's ceiling, the largest scale at which its gradients are finite; the scale then decides whether the
-step is skipped, as it does in training.
+`replay` runs a rule over a recorded run, which has a bool or a float for each step. A bool is True if the gradients
+were finite, and means that no scale would change this: an inf then comes from a spike in the data or from the model
+itself. A float is the step's ceiling, the largest scale at which its gradients are finite; the scale then decides
+whether the step is skipped, as it does in training.
 """
 
 from __future__ import annotations

@@ -47,8 +47,10 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Costs of layers from 1 to 5, in quarters, of which the last is multiplied by the case's `last`. They are drawn
-    until none of the usual short cuts, `even`, `to_the_mean` and `alike`, gives a best cut."""
+    """Costs of layers from 1 to 5, in quarters, of which the last is multiplied by the case's `last`.
+
+    Unless there is only one cut, they are drawn until no usual short cut, such as `even` or `to_the_mean`, gives a
+    best one."""
     draw, n, p = random.Random(case.seed), case["layers"], case["stages"]
     while True:
         costs = [draw.randrange(4, 20) / 4 for _ in range(n)]

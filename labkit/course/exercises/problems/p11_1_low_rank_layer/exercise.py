@@ -90,7 +90,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 
 
 def thin(record: RunRecord) -> Complaint | None:
-    """A Complaint if three quarters of a matrix of O x I, or more, is held beside the parameters."""
+    """A Complaint if more than three quarters of a matrix of O x I is held beside the parameters."""
     memory, case = record.memory[0], record.case
     limit = 0.75 * case["inputs"] * case["outputs"] * case.item_bytes
     if memory is not None:
