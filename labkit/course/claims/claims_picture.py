@@ -137,7 +137,7 @@ def markdown(results: Sequence[Shown]) -> str:
 
 
 def table(results: Sequence[Shown], made: str = "") -> str:
-    """All results as HTML; each claim's settings unfold. `made` says when, on which machine and with what they were found."""
+    """All results as HTML; each claim's settings unfold. `made` says when, where and with what they were found."""
     names = ("", "claim", "verdict", "the truth, and how it was tested", "s")
     widths = ("5%", "28%", "13%", "", "5%")
     head = "".join(

@@ -19,7 +19,7 @@ DTYPES = ("float32", "bfloat16", "int64")
 
 
 def collectives_agree(programs: Programs) -> bool:
-    """Whether the collectives of all ranks match: True if they do, False if not.
+    """True if the collectives of all ranks match, False if not.
 
     `programs[r]` lists what rank r calls, in order. A collective is
 

@@ -14,7 +14,7 @@ Message = tuple[int, int, int, int]
 
 
 def is_ring_all_reduce(messages: list[tuple[int, int, int, int]], n_ranks: int, n_bytes: int) -> bool:
-    """Whether these messages are those of a ring all-reduce of `n_bytes`, which `n_ranks` divides.
+    """True if these messages are those of a ring all-reduce of `n_bytes`, which `n_ranks` divides.
 
     A message is (rank, to, bytes, round), rounds from 0 without a gap; the list is in no order. In each of
     2 (n_ranks - 1) rounds each rank sends one n-th of the tensor to its right neighbour, rank + 1 (the last one to

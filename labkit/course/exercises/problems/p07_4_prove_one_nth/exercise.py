@@ -18,7 +18,7 @@ Report = dict[str, Any]
 
 
 def proves_one_nth(wanted: Tensor, reports: list[dict[str, Any]]) -> bool:
-    """Whether n ranks have run an AdamW in fp32 whose state is sharded evenly: 8 bytes for each of N elements, once.
+    """True if n ranks have run an AdamW in fp32 whose state is sharded evenly: 8 bytes for each of N elements, once.
 
     wanted [N] are the weights of one process, flat. reports[r] is what rank r shows after the same steps:
         "weights"      [N] its weights

@@ -23,7 +23,7 @@ from labkit.plan.schedule import (
 
 
 def schedule_can_run(schedule: Schedule) -> bool:
-    """Whether ranks that run these programs, each in its order, get through, and have then done the whole step.
+    """True if ranks that run these programs, each in its order, get through, and have then done the whole step.
 
     `schedule.programs[rank]` is a list of `Action(kind, stage, micro)`; `schedule.rank_of(stage)` says where a stage
     lives. Every micro-batch goes through every stage once in each kind: "F" and "B", and "W" where `schedule.splits`.

@@ -17,7 +17,7 @@ STEPS, SIZES = 12, (4.0, 900.0, 0.02, 30.0, 1.0)
 
 
 def in_sync(prints: Tensor) -> bool:
-    """Whether all ranks held the same weights after every step.   prints [n_steps, n_ranks, n_tensors] -> True or False
+    """True if all ranks held the same weights after every step.   prints [n_steps, n_ranks, n_tensors] -> True or False
 
     A fingerprint is one number for each tensor, a weighted sum of its elements, which may be negative. Sums in another
     order differ in their last digits, so at a step and for a tensor the ranks agree if no two of them are further

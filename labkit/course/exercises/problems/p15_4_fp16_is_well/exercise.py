@@ -15,7 +15,7 @@ WARM, TOTAL = 10, 100_000
 
 
 def fp16_is_well(steps: list[tuple[float, int, dict[int, int]]]) -> bool:
-    """Whether training in fp16 with a loss scale is healthy. A step is (scale, n_bad, counts): the loss scale; how many
+    """True if training in fp16 with a loss scale is healthy. A step is (scale, n_bad, counts): the loss scale; how many
     of the scaled gradients are inf or nan, which makes the step be skipped; counts[e] of the finite ones have
     2^e <= |g| < 2^(e+1), and counts[-99] are zero. The first 10 steps look for a scale, and say nothing.
 
