@@ -75,7 +75,7 @@ _ALSO = MappingProxyType(
         "probe.machine": "measure_hardware",
         "probe.memory": "VirtualOutOfMemory",
         "probe.recording": "Recording",
-        "probe.rehearsal": "rehearsed Rehearsal",
+        "probe.rehearsal": "run_fake Rehearsal",
         "train.accumulate": "accumulate",
         "train.checkpoint": "checkpoint_sequential",
         "train.lora": "LoRALinear",

@@ -34,7 +34,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.memory import predict_memory
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
-from labkit.probe.rehearsal import Rehearsal, rehearsed
+from labkit.probe.rehearsal import Rehearsal, run_fake
 from labkit.train.config import GPTConfig
 
 
@@ -62,7 +62,7 @@ def rehearse(shape: ModelShape | GPTConfig | str, layout: Layout, recipe: Recipe
         step(tokens, tokens, 1)
 
     rows = [len(run) for run in range_of(recipe.batch_size // layout.dp, recipe.n_micro)]
-    rehearsal = rehearsed(
+    rehearsal = run_fake(
         measured, layout.size, rank, setup=setup, inputs=batch, hear=Boundary(config, layout, recipe, rows)
     )
     return replace(rehearsal, predicted=predicted, notes=notes)

@@ -20,7 +20,7 @@ import typer
 import labkit
 from labkit.cli import CHECKOUT, _find
 from labkit.course.machine import doctor
-from labkit.course.machine.doctor import Finding, Report
+from labkit.course.machine.doctor import Finding, MachineReport
 from labkit.launch.reply import Failure
 from labkit.launch.watch import Autopsy
 from tests.typed import typed
@@ -94,7 +94,7 @@ def test_the_doctor_prints_plain_data_or_a_table(monkeypatch):
         Finding("latency alpha", 20.5, "us", "of a message"),
         Finding("bandwidth 1/beta", 1.25, "GB/s", "the fit"),
     )
-    monkeypatch.setattr(doctor, "doctor", lambda: Report(findings, None))
+    monkeypatch.setattr(doctor, "doctor", lambda: MachineReport(findings, None))
     data, table = typed("doctor", "--json", "-"), typed("doctor")
     assert data.returncode == table.returncode == 0
     assert json.loads(data.stdout)["latency alpha"] == {"value": 20.5, "unit": "us", "why": "of a message"}

@@ -242,6 +242,6 @@ def _fake(x: Tensor) -> Tensor:
     if x.numel() and x.untyped_storage().device.type != "meta":  # where a fake tensor's storage lies too
         raise ValueError(
             f"a fake world has nobody to add to the values of a real tensor {tuple(x.shape)} {str(x.dtype)[6:]}: "
-            "rehearse the function, labkit.rehearsed(fn, n_ranks), or run it on a real world"
+            "rehearse the function, labkit.run_fake(fn, n_ranks), or run it on a real world"
         )
     return x

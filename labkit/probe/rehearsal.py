@@ -1,8 +1,8 @@
-"""rehearsed: run one rank of a program on fake tensors in a world of any size, and measure what it would have taken.
+"""run_fake: run one rank of a program on fake tensors in a world of any size, and measure what it would have taken.
 
     def step(group):                              one rank's real code: it may build a model, talk, step
         ...
-    run = rehearsed(step, n_ranks=1024, rank=3)
+    run = run_fake(step, n_ranks=1024, rank=3)
     run.memory          Breakdown of bytes by kind when their total was highest        run.peak      that total
     run.before, .after  what was held when the measured part began and ended           run.timeline  every moment
     run.ledger          what this rank sent, by verb and axis                          run.largest   largest storages
@@ -89,7 +89,7 @@ class Rehearsal:
         return "\n".join(rows)
 
 
-def rehearsed(
+def run_fake(
     fn: Callable[..., Any],
     n_ranks: int,
     rank: int = 0,

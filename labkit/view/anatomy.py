@@ -1,4 +1,4 @@
-"""What a step holds, as a stack: each kind of memory with its formula, and a line for what the device has.
+"""The memory of a step as a stack: each kind with its formula, and a line for the bytes of the device.
 
     GiB |                                       predicted  bytes/N  measured
         |   +-------+   +-------+  [] other        ...         ...     ...
@@ -9,23 +9,21 @@
         |   | params|   |       |  [] parameters   4 N, N = 6,738,415,616 parameters here
         +---predicted---measured
 
-The table stands in the order of the stack and carries the names, so that nothing rests on colour alone.
+The table has the order of the stack and the names of the kinds, so that nobody has to tell them by colour alone.
 """
 
 from __future__ import annotations
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.view.bars import apart
-from labkit.view.memory import COLOURS
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
-from labkit.view.units import binary_text, bytes_text, metric_text
+from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
+from labkit.view.units import apart, binary_text, bytes_text, metric_text
 
 LEFT, BAR, TOP, BOTTOM = 78.0, 80.0, 66.0, 330.0
 NAMES, TABLE, NUMBER, TIMES, SEEN = 256.0, 336.0, 510.0, 594.0, 696.0
 WHEN = "; at the peak: "
-"""What predict_memory puts between a formula and the moment of the peak."""
+"""The words that predict_memory puts between a formula and the moment of the peak."""
 FAR = 8.0
-"""A device of so many times the peak has its line outside of the picture, or the stack would be a sliver."""
+"""A device with more than this many times the peak is not drawn as a line: the stack would be too flat to read."""
 
 
 def anatomy(
@@ -40,13 +38,13 @@ def anatomy(
     `n_params` N adds a column of bytes for each parameter; `device` is a name and its bytes, drawn as a line.
     ValueError for kinds that are not those of memory, for negative bytes, a peak of 0, and a device without bytes."""
     stacks = [("predicted", predicted)] + ([(measured.origin, measured)] if measured is not None else [])
-    for name, each in stacks:
-        wrong = [kind for kind in each if kind not in KINDS or each[kind] < 0]
-        if wrong or not each.total > 0:
-            raise ValueError(f"{name} needs bytes of {', '.join(KINDS)}, none below 0 and some above; got {dict(each)}")
+    for name, held in stacks:
+        wrong = [kind for kind in held if kind not in KINDS or held[kind] < 0]
+        if wrong or not held.total > 0:
+            raise ValueError(f"{name} needs bytes of {', '.join(KINDS)}, none below 0 and some above; got {dict(held)}")
     if device is not None and not device[1] > 0:
         raise ValueError(f"a device has more than 0 bytes, got {device}")
-    peak = max(each.total for _, each in stacks)
+    peak = max(held.total for _, held in stacks)
     near = device is not None and device[1] <= FAR * peak
     tall = (BOTTOM - TOP) / (1.06 * max(peak, device[1] if device and near else 0))
     verdict = fits(stacks[-1][1].total, device) if device else f"{bytes_text(peak)} at the peak"
@@ -54,18 +52,18 @@ def anatomy(
     for mark in round_marks((BOTTOM - TOP) / tall, 2):
         y = BOTTOM - mark * tall
         body += [line(LEFT, y, NAMES - 6, y, "1 5"), text(LEFT - 6, y + 4, binary_text(mark), "end", 12)]
-    for k, (name, each) in enumerate(stacks):
-        body += _stack(name, each, LEFT + 6 + k * (BAR + 6), tall, device[1] if device else 0.0)
+    for k, (name, held) in enumerate(stacks):
+        body += _stack(name, held, LEFT + 6 + k * (BAR + 6), tall, device[1] if device else 0.0)
     if device and near:
         y = BOTTOM - device[1] * tall
         body += [line(LEFT, y, TABLE - 12, y, "9 4", 2.5, PALETTE[6]), text(NAMES, y - 5, cut(device[0], 10), size=12)]
     body += _table(predicted, measured, n_params)
-    parts = (f"{name}: " + ", ".join(f"{kind} {each[kind]:,.0f} B" for kind in each) for name, each in stacks)
+    parts = (f"{name}: " + ", ".join(f"{kind} {held[kind]:,.0f} B" for kind in held) for name, held in stacks)
     return Picture("".join(body), BOTTOM + 30, f"{title}; {verdict}; " + "; ".join(parts))
 
 
 def fits(n_bytes: float, device: tuple[str, float]) -> str:
-    """In words: does this fit a device of that name and size?"""
+    """A sentence that says if the bytes fit the device (name, bytes), and how many are left, or the ratio if not."""
     name, room = device
     size = f"{metric_text(room, 'B')} = {bytes_text(room)}"
     if n_bytes <= room:
@@ -74,22 +72,23 @@ def fits(n_bytes: float, device: tuple[str, float]) -> str:
     return f"{bytes_text(n_bytes)} at the peak do not fit {name} ({size}): {times:.3g} times what it has"
 
 
-def _stack(name: str, each: Breakdown, x: float, tall: float, room: float) -> list[str]:
-    """One bar, parameters at the bottom; the line of `room` bytes crosses no words."""
+def _stack(name: str, held: Breakdown, x: float, tall: float, room: float) -> list[str]:
+    """One bar, with parameters at the bottom. A kind has no name where the line at `room` bytes would cross it."""
     out, y = [text(x + BAR / 2, BOTTOM + 18, name, "middle")], BOTTOM
     for kind in KINDS:
-        n_bytes = dict(each).get(kind, 0.0)
+        n_bytes = dict(held).get(kind, 0.0)
         high = n_bytes * tall
         y -= high
         if n_bytes:
             crossed = abs(BOTTOM - room * tall - y - high / 2) < 9
             word = kind if high >= 17 and not crossed else ""
-            out.append(box(x, y, BAR, high, COLOURS[KINDS.index(kind)], word, f"{name} {kind}: {n_bytes:,.0f} B"))
+            fill = KIND_COLOURS[KINDS.index(kind)]
+            out.append(box(x, y, BAR, high, fill, word, f"{name} {kind}: {n_bytes:,.0f} B"))
     return out
 
 
 def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> list[str]:
-    """Top of the stack first: name, bytes, bytes a parameter, what was measured, and the formula below."""
+    """A row for each kind, from the top of the stack: name, bytes, bytes a parameter, measured bytes, formula below."""
     y = TOP - 6
     out = [text(NUMBER, y, "predicted", "end", bold=True)]
     out += [text(TIMES, y, "bytes / N", "end", bold=True)] if n_params else []
@@ -100,7 +99,8 @@ def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> l
         formula = predicted.item(name).formula if name in laws else ""
         why, _, at = formula.partition(WHEN)
         when = at or when
-        out += [box(TABLE, y - 11, 12, 12, COLOURS[KINDS.index(name)]), text(TABLE + 20, y + 16, cut(why, 66), size=12)]
+        out.append(box(TABLE, y - 11, 12, 12, KIND_COLOURS[KINDS.index(name)]))
+        out.append(text(TABLE + 20, y + 16, cut(why, 66), size=12))
         out += _row(name, y, laws.get(name, 0.0), seen.get(name, 0.0) if measured else None, n_params)
     y += 44
     out.append(line(TABLE, y - 18, WIDTH - 4, y - 18))
@@ -109,7 +109,7 @@ def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> l
 
 
 def _row(name: str, y: float, law: float, seen: float | None, n_params: int) -> list[str]:
-    """The numbers of one kind."""
+    """The first line of a kind's row: its name and numbers."""
     out = [text(TABLE + 20, y, name, bold=name == "total"), text(NUMBER, y, bytes_text(law), "end")]
     out += [text(TIMES, y, f"{law / n_params:.3g}", "end")] if n_params else []
     if seen is not None:
@@ -118,7 +118,7 @@ def _row(name: str, y: float, law: float, seen: float | None, n_params: int) -> 
 
 
 def _off(law: float, seen: float) -> str:
-    """`exact`, or how far the prediction is off, in few letters."""
+    """How far the prediction `law` is from `seen`, in few letters: "exact", "same to 0.01%", "12% below"."""
     if abs(law - seen) < 1e-4 * max(law, seen):
         return "exact" if law == seen else "same to 0.01%"
     return apart(law, seen).removesuffix(" the measurement")

@@ -8,22 +8,24 @@
     optimizer      prediction  ################# 80,000 B (11.1% below the measurement)
                    measured    ################### 90,000 B
 
-All bars of a picture have one scale, so that the item that explains the total is seen at once; what is below zero, such
-as what overlap saves, goes to the left of the line.
+All bars of a picture have one scale, so that the item that explains the total is seen at once. Numbers below zero, such
+as the seconds that overlap saves, go to the left of the line.
 """
 
 from __future__ import annotations
 
 import math
-from html import escape
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from labkit.plan.breakdown import MEASURED, REHEARSED, Breakdown
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
-from labkit.view.units import value_text
+from labkit.view import chart
+from labkit.view.svg import PALETTE, WIDTH, cut, width_of
+from labkit.view.units import apart, value_text
 
-ROWS = (("law", PALETTE[0]), ("prediction", PALETTE[4]), ("measured", PALETTE[2]))
+COLOURS = MappingProxyType({"law": PALETTE[0], "prediction": PALETTE[4], "measured": PALETTE[2]})
 NAMES, LEFT, THIN = 14, 210.0, 19.0
-"""Letters of an item's name, where its bars begin, and the height of one."""
+"""The most letters of an item's name, where its bars begin, and the height of one bar with its gap."""
 
 
 def compare(
@@ -33,139 +35,123 @@ def compare(
     unit: str = "B",
     title: str = "",
     rehearsed: float | Breakdown | None = None,
-) -> Picture:
+) -> chart.Chart:
     """A bar for each number that is given, with the number, and how far each is from the measurement.
 
-    Breakdowns are drawn item by item, with their formulas, and their total last; their own unit counts, not `unit`.
-    Units "B" and "s" are scaled to KiB, ms and so on. `rehearsed` takes the place of `measured` for what simulated
-    devices did (labkit.rehearse), and is called so; a Breakdown of a rehearsal says so by itself. Raises ValueError if
-    nothing, or nothing finite, is given, for a breakdown beside a bare number, for different units, and for a
-    measurement beside a rehearsal."""
+    Breakdowns are drawn item by item, with their formulas, and their total last; they have units of their own, and
+    `unit` is not used. Units "B" and "s" are scaled to KiB, ms and so on. Give `rehearsed` in place of `measured` for
+    numbers from simulated devices (labkit.rehearse): the picture then says "rehearsed". A Breakdown from a rehearsal
+    can be given as `measured`, since it knows its origin. Raises ValueError if nothing, or nothing finite, is given,
+    for a breakdown beside a bare number, for different units, and for a measurement beside a rehearsal."""
     if measured is not None and rehearsed is not None:
         raise ValueError(f"give measured={measured} or rehearsed={rehearsed}: each picture holds against one of them")
     origin = MEASURED if rehearsed is None else REHEARSED
     seen = measured if rehearsed is None else rehearsed
-    if any(isinstance(part, Breakdown) for part in (law, prediction, seen)):
+    given = {"law": law, "prediction": prediction, "measured": seen}
+    sides = {name: side for name, side in given.items() if side is not None}
+    if any(isinstance(side, Breakdown) for side in sides.values()):
         origin = seen.origin if isinstance(seen, Breakdown) and rehearsed is None else origin
-        return _by_item({"law": law, "prediction": prediction, "measured": seen}, title, origin)
-    return _numbers(law, prediction, seen, unit, title, origin)  # type: ignore[arg-type]
+        return _by_item(sides, title, origin)
+    if not sides or not all(math.isfinite(value) for value in sides.values()):  # type: ignore[arg-type]
+        raise ValueError(f"compare needs at least one finite number, got law={law}, {prediction=}, measured={seen}")
+    return _numbers({name: float(value) for name, value in sides.items()}, unit, title, origin)  # type: ignore[arg-type]
 
 
-def _numbers(
-    law: float | None, prediction: float | None, measured: float | None, unit: str, title: str, origin: str
-) -> Picture:
-    """Three bars."""
-    rows = [("law", law, PALETTE[0]), ("your prediction", prediction, PALETTE[4]), (origin, measured, PALETTE[2])]
-    given = [(name, float(value), fill) for name, value, fill in rows if value is not None]
-    if not given or not all(math.isfinite(value) for _, value, _ in given):
-        raise ValueError(f"compare needs at least one finite number, got law={law}, {prediction=}, {measured=}")
-    longest = max(abs(value) for _, value, _ in given) or 1.0
-    said = []
-    for name, value, _ in given:
-        how = "" if measured is None or name == origin else f" ({apart(value, float(measured), origin)})"
-        said.append(value_text(value, unit) + how)
-    room = [
-        (WIDTH - 142 - 7.4 * len(words)) * longest / abs(v) for words, (_, v, _) in zip(said, given, strict=True) if v
-    ]
-    full = max(60.0, min([320.0, *room]))  # the longest bar, with place for every number behind its own
-    body = [headline(title)] if title else []
-    y = 34.0 if title else 8.0
-    for words, (name, value, fill) in zip(said, given, strict=True):
-        wide = max(2.0, full * abs(value) / longest)
-        body += [text(122, y + 19, name, "end"), box(130, y, wide, 27, fill, "", f"{name}: {words}")]
-        body.append(text(138 + wide, y + 19, words))
-        y += 34
-    told = "; ".join(f"{name} {words}" for words, (name, _, _) in zip(said, given, strict=True))
-    return Picture("".join(body), y + 4, f"{title}: {told}".strip(": "))
+@chart.style()
+def _numbers(values: Mapping[str, float], unit: str, title: str, origin: str) -> chart.Chart:
+    """A bar for each number."""
+    names = {"law": "law", "prediction": "your prediction", "measured": origin}
+    words = {side: _words(side, values, unit, origin) for side in values}
+    longest = max(map(abs, values.values())) or 1.0
+    rooms = [(WIDTH - 142 - 7.4 * len(words[side])) * longest / abs(value) for side, value in values.items() if value]
+    full = max(60.0, min([320.0, *rooms]))  # width of the longest bar; every number must fit behind its bar
+    top, bottom = (34.0, 8.0) if title else (8.0, 4.0)
+    label = "; ".join(f"{names[side]} {words[side]}" for side in values)
+    figure = chart.Chart(top + 34 * len(values) + bottom - 4, title, f"{title}: {label}".strip(": "))
+    axes = figure.panel(130, top, 130 + full, top + 34 * len(values), xlim=(0, longest), ylim=(len(values) - 0.5, -0.5))
+    bars = axes.barh([names[side] for side in values], [abs(value) for value in values.values()], 27 / 34,
+                     color=[COLOURS[side] for side in values], clip_on=False)  # fmt: skip
+    axes.bar_label(bars, words.values(), padding=8, fontsize=13)
+    for bar, side in zip(bars, values, strict=True):
+        bar.set_gid(f"{names[side]}: {words[side]}")
+        bar.set_width(max(bar.get_width(), 2 * longest / full))
+    axes.tick_params(bottom=False, labelbottom=False, labelsize=13)
+    axes.spines[:].set_visible(False)
+    axes.grid(False)
+    return figure
 
 
-def _by_item(sides: dict[str, float | Breakdown | None], title: str, origin: str) -> Picture:
+@chart.style()
+def _by_item(sides: Mapping[str, float | Breakdown], title: str, origin: str) -> chart.Chart:
     """Items one below the other, each with a bar for each side, on one scale; then the totals."""
-    given = {name: side for name, side in sides.items() if side is not None}
-    whole = {name: side for name, side in given.items() if isinstance(side, Breakdown)}
+    whole = {name: side for name, side in sides.items() if isinstance(side, Breakdown)}
     units = {side.unit for side in whole.values() if side.unit}
-    if len(whole) < len(given) or len(units) > 1:
-        got = ", ".join(f"{n} {s.unit if isinstance(s, Breakdown) else s!r}" for n, s in given.items())
+    if len(whole) < len(sides) or len(units) > 1:
+        got = ", ".join(f"{n} {s.unit if isinstance(s, Breakdown) else s!r}" for n, s in sides.items())
         raise ValueError(f"bars by item need breakdowns of one unit, and no bare numbers; got {got}")
     items = list(dict.fromkeys(name for side in whole.values() for name in side))
-    values = {(side, item): dict(each).get(item, 0.0) for side, each in whole.items() for item in items}
-    if not items or not all(math.isfinite(value) for value in values.values()):
-        raise ValueError(f"bars need at least one item, and finite numbers; got {values}")
-    unit = units.pop() if units else ""
-    totals = {side: each.total for side, each in whole.items()}
-    rows = [*((item, {side: values[side, item] for side in whole}) for item in items), ("total", totals)]
-    said = {(name, side): _words(side, row, unit, origin) for name, row in rows for side in row}
-    low = min(0.0, *(value for _, row in rows for value in row.values()))
-    high = max(0.0, *(value for _, row in rows for value in row.values()))
-    zero, scale = _scale(rows, said, low, high)
-    body = [headline(title)] if title else []
-    y = 34.0 if title else 8.0
+    rows = [(item, {side: dict(parts).get(item, 0.0) for side, parts in whole.items()}) for item in items]
+    values = [value for _, row in rows for value in row.values()]
+    if not items or not all(math.isfinite(value) for value in values):
+        raise ValueError(f"bars need at least one item, and finite numbers; got {dict(rows)}")
+    unit, names = units.pop() if units else "", {"measured": origin}
+    rows.append(("total", {side: parts.total for side, parts in whole.items()}))
+    words = {name: {side: _words(side, row, unit, origin) for side in row} for name, row in rows}
+    formulas = {name: _formula(name, whole) for name, _ in rows}
+    top = 34.0 if title else 8.0
+    height = top + sum(THIN * len(whole) + 15 * bool(formulas[name]) + 8 for name, _ in rows) + 12
+    label = "; ".join(
+        f"{name}: " + ", ".join(f"{names.get(side, side)} {words[name][side]}" for side in row) for name, row in rows
+    )
+    figure = chart.Chart(height, title, f"{title}: {label}".strip(": "))
+    axes = figure.panel(LEFT, top, WIDTH - 16, height, xlim=_ends(rows, words), ylim=(height, top))
+    pixel = (axes.get_xlim()[1] - axes.get_xlim()[0]) / (WIDTH - LEFT - 16)
+    y = top
     for name, row in rows:
         if name == "total":
-            body.append(line(4, y, WIDTH - 4, y, "2 3"))
+            figure.rule(y, dash=(0, (2, 3)))
             y += 8
-        body.append(
-            f"<g><title>{escape(_why(name, whole) or name)}</title>{text(4, y + 14, cut(name, NAMES), bold=True)}</g>"
-        )
+        figure.words(4, y + 14, cut(name, NAMES), weight="bold", gid=formulas[name] or name)
+        axes.plot([0, 0], [y - 2, y + THIN * len(row) - 2], color="black", linestyle="-", linewidth=1, clip_on=False)
         for side, value in row.items():
-            wide = max(1.5, abs(value) * scale)
-            left = zero if value >= 0 else zero - wide
-            fill = dict(ROWS)[side]
-            words = said[name, side]
-            shown = origin if side == "measured" else side
-            body += [text(LEFT - 8, y + 14, shown, "end", 12)]
-            body.append(box(left, y, wide, THIN - 3, fill, "", f"{name}, {shown}: {words}"))
-            body.append(text(zero + max(0.0, value * scale) + 7, y + 13, words, size=12))
+            shown = names.get(side, side)
+            figure.words(LEFT - 8, y + 14, shown, "right", fontsize=12)
+            wide = math.copysign(max(abs(value), 1.5 * pixel), value)
+            axes.barh(y + 8, wide, THIN - 3, color=COLOURS[side], gid=f"{name}, {shown}: {words[name][side]}",
+                      clip_on=False)  # fmt: skip
+            behind = (max(0.0, value), y + 8)
+            axes.annotate(words[name][side], behind, (7, 0), textcoords="offset points", va="center_baseline")
             y += THIN
-        body.append(line(zero, y - THIN * len(row) - 2, zero, y))  # beside the bars only: words stand below them
-        if formula := _why(name, whole):
-            body.append(text(LEFT, y + 11, cut(formula, 92), size=11))
+        if formulas[name]:
+            figure.words(LEFT, y + 11, cut(formulas[name], 92), fontsize=11)
             y += 15
         y += 8
-    names = {"measured": origin}
-    told = "; ".join(
-        f"{name}: " + ", ".join(f"{names.get(side, side)} {said[name, side]}" for side in row) for name, row in rows
-    )
-    return Picture("".join(body), y + 4, f"{title}: {told}".strip(": "))
+    axes.set_axis_off()
+    return figure
 
 
-def _words(side: str, row: dict[str, float], unit: str, origin: str) -> str:
-    """A number, and how far it is from the measurement."""
+def _words(side: str, row: Mapping[str, float], unit: str, origin: str) -> str:
+    """A side's number in words, and how far it is from the measurement."""
     how = f" ({apart(row[side], row['measured'], origin)})" if side != "measured" and "measured" in row else ""
     return value_text(row[side], unit) + how
 
 
-def _scale(
-    rows: list[tuple[str, dict[str, float]]], said: dict[tuple[str, str], str], low: float, high: float
-) -> tuple[float, float]:
-    """(where zero is, units of the page for one of the numbers), so that each number fits behind its bar."""
-    room, span = WIDTH - LEFT - 16, max(high - low, 1e-200)  # less would overflow
+def _ends(rows: list[tuple[str, dict[str, float]]], words: Mapping[str, Mapping[str, str]]) -> tuple[float, float]:
+    """The values at the left and the right edge, so that each number fits behind its bar."""
+    values = [value for _, row in rows for value in row.values()]
+    low, high = min(0.0, *values), max(0.0, *values)
+    room, span = WIDTH - LEFT - 16, max(high - low, 1e-200)  # the reciprocal of a smaller span would overflow
     fits = [room / span]
     for name, row in rows:
         for side, value in row.items():
             if (reach := max(value, 0.0) - low) > span * 1e-9:
-                fits.append((room - width_of(said[name, side], 12)) / reach)
-    scale = max(min(fits), 60 / span)
-    return LEFT - low * scale, scale
+                fits.append((room - width_of(words[name][side], 12) - 7) / reach)
+    return low, low + room / max(min(fits), 60 / span)
 
 
-def _why(item: str, whole: dict[str, Breakdown]) -> str:
+def _formula(item: str, whole: Mapping[str, Breakdown]) -> str:
     """The formula of an item and where it is written, from the first side that has one."""
     for side in whole.values():
-        if item in side and (found := side.item(item)).formula:
-            return f"= {found.formula}" + f"  [{found.source}]" * bool(found.source)
+        if item in side and (entry := side.item(item)).formula:
+            return f"= {entry.formula}" + f"  [{entry.source}]" * bool(entry.source)
     return ""
-
-
-def apart(value: float, measured: float, origin: str = MEASURED) -> str:
-    """How far off a number is, in words: `exact`, `33.3% below the measurement`, `4 times the rehearsal`."""
-    what = "the rehearsal" if origin == REHEARSED else "the measurement"
-    if value == measured:
-        return "exact"
-    if measured == 0 or value / measured < 0:
-        return f"{value - measured:+,.3g} from {what}"
-    ratio = value / measured
-    if 0.5 <= ratio <= 2:
-        return f"{100 * abs(ratio - 1):.3g}% {'above' if ratio > 1 else 'below'} {what}"
-    many = f"{ratio:,.0f}" if 100 <= ratio < 1e9 else f"{ratio:.3g}"
-    return f"{many} times {what}"

@@ -6,100 +6,66 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from labkit.view.svg import PALETTE, Picture, Room, headline, line, text, width_of
+from matplotlib.ticker import MaxNLocator
+
+from labkit.view import chart
+from labkit.view.svg import Room, width_of
 from labkit.view.units import number_text
 
-LEFT, RIGHT, TOP, BOTTOM = 64, 690, 72, 320
-COLOURS = ("#2B8CD6", PALETTE[6], PALETTE[2], PALETTE[3])
-DASHES = ("", "8 4", "2 3", "8 3 2 3")
 Points = Sequence[tuple[float, float]]
 
 
-def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step", upward: str = "") -> Picture:
+@chart.style()
+def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step", upward: str = "") -> chart.Chart:
     """Each series of (step, value) as a line, with its first and last value; values that are not finite leave a gap.
 
     `across` and `upward` name the axes, with their units. Without `upward` that axis is "loss" if the title speaks of
     one, and otherwise what the title says before its first comma. Raises ValueError if there is nothing finite to
     draw."""
-    points = [point for each in series.values() for point in each if math.isfinite(point[1])]
-    if not points:
+    values = [value for points in series.values() for _, value in points if math.isfinite(value)]
+    if not values:
         raise ValueError(f"{title}: no series holds a finite value; got {', '.join(series) or 'no series'}")
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    low, high = min(ys), max(ys)
+    low, high = min(values), max(values)
     margin = (high - low or abs(high) or 1.0) * 0.06
-    box = (min(xs), max(max(xs), min(xs) + 1), low - margin, high + margin)
-    named = upward or ("loss" if re.search(r"\bloss\b", title) else title.partition(",")[0])
-    body = [headline(title, width=760), *_axes(box, across, named)]
-    room = Room(right=760)
-    for run in (run for each in series.values() for run in _runs(each)):
-        room.keep_path([_at(*point, box) for point in run])
-    right, ends = float(LEFT), []
-    for i, (name, each) in enumerate(series.items()):
-        colour, dash = COLOURS[i % 4], DASHES[i % 4]
-        body += [_path(run, box, colour, dash) for run in _runs(each)]
-        finite = [point for point in each if math.isfinite(point[1])]
-        if finite:
-            x, y = _at(*finite[-1], box)
-            body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
-            room.keep(x - 5, y - 5, 10, 10)
-            ends.append((y, x, number_text(finite[-1][1])))
-        if len(series) > 1:
-            body += [line(right, 38, right + 24, 38, dash, 2.5, colour), text(right + 30, 42, name)]
-            right += 52 + 7.2 * len(name)
-    for y, x, words in sorted(ends):  # behind its end, or where neither a line nor another number is
-        wide = width_of(words)
-        drops = (0, 13, -13, 26, -26, 39, 52, -39, -52)
-        places = [(at, y - 6 + drop) for at in (x + 8, x - wide - 8) for drop in drops]
-        if spot := room.first(places, wide, 12):
-            body.append(text(spot[0], spot[1] + 10, words))
-    told = "; ".join(
-        f"{name}: {number_text(each[0][1])} at {across} {each[0][0]:g}, {number_text(each[-1][1])} at {each[-1][0]:g}"
-        for name, each in series.items()
-        if each
+    steps = [step for points in series.values() for step, value in points if math.isfinite(value)]
+    label = "; ".join(
+        f"{name}: {number_text(points[0][1])} at {across} {points[0][0]:g}, {number_text(points[-1][1])} at "
+        f"{points[-1][0]:g}"
+        for name, points in series.items()
+        if points
     )
-    return Picture("".join(body), BOTTOM + 42, f"{title}: {told}", 760)
+    figure = chart.Chart(362, title, f"{title}: {label}", 760)
+    axes = figure.panel(64, 72, 684, 320, xlim=(min(steps), max(max(steps), min(steps) + 1)))
+    axes.set_ylim(low - margin, high + margin)
+    for name, points in series.items():
+        heights = [value if math.isfinite(value) else math.nan for _, value in points]
+        axes.plot([step for step, _ in points], heights, label=name)
+    axes.set_xlabel(across)
+    chart.upward(axes, upward or ("loss" if re.search(r"\bloss\b", title) else title.partition(",")[0]))
+    chart.marks(axes, x_text="{:g}".format, y_text="{:.6g}".format)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    if len(series) > 1:
+        figure.keys(64, 38, axes, fontsize=13)
+    _last_values(figure, axes, series)
+    return figure
 
 
-def _at(x: float, y: float, box: tuple[float, float, float, float]) -> tuple[float, float]:
-    x0, x1, y0, y1 = box
-    return LEFT + (x - x0) / (x1 - x0) * (RIGHT - LEFT), BOTTOM - (y - y0) / (y1 - y0) * (BOTTOM - TOP)
-
-
-def _runs(points: Points) -> list[list[tuple[float, float]]]:
-    """Stretches without a gap."""
-    runs: list[list[tuple[float, float]]] = [[]]
-    for point in points:
-        if math.isfinite(point[1]):
-            runs[-1].append(point)
-        else:
-            runs.append([])
-    return [run for run in runs if run]
-
-
-def _path(run: Points, box: tuple[float, float, float, float], colour: str, dash: str) -> str:
-    places = "L".join("{:.1f} {:.1f}".format(*_at(x, y, box)) for x, y in run)
-    style = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<path d="M{places}" fill="none" stroke="{colour}" stroke-width="2.5" stroke-linejoin="round"{style}/>'
-
-
-def _axes(box: tuple[float, float, float, float], across: str, upward: str) -> list[str]:
-    out = [line(LEFT, BOTTOM, RIGHT, BOTTOM), line(LEFT, TOP, LEFT, BOTTOM)]
-    out.append(text((LEFT + RIGHT) / 2, BOTTOM + 36, across, "middle", 12))
-    out.append(text(4, TOP - 12, upward, size=12))
-    for x in _marks(box[0], box[1], whole=True):
-        place, _ = _at(x, box[2], box)
-        out += [line(place, BOTTOM, place, BOTTOM + 5), text(place, BOTTOM + 19, f"{x:g}", "middle", 12)]
-    for y in _marks(box[2], box[3], whole=False):
-        _, place = _at(box[0], y, box)
-        out += [line(LEFT, place, RIGHT, place, "1 5"), text(LEFT - 8, place + 4, f"{y:.6g}", "end", 12)]
-    return out
-
-
-def _marks(low: float, high: float, whole: bool) -> list[float]:
-    """About five round numbers between low and high."""
-    raw = (high - low) / 5
-    size = 10.0 ** math.floor(math.log10(raw))
-    every = next(m * size for m in (1, 2, 5, 10) if m * size >= raw)
-    every = max(1.0, every) if whole else every
-    first = math.ceil(low / every)
-    return [round(k * every, 12) for k in range(first, math.floor(high / every) + 1)]
+def _last_values(figure: chart.Chart, axes: chart.Axes, series: Mapping[str, Points]) -> None:
+    """The last value of each series behind its end, or at the nearest place that no line and no other number takes."""
+    room, ends = Room(right=760), []
+    for line, points in zip(axes.get_lines(), series.values(), strict=True):
+        run: list[tuple[float, float]] = []
+        for step, value in points:
+            run = [*run, chart.on_page(axes, step, value)] if math.isfinite(value) else []
+            room.keep_path(run[-2:])
+        finite = [(step, value) for step, value in points if math.isfinite(value)]
+        if finite:
+            x, y = chart.on_page(axes, *finite[-1])
+            axes.plot(*finite[-1], "o", color=line.get_color(), markersize=8, clip_on=False)
+            room.keep(x - 5, y - 5, 10, 10)
+            ends.append((y, x, finite[-1][1]))
+    for y, x, value in sorted(ends):
+        words = number_text(value)
+        drops = (0, 13, -13, 26, -26, 39, 52, -39, -52)
+        sides = (x + 8, x - width_of(words) - 8)
+        figure.put(room, [(left, y - 6 + drop) for left in sides for drop in drops], words, 13)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+import numpy as np
 
 from labkit.plan.collectives import ALGORITHMS, Line, crossover_bytes, seconds
-from labkit.view.svg import PALETTE, Picture, headline, line, text, width_of
+from labkit.view import chart
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
-LEFT, RIGHT, TOP, BOTTOM, LEGEND = 74, 660, 72, 350, 38
-COLOURS = ("#2B8CD6", PALETTE[6], PALETTE[2], PALETTE[3])
-"""A lighter blue than the palette's: a thin line of that one is lost on a dark page."""
-DASHES = ("", "9 4", "2 3", "9 3 2 3")
 Points = Sequence[tuple[float, float]]
 
 
@@ -23,13 +20,13 @@ def fitted(
     title: str = "one message between two ranks",
     across: str = "bytes",
     upward: str = "time",
-) -> Picture:
+) -> chart.Chart:
     """Measured (bytes, seconds) as dots, alpha + bytes * beta as a line; both axes logarithmic, with these names."""
-    said = f"alpha {seconds_text(link.alpha_s)}, {link.bandwidth / 1e9:.3g} GB/s"
-    return _plot({"measured": samples}, {f"fit: {said}": link.seconds}, title, across, upward, ends=False)
+    words = f"fit: alpha {seconds_text(link.alpha_s)}, {link.bandwidth / 1e9:.3g} GB/s"
+    return _plot({"measured": samples}, {words: link.seconds}, title, across, upward, ends=False)
 
 
-def laws(n_ranks: int, link: Line, measured: Mapping[str, Points] | None = None) -> Picture:
+def laws(n_ranks: int, link: Line, measured: Mapping[str, Points] | None = None) -> chart.Chart:
     """all_reduce by ring, tree and star on `n_ranks`: the laws as lines, measurements as dots, and the crossover."""
     curves = {name: _law(name, n_ranks, link) for name in ALGORITHMS}
     cross = crossover_bytes(n_ranks, link)
@@ -42,21 +39,7 @@ def _law(name: str, n_ranks: int, link: Line) -> Callable[[float], float]:
     return lambda n_bytes: seconds(name, "all_reduce", n_ranks, n_bytes, link)
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """Two logarithmic axes: from bytes and seconds to a place in the picture."""
-
-    low: float
-    high: float
-    floor: float
-    ceiling: float
-
-    def at(self, n_bytes: float, seconds: float) -> tuple[float, float]:
-        across = math.log(max(n_bytes, self.low) / self.low) / math.log(self.high / self.low)
-        up = math.log(max(seconds, self.floor) / self.floor) / math.log(self.ceiling / self.floor)
-        return LEFT + across * (RIGHT - LEFT), BOTTOM - up * (BOTTOM - TOP)
-
-
+@chart.style()
 def _plot(
     dots: Mapping[str, Points],
     curves: Mapping[str, Callable[[float], float]],
@@ -65,79 +48,62 @@ def _plot(
     upward: str,
     mark: float = 0.0,
     ends: bool = True,
-) -> Picture:
+) -> chart.Chart:
+    """Curves with their dots; `mark` is a number of bytes with a line of its own, `ends` names curves at their ends."""
     sizes = [size for points in dots.values() for size, _ in points] or [64.0, float(64 << 20)]
     low, high = max(1.0, min(sizes) / 2), max(max(sizes) * 2, 8.0)
-    xs = [low * (high / low) ** (i / 60) for i in range(61)]
-    times = [t for points in dots.values() for _, t in points] + [f(x) for f in curves.values() for x in xs]
-    times = [t for t in times if 0 < t < math.inf] or [1e-6, 1.0]
-    frame = _Frame(low, high, min(times) / 1.5, max(times) * 1.5)
-    body = [headline(title, width=720), *_axes(frame, across, upward)]
+    xs = np.geomspace(low, high, 61).tolist()
+    times = [time for points in dots.values() for _, time in points] + [f(x) for f in curves.values() for x in xs]
+    times = [time for time in times if 0 < time < math.inf] or [1e-6, 1.0]
+    figure = chart.Chart(396, title, _words(title, dots, curves, (low, high)), 720)
+    axes = figure.panel(74, 72, 660, 350, xscale="log", yscale="log", xlim=(low, high), xlabel=across)
+    axes.set_ylim(min(times) / 1.5, max(times) * 1.5)
     if low < mark < high:
-        x, _ = frame.at(mark, frame.floor)
-        body += [line(x, TOP, x, BOTTOM, "5 4"), text(x + 5, BOTTOM - 8, bytes_text(round(mark)))]
+        axes.axvline(mark, color="black", linestyle=(0, (5, 4)), linewidth=1)
+        axes.annotate(bytes_text(round(mark)), (mark, 0), (5, 8), ("data", "axes fraction"), "offset points", size=13)
     tips: list[tuple[float, str]] = []
-    right = float(LEFT)
-    for i, name in enumerate([*curves, *(name for name in dots if name not in curves)]):
-        colour, dash = COLOURS[i % 4], DASHES[i % 4] if name in curves else ""
+    for place, name in enumerate([*curves, *(name for name in dots if name not in curves)]):
+        points, colour = dots.get(name, ()), chart.LINES[place % 4]
+        words = f"{name}, and measured" if name in curves and name in dots else name
+        marker = (
+            {"marker": chart.MARKS[place % 4], "markeredgecolor": "white", "markersize": 10} if name in dots else {}
+        )
+        key = {"color": colour, "linestyle": chart.DASHES[place % 4] if name in curves else "", **marker}
+        axes.plot([], [], label=words, **key)
         if name in curves:
-            path = "M" + "L".join("{:.1f} {:.1f}".format(*frame.at(x, curves[name](x))) for x in xs)
-            style = f' stroke-dasharray="{dash}"' if dash else ""
-            body.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.5"{style}/>')
-            tips.append((frame.at(high, curves[name](high))[1], name))
-            body.append(line(right, LEGEND, right + 24, LEGEND, dash, 2.5, colour))
-        for size, t in dots.get(name, ()):
-            body.append(_dot(*frame.at(size, t), i, colour, f"{name}: {bytes_text(size)} in {seconds_text(t)}"))
-        said = f"{name}, and measured" if name in curves and name in dots else name
-        body += [_dot(right + 12, LEGEND, i, colour, said)] if name in dots else []
-        body.append(text(right + 30, LEGEND + 4, said))
-        right += 52 + width_of(said)
-    body += _names(tips) if ends else []
-    return Picture("".join(body), BOTTOM + 46, _told(title, dots, curves, (low, high)), 720)
-
-
-def _dot(x: float, y: float, kind: int, colour: str, hover: str) -> str:
-    """A round, square or pointed mark, so that two series differ in more than colour."""
-    edge = f'fill="{colour}" stroke="#fff"><title>{hover}</title>'
-    if kind % 3 == 0:
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" {edge}</circle>'
-    if kind % 3 == 1:
-        return f'<rect x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9" {edge}</rect>'
-    return f'<path d="M{x:.1f} {y - 5.5:.1f}l5.5 10h-11z" {edge}</path>'
-
-
-def _names(tips: Sequence[tuple[float, str]]) -> list[str]:
-    """Each curve's name at its right end, pushed apart where curves end close together."""
-    out, last = [], -math.inf
-    for y, name in sorted(tips):
+            axes.plot(xs, [curves[name](x) for x in xs], **{**key, "marker": ""})
+            tips.append((chart.on_page(axes, high, curves[name](high))[1], name))
+        for size, time in points:
+            hover = f"{name}: {bytes_text(size)} in {seconds_text(time)}"
+            axes.plot([size], [time], gid=hover, **{**key, "linestyle": ""})
+    last = -math.inf
+    for y, name in sorted(tips) if ends else ():  # pushed apart where curves end close together
         last = max(y + 4, last + 15)
-        out.append(text(RIGHT + 6, last, name, bold=True))
-    return out
+        figure.words(666, last, name, weight="bold")
+    chart.upward(axes, upward)
+    _marks(axes)
+    figure.keys(74, 38, axes, fontsize=13)
+    return figure
 
 
-def _axes(frame: _Frame, across: str, upward: str) -> list[str]:
-    out = [line(LEFT, BOTTOM, RIGHT, BOTTOM), line(LEFT, TOP, LEFT, BOTTOM)]
-    out += [text((LEFT + RIGHT) / 2, BOTTOM + 38, across, "middle", 12), text(4, TOP - 12, upward, size=12)]
-    doublings = math.log2(frame.high / frame.low)
-    every = 1 if doublings < 6 else 2 if doublings < 12 else 4
-    for power in range(math.ceil(math.log2(frame.low)), math.floor(math.log2(frame.high)) + 1):
-        if power % every == 0:
-            x, _ = frame.at(2.0**power, frame.floor)
-            out += [line(x, BOTTOM, x, BOTTOM + 5), text(x, BOTTOM + 20, binary_text(2**power), "middle", 12)]
-    ratio = frame.ceiling / frame.floor
-    marks = (1.0,) if ratio > 300 else (1.0, 2.0, 5.0) if ratio > 3 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-    decade = math.floor(math.log10(frame.floor))
-    for each in [m * 10.0 ** (decade + k) for k in range(14) for m in marks]:
-        if frame.floor <= each <= frame.ceiling:
-            _, y = frame.at(frame.low, each)
-            out += [line(LEFT, y, RIGHT, y, "1 5"), text(LEFT - 8, y + 4, seconds_text(each), "end", 12)]
-    return out
+def _marks(axes: chart.Axes) -> None:
+    """Mark powers of two on the horizontal axis and round times on the vertical one, few enough to keep apart."""
+    (low, high), (floor, ceiling) = axes.get_xlim(), axes.get_ylim()
+    doublings, ratio = math.log2(high / low), ceiling / floor
+    step = 1 if doublings < 6 else 2 if doublings < 12 else 4
+    powers = [2.0**power for power in range(0, 64, step)]
+    times = (1.0,) if ratio > 300 else (1.0, 2.0, 5.0) if ratio > 3 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    decade = math.floor(math.log10(floor))
+    rounds = [time * 10.0 ** (decade + k) for k in range(14) for time in times]
+    chart.marks(axes, powers, rounds, binary_text, seconds_text)
 
 
-def _told(
+def _words(
     title: str, dots: Mapping[str, Points], curves: Mapping[str, Callable[[float], float]], ends: tuple[float, float]
 ) -> str:
-    """The picture for somebody who cannot see it: each curve at both ends, each point."""
-    said = [f"{n}: " + ", ".join(f"{bytes_text(x)} in {seconds_text(f(x))}" for x in ends) for n, f in curves.items()]
-    said += [f"{n}: " + ", ".join(f"{bytes_text(x)} in {seconds_text(t)}" for x, t in p) for n, p in dots.items()]
-    return "; ".join([title, *said])
+    """The chart in words, for those who cannot see it: each curve at both ends, and each point."""
+    series = [*((name, [(x, f(x)) for x in ends]) for name, f in curves.items()), *dots.items()]
+    return "; ".join([title, *(
+        f"{name}: " + ", ".join(f"{bytes_text(size)} in {seconds_text(time)}" for size, time in points)
+        for name, points in series
+    )])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Compute, communication and waiting of every rank on one time axis: what is hidden, and what everybody waits for.
+"""Compute, communication and waiting of every rank on one time axis: what is hidden, and what each rank waits for.
 
     rank 0   compute 71 ms (71%) · exposed 6 ms (6%) · bubble 23 ms (23%) · wire 36 ms of 42 ms hidden (86%)
     spans    |        forward        |           backward         |
@@ -6,8 +6,8 @@
     wire                                |---------- 42 ms ------------|
     waiting                                                       |===|.............|
 
-The lanes tell compute, wire and waiting apart by place, not by colour; in the lane of waiting, what waits for the wire
-is half as high as what waits for another rank.
+Compute, wire and waiting have lanes of their own, so that nobody has to tell them by colour alone. In the lane of
+waiting, bars of waiting for the wire are half as high as bars of waiting for another rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from labkit.probe.intervals import Interval, seconds
 from labkit.probe.recording import Recording, overlap_share
 from labkit.probe.rows import Span
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text
+from labkit.view import chart
+from labkit.view.svg import PALETTE, WIDTH, width_of
 from labkit.view.units import seconds_text
 
 LEFT, RIGHT, TOP, LANE = 66.0, WIDTH - 12.0, 76.0, 18.0
@@ -25,79 +26,78 @@ COMPUTE, WIRE, EXPOSED, BUBBLE = PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[7]
 KEYS = (("compute", COMPUTE), ("on the wire", WIRE), ("exposed: waits for the wire", EXPOSED),
         ("bubble: waits for a rank", BUBBLE))  # fmt: skip
 MOST_RANKS, MOST_BARS = 32, 400
-"""Ranks of a picture, and bars of a lane; beyond them the picture says what is left out, and bars run together."""
+"""The most ranks of a picture, and bars of a lane. The picture says how many ranks are left out; of more bars,
+neighbours are joined."""
 
 
-def overlap(recording: Recording, title: str = "") -> Picture:
-    """A row for each rank, of three lanes: its compute, what was on its way from or to it, and what it waited for.
+@chart.style()
+def overlap(recording: Recording, title: str = "") -> chart.Chart:
+    """A row for each rank, of three lanes: its compute, its messages on the wire, and its waiting.
 
-    Above the lanes stand the shares, on wide bars their seconds; resting the pointer on a bar tells begin and length.
-    Spans that the program named have a lane, too. Bars closer than the eye can tell are drawn as one; 0 is the first
-    rank's begin. ValueError for a recording of no time."""
+    The shares stand above the lanes, and seconds on wide bars; the pointer over a bar shows its begin and length. Spans
+    that the program named have a lane, too. Bars less than half a unit apart are drawn as one. Time 0 is the begin of
+    the first rank. ValueError for a recording of no time."""
     shares = recording.shares()
     first, whole = min(row.begin for row in recording.rows), recording.seconds
     scale = (RIGHT - LEFT) / whole
     n, hidden = len(recording.rows), overlap_share(recording)
-    told = f"compute {shares.compute:.0%}, exposed {shares.exposed:.0%}, bubble {shares.bubble:.0%}"
+    facts = f"compute {shares.compute:.0%}, exposed {shares.exposed:.0%}, bubble {shares.bubble:.0%}"
     saying = f"{hidden:.0%} of the communication hidden" if recording.wire_s() > 0 else "no communication"
     head = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(whole)}"
-    told = f"{told}; {saying}" + " (as the host saw it)" * any(row.queued for row in recording.rows)
-    body, x = [headline(head), text(4, 40, told)], 4.0
-    for word, colour in KEYS:
-        body += [box(x, 49, 12, 12, colour), text(x + 17, 60, word)]
-        x += 34 + 6.9 * len(word)
-    y = TOP
-    for row in recording.rows[:MOST_RANKS]:
+    facts = f"{facts}; {saying}" + " (as the host saw it)" * any(row.queued for row in recording.rows)
+    rows = recording.rows[:MOST_RANKS]
+    named = [_leaves([span._replace(t0=max(span.t0, row.begin), t1=min(span.t1, row.end)) for span in row.spans])
+             for row in rows]  # fmt: skip
+    bottom = TOP + sum(4 * LANE + 8 + LANE * bool(spans) for spans in named)
+    figure = chart.Chart(bottom + (48 if n > MOST_RANKS else 26), head, f"{head}: {facts}")
+    figure.words(4, 40, facts)
+    figure.swatches(4, 49, KEYS)
+    axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(bottom, TOP))
+    y, lanes = TOP, dict[float, str]()
+    for row, spans in zip(rows, named, strict=True):
+        figure.words(4, y + 12, f"rank {row.rank}", weight="bold")
+        figure.words(LEFT, y + 12, _numbers(recording, row.rank), fontsize=12)
         mine = recording.parts[row.rank]
-        body += [
-            text(4, y + 12, f"rank {row.rank}", bold=True),
-            text(LEFT, y + 12, _numbers(recording, row.rank), size=12),
-        ]
-        lanes: tuple[tuple[str, Sequence[tuple[str, str, float, Sequence[Interval]]]], ...] = (
+        for name, kinds in (
             ("compute", (("computes", COMPUTE, 1.0, mine.compute),)),
             ("wire", (("on the wire", WIRE, 1.0, mine.wire),)),
             ("waiting", (("waits for a rank", BUBBLE, 1.0, mine.bubble), ("waits", EXPOSED, 0.5, mine.exposed))),
-        )
-        y += LANE
-        for name, kinds in lanes:
-            body.append(text(LEFT - 6, y + 12, name, "end", 12))
-            body.append(line(LEFT, y + LANE - 2, RIGHT, y + LANE - 2, width=0.3))
-            for what, colour, tall, spans in kinds:
-                high = (LANE - 3) * tall
-                for t0, t1, took in _joined(spans, 0.5 / scale):
-                    wide = max((t1 - t0) * scale, 0.5)
-                    said = seconds_text(took)
-                    hover = f"rank {row.rank} {what}: {said} from {seconds_text(t0 - first) if t0 > first else '0'}"
-                    word = said if tall == 1 and wide > 8 * len(said) else ""
-                    place = LEFT + (t0 - first) * scale
-                    body.append(box(place, y + LANE - 3 - high, wide, high, colour, word, hover, 1 if wide > 4 else 0))
+        ):
             y += LANE
-        inside = (s._replace(t0=max(s.t0, row.begin), t1=min(s.t1, row.end)) for s in row.spans)
-        if named := _leaves([*inside]):
-            body.append(text(LEFT - 6, y + 12, "spans", "end", 12))
-            for span in named[:MOST_BARS]:
-                place, wide = LEFT + (span.t0 - first) * scale, (span.t1 - span.t0) * scale
+            lanes[y + LANE - 2] = name
+            for state, colour, tall, intervals in kinds:
+                for t0, t1, took in _joined(intervals, 0.5 / scale):
+                    begin = seconds_text(t0 - first) if t0 > first else "0"
+                    hover = f"rank {row.rank} {state}: {seconds_text(took)} from {begin}"
+                    words, high = seconds_text(took) if tall == 1 else "", (LANE - 3) * tall
+                    chart.box(
+                        axes, t0 - first, y + LANE - 3 - high, max(t1 - t0, 0.5 / scale), high, colour, words, hover
+                    )
+        y += LANE
+        if spans:
+            lanes[y + LANE - 2] = "spans"
+            for span in spans[:MOST_BARS]:
+                wide, letter = (span.t1 - span.t0) * scale, span.phase[:1].upper()
                 name = f"{span.phase} {span.name}".strip()
+                fits = (
+                    word for word in (name, f"{letter} {span.name}".strip(), letter) if width_of(word, 12) + 4 <= wide
+                )
                 hover = f"rank {row.rank} {name}: {seconds_text(span.t1 - span.t0)}"
-                letter = span.phase[:1].upper()
-                words = (name, f"{letter} {span.name}".strip(), letter)
-                word = next((each for each in words if wide > 7 * len(each) + 4), "")
-                body.append(box(place, y, max(wide, 0.5), LANE - 3, words=word, title=hover, width=0.5))
+                place = span.t0 - first, y, max(span.t1 - span.t0, 0.5 / scale), LANE - 3
+                chart.box(axes, *place, "none", next(fits, ""), hover, edge=0.5)
             y += LANE
         y += 8
-    body.append(line(LEFT, y, RIGHT, y))
-    for mark in round_marks(whole):
-        x, said = LEFT + mark * scale, seconds_text(mark) if mark else "0"
-        anchor = "end" if x + 30 > WIDTH else "middle"
-        body += [line(x, y, x, y + 5), text(x, y + 19, said, anchor, 12)]
+    axes.hlines(list(lanes), 0, whole, "black", linewidth=0.3, zorder=0.9)
+    axes.set_yticks([at - 4 for at in lanes], lanes.values(), va="baseline")
+    chart.lanes(axes)
     if n > MOST_RANKS:
         left = f"the first {MOST_RANKS} ranks are drawn; {n - MOST_RANKS:,} are not, and are in the numbers above"
-        body.append(text(LEFT, y + 40, left, size=12))
-    return Picture("".join(body), y + (48 if n > MOST_RANKS else 26), f"{head}: {told}")
+        figure.words(LEFT, bottom + 40, left, fontsize=12)
+    return figure
 
 
 def _numbers(recording: Recording, rank: int) -> str:
-    """What stands above a rank's lanes: seconds and share of each part, and how much of the wire is hidden."""
+    """The line above a rank's lanes: seconds and share of each part, and how much of the communication is hidden."""
     mine, shares = recording.parts[rank], recording.shares(rank)
     parts = zip(("compute", "exposed", "bubble"), (mine.compute, mine.exposed, mine.bubble), shares, strict=True)
     words = [f"{name} {seconds_text(seconds(spans)) if spans else '0'} ({share:.0%})" for name, spans, share in parts]
@@ -109,13 +109,14 @@ def _numbers(recording: Recording, rank: int) -> str:
 
 
 def _leaves(spans: Sequence[Span]) -> list[Span]:
-    """The spans that hold no other; those of a device are left out."""
+    """The spans that contain no other span, without those of a device."""
     mine = sorted((span for span in spans if span.phase != "gpu" and span.t1 > span.t0), key=lambda s: (s.t0, -s.t1))
     return [span for k, span in enumerate(mine) if k + 1 == len(mine) or mine[k + 1].t0 >= span.t1]
 
 
 def _joined(spans: Sequence[Interval], least: float) -> list[tuple[float, float, float]]:
-    """(begin, end, seconds covered), with gaps of less than `least` drawn over; coarser where there are too many."""
+    """(begin, end, seconds covered) of the spans, joined where a gap is shorter than `least` seconds, which is
+    doubled until there are at most MOST_BARS."""
     while True:
         out: list[tuple[float, float, float]] = []
         for t0, t1 in spans:

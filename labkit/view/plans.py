@@ -5,7 +5,7 @@
     dp 256  pp 1  tp 1   ###==*+++++++++++++++++ 1,383 GB    refused: at least 1383.1 GB on rank 0, ...
                                                | 75 GB: what a plan may use
 
-Every number is the plan's own; here they are only drawn.
+All numbers are the plan's own; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from collections.abc import Mapping, Sequence
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.explain import simplest
 from labkit.plan.search import Plan
-from labkit.view.memory import COLOURS
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
+from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import metric_text, seconds_text
 
 LABEL, MEMORY, STEP = 6.0, 206.0, 506.0
 WIDE, TALL, BAR, TOP = 280.0, 38.0, 20.0, 86.0
 SPENT = ("compute", "tp", "dp and pp", "bubble", "optimizer")
-"""What a step is spent on; dp and pp: what of them does not hide behind compute."""
+"""The parts of a step's time; "dp and pp" is the communication of both that is not hidden behind compute."""
 SPENT_COLOURS = (PALETTE[0], PALETTE[6], PALETTE[1], PALETTE[7], PALETTE[3])
 WORDS = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}.get
 
 
 def shortlist(found: Sequence[Plan], kept: int = 6, refused: int = 6) -> list[Plan]:
-    """Few of many: the best plan of each layout, best first; then of those refused the simplest and nearest ones, one
-    for each strategy and one for each other reason."""
+    """A few of many plans, the best `kept` and some `refused`.
+
+    First the best plan of each layout, best first. Then refused plans: of each strategy, and of each reason other than
+    memory, the one with fewest axes, and of these the one that needs least memory."""
     best: dict[object, Plan] = {}
     near: dict[object, Plan] = {}
     for plan in found:
@@ -49,7 +50,7 @@ def _rank(plan: Plan) -> tuple[int, float]:
 
 
 def name_of(plan: Plan) -> tuple[str, str]:
-    """Two short lines: the layout, and the recipe."""
+    """Two short lines that name a plan: its layout, and its recipe."""
     lay, r = plan.layout, plan.recipe
     rows = r.batch_size // lay.dp // r.n_micro
     parts = [WORDS(r.strategy, r.strategy)] * (lay.dp > 1) + [r.schedule] * (lay.pp > 1) + [f"{r.n_micro} x {rows}"]
@@ -57,16 +58,16 @@ def name_of(plan: Plan) -> tuple[str, str]:
 
 
 def spent(step: Breakdown) -> dict[str, float]:
-    """A step's seconds as they are drawn: what overlap hides is taken from what dp and pp send."""
+    """The seconds of each part of SPENT: the seconds that overlap hides are taken off those of dp and pp."""
     in_the_open = step["dp"] + step["pp"] + step["overlap"]
     return dict(zip(SPENT, (step["compute"], step["tp"], in_the_open, step["bubble"], step["optimizer"]), strict=True))
 
 
 def plan_list(listed: Sequence[Plan], pick: int = 0, title: str = "", headroom: float = 0.0) -> Picture:
-    """Each plan's memory by kind beside the device's, and its step or the reason why there is none; plan number `pick`
-    is opened below, with the formula of each number. `headroom` is the share of the memory that is left alone.
+    """Each plan's memory by kind beside the device's, and its step, or the reason why it was refused.
 
-    ValueError for an empty list, and a plan that is not in it."""
+    Plan number `pick`, from 0, is opened below, with the formula of each number. `headroom` is the share of the
+    device's memory that plans must leave free. ValueError for an empty list, and for a number that is not in it."""
     if not listed or not 0 <= pick < len(listed):
         raise ValueError(f"plan {pick + 1} of {len(listed)} is none that can be shown")
     device = listed[0].hardware.memory_bytes.value
@@ -89,8 +90,8 @@ def plan_list(listed: Sequence[Plan], pick: int = 0, title: str = "", headroom: 
     usable = f"{_bytes(device * (1 - headroom))} usable of " * (headroom > 0)
     body.append(text(MEMORY + device * scale - 4, bottom + 12, f"{usable}{_bytes(device)} a device", "end", 12))
     opened, tall = _opened(listed[pick], bottom + 40)
-    told = "; ".join(_told(plan) for plan in listed)
-    return Picture("".join(body + opened), tall, f"{title}: {told}; opened: {', '.join(name_of(listed[pick]))}")
+    plans_told = "; ".join(_told(plan) for plan in listed)
+    return Picture("".join(body + opened), tall, f"{title}: {plans_told}; opened: {', '.join(name_of(listed[pick]))}")
 
 
 def _bytes(n_bytes: float) -> str:
@@ -98,19 +99,19 @@ def _bytes(n_bytes: float) -> str:
 
 
 def _memory(plan: Plan, y: float, scale: float, caps: Sequence[float]) -> list[str]:
-    """The fullest rank, parameters first; what leaves the page is cut, and its number stands there.
+    """The memory of the fullest rank as a bar, with its total. A bar too long for the page is cut and has an arrow.
 
-    No line at one of `caps`, the rightmost first, crosses the number: it stands at the left of such a line."""
+    The total is moved to the left of each line at one of `caps`, the rightmost first, that would cross it."""
     if not plan.kept and not plan.needs_bytes:
         return []
     out, x = [], MEMORY
     for kind, n_bytes in dict(plan.memory).items():
         wide = min(n_bytes * scale, MEMORY + WIDE - x)
         if wide > 0.5:
-            out.append(box(x, y, wide, BAR, COLOURS[KINDS.index(kind)], "", f"{kind}: {n_bytes:,.0f} B"))
+            out.append(box(x, y, wide, BAR, KIND_COLOURS[KINDS.index(kind)], "", f"{kind}: {n_bytes:,.0f} B"))
         x += max(0.0, wide)
     words = _bytes(plan.memory.total)
-    if plan.memory.total * scale > WIDE:  # an arrow: the bar goes on beyond the page
+    if plan.memory.total * scale > WIDE:  # the bar would go on beyond the page
         out.append(text(MEMORY + WIDE + 2, y + 15, "→", size=15, bold=True))
     end = min(x, MEMORY + WIDE)
     for cap in caps:
@@ -146,14 +147,14 @@ def _plain(words: str) -> str:
 
 
 def _legends() -> list[str]:
-    """What the columns are, and which colour is what."""
+    """The titles of the columns, and the legends of their colours."""
     out = [text(LABEL, 42, "plan", size=12, bold=True)]
     out += [
         text(LABEL, 57, "layout; then strategy,", size=11),
         text(LABEL, 71, "micro-batches x rows of each", size=11),
     ]
     for x, title, names, fills in (
-        (MEMORY, "memory of the fullest rank", KINDS[:5], COLOURS),
+        (MEMORY, "memory of the fullest rank", KINDS[:5], KIND_COLOURS),
         (STEP, "one step: dp and pp in the open", SPENT, SPENT_COLOURS),
     ):
         out.append(text(x, 42, title, size=12, bold=True))
@@ -164,7 +165,7 @@ def _legends() -> list[str]:
 
 
 def _opened(plan: Plan, y: float) -> tuple[list[str], float]:
-    """The opened plan, number by number with formulas; and where the picture ends."""
+    """The opened plan, each number with its formula; and the height at which the picture ends."""
     out = [text(4, y, cut(f"opened: {', '.join(name_of(plan))}", 96), bold=True)]
     for words in textwrap.wrap(f"refused: {plan.refused}", 112) if plan.refused else []:
         y += 17
@@ -174,8 +175,8 @@ def _opened(plan: Plan, y: float) -> tuple[list[str], float]:
         y += 8
         for name, value, formula in [*((i.name, i.value, i.formula) for i in part.items), ("total", part.total, "")]:
             y += 16
-            said = _bytes(value) if part.unit == "B" else seconds_text(value) if value else "0 s"
-            out += [text(12, y, name, size=12, bold=name == "total"), text(176, y, said, "end", 12)]
+            amount = _bytes(value) if part.unit == "B" else seconds_text(value) if value else "0 s"
+            out += [text(12, y, name, size=12, bold=name == "total"), text(176, y, amount, "end", 12)]
             out.append(text(190, y, cut(formula, 98), size=11))
     return out, y + 12
 
@@ -184,7 +185,9 @@ def _told(plan: Plan) -> str:
     first, second = name_of(plan)
     if not plan.kept:
         return f"{first}, {second}: refused, {plan.refused}"
-    shares = ", ".join(f"{name} {seconds_text(each)}" for name, each in spent(plan.step).items()) if plan.step else ""
+    shares = (
+        ", ".join(f"{name} {seconds_text(part_s)}" for name, part_s in spent(plan.step).items()) if plan.step else ""
+    )
     return f"{first}, {second}: {_bytes(plan.memory.total)}, {seconds_text(plan.step_s)} ({shares})"
 
 
@@ -195,13 +198,13 @@ IDEAS = ("one copy each", "state sharded over dp", "and tensor parallel", "and a
 
 
 def ideas_of(plan: Plan) -> int:
-    """The place of a plan in IDEAS: 0 DDP or one device, 1 ZeRO, 2 with tp, 3 with pp."""
+    """The place in IDEAS that describes a plan: 0 DDP or one device, 1 ZeRO, 2 with tp, 3 with pp."""
     lay = plan.layout
     return 3 if lay.pp > 1 else 2 if lay.tp > 1 else int(lay.dp > 1 and plan.recipe.strategy != "ddp")
 
 
 def in_short(plan: Plan) -> str:
-    """`ZeRO-3`, `ZeRO-1, tp 8, pp 4`, `one device`."""
+    """A plan in few words: `ZeRO-3`, `ZeRO-1, tp 8, pp 4`, `one device`."""
     lay = plan.layout
     parts = [WORDS(plan.recipe.strategy, "")] * (lay.dp > 1)
     parts += [f"{axis} {getattr(lay, axis)}" for axis in ("tp", "pp") if getattr(lay, axis) > 1]
@@ -211,13 +214,13 @@ def in_short(plan: Plan) -> str:
 def strategy_map(found: Mapping[tuple[str, int], Sequence[Plan]], title: str = "") -> Picture:
     """A row for each model, a column for each number of devices: the fastest plan, and below it the simplest that fits.
 
-    ValueError for no searches."""
+    `found` maps (model, devices) to the plans of that search, best first. ValueError if it is empty."""
     if not found:
         raise ValueError("a map needs at least one search: {(model, devices): plans(...)}")
     models, counts = list(dict.fromkeys(m for m, _ in found)), sorted({n for _, n in found})
     title = title or "the fastest plan, by size of the model and number of devices"
     wide, tall = (WIDTH - 124) / len(counts), 66.0
-    body, told = [headline(title)], []
+    body, cells = [headline(title)], []
     for k, (name, fill) in enumerate(zip(IDEAS, FILLS, strict=True)):
         body += [box(120 + 168 * k, 30, 11, 11, fill), text(120 + 168 * k + 16, 40, name, size=12)]
     for column, n in enumerate(counts):
@@ -241,7 +244,7 @@ def strategy_map(found: Mapping[tuple[str, int], Sequence[Plan]], title: str = "
                 text(x + 6, y + 18 + 17 * k, cut(words, room), size=12 if k == 0 else 11, bold=k == 0)
                 for k, words in enumerate(lines)
             ] + ["</g>"]  # fmt: skip
-            told.append(f"{model} on {n}: {', '.join(lines)}")
+            cells.append(f"{model} on {n}: {', '.join(lines)}")
     y = 70 + len(models) * tall
     body.append(text(120, y + 8, "again: blocks are computed again in backward (checkpointing)", size=11))
-    return Picture("".join(body), y + 18, f"{title}: {'; '.join(told)}")
+    return Picture("".join(body), y + 18, f"{title}: {'; '.join(cells)}")

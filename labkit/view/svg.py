@@ -1,12 +1,12 @@
-"""A small vocabulary for pictures: boxes with numbers in them, arrows, words. Light and dark, readable when printed.
+"""Elements of pictures: boxes with words in them, arrows, text. They can be read on light and dark pages, and printed.
 
-Text and lines take the colour of the page (`currentColor`), boxes take the Okabe-Ito palette, which people who cannot
-tell red from green can tell apart; no meaning rests on colour alone. Pictures hold no ids and no scripts: any number of
-them can stand on one page.
+Text and lines take the colour of the page (`currentColor`), boxes take the Okabe-Ito palette, whose colours people who
+cannot tell red from green can tell apart; no meaning rests on colour alone. Pictures have no ids and no scripts, so any
+number of them can stand on one page.
 
-A notebook that JupyterLab does not trust loses every SVG element of its HTML, and only the words between the elements
-stay. So a picture is stored twice: as an image, which is always let through, and as a drawing in a hidden box. A style,
-which only a trusted notebook keeps, shows the box instead of the image where the drawing is still in it.
+JupyterLab removes every SVG element from the HTML of a notebook that it does not trust, and only the words between the
+elements stay. So a picture is stored twice: as an image, which JupyterLab always keeps, and as a drawing in a hidden
+box. A style, which it keeps only in trusted notebooks, shows the box in place of the image if the drawing is in it.
 """
 
 from __future__ import annotations
@@ -20,41 +20,36 @@ from urllib.parse import quote
 
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
 """Okabe and Ito (2008); sky, orange, green, pink, yellow, blue, vermilion, grey."""
+KIND_COLOURS = (*PALETTE[:4], PALETTE[7], PALETTE[4], PALETTE[6])
+"""A colour for each kind of memory. The dark blue is not among them, since dark words on it cannot be read."""
 INK = "#111"
-"""Text on a coloured box."""
+"""The colour of text on a coloured box."""
 WIDTH = 800
 STYLE = "<style>.lk-drawing:has(svg){display:block!important}.lk-image:has(+.lk-drawing svg){display:none}</style>"
-"""Shows the drawing, which follows the page's colours and names what the pointer rests on, and hides its image."""
+"""Shows the drawing, which has the page's colours and texts under the pointer, and hides its image."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An SVG drawing that shows itself in a notebook and survives an export to HTML. `label` says it in words."""
+class Drawing:
+    """An object that a notebook shows as SVG, also after an export to HTML: a hand-drawn Picture, or a Chart.
 
-    body: str
-    height: float
+    `str()` of it is the SVG, `width` and `height` are its size, and `label` says in words what it shows."""
+
     label: str
-    width: float = WIDTH
-
-    def __str__(self) -> str:
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" role="img" '
-            f'aria-label="{escape(self.label)}" style="max-width:{self.width:g}px;width:100%;height:auto;'
-            f'color:var(--jp-content-font-color1,currentColor)" font-family="system-ui,sans-serif" font-size="13" '
-            f'fill="currentColor">{self.body}</svg>'
-        )
+    width: float
+    height: float
 
     def __repr__(self) -> str:
         return f"<picture: {self.label}>"
 
     def html(self) -> str:
         """The drawing for a page that allows it, and a dark on white image of it for one that does not."""
-        image = quote(str(self), safe=" =:/;,()'")
+        svg = str(self)
+        image = quote(svg, safe=" =:/;,()'")
         return (
             f"<!-- a picture -->\n{STYLE}"  # the first line is what JupyterLab shows of an output that is folded
             f'<img class="lk-image" alt="{escape(self.label)}" src="data:image/svg+xml,{image}" '
             f'style="background:#fff;width:100%;max-width:{self.width:g}px">'
-            f'<div class="lk-drawing" hidden="hidden">{self}</div>'
+            f'<div class="lk-drawing" hidden="hidden">{svg}</div>'
         )
 
     def _repr_html_(self) -> str:
@@ -62,6 +57,29 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return str(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Picture(Drawing):
+    """A hand-drawn picture; `body` is the text inside its <svg>."""
+
+    body: str
+    height: float
+    label: str
+    width: float = WIDTH
+
+    def __str__(self) -> str:
+        return drawing(self.body, self.height, self.label, self.width)
+
+
+def drawing(body: str, height: float, label: str, width: float = WIDTH) -> str:
+    """A whole <svg> with this body. It is as wide as its column, at most `width`, in the page's colour and letters."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-label="{escape(label)}" style="max-width:{width:g}px;width:100%;height:auto;'
+        f'color:var(--jp-content-font-color1,currentColor)" font-family="system-ui,sans-serif" font-size="13" '
+        f'fill="currentColor">{body}</svg>'
+    )
 
 
 def text(x: float, y: float, words: object, anchor: str = "start", size: float = 13, bold: bool = False) -> str:
@@ -72,25 +90,32 @@ def text(x: float, y: float, words: object, anchor: str = "start", size: float =
 
 
 def headline(words: str, size: float = 15, width: float = WIDTH) -> str:
-    """The title of a picture at its upper left: as large as fits its width, down to 11, and cut beyond that."""
-    fits = (each for each in (size, 14, 13, 12, 11) if each <= size and width_of(words, each, bold=True) <= width - 8)
-    return text(4, 20, cut(words, int((width - 8) / width_of("m", 11, bold=True))), size=next(fits, 11), bold=True)
+    """The title of a picture at its upper left."""
+    words, size = title_of(words, width, size)
+    return text(4, 20, words, size=size, bold=True)
+
+
+def title_of(words: str, width: float = WIDTH, largest: float = 15) -> tuple[str, float]:
+    """A title and its size, the largest that fits a page of this width, at least 11; a longer title is cut."""
+    sizes = (size for size in (largest, 14, 13, 12, 11) if size <= largest)
+    fits = (size for size in sizes if width_of(words, size, bold=True) <= width - 8)
+    return cut(words, int((width - 8) / width_of("m", 11, bold=True))), next(fits, 11)
 
 
 def box(
     x: float, y: float, w: float, h: float, fill: str = "none", words: object = "", title: str = "", width: float = 1
 ) -> str:
-    """A box with words in its middle; `title` shows when the pointer rests on it, `width` is that of its edge."""
+    """A box with words in its middle. `title` appears when the pointer rests on it; `width` is that of its edge."""
     return _hover(_rect(x, y, w, h, fill, width) + _inside(x, y, w, h, words, "" if fill == "none" else INK), title)
 
 
 def striped(
     x: float, y: float, w: float, h: float, fills: Sequence[str], words: object, title: str = "", width: float = 1
 ) -> str:
-    """A box in several colours side by side, with words on a plate in its middle."""
-    each = w / max(1, len(fills))
+    """A box with stripes in several colours, and words on a white plate in its middle."""
+    stripe = w / max(1, len(fills))
     stripes = "".join(
-        f'<rect x="{x + i * each:g}" y="{y:g}" width="{each:g}" height="{h:g}" fill="{fill}"/>'
+        f'<rect x="{x + i * stripe:g}" y="{y:g}" width="{stripe:g}" height="{h:g}" fill="{fill}"/>'
         for i, fill in enumerate(fills)
     )
     wide = min(w - 4, 7.6 * len(str(words)) + 8)
@@ -108,7 +133,7 @@ def line(
 
 
 def arrow(points: Sequence[tuple[float, float]], title: str = "") -> str:
-    """An arrow along straight pieces through `points`. A wide unseen stroke makes it easy to rest the pointer on."""
+    """An arrow along straight pieces through `points`. A wide invisible stroke makes it easy to point at."""
     path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
     (x1, y1), (x2, y2) = points[-2:]
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
@@ -127,13 +152,13 @@ def cut(words: str, length: int) -> str:
 
 
 def width_of(words: object, size: float = 13, bold: bool = False) -> float:
-    """About how wide words are, in the picture's units: as in DejaVu Sans, the widest of the usual fonts."""
+    """The estimated width of words, in the picture's units: that in DejaVu Sans, the widest of the usual fonts."""
     return (0.69 if bold else 0.59) * size * len(str(words))
 
 
 @dataclass
 class Room:
-    """What is taken of a page, so that words do not lie on words: boxes as (left, top, width, height)."""
+    """The places of a page that are taken, so that words do not lie on words: boxes as (left, top, width, height)."""
 
     left: float = 0.0
     top: float = 0.0
@@ -142,7 +167,7 @@ class Room:
     taken: tuple[tuple[float, float, float, float], ...] = ()
 
     def take(self, x: float, y: float, w: float, h: float) -> bool:
-        """Take this box if it is inside the page and meets no other; whether that worked."""
+        """Take this box if it is inside the page and meets no other. Returns True if it has been taken."""
         inside = self.left <= x and self.top <= y and x + w <= self.right and y + h <= self.bottom
         if not inside or any(x < a + c and a < x + w and y < b + d and b < y + h for a, b, c, d in self.taken):
             return False
@@ -150,7 +175,7 @@ class Room:
         return True
 
     def keep(self, x: float, y: float, w: float, h: float) -> None:
-        """Take this box whatever it meets: there is a mark or a line, and no words may lie on it."""
+        """Take this box even if it meets others: a mark or a line is there, and no words may lie on it."""
         self.taken = (*self.taken, (x, y, w, h))
 
     def keep_path(self, points: Sequence[tuple[float, float]]) -> None:
@@ -168,7 +193,8 @@ class Room:
 
 
 def round_marks(high: float, base: int = 10) -> list[float]:
-    """0 and about four more round numbers up to `high`: 0, 25, 50, 75, 100. `base` 2: halves and doubles, for bytes."""
+    """0 and about four more round numbers up to `high`, as 0, 25, 50, 75, 100. With `base` 2 the steps are powers of
+    two, for bytes."""
     if not 0 < high < math.inf:
         return [0.0]
     if base == 2:
@@ -180,7 +206,7 @@ def round_marks(high: float, base: int = 10) -> list[float]:
 
 
 def shade(part: float) -> str:
-    """From pale to full blue for 0 to 1; all of them light enough for dark text, on a page of any colour."""
+    """A blue, from pale for 0 to full for 1, always light enough for dark text."""
     ends = zip((236, 246, 253), (86, 180, 233), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * min(1.0, max(0.0, part))):02x}" for a, b in ends)
 

@@ -8,8 +8,8 @@
     star    1 = 0 = 2     the middle takes part in everything  (n-1) N sent by rank 0, as much taken
                 3
 
-The picture is drawn from the messages, not from a name: a ring, a tree, a star, a hierarchy and what a learner wrote
-look like what they did. Width and number of an arrow tell its bytes, the table beside it what each rank sent and took,
+The picture is drawn from the messages, whatever the algorithm is called, so a learner's own collective looks like what
+it did. Width and number of an arrow give its bytes; the table beside it has the bytes that each rank sent and received,
 next to the law. (Laws: labkit.plan.collectives; Thakur, Rabenseifner and Gropp 2005, section 4.)
 """
 
@@ -19,15 +19,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from labkit.plan.collectives import sent_bytes
-from labkit.view.bars import apart
 from labkit.view.flow import Flow, Ledgers
 from labkit.view.places import Frame, Spot, places
 from labkit.view.strokes import Stroke
 from labkit.view.svg import INK, Picture, Room, cut, headline, line, shade, text, width_of
-from labkit.view.units import bytes_text
+from labkit.view.units import apart, bytes_text
 
 NUMBERED, LABELLED, MOST_EDGES, MOST_ROWS = 64, 16, 2000, 9
-"""Ranks that have their number in them; ranks whose edges have words on them; edges drawn; rows of a table."""
+"""The most ranks that show their number, the most ranks with words on their edges, the most edges that are drawn, and
+the most rows of a table."""
 RIGHT = 522.0
 """Where the tables begin."""
 
@@ -41,9 +41,9 @@ def traffic(
 ) -> Picture:
     """The ranks as a graph, each arrow with the bytes and messages that crossed it, each rank beside its law.
 
-    `ledgers` are `group.ledger` of ranks 0, 1, ... (or replies); `law` is what each of them should send, in bytes;
-    `nodes` puts the ranks of a node in a row. ValueError for no ledgers, none of which holds a transfer though there
-    are several ranks, or a law for another number of ranks."""
+    `ledgers` are `group.ledger` of ranks 0, 1, ... (or replies); `law` is the bytes that each of them should send;
+    `nodes` puts the ranks of a node in a row. ValueError for no ledgers, for ledgers of several ranks without any
+    transfer, and for a law for another number of ranks."""
     flow = Flow.of(ledgers, axis)
     n = len(flow.ranks)
     if law is not None and len(law) != n:
@@ -57,13 +57,13 @@ def traffic(
     wide = n > 32 and shape == "tree"
     if not wide:
         shape, spots = places(flow.ranks, flow.edges, frame, nodes)
-    told = _said(flow)
-    body = [headline(title), text(4, 42, told)]
+    summary = _said(flow)
+    body = [headline(title), text(4, 42, summary)]
     body += _arrows(flow, spots, half) + _ranks(flow, spots, half)
     below = 426.0 if wide else 76.0
     rows, bottom = _table(flow, law, 4.0 if wide else RIGHT, below)
     kinds, last = _kinds(flow, 330.0 if wide else RIGHT, below if wide else bottom + 34)
-    label = f"{title}: {n} rank{'s' * (n != 1)} as a {shape}; {told}; " + "; ".join(
+    label = f"{title}: {n} rank{'s' * (n != 1)} as a {shape}; {summary}; " + "; ".join(
         f"rank {a} to rank {b} {n_bytes:,} bytes in {_messages(many)}"
         for (a, b), (n_bytes, many) in [*flow.edges.items()][:64]
     )
@@ -75,14 +75,14 @@ def beside_law(
 ) -> Picture:
     """`traffic` with the law of one "ring", "tree" or "star" collective on a tensor of `n_bytes` in all.
 
-    Ledgers should hold that collective alone. ValueError as of plan.collectives.sent_bytes, and of `traffic`."""
+    The ledgers should hold that collective only. ValueError as for plan.collectives.sent_bytes and `traffic`."""
     n = len(ledgers)
     law = [sent_bytes(algorithm, verb, n, n_bytes, rank, item_bytes) for rank in range(n)]
     return traffic(ledgers, law, title or f"{algorithm} {verb} of {bytes_text(n_bytes)} on {n} ranks")
 
 
 def _said(flow: Flow) -> str:
-    """The one thing to see."""
+    """The traffic in one sentence: the number of edges, and the ranks that send and receive most."""
     if not flow.edges:
         total = sum(flow.unplaced.values())
         return f"the backend moved {bytes_text(total)} and does not say whom to" if total else "a world of one: no edge"
@@ -95,12 +95,12 @@ def _said(flow: Flow) -> str:
         same = f"{'both edges' if n == 2 else count} carry {bytes_text(sizes.pop())} each" if len(sizes) == 1 else count
         return f"{same}; every rank sends and takes the same: none is hotter than another"
     hottest = [rank for rank, n_bytes in through.items() if n_bytes == most]
-    who = f"rank {hottest[0]} is" if len(hottest) == 1 else f"ranks {cut(_runs(hottest), 24)} are"
-    return f"{count}; {who} hottest: {bytes_text(most)} sent and taken, {most / mean:.3g} times the mean of all ranks"
+    names = f"rank {hottest[0]} is" if len(hottest) == 1 else f"ranks {cut(_runs(hottest), 24)} are"
+    return f"{count}; {names} hottest: {bytes_text(most)} sent and taken, {most / mean:.3g} times the mean of all ranks"
 
 
 def _ranks(flow: Flow, spots: Mapping[int, Spot], half: float) -> list[str]:
-    """A disc for each rank, fuller the more it sends and takes; the hottest have a thick edge."""
+    """A disc for each rank, of a fuller blue the more it sends and receives; those with most have a thick edge."""
     through = {rank: flow.through(rank) for rank in flow.ranks}
     most, uneven = max(through.values()) or 1, len(set(through.values())) > 1
     out = []
@@ -116,7 +116,7 @@ def _ranks(flow: Flow, spots: Mapping[int, Spot], half: float) -> list[str]:
 
 
 def _arrows(flow: Flow, spots: Mapping[int, Spot], half: float) -> list[str]:
-    """Heaviest first. Two directions that carry the same share their words; among many ranks they share a line."""
+    """The arrows, heaviest first. Two directions that carry the same share their words; among many ranks, one line."""
     most = max((n_bytes for n_bytes, _ in flow.edges.values()), default=0) or 1
     heavy = sorted(flow.edges.items(), key=lambda edge: (-edge[1][0], edge[0]))[:MOST_EDGES]
     few, strokes, marks = len(spots) <= LABELLED, [], []
@@ -132,13 +132,14 @@ def _arrows(flow: Flow, spots: Mapping[int, Spot], half: float) -> list[str]:
         elif a < b:
             strokes.append(middle.svg(0.8, hover, head=False))
         if few and (a < b or not alike):
-            said = (bytes_text(n_bytes), f" · {messages} msg", " each way" * alike)
-            marks.append((middle if alike else stroke, said, shade(n_bytes / most), hover))
+            parts = (bytes_text(n_bytes), f" · {messages} msg", " each way" * alike)
+            marks.append((middle if alike else stroke, parts, shade(n_bytes / most), hover))
     taken = tuple((x - half, y - half, 2 * half, 2 * half) for x, y in spots.values())
-    for length in (3, 2, 1):  # all of them in full, or all of them shorter; the shortest where they fit
+    # all labels get the longest form at which all fit; of the shortest, those that do not fit are left out
+    for length in (3, 2, 1):
         room, plates = Room(2, 48, 514, 486, taken), []
-        for mark, said, fill, hover in marks:
-            words = "".join(said[:length])
+        for mark, parts, fill, hover in marks:
+            words = "".join(parts[:length])
             wide = width_of(words, 11) + 6
             along = map(mark.at, (0.5, 0.4, 0.6, 0.3, 0.7, 0.22, 0.78))
             if corner := room.first([(x - wide / 2, y - 8) for x, y in along], wide, 16):
@@ -149,14 +150,15 @@ def _arrows(flow: Flow, spots: Mapping[int, Spot], half: float) -> list[str]:
 
 
 def _plate(x: float, y: float, wide: float, words: str, fill: str, hover: str) -> str:
-    """Dark words on a light ground, for they lie on lines."""
+    """Dark words on a light ground, which covers the lines below them."""
     ground = f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="16" rx="3" fill="{fill}"/>'
-    said = f'<text x="{x + wide / 2:.1f}" y="{y + 12:.1f}" text-anchor="middle" font-size="11" fill="{INK}">{words}'
-    return f"<g><title>{hover}</title>{ground}{said}</text></g>"
+    label = f'<text x="{x + wide / 2:.1f}" y="{y + 12:.1f}" text-anchor="middle" font-size="11" fill="{INK}">{words}'
+    return f"<g><title>{hover}</title>{ground}{label}</text></g>"
 
 
 def _table(flow: Flow, law: Sequence[float] | None, x: float, y: float) -> tuple[list[str], float]:
-    """Ranks that sent and took the same in one row; where they differ from the law, that in words."""
+    """A table of bytes with one row for all ranks that sent and received the same; below it, in words, where the bytes
+    sent differ from the law. Returns (elements, the height below)."""
     rows: dict[tuple[int, float | None, int], list[int]] = defaultdict(list)
     for place, rank in enumerate(flow.ranks):
         rows[flow.sent(rank), None if law is None else law[place], flow.took(rank)].append(rank)
@@ -176,22 +178,22 @@ def _table(flow: Flow, law: Sequence[float] | None, x: float, y: float) -> tuple
         left = sum(len(ranks) for ranks in [*rows.values()][MOST_ROWS:])
         out.append(text(x, y := y + 19, f"and {left} more ranks", size=12))
     if law is not None:
-        for said in off[:4] or ["every rank sent what the law says"]:
-            out.append(text(x, y := y + 20, cut(said, 40), size=12))
+        for words in off[:4] or ["every rank sent what the law says"]:
+            out.append(text(x, y := y + 20, cut(words, 40), size=12))
     if flow.unplaced and flow.edges:
-        said = f"{bytes_text(sum(flow.unplaced.values()))} by the backend: no receiver told"
-        out.append(text(x, y := y + 20, said, size=12))
+        words = f"{bytes_text(sum(flow.unplaced.values()))} by the backend: no receiver told"
+        out.append(text(x, y := y + 20, words, size=12))
     return out, y
 
 
 def _kinds(flow: Flow, x: float, y: float) -> tuple[list[str], float]:
-    """How many edges there are of each weight."""
+    """A table of the number of edges with the same bytes and messages. Returns (elements, the height below)."""
     if not flow.edges:
         return [], y
     most = max(n_bytes for n_bytes, _ in flow.edges.values()) or 1
     kinds: dict[tuple[int, int], int] = defaultdict(int)
-    for each in flow.edges.values():
-        kinds[each] += 1
+    for kind in flow.edges.values():
+        kinds[kind] += 1
     out = [text(x, y, "edges", bold=True), text(x + 180, y, "bytes, each", "end", bold=True)]
     out += [text(x + 274, y, "messages", "end", bold=True), line(x, y + 6, x + 274, y + 6)]
     for (n_bytes, messages), count in sorted(kinds.items(), reverse=True)[:MOST_ROWS]:
@@ -208,7 +210,7 @@ def _kinds(flow: Flow, x: float, y: float) -> tuple[list[str], float]:
 
 
 def _runs(ranks: Sequence[int]) -> str:
-    """`0`, `1–7`, `1, 3, 5`: ranks in a row are told by their ends."""
+    """The names of ranks, `0`, `1–7`, `1, 3, 5`, with the ends of runs only."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

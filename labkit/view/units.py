@@ -6,6 +6,8 @@ import math
 import re
 from types import MappingProxyType
 
+from labkit.plan.breakdown import MEASURED, REHEARSED
+
 SCALES = MappingProxyType(
     {
         "B": MappingProxyType(
@@ -14,17 +16,17 @@ SCALES = MappingProxyType(
         "s": MappingProxyType({"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}),
     }
 )
-"""What may stand behind a number that a person types, and what it multiplies by."""
+"""The units that may follow a number that a person types, and their factors."""
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def bytes_text(n_bytes: float) -> str:
-    """`384 B`, `9,600 B`, `18.8 KiB`, `16 MiB`."""
+    """Bytes in words, exact below 10,000: `384 B`, `9,600 B`, `18.8 KiB`, `16 MiB`."""
     return f"{n_bytes:,.6g} B" if abs(n_bytes) < 10_000 else binary_text(n_bytes)
 
 
 def binary_text(n_bytes: float) -> str:
-    """The largest unit that fits: `64 B`, `4 KiB`, `16 MiB`."""
+    """Bytes in the largest unit that fits: `64 B`, `4 KiB`, `16 MiB`."""
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(n_bytes) >= size:
             return f"{_short(n_bytes / size)} {unit}"
@@ -32,7 +34,7 @@ def binary_text(n_bytes: float) -> str:
 
 
 def metric_text(value: float, unit: str) -> str:
-    """`450 GB/s`, `12.5 MB/s`, `6.87 Tflop`: powers of a thousand, as data sheets write rates."""
+    """A number with a metric prefix, as data sheets write rates: `450 GB/s`, `12.5 MB/s`, `6.87 Tflop`."""
     for size, prefix in PREFIXES:
         if abs(value) >= size * 0.9995:
             return f"{value / size:.3g} {prefix}{unit}"
@@ -40,7 +42,7 @@ def metric_text(value: float, unit: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """`85 us`, `1.2 ms`, `3 s`."""
+    """Seconds in the largest unit that fits: `85 us`, `1.2 ms`, `3 s`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= size:
             return f"{_short(seconds / size)} {unit}"
@@ -48,7 +50,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def plural(count: int, what: str) -> str:
-    """`1 hint`, `2 hints`."""
+    """A count with its noun in the right number: `1 hint`, `2 hints`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
@@ -63,6 +65,20 @@ def value_text(value: float, unit: str) -> str:
     return f"{value:,.{digits}g} {unit}".strip()
 
 
+def apart(value: float, measured: float, origin: str = MEASURED) -> str:
+    """How far off a number is, in words: `exact`, `33.3% below the measurement`, `4 times the rehearsal`."""
+    base = "the rehearsal" if origin == REHEARSED else "the measurement"
+    if value == measured:
+        return "exact"
+    if measured == 0 or value / measured < 0:
+        return f"{value - measured:+,.3g} from {base}"
+    ratio = value / measured
+    if 0.5 <= ratio <= 2:
+        return f"{100 * abs(ratio - 1):.3g}% {'above' if ratio > 1 else 'below'} {base}"
+    many = f"{ratio:,.0f}" if 100 <= ratio < 1e9 else f"{ratio:.3g}"
+    return f"{many} times {base}"
+
+
 def number_text(value: float) -> str:
     """A number that fits a small box: `712`, `-0.53`, `1.2e+06`; `–` for none."""
     if math.isnan(value):
@@ -72,12 +88,12 @@ def number_text(value: float) -> str:
 
 def parsed(said: str, unit: str) -> float:
     """The number that a person typed: `1,024`, `1.5e6`, `2 KiB`, `0.3 ms`. ValueError for anything else, or below 0."""
-    found = re.fullmatch(r"([-+.\deE]+)\s*([^\s\d]*)", said.replace(",", "").replace("_", "").strip())
+    match = re.fullmatch(r"([-+.\deE]+)\s*([^\s\d]*)", said.replace(",", "").replace("_", "").strip())
     scales = SCALES.get("B" if unit == "bytes" else "s" if unit == "seconds" else unit)
-    suffix = found[2].lower() if found else ""
+    suffix = match[2].lower() if match else ""
     factor = 1.0 if suffix in ("", unit.lower()) else scales.get(suffix) if scales else None
     try:
-        value = float(found[1]) * factor if found and factor else math.nan
+        value = float(match[1]) * factor if match and factor else math.nan
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from labkit import run_threads
 from labkit.comm import ring
 from labkit.probe.memory import MemoryProbe
-from labkit.probe.rehearsal import rehearsed
+from labkit.probe.rehearsal import run_fake
 from tests.cases import cases
 
 N = 64 * 32
@@ -31,7 +31,7 @@ def linear(group):
 
 def test_a_linear_with_adamw_takes_what_the_law_says():
     """Would catch a kind that is lost on fake tensors: 4 N, 4 N, 8 N, and the ring's 2(n-1)/n N, counted by hand."""
-    found = rehearsed(linear, 1000, rank=7)
+    found = run_fake(linear, 1000, rank=7)
     held = {kind: found.after[kind] for kind in ("parameters", "gradients", "optimizer")}
     assert held == {"parameters": 4 * N, "gradients": 4 * N, "optimizer": 8 * N + 4}
     assert found.ledger.sent_bytes("all_reduce", "world") == 2 * 999 * 4 * N // 1000
@@ -54,7 +54,7 @@ def test_memory_is_that_of_a_real_run():
 
     with MemoryProbe() as probe:
         step(None)
-    found = rehearsed(step, 1)
+    found = run_fake(step, 1)
     assert dict(found.memory) == dict(probe.peak)
     assert [moment.bytes for moment in found.timeline] == [moment.bytes for moment in probe.timeline]
 
@@ -68,7 +68,7 @@ def test_what_is_set_up_before_is_held_and_not_counted_as_the_functions():
         group.all_reduce(model.weight)
         return model, model(x)
 
-    found = rehearsed(lambda group, made, x: made[0](x), 4, setup=setup, inputs=lambda group: torch.ones(2, 64))
+    found = run_fake(lambda group, made, x: made[0](x), 4, setup=setup, inputs=lambda group: torch.ones(2, 64))
     assert found.before["parameters"] == 64 * 64 * 4
     assert found.building.total > 4 * 10**6 > found.peak
     assert len(found.ledger) == 0
@@ -83,7 +83,7 @@ def test_a_learners_ring_sends_what_it_sends_on_threads():
         return group.using(all_reduce=ring.all_reduce).all_reduce(torch.ones(10)).shape, len(group.ledger)
 
     for rank, real in enumerate(run_threads(run, 4)):
-        assert rehearsed(run, 4, rank).value == real
+        assert run_fake(run, 4, rank).value == real
 
 
 ASKS = {
@@ -110,7 +110,7 @@ def test_who_asks_for_a_value_is_told_file_line_and_text(how):
 
     line = ASKS[how].__code__.co_firstlineno
     with pytest.raises(ValueError, match="shapes and no values") as caught:
-        rehearsed(fn, 2)
+        run_fake(fn, 2)
     told = str(caught.value)
     assert all(each in told for each in (f"{__file__}, line {line}", f'"{how}": lambda x', "torch.where"))
 
@@ -125,13 +125,13 @@ def test_who_asks_in_backward_is_told_too():
         y.sum().backward()
 
     with pytest.raises(ValueError, match=r"`y.register_hook\(lambda grad"):
-        rehearsed(fn, 2)
+        run_fake(fn, 2)
 
 
 def test_what_is_known_may_be_asked():
     """Would catch a ban on numbers that do not come from a fake tensor: Adam's count of its steps, a literal."""
-    assert rehearsed(lambda group: torch.tensor(3.5).item(), 2).value == 3.5
-    assert rehearsed(lambda group: int(linear(group)[1].state_dict()["state"][0]["step"]), 2).value == 1
+    assert run_fake(lambda group: torch.tensor(3.5).item(), 2).value == 3.5
+    assert run_fake(lambda group: int(linear(group)[1].state_dict()["state"][0]["step"]), 2).value == 1
 
 
 def test_a_real_tensor_from_outside_is_refused_and_stays_as_it_was():
@@ -139,7 +139,7 @@ def test_a_real_tensor_from_outside_is_refused_and_stays_as_it_was():
     model = nn.Linear(3, 3)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"made outside of the rehearsal.*inside the function"):
-        rehearsed(lambda group: model(torch.ones(1, 3)).sum().backward(), 2)
+        run_fake(lambda group: model(torch.ones(1, 3)).sum().backward(), 2)
     assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
     assert model.weight.grad is None
 
@@ -152,7 +152,7 @@ def test_modules_can_be_moved_and_cast():
             model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
         return model.to_empty(device="cpu").to(torch.bfloat16)(torch.ones(2, 4, dtype=torch.bfloat16)).dtype
 
-    assert rehearsed(fn, 2).value == torch.bfloat16
+    assert run_fake(fn, 2).value == torch.bfloat16
 
 
 def test_tensors_on_the_meta_device_hold_nothing():
@@ -162,7 +162,7 @@ def test_tensors_on_the_meta_device_hold_nothing():
         with torch.device("meta"):
             return nn.Linear(1000, 1000)
 
-    assert rehearsed(fn, 2).peak == 0
+    assert run_fake(fn, 2).peak == 0
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -194,26 +194,26 @@ def test_the_process_is_left_as_it_was(fails, grad):
         before = state()
         if fails:
             with pytest.raises(KeyError, match="on purpose"):
-                rehearsed(fn, 2)
+                run_fake(fn, 2)
         else:
-            rehearsed(fn, 2)
+            run_fake(fn, 2)
         assert state() == before
 
 
 def test_no_grad_and_inference_mode_around_a_rehearsal_do_not_reach_into_it():
     """Would catch a backward that fails because the cell around it was under no_grad."""
     with torch.inference_mode():
-        assert rehearsed(linear, 2).after["gradients"] == 4 * N
+        assert run_fake(linear, 2).after["gradients"] == 4 * N
         assert torch.is_inference_mode_enabled()
 
 
 def test_a_rehearsal_reads_as_a_table():
     """Would catch a repr that lacks what was measured."""
-    text = repr(rehearsed(linear, 3, 1))
+    text = repr(run_fake(linear, 3, 1))
     for word in ("rank 1 of 3", "parameters", "all_reduce", "mm", "flops"):
         assert word in text
     with pytest.raises(ValueError, match="has one"):
-        rehearsed(linear, 3).against  # noqa: B018
+        run_fake(linear, 3).against  # noqa: B018
 
 
 def test_flops_are_the_same_whether_torch_has_met_these_shapes_before_or_not():
@@ -223,5 +223,5 @@ def test_flops_are_the_same_whether_torch_has_met_these_shapes_before_or_not():
         nn.Linear(8, 16)(torch.zeros(4, 8)).sum().backward()
 
     FakeTensorMode.cache_clear()
-    first, again = (dict(rehearsed(step, 1).flops) for _ in range(2))
+    first, again = (dict(run_fake(step, 1).flops) for _ in range(2))
     assert first == again == {"addmm": 2 * 4 * 8 * 16, "mm": 2 * 4 * 8 * 16}

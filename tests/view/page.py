@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+from matplotlib.patches import Rectangle
+
 SVG = "{http://www.w3.org/2000/svg}"
 LEAST = 11
 """The smallest words, at the 800 units of a page's width."""
@@ -22,6 +24,25 @@ def texts(picture) -> list[str]:
 def told(picture) -> list[str]:
     """What the pointer is told."""
     return [node.text or "" for node in ET.fromstring(str(picture)).iter(SVG + "title")]
+
+
+def boxes(chart) -> dict[str, Rectangle]:
+    """What the pointer is told -> the box of a chart that tells it; its place and size are in the units of its axes."""
+    patches = [patch for axes in chart.axes for patch in axes.patches]
+    return {patch.get_gid(): patch for patch in patches if patch.get_gid() and isinstance(patch, Rectangle)}
+
+
+def dots(chart) -> dict[str, tuple[float, float]]:
+    """What the pointer is told -> the point of a chart that tells it."""
+    found = [line for axes in chart.axes for line in axes.get_lines() if line.get_gid()]
+    return {line.get_gid(): (line.get_xdata()[0], line.get_ydata()[0]) for line in found}
+
+
+def line_of(chart, label: str) -> tuple[list[float], list[float]]:
+    """The (x, y) of the line that the legend calls so."""
+    found = [line for axes in chart.axes for line in axes.get_lines() if line.get_label() == label]
+    line = max(found, key=lambda line: len(line.get_xdata()))
+    return list(line.get_xdata()), list(line.get_ydata())
 
 
 def places(picture) -> list[tuple[float, float, float, float, str]]:

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from matplotlib.colors import to_hex
 
 from labkit.comm.ledger import Transfer
 from labkit.probe.intervals import union
@@ -16,10 +17,8 @@ from labkit.view.overlap import (
     COMPUTE,
     EXPOSED,
     LANE,
-    LEFT,
     MOST_BARS,
     MOST_RANKS,
-    RIGHT,
     TOP,
     WIRE,
     _joined,
@@ -27,6 +26,8 @@ from labkit.view.overlap import (
 )
 from labkit.view.svg import WIDTH
 from labkit.view.units import seconds_text
+
+from . import page
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -48,12 +49,6 @@ def two_ranks(**more):
 def texts(picture) -> list[str]:
     """All text of a picture; parsing it proves that it is well-formed."""
     return [node.text or "" for node in ET.fromstring(str(picture)).iter(SVG + "text")]
-
-
-def bars(picture) -> dict[str, dict[str, str]]:
-    """What the pointer is told -> the rectangle that tells it."""
-    groups = ET.fromstring(str(picture)).iter(SVG + "g")
-    return {title: node.find(SVG + "rect").attrib for node in groups if (title := node.findtext(SVG + "title"))}
 
 
 def fits(picture):
@@ -92,22 +87,25 @@ def test_each_rank_has_its_seconds_and_shares_written_out():
 
 def test_bars_stand_where_and_as_long_as_they_were_on_one_scale():
     """Would catch each rank drawn to its own scale, and lanes that are told apart by colour alone."""
-    found = bars(overlap(two_ranks()))
-    scale = (RIGHT - LEFT) / 0.1
+    chart = overlap(two_ranks())
+    found = page.boxes(chart)
     late = found["rank 0 waits for a rank: 40 ms from 20 ms"]
     exposed = found["rank 0 waits: 20 ms from 60 ms"]
     wire = found["rank 0 on the wire: 20 ms from 60 ms"]
     first = found["rank 1 computes: 60 ms from 0"]
-    assert [float(each["x"]) for each in (late, exposed, wire, first)] == pytest.approx(
-        [LEFT + 0.02 * scale, LEFT + 0.06 * scale, LEFT + 0.06 * scale, LEFT], abs=1e-2
+    assert [box.get_x() for box in (late, exposed, wire, first)] == pytest.approx([0.02, 0.06, 0.06, 0])
+    assert [box.get_width() for box in (late, exposed, wire, first)] == pytest.approx([0.04, 0.02, 0.02, 0.06])
+    colours = [to_hex(box.get_facecolor()).upper() for box in (late, exposed, wire, first)]
+    assert colours == [BUBBLE, EXPOSED, WIRE, COMPUTE]
+    assert len({box.get_y() for box in (exposed, wire, first)}) == 3
+    assert exposed.get_height() == late.get_height() / 2
+    assert exposed.get_y() + exposed.get_height() == late.get_y() + late.get_height()
+    assert chart.axes[0].get_xlim() == (0, pytest.approx(0.1))
+    lanes = dict(
+        zip(chart.axes[0].get_yticks(), (mark.get_text() for mark in chart.axes[0].get_yticklabels()), strict=True)
     )
-    assert [float(each["width"]) / scale for each in (late, exposed, wire, first)] == pytest.approx(
-        [0.04, 0.02, 0.02, 0.06], abs=1e-5
-    )
-    assert [each["fill"] for each in (late, exposed, wire, first)] == [BUBBLE, EXPOSED, WIRE, COMPUTE]
-    assert len({each["y"] for each in (exposed, wire, first)}) == 3
-    assert float(exposed["height"]) == float(late["height"]) / 2
-    assert float(exposed["y"]) + float(exposed["height"]) == float(late["y"]) + float(late["height"])
+    at = {lanes[min(lanes, key=lambda y: abs(y - box.get_y() - LANE / 2))] for box in (late, exposed)}
+    assert at == {"waiting"}
 
 
 def test_a_silent_run_a_host_that_only_hands_over_and_a_title_are_said():

@@ -13,16 +13,18 @@ import torch
 from labkit import Cluster, Film, Ledger, Reply, Transfer, WorkerError, compare, ring, run, run_threads
 from labkit.launch.watch import Autopsy, Whereabouts
 from labkit.plan.breakdown import REHEARSED, Breakdown
-from labkit.plan.collectives import Line
+from labkit.plan.collectives import Line, seconds
 from labkit.probe import film
 from labkit.view import units
 from labkit.view.autopsy import autopsy
 from labkit.view.film import strip
-from labkit.view.lines import BOTTOM, TOP, fitted, laws
+from labkit.view.lines import fitted, laws
 from labkit.view.memory import beside
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, Room, box, headline, round_marks, width_of
 from labkit.view.timeline import MOST, timeline
 from labkit.view.topology import topology
+
+from . import page
 
 SVG = "{http://www.w3.org/2000/svg}"
 LINK = Line(1e-4, 1e-9)
@@ -150,9 +152,10 @@ def test_compare_without_a_finite_number_is_refused(numbers):
 
 def test_bars_are_as_long_as_their_numbers():
     """Would catch a picture that flatters."""
-    root = ET.fromstring(str(compare(law=100, prediction=50, measured=25)))
-    wide = [float(node.get("width")) for node in root.iter(SVG + "rect")]
-    assert wide == [320, 160, 80]
+    chart = compare(law=100, prediction=50, measured=25)
+    assert [bar.get_width() for bar in page.boxes(chart).values()] == [100, 50, 25]
+    assert chart.axes[0].get_xlim() == (0, 100)
+    assert [mark.get_text() for mark in chart.axes[0].get_yticklabels()] == ["law", "your prediction", "measured"]
 
 
 def test_the_autopsy_picture_has_a_row_for_each_rank_and_an_arrow_for_each_wait():
@@ -201,18 +204,12 @@ def test_a_timeline_has_a_bar_for_each_transfer_in_its_place():
         Transfer("all_reduce", "world", None, 64, 3.0, 5.0),
     ]
     picture = timeline([Reply(0, None, "", ledger, 4.0), Reply(1, None, "", Ledger(), 4.0)])
-    groups = {
-        node.findtext(SVG + "title"): node.find(SVG + "rect") for node in ET.fromstring(str(picture)).iter(SVG + "g")
-    }
-    first = groups["rank 0: send to rank 1, 400 bytes, 2 s from 0 ns"]
-    second = groups["rank 0: send to rank 1, 800 bytes, 3 s from 1 s"]
-    third = groups["rank 0: all_reduce to everybody, 64 bytes, 2 s from 2 s"]
-    scale = (800 - 70 - 12) / 4
-    assert [float(each.get("x")) for each in (first, second, third)] == pytest.approx(
-        [70, 70 + scale, 70 + 2 * scale], abs=1e-2
-    )
-    assert float(second.get("width")) == pytest.approx(3 * scale, abs=1e-2)
-    assert first.get("y") == third.get("y") != second.get("y")
+    bars = page.boxes(picture)
+    first = bars["rank 0: send to rank 1, 400 bytes, 2 s from 0 ns"]
+    second = bars["rank 0: send to rank 1, 800 bytes, 3 s from 1 s"]
+    third = bars["rank 0: all_reduce to everybody, 64 bytes, 2 s from 2 s"]
+    assert [(bar.get_x(), bar.get_width()) for bar in (first, second, third)] == [(0, 2), (1, 3), (2, 2)]
+    assert first.get_y() == third.get_y() != second.get_y()
     assert "1,264 bytes sent by 2 ranks in 4 s" in picture.label
     with pytest.raises(ValueError, match="hold none"):
         timeline([Reply(0, None, "", Ledger(), 1.0)])
@@ -233,10 +230,9 @@ def test_a_crowded_timeline_keeps_its_words_off_its_bars_and_tells_verbs_apart()
             assert float(node.get("x")) + wide <= 70, "bars begin at 70"
         elif node.text in verbs:
             assert float(node.get("x")) + wide <= picture.width
-    colours: dict[str, set[str]] = {}
-    for group in root.iter(SVG + "g"):
-        if title := group.findtext(SVG + "title"):
-            colours.setdefault(title.split()[2], set()).add(group.find(SVG + "rect").get("fill"))
+    colours: dict[str, set[object]] = {}
+    for hover, bar in page.boxes(picture).items():
+        colours.setdefault(hover.split()[2], set()).add(bar.get_facecolor())
     assert set(colours) == set(verbs)
     assert len(set.union(*colours.values())) == 7
 
@@ -246,24 +242,16 @@ def test_lines_show_points_fit_and_crossover():
     sizes = (64, 4096, 1 << 17, 1 << 22)
     picture = fitted([(size, LINK.seconds(size)) for size in sizes], LINK)
     assert "fit: alpha 100 us, 1 GB/s" in texts(picture)
-    root = ET.fromstring(str(picture))
-    curve = next(node.get("d") for node in root.iter(SVG + "path") if node.get("stroke-width") == "2.5")
-    on_line = [tuple(map(float, point.split())) for point in curve.lstrip("M").split("L")]
-    squares = [
-        node for node in root.iter(SVG + "rect") if (node.findtext(SVG + "title") or "").startswith("measured: ")
-    ]
-    assert len(squares) == 4
-    heights = [float(square.get("y")) for square in squares]
-    assert heights == sorted(heights, reverse=True)  # more time is further up
-    ticks = {node.text: float(node.get("y")) for node in root.iter(SVG + "text")}
-    assert ticks["1 ms"] < ticks["200 us"]
-    places = {node.text: float(node.get("x")) for node in root.iter(SVG + "text")}
-    assert places["256 B"] < places["64 KiB"] < places["1 MiB"]
-    for square in squares:
-        x, y = float(square.get("x")) + 4.5, float(square.get("y")) + 4.5
-        assert 74 <= x <= 660
-        assert TOP <= y <= BOTTOM
-        assert min(math.hypot(x - px, y - py) for px, py in on_line) < 8
+    sizes_of, times = page.line_of(picture, "_child1")
+    assert times == pytest.approx([LINK.seconds(size) for size in sizes_of])
+    assert set(page.dots(picture).values()) == {(size, LINK.seconds(size)) for size in sizes}
+    axes = picture.axes[0]
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert axes.get_xlim()[0] < 64 < 1 << 22 < axes.get_xlim()[1]
+    marks = dict(zip((mark.get_text() for mark in axes.get_yticklabels()), axes.get_yticks(), strict=True))
+    assert (marks["200 us"], marks["1 ms"]) == pytest.approx((2e-4, 1e-3))
+    marks = dict(zip((mark.get_text() for mark in axes.get_xticklabels()), axes.get_xticks(), strict=True))
+    assert (marks["256 B"], marks["64 KiB"], marks["1 MiB"]) == (256, 1 << 16, 1 << 20)
 
 
 def test_lines_name_their_axes():
@@ -296,8 +284,15 @@ def test_the_laws_name_each_curve_and_mark_where_ring_and_tree_meet():
     assert "all_reduce on 8 ranks: ring and tree meet at 184 KiB" in said
     assert "184 KiB" in said
     assert all(said.count(name) == 2 for name in ("ring", "tree", "star"))
-    dashes = re.findall(r'stroke-width="2.5"( stroke-dasharray="[^"]*")?', str(laws(8, LINK)))
+    chart = laws(8, LINK)
+    styles = {line.get_label(): (line.get_linestyle(), line.get_color()) for line in chart.axes[0].get_lines()}
+    dashes = re.findall(r'stroke-width="2.5"( stroke-dasharray="[^"]*")?', str(chart))
     assert len(set(dashes)) == 3
+    for line in chart.axes[0].get_lines():
+        if len(line.get_xdata()) > 2:
+            name = next(name for name, style in styles.items() if style == (line.get_linestyle(), line.get_color()))
+            law = [seconds(name, "all_reduce", 8, x, LINK) for x in line.get_xdata()]
+            assert list(line.get_ydata()) == pytest.approx(law)
     assert "do not meet" in words(laws(2, LINK))
 
 

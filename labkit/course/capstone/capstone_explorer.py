@@ -16,7 +16,7 @@ from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.course.widgets.real_run import Pieces, RealRun
 from labkit.plan.crossing import layouts_of
 from labkit.plan.recipe import STRATEGIES
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble")
 MICROS = (1, 2, 4, 8)
@@ -80,7 +80,7 @@ class CapstoneExplorer(Explorer):
         recipe = task.recipe(**choices, checkpointing=self.again.value, prefetch=int(self.ahead.value))
         return task, Way(self.layout_.value, recipe, self.place.value)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls."""
         task, way = self.chosen
         law = forecast(task, way)

@@ -29,7 +29,7 @@ import genanki
 from labkit.course.cards.card import PARTS, Card
 from labkit.course.cards.card_faces import evidence, formulas
 from labkit.course.cards.deck import Deck
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 MODEL_ID, DECK_ID = 1_617_201_837, 1_293_740_659
 """These were drawn once, and must never change: Anki knows a note type and a deck by their numbers."""
@@ -144,7 +144,7 @@ def _table(card: Card) -> str:
     return f"<table><tr><th></th>{head}</tr>{rows}</table>"
 
 
-def _file(drawing: Picture) -> str:
+def _file(drawing: Drawing) -> str:
     """A drawing as a file of its own, with the size and colour that a page would give it."""
     size = f'width="{drawing.width:g}" height="{drawing.height:g}" style="color:#111"'
     return re.sub(r'style="[^"]*"', size, str(drawing), count=1)

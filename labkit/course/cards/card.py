@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from labkit.course.cards.figures import Figure, evaluate, figure
 from labkit.course.cards.pictures import picture as picture_of
 from labkit.course.claims.audit import Result, claim, kept
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 PARTS = ("claim", "reason", "law", "number", "costs", "limits")
 """The parts of the answer, in the order in which one would say them."""
@@ -135,7 +135,7 @@ class Card(BaseModel):
         results = {result.claim.id: result for result in kept().results} if wanted else {}
         return tuple(results[id] for id in wanted if id in results)
 
-    def drawn(self) -> Picture | None:
+    def drawn(self) -> Drawing | None:
         """The card's picture; None if it has none. ValueError, with the card's id, if it cannot be drawn."""
         try:
             return picture_of(self.picture, {name: entry.value for name, entry in self.figures.items()})

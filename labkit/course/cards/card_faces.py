@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from labkit.course.claims.claims_picture import Shown, brief
-from labkit.view.svg import PALETTE, Picture, text
+from labkit.view.svg import PALETTE, Drawing, Picture, text
 
 TITLES = MappingProxyType(
     {"claim": "", "reason": "why", "law": "law", "number": "number", "costs": "trade-off", "limits": "when not"}
@@ -45,7 +45,7 @@ class Face(Protocol):
     def audited(self) -> tuple[Shown, ...]:
         """Results of the audited claims behind the card."""
 
-    def drawn(self) -> Picture | None:
+    def drawn(self) -> Drawing | None:
         """The card's picture, None if it has none."""
 
 

@@ -21,13 +21,13 @@ from labkit.course.learner.store import data_folder
 from labkit.plan.collectives import Line
 
 if TYPE_CHECKING:
-    from labkit.course.machine.doctor import Report
+    from labkit.course.machine.doctor import MachineReport
 
 DECKS = "decks"
 """The folder beside the box of cards; its YAML files are decks, too."""
 
 
-def cards(measured: Report | None = None, folder: Path | str | None = None) -> Box:
+def cards(measured: MachineReport | None = None, folder: Path | str | None = None) -> Box:
     """All cards that this learner can review, with the box in their data folder, or in `folder`.
 
     `measured` is stored for the next time. An own deck that cannot be read is left out, and `.note` says why."""

@@ -1,6 +1,6 @@
 """Pictures of cards: expressions over labkit's own pictures and the vocabulary of figures.
 
-    picture("rows(one_f_one_b(4, 8), 'four stages')")       a Picture
+    picture("rows(one_f_one_b(4, 8), 'four stages')")       a Chart or a Picture
     picture("rows(gpipe(p, m))", {"p": 4, "m": 8})          with the numbers of a card
 
 Everything is drawn from laws and plans: no rank runs for it, and the same card gives the same picture everywhere.
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from labkit.course.cards.figures import evaluate
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 DRAWS = MappingProxyType(
     {
@@ -52,7 +52,7 @@ DRAWS = MappingProxyType(
 """What a picture may use besides the vocabulary of figures, by module."""
 
 
-def picture(said: str, known: Mapping[str, Any] | None = None) -> Picture | None:
+def picture(said: str, known: Mapping[str, Any] | None = None) -> Drawing | None:
     """The picture that an expression draws; `known` are further values that it may use. None for "".
 
     ValueError, with the reason, for an invalid expression, an unknown name, and a value that is no picture."""
@@ -63,7 +63,7 @@ def picture(said: str, known: Mapping[str, Any] | None = None) -> Picture | None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{said!r} cannot be read: {error}") from error
     value = evaluate(said, known, _named(tree))
-    if not isinstance(value, Picture):
+    if not isinstance(value, Drawing):
         raise ValueError(f"{said!r} is a {type(value).__name__}, and not a picture")
     return value
 

@@ -50,7 +50,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Case:
+class Patient:
     """A patient of the clinic. The complaint never names the cause.
 
     name, complaint    the program's owner, and what they have seen

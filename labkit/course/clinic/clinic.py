@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from labkit.capped import Cluster
-from labkit.course.clinic.case_file import TESTS, Case, Program, Suspect
+from labkit.course.clinic.case_file import TESTS, Patient, Program, Suspect
 from labkit.course.clinic.chart import Chart, Seen, left_behind, stored, vital
 from labkit.course.clinic.signs import signs
 from labkit.launch.reply import WorkerError
 
-__all__ = ("TESTS", "Case", "Chart", "Seen", "Suspect", "admit", "by_cause", "cases", "examine", "pieces", "prove")
+__all__ = ("TESTS", "Patient", "Chart", "Seen", "Suspect", "admit", "by_cause", "cases", "examine", "pieces", "prove")
 
 VITAL = ("autopsy", "ledger", "clock", "gradients", "fingerprints", "reference")
 NOTHING_ODD = MappingProxyType(
@@ -39,11 +39,11 @@ FILES = (
     "other_seeds", "own_buffers", "own_found_inf", "slow_rank", "data_starvation", "wrong_layers",
 )  # fmt: skip
 
-cases: tuple[Case, ...] = tuple(import_module(f"labkit.course.clinic.patients.{name}").CASE for name in FILES)
+cases: tuple[Patient, ...] = tuple(import_module(f"labkit.course.clinic.patients.{name}").CASE for name in FILES)
 """All patients, in alphabetical order."""
 
 
-class Verdict(NamedTuple):
+class RepairVerdict(NamedTuple):
     """The result for a repair, with the reason. `holds` is true if it ends the symptom."""
 
     holds: bool
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
         return f"{'proved' if self.holds else 'no repair'}: {self.words}"
 
 
-def admit(name: str) -> Case:
+def admit(name: str) -> Patient:
     """The case with this name. ValueError, with all names, if there is none."""
     for case in cases:
         if case.name.lower() == name.strip().lower():
@@ -61,7 +61,7 @@ def admit(name: str) -> Case:
     raise ValueError(f"there is no patient {name!r}; in the ward are {', '.join(case.name for case in cases)}")
 
 
-def by_cause(cause: str) -> Case:
+def by_cause(cause: str) -> Patient:
     """The case with this cause. ValueError, with all causes, if there is none."""
     for case in cases:
         if case.cause == cause:
@@ -71,7 +71,7 @@ def by_cause(cause: str) -> Case:
 
 def examine(
     cluster: Cluster,
-    case: Case,
+    case: Patient,
     program: str | Program = "broken",
     tests: Iterable[str] = ("autopsy", "ledger", "clock", "gradients", "fingerprints"),
     steps: int | None = None,
@@ -93,7 +93,7 @@ def examine(
 
 
 def _examine(
-    cluster: Any, case: Case, program: str | Program, tests: tuple[str, ...], steps: int, capped: bool
+    cluster: Any, case: Patient, program: str | Program, tests: tuple[str, ...], steps: int, capped: bool
 ) -> Chart:
     name = program if isinstance(program, str) else "yours"
     run: Any = case.as_file(getattr(case, program)) if isinstance(program, str) else program
@@ -115,7 +115,7 @@ def _examine(
     return Chart(case.name, name, steps, **chart)
 
 
-def recorded(case: Case) -> dict[str, str]:
+def recorded(case: Patient) -> dict[str, str]:
     """What every test saw in a stored run of the broken program on two ranks; "" where a test cannot tell."""
     stops = case.symptom == "stops for ever"
     usual = {} if stops else NOTHING_ODD
@@ -129,7 +129,7 @@ def _records() -> Mapping[str, Mapping[str, str]]:
     return MappingProxyType(dict(yaml.safe_load(text)))
 
 
-def pieces(case: Case, n_ranks: int = 2) -> Generator[tuple[float, dict[str, str]], None, None]:
+def pieces(case: Patient, n_ranks: int = 2) -> Generator[tuple[float, dict[str, str]], None, None]:
     """Run the broken program for real, in parts: yields (share done, what the tests say so far)."""
     observations: dict[str, str] = {}
     with Cluster(case.n_ranks or n_ranks, device="cpu", links=case.links, quiet=True) as cluster:
@@ -151,7 +151,7 @@ def pieces(case: Case, n_ranks: int = 2) -> Generator[tuple[float, dict[str, str
     yield 1.0, observations
 
 
-def differs(case: Case, chart: Chart) -> str:
+def differs(case: Patient, chart: Chart) -> str:
     """How losses and weights of a run differ from those of one process; "" if not. Needs the test "reference"."""
     if chart.ended != "finished":
         return f"it does not finish: {chart.ended}"
@@ -173,21 +173,21 @@ def differs(case: Case, chart: Chart) -> str:
     return ""
 
 
-def prove(cluster: Cluster, case: Case, program: str | Program = "repaired") -> Verdict:
+def prove(cluster: Cluster, case: Patient, program: str | Program = "repaired") -> RepairVerdict:
     """Check a program as a repair: it must finish, with the values of one process, and not show the cause."""
     chart = examine(cluster, case, program, VITAL)
     wrong = differs(case, chart)
     look = chart if wrong or _decides(case) else decisive(cluster, case, program)
     if not wrong and case.found(look):
         wrong = f"{case.test}: {case.shows}, as before"
-    return Verdict(not wrong, wrong or "finishes, without the sign, with the values of one process")
+    return RepairVerdict(not wrong, wrong or "finishes, without the sign, with the values of one process")
 
 
-def decisive(cluster: Cluster, case: Case, program: str | Program = "broken") -> Chart:
+def decisive(cluster: Cluster, case: Patient, program: str | Program = "broken") -> Chart:
     """The chart that `found` of a case needs: from its own test, after `look_steps` steps."""
     tests = VITAL if case.test in VITAL else (case.test,)
     return examine(cluster, case, program, tests, steps=case.look_steps)
 
 
-def _decides(case: Case) -> bool:
+def _decides(case: Patient) -> bool:
     return case.test in VITAL and case.look_steps is None

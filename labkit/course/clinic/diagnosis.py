@@ -40,7 +40,7 @@ class Rival(Protocol):
 
 
 class Patient(Protocol):
-    """A broken program as a learner meets it; `labkit.course.clinic.clinic.Case` is one."""
+    """A broken program as a learner meets it; `labkit.course.clinic.clinic.Patient` is one."""
 
     @property
     def name(self) -> str:

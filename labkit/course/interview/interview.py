@@ -24,8 +24,8 @@ from labkit.course.cards.card import Card
 from labkit.course.cards.deck import Deck
 from labkit.course.interview.answered import Judged, judge
 from labkit.course.interview.interview_questions import DESIGN, TIME, Pool, Question, points_of, rating_of
-from labkit.course.interview.interview_report import Report, Spoken, weakest
-from labkit.course.whiteboard.formula_verdict import Verdict, check
+from labkit.course.interview.interview_report import InterviewReport, Spoken, weakest
+from labkit.course.whiteboard.formula_verdict import FormulaVerdict, check
 
 SHORTEST, LONGEST, LEVELS = 5, 120, (1, 2, 3, 4, 5)
 DESIGN_FROM_MINUTES, DESIGN_FROM_LEVEL = 25, 3
@@ -66,7 +66,7 @@ class Interview:
         self._clock, self._last = clock, clock()
         self._spent, self._back, self._ahead, self._began = 0.0, 0.0, 0.0, 0.0
         self._shown_at: float | None = None
-        self._seen, self._tries = False, tuple[tuple[str, Verdict], ...]()
+        self._seen, self._tries = False, tuple[tuple[str, FormulaVerdict], ...]()
         self._typed, self._proposed = "", dict[str, bool]()
         self._design, self._stopped = design, False
         self.asked: tuple[Spoken, ...] = ()
@@ -136,7 +136,7 @@ class Interview:
         self._proposed = {point: judged.reached for point, judged in points.items() if judged.reached is not None}
         return points
 
-    def answer(self, formula: str) -> Verdict:
+    def answer(self, formula: str) -> FormulaVerdict:
         """Check a formula against the derivation; after a wrong one, more may follow until the answer is shown.
 
         NoFormula (a ValueError), with the column, for what is not a formula: it does not count."""
@@ -185,14 +185,14 @@ class Interview:
         self._tick()
         self._stopped, self.question = self._stopped or not self.over, None
 
-    def report(self) -> Report:
+    def report(self) -> InterviewReport:
         """The report on the session so far."""
         self._tick()
         ended = "stopped" if self._stopped else "time" if self.over else ""
         if ended == "time" and self._pool.empty and self._spent < self.minutes * 60:
             ended = "cards"
-        return Report(self.asked, self.minutes, self.level, self.topics, self.seed, self._spent, ended, self.note,
-                      weakest(self.asked, self.deck, self.level))  # fmt: skip
+        session = (self.asked, self.minutes, self.level, self.topics, self.seed, self._spent, ended, self.note)
+        return InterviewReport(*session, weakest(self.asked, self.deck, self.level))
 
     def _now(self) -> Question:
         if self.question is None:

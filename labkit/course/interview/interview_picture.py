@@ -1,4 +1,4 @@
-"""A mock interview as it went: the time of each question against its budget, and which parts of an answer came.
+"""A mock interview as it went: the time of each question against its budget, and the parts of answers that came.
 
                                                  budget
     1  card        ring-bytes          |###########  |          1:35 of 2:00         5 of 6 points
@@ -7,7 +7,7 @@
 
     the law, every symbol named        |########             |  4 of 6, missing in 2
 
-Bars of time are shares of a question's own budget, so that long and short questions stand side by side.
+Bars of time are shares of a question's own budget, so that long and short questions can be compared.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Protocol
 
-from labkit.course.topics.design_cases import Case
+from labkit.course.topics.design_cases import DesignCase
 from labkit.course.whiteboard.derivation import Derivation
 from labkit.view.svg import INK, PALETTE, Picture, box, cut, headline, line, text
 
 KEY, LEFT, FULL, TIME, SCORE = 96.0, 312.0, 240.0, 562.0, 686.0
-"""Where a question's name, its bar, its time and its points stand; FULL is twice the budget."""
+"""Where a question's name, bar, time and points begin. FULL is the width of a bar of twice the budget."""
 ROW, MOST = 24.0, 60
 WITHIN, OVER, CAME = PALETTE[2], PALETTE[6], PALETTE[0]
 
@@ -31,7 +31,7 @@ class Spoken(Protocol):
 
     @property
     def kind(self) -> str:
-        """A card, a follow-up, a derivation, a design case."""
+        """The kind of question: "card", "follow-up", "derivation" or "design case"."""
 
     @property
     def key(self) -> str:
@@ -51,11 +51,11 @@ class Spoken(Protocol):
 
     @property
     def points(self) -> Mapping[str, bool]:
-        """The points of its rubric; none if it has a bare rating."""
+        """The points of its rubric, True for each that was reached; empty if it only has a rating."""
 
     @property
     def rating(self) -> int:
-        """1 to 5."""
+        """The rating, from 1 to 5."""
 
     @property
     def skipped(self) -> bool:
@@ -71,7 +71,7 @@ class Judged(Protocol):
 
     @property
     def evidence(self) -> Sequence[str]:
-        """Words of the answer."""
+        """Words of the answer that reach the point."""
 
     @property
     def missing(self) -> Sequence[str]:
@@ -111,7 +111,7 @@ class Question(Protocol):
     budget_s: float
     card: Any
     derivation: Derivation | None
-    case: Case | None
+    case: DesignCase | None
 
 
 class Session(Protocol):
@@ -151,16 +151,16 @@ class Session(Protocol):
         """The verdict on a formula."""
 
     def rate(self, points: Mapping[str, bool] | None = None) -> Any:
-        """Rate, and go on."""
+        """Rate this answer and go on to the next question."""
 
     def skip(self) -> Any:
-        """Go on without an answer."""
+        """Go on to the next question without an answer."""
 
     def end(self) -> None:
-        """Stop."""
+        """End the session."""
 
     def report(self) -> Any:
-        """How it went."""
+        """The report of the session."""
 
 
 def spoken(session: Told) -> Picture:
@@ -173,8 +173,8 @@ def spoken(session: Told) -> Picture:
     body, y = [headline(title)], 54.0
     if asked:
         body += [text(LEFT + FULL / 2, 44, "budget", "middle", 12), text(TIME, 44, "time", size=12)]
-    for place, each in enumerate(asked[:MOST], 1):
-        body += _question(place, each, y)
+    for place, question in enumerate(asked[:MOST], 1):
+        body += _question(place, question, y)
         y += ROW
     if asked:
         body.append(line(LEFT + FULL / 2, 48, LEFT + FULL / 2, y - 4, "4 3", 1.5))
@@ -187,39 +187,39 @@ def spoken(session: Told) -> Picture:
     for name, (reached, of) in parts.items():
         body += _part(session.named[name], reached, of, y)
         y += ROW
-    told = [f"{each.key}: {_time(each)}, {_score(each)}" for each in asked]
-    told += [f"{session.named[name]}: {_counted(*counts)}" for name, counts in parts.items()]
-    return Picture("".join(body), y + 4, "; ".join([title, *told]))
+    facts = [f"{question.key}: {_time(question)}, {_score(question)}" for question in asked]
+    facts += [f"{session.named[name]}: {_counted(*counts)}" for name, counts in parts.items()]
+    return Picture("".join(body), y + 4, "; ".join([title, *facts]))
 
 
 def evidence(judged: Judged) -> str:
-    """HTML beside a point: the words that say it, what is missing, and what is nearly right."""
+    """HTML beside a point: the words of the answer that reach it, what is missing, and what is nearly right."""
     signs = {True: "✓", False: "✗", None: "?"}
     words = "; ".join(judged.evidence) or ("not judged" if judged.reached is None else "not seen in your words")
     lines = [words, *judged.told] if judged.evidence or not judged.told else list(judged.told)
-    told = [f"{signs[judged.reached]} {escape(lines[0])}", *(escape(line) for line in lines[1:])]
+    parts = [f"{signs[judged.reached]} {escape(lines[0])}", *(escape(line) for line in lines[1:])]
     if judged.missing and not judged.reached:
-        told.append(f"not there: {escape(', '.join(judged.missing))}")
-    return "<br>".join(told)
+        parts.append(f"not there: {escape(', '.join(judged.missing))}")
+    return "<br>".join(parts)
 
 
 def clock_text(seconds: float) -> str:
-    """`1:35`, `62:00`."""
+    """Seconds as minutes and seconds: `1:35`, `62:00`."""
     whole = round(seconds)
     return f"{whole // 60}:{whole % 60:02}"
 
 
-def _question(place: int, each: Spoken, y: float) -> list[str]:
-    share = each.seconds / each.budget_s
+def _question(place: int, question: Spoken, y: float) -> list[str]:
+    share = question.seconds / question.budget_s
     wide = max(2.0, FULL * min(share, 2.0) / 2)
-    fill = "none" if each.skipped else OVER if _late(each) else WITHIN
-    bar = box(LEFT, y, wide, 17, fill, "", f"{each.words} {_time(each)}, {_score(each)}")
-    body = [text(22, y + 13, place, "end", 12), text(28, y + 13, each.kind, size=12), bar]
-    body.append(text(KEY, y + 13, cut(each.key, 29), size=12))
+    fill = "none" if question.skipped else OVER if _late(question) else WITHIN
+    bar = box(LEFT, y, wide, 17, fill, "", f"{question.words} {_time(question)}, {_score(question)}")
+    body = [text(22, y + 13, place, "end", 12), text(28, y + 13, question.kind, size=12), bar]
+    body.append(text(KEY, y + 13, cut(question.key, 29), size=12))
     if share > 2:  # the bar goes on beyond the page
-        x, mid, ink = LEFT + wide, y + 8.5, "currentColor" if each.skipped else INK
+        x, mid, ink = LEFT + wide, y + 8.5, "currentColor" if question.skipped else INK
         body.append(f"<path d='M{x - 9:g} {mid - 5:g}l7 5l-7 5z' fill='{ink}'/>")
-    return [*body, text(TIME, y + 13, _time(each), size=12), text(SCORE, y + 13, _score(each), size=12)]
+    return [*body, text(TIME, y + 13, _time(question), size=12), text(SCORE, y + 13, _score(question), size=12)]
 
 
 def _part(name: str, reached: int, of: int, y: float) -> list[str]:
@@ -229,20 +229,20 @@ def _part(name: str, reached: int, of: int, y: float) -> list[str]:
     return [text(4, y + 13, cut(name, 44), size=12), whole, came, text(TIME, y + 13, counted, size=12)]
 
 
-def _late(each: Spoken) -> bool:
-    return each.seconds > each.budget_s
+def _late(question: Spoken) -> bool:
+    return question.seconds > question.budget_s
 
 
-def _time(each: Spoken) -> str:
-    return f"{clock_text(each.seconds)} of {clock_text(each.budget_s)}{' over' * _late(each)}"
+def _time(question: Spoken) -> str:
+    return f"{clock_text(question.seconds)} of {clock_text(question.budget_s)}{' over' * _late(question)}"
 
 
-def _score(each: Spoken) -> str:
-    if each.skipped:
+def _score(question: Spoken) -> str:
+    if question.skipped:
         return "skipped"
-    if not each.points:
-        return f"rated {each.rating} of 5"
-    return f"{sum(each.points.values())} of {len(each.points)} points"
+    if not question.points:
+        return f"rated {question.rating} of 5"
+    return f"{sum(question.points.values())} of {len(question.points)} points"
 
 
 def _counted(reached: int, of: int) -> str:

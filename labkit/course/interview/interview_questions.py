@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from labkit.course.cards.card import PARTS, Card
 from labkit.course.cards.deck import Deck
-from labkit.course.topics.design_cases import CASES, Case
+from labkit.course.topics.design_cases import CASES, DesignCase
 from labkit.course.whiteboard.derivation import Derivation
 from labkit.course.whiteboard.derivations import DERIVATIONS
 from labkit.plan.explain import explain
@@ -66,7 +66,7 @@ class Question:
     lab: tuple[str, ...] = ()
     card: Card | None = None
     derivation: Derivation | None = None
-    case: Case | None = None
+    case: DesignCase | None = None
     after: str = ""
 
     @property

@@ -86,7 +86,7 @@ class Weak(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class InterviewReport:
     """A session as it went; `ended` is "time", "cards" (none was left), "stopped", or "" while it goes on."""
 
     asked: tuple[Spoken, ...]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from labkit.course.interview.quantities import DENIED, REFUSED, WORDS
 from labkit.course.whiteboard.derivation import Derivation, Symbol
 from labkit.course.whiteboard.formula import Formula, parse
-from labkit.course.whiteboard.formula_verdict import Verdict, check
+from labkit.course.whiteboard.formula_verdict import FormulaVerdict, check
 from labkit.course.whiteboard.tokens import FUNCTIONS, SPELLED, NoFormula, tokens
 
 GREEK = ("alpha", "beta", "gamma", "eps", "lr")
@@ -121,7 +121,7 @@ def against(law: str, spoken: Sequence[Spoken]) -> Said | None:
     return None
 
 
-def nearly(asked: Derivation, spoken: Sequence[Spoken]) -> tuple[Spoken, Verdict] | None:
+def nearly(asked: Derivation, spoken: Sequence[Spoken]) -> tuple[Spoken, FormulaVerdict] | None:
     """The first formula in the law's own symbols that is right up to a factor or in a limit, with its verdict."""
     for candidate in spoken:
         if candidate.denied or not names(candidate.formula):

@@ -45,7 +45,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class MachineReport:
     """All findings, by name: `report["cores"]`. Shown as a table. `link` is the fitted alpha-beta line of a link."""
 
     findings: tuple[Finding, ...]
@@ -96,7 +96,7 @@ class Report:
         return [(finding.name, finding.said, finding.why) for finding in self.findings]
 
 
-def doctor(quick: bool = False) -> Report:
+def doctor(quick: bool = False) -> MachineReport:
     """Examine the machine, start real clusters on it and measure them. Takes a few seconds; `quick` repeats less often.
 
     Never raises for a fault of the machine: what fails becomes a finding without a value, with the reason."""
@@ -115,7 +115,7 @@ def doctor(quick: bool = False) -> Report:
             )
     except (RuntimeError, ValueError, OSError) as error:
         findings.append(Finding("ranks", None, "", f"cannot be used: {str(error).splitlines()[0]}"))
-    return Report(tuple(findings), link)
+    return MachineReport(tuple(findings), link)
 
 
 def _machine() -> Iterator[Finding]:

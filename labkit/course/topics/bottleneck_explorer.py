@@ -13,7 +13,7 @@ from labkit.plan.bottlenecks import scaled
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.scaling import fit_serial
 from labkit.probe.recording import Recording
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 TIMES = (1.0, 1.5, 2.0, 4.0, 8.0, 16.0, math.inf)
 """By how many times a part may get faster."""
@@ -43,7 +43,7 @@ class BottleneckExplorer(Explorer):
         controls = [self.ranks, self.serial, self.wire, self.data]
         super().__init__([in_two_columns(controls)], controls)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls."""
         faster = {"communication": self.wire.value, "data": self.data.value}
         self.note = f"the recorded steps fit a serial share of {self.serial_fit:.1%}"

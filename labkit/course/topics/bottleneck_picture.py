@@ -5,27 +5,30 @@
              |  o o--- . . law                  data           |###      | 11 ms, 20%
              |___________ ranks                                |###      | 11 ms
 
-Left Amdahl's law with what was measured, right a recorded step by its parts, and what is left of each when some shrink.
+On the left, Amdahl's law with measured speed-ups; on the right, a recorded step by its parts, and what is left of each
+part when some become faster.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+from typing import Any
+
+import numpy as np
 
 from labkit.plan.bottlenecks import WORK, RankTime, culprit, gain, outside, scaled, shrunk, split
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.scaling import amdahl, fit_serial
 from labkit.probe.intervals import common, union, without
 from labkit.probe.recording import Recording
-from labkit.view.axes import Axes, Point
-from labkit.view.svg import PALETTE, Picture, box, headline, line, text
-from labkit.view.units import bytes_text, number_text, seconds_text
+from labkit.view import chart
+from labkit.view.svg import PALETTE
+from labkit.view.units import bytes_text, number_text, plural, seconds_text
 
-LAW, IF, IDEAL, SEEN, GUESS = "#2B8CD6", PALETTE[6], PALETTE[7], PALETTE[2], PALETTE[4]
+LAW, IF, IDEAL, SEEN = chart.LINES[0], PALETTE[6], PALETTE[7], PALETTE[2]
 MOST = 1024
-"""The last number of ranks of a curve."""
+"""The number of ranks at which curves end."""
 
 
 def split_of(recording: Recording, data: str = "data", flops: float = 0.0, peak_flops: float = 0.0) -> Breakdown:
@@ -40,48 +43,45 @@ def split_of(recording: Recording, data: str = "data", flops: float = 0.0, peak_
     return split(times, flops, peak_flops)
 
 
+@chart.style()
 def speed_up(
     measured: Mapping[int, float],
     serial: float,
     guess: tuple[int, float] | None = None,
     title: str = "",
     most: int = 64,
-) -> Picture:
+) -> chart.Chart:
     """Amdahl's law for a serial share (0 to 1), measured speed-ups as dots, and a prediction (ranks, speed-up).
 
     ValueError for a share outside 0 to 1."""
-    points = [(n, x) for n, x in sorted(measured.items())]
-    top = max([x for _, x in points] + [amdahl(most, serial)] + ([guess[1]] if guess else [])) * 1.25
-    axes = _axes(64, 84, 640, 330, points + ([(guess[0], guess[1])] if guess else []), top, most)
+    points = sorted(measured.items())
+    asked = [guess] if guess else []
+    top = max([x for _, x in (*points, *asked)] + [amdahl(most, serial)]) * 1.25
     limit = "no limit" if not serial else f"never above {1 / serial:.3g}"
-    label = title or "speed-up over one rank"
-    body = [headline(f"{label}: serial share {serial:.1%}, {limit}", width=700), *_frame(axes), *_ideal(axes)]
-    body.append(axes.path([(n, amdahl(n, serial)) for n in _steps(axes.x[1])], LAW))
-    body += _key(64, 62, [("law", LAW, ""), ("ideal", IDEAL, "2 3")])
-    for n, x in points:
-        body.append(axes.dot(n, x, SEEN, f"measured on {n:g} rank{'s' if n > 1 else ''}: {x:.3g} times as fast"))
-    x = 240.0
-    for name, mark in (("measured", _dot(x, 58)), ("your prediction", _diamond(x + 110, 58))):
-        if name == "measured" or guess:
-            body += [mark, text(x + 12, 62, name, size=12)]
-            x += 110
-    words = f"{label}: law with serial share {serial:.1%}, {limit}"
+    name = title or "speed-up over one rank"
+    label = f"{name}: law with serial share {serial:.1%}, {limit}"
+    label += f"; you predicted {guess[1]:.3g} times on {guess[0]} ranks" if guess else ""
+    label += "".join(f"; measured on {plural(n, 'rank')} {x:.3g}, law {amdahl(n, serial):.3g}" for n, x in points)
+    figure = chart.Chart(376, f"{name}: serial share {serial:.1%}, {limit}", label, 700)
+    axes = _axes(figure.panel(64, 84, 640, 330), [*points, *asked], top, most)
+    _law(axes, serial, "law", color=LAW, linestyle="-")
+    for k, (n, x) in enumerate(points):
+        hover = f"measured on {plural(n, 'rank')}: {x:.3g} times as fast"
+        chart.dot(axes, n, x, hover, "" if k else "measured", color=SEEN)
     if guess:
-        body.append(axes.diamond(*guess, GUESS))
-        words += f"; you predicted {guess[1]:.3g} times on {guess[0]} ranks"
-    words += "".join(
-        f"; measured on {n:g} rank{'s' if n > 1 else ''} {x:.3g}, law {amdahl(n, serial):.3g}" for n, x in points
-    )
-    return Picture("".join(body), 376, words, 700)
+        chart.dot(axes, *guess, f"you predicted {guess[1]:.3g} on {guess[0]} ranks", "your prediction", **chart.CHOSEN)
+    figure.keys(64, 58, axes)
+    return figure
 
 
+@chart.style()
 def explored(
     splits: Mapping[int, Breakdown], serial: float, n_ranks: int, faster: Mapping[str, float], title: str = ""
-) -> Picture:
-    """Recorded steps {n_ranks: split}, Amdahl's law for `serial`, and what is left where parts are `faster`.
+) -> chart.Chart:
+    """Recorded steps {n_ranks: split}, Amdahl's law for `serial`, and what is left if parts are `faster` {name: times}.
 
-    The bars are those of the largest recorded size up to `n_ranks`. Speed-ups are over the smallest recorded size, each
-    curve over its own. ValueError for fewer than two sizes, and parts that are not there."""
+    The bars are those of the largest recorded size up to `n_ranks`. The speed-ups of a curve are over its own smallest
+    recorded size. ValueError for fewer than two sizes, and for parts that the splits do not have."""
     if len(splits) < 2:
         raise ValueError(f"a curve needs recorded steps of two sizes or more, got those of {sorted(splits)} ranks")
     after = {n: shrunk(steps, faster) for n, steps in splits.items()}
@@ -99,29 +99,34 @@ def explored(
     if changed:
         law += f"; what if: {_times(n_ranks, rest)}"
     top = max([x for _, x in (*was, *now)] + [amdahl(MOST, serial), amdahl(MOST, rest)]) * 1.4
-    axes = _axes(50, 96, 372, 350, was + now, top, MOST)
-    body = [headline(title), text(4, 42, law, size=13 if len(law) < 105 else 12), *_frame(axes), *_ideal(axes)]
-    keys = [("law", LAW, ""), ("ideal", IDEAL, "2 3")] + [("what if", IF, "8 4")] * changed
-    body += _key(50, 76, keys) + [axes.path([(n, amdahl(n, serial)) for n in _steps(MOST)], LAW)]
-    if changed:
-        body.append(axes.path([(n, amdahl(n, rest)) for n in _steps(MOST)], IF, "8 4"))
-        body += [axes.cross(n, x, IF, f"what if, on {n} ranks: {x:.3g} times as fast") for n, x in now[1:]]
-    body += [axes.dot(n, x, SEEN, f"measured on {n} ranks: {x:.3g} times as fast") for n, x in was]
-    body += [axes.diamond(n_ranks, amdahl(n_ranks, serial), GUESS), *_parts(before, left, changed)]
-    told = ", ".join(f"{name} {seconds_text(before[name])}" for name in before)
+    parts = ", ".join(f"{name} {seconds_text(before[name])}" for name in before)
     seen = ", ".join(f"{x:.3g} on {n}" for n, x in was)
-    return Picture("".join(body), 412, f"{title}. {law}. Measured: {seen}. Parts: {told}")
+    figure = chart.Chart(412, title, f"{title}. {law}. Measured: {seen}. Parts: {parts}")
+    figure.words(4, 42, law, fontsize=13 if len(law) < 105 else 12)
+    axes = _axes(figure.panel(50, 96, 372, 350), was + now, top, MOST)
+    _law(axes, serial, "law", color=LAW, linestyle="-")
+    if changed:
+        _law(axes, rest, "what if", color=IF, linestyle=chart.DASHES[1])
+        for n, x in now[1:]:
+            chart.dot(axes, n, x, f"what if, on {n} ranks: {x:.3g} times as fast", color=IF, marker="x")
+    for n, x in was:
+        chart.dot(axes, n, x, f"measured on {n} ranks: {x:.3g} times as fast", color=SEEN)
+    chart.dot(axes, n_ranks, amdahl(n_ranks, serial), f"chosen: {n_ranks} ranks", **chart.CHOSEN)
+    figure.keys(50, 72, axes)
+    _parts(figure, before, left, changed)
+    return figure
 
 
+@chart.style()
 def dashboard(
     watched: Mapping[str, tuple[Sequence[float], str]],
     limits: Mapping[str, tuple[float, float]] | None = None,
     title: str = "a run, watched",
-) -> Picture:
+) -> chart.Chart:
     """A small chart over the steps for each watched number: name -> (values, unit), two side by side.
 
-    `limits` are name -> (low, high): they are drawn, and steps outside are crossed and named. ValueError for nothing to
-    watch, and numbers of different length."""
+    `limits` maps a name to (low, high), which are drawn; steps outside are crossed, and the title names the first of
+    each number. ValueError if nothing is watched, or if the numbers have different lengths."""
     limits = dict(limits or {})
     lengths = {len(values) for values, _ in watched.values()}
     if len(lengths) != 1 or 0 in lengths:
@@ -131,37 +136,40 @@ def dashboard(
     }
     alarms = [f"{name} out of its limits from step {steps[0]}" for name, steps in outlying.items() if steps]
     outcome = "; ".join(alarms) if alarms else "all within limits" if limits else "no limits"
-    body = [headline(f"{title}: {outcome}")]
-    for k, (name, (values, unit)) in enumerate(watched.items()):
-        left, top = 74.0 + 400 * (k % 2), 60.0 + 122 * (k // 2)
-        body += _chart(name, values, unit, limits.get(name), outlying[name], left, top)
-    told = "; ".join(
+    ends = "; ".join(
         f"{name}: first {_short(values[0], unit)}, last {_short(values[-1], unit)}"
         for name, (values, unit) in watched.items()
     )
-    return Picture("".join(body), 60 + 122 * ((len(watched) + 1) // 2), f"{title}: {outcome}. {told}")
+    height = 60 + 122 * ((len(watched) + 1) // 2)
+    figure = chart.Chart(height, f"{title}: {outcome}", f"{title}: {outcome}. {ends}")
+    for k, (name, (values, unit)) in enumerate(watched.items()):
+        left, top = 74.0 + 400 * (k % 2), 60.0 + 122 * (k // 2)
+        axes = figure.panel(left, top, left + 300, top + 72)
+        figure.words(left, top - 8, f"{name}: {_short(values[-1], unit)}", weight="bold")
+        _watched(axes, values, unit, limits.get(name, ()), outlying[name])
+    return figure
 
 
-def _chart(
-    name: str, values: Sequence[float], unit: str, limits: tuple[float, float] | None, out: Sequence[int], *at: float
-) -> list[str]:
-    left, top = at
+def _watched(
+    axes: chart.Axes, values: Sequence[float], unit: str, limits: Sequence[float], steps: Sequence[int]
+) -> None:
+    """One number over the steps, with those of its limits that are near; the `steps` outside of them are crossed."""
     shown = [v for v in values if math.isfinite(v)] or [0.0]
-    near = [v for v in limits or () if 0 < abs(v) <= 2 * max(map(abs, shown))]  # one far off would flatten the rest
+    # a limit far from the values is left out: it would make their curve flat
+    near = [v for v in limits if 0 < abs(v) <= 2 * max(map(abs, shown))]
     low, high = min(0.0, *shown, *near), max(0.0, *shown, *near)
-    high += 0.1 * (high - low) or 1.0
-    axes = Axes(left, top, left + 300, top + 72, (0.0, max(1.0, len(values) - 1.0)), (low, high))
-    body = [text(left, top - 8, f"{name}: {_short(values[-1], unit)}", bold=True)]
-    body += [line(left, top, left, top + 72), line(left, top + 72, left + 300, top + 72)]
-    body.append(text(left - 6, axes.at(0, max(shown))[1] + 4, _short(max(shown), unit), "end", 11))
-    for k in sorted({0, len(values) - 1}):
-        body.append(text(axes.at(k, low)[0], top + 87, f"step {k}" if k else "0", "middle", 11))
+    axes.set(xlim=(0, max(1, len(values) - 1)), ylim=(low, high + (0.1 * (high - low) or 1.0)))
+    axes.grid(False)
     for limit in near:
-        y = axes.at(0, limit)[1]
-        body.append(line(left, y, left + 300, y, "6 4"))
-    body.append(axes.path(list(enumerate(values)), LAW))
-    return body + [axes.cross(k, values[k], IF, f"step {k}: {_short(values[k], unit)}") for k in out
-                   if math.isfinite(values[k])]  # fmt: skip
+        axes.axhline(limit, color="black", linestyle=(0, (6, 4)), linewidth=1)
+    axes.plot([v if math.isfinite(v) else math.nan for v in values], color=LAW, linestyle="-")
+    for step in steps:
+        if math.isfinite(values[step]):
+            chart.dot(axes, step, values[step], f"step {step}: {_short(values[step], unit)}", color=IF, marker="x")
+    chart.marks(axes, sorted({0, len(values) - 1}), [max(shown)], lambda step: f"step {step:g}" if step else "0",
+                lambda value: _short(value, unit))  # fmt: skip
+    axes.tick_params(labelsize=11)
+    axes.tick_params("x", length=0)
 
 
 def _short(value: float, unit: str) -> str:
@@ -170,25 +178,27 @@ def _short(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}".strip() if abs(value) >= 100 else f"{value:.3g} {unit}".strip()
 
 
-def _parts(before: Breakdown, left: Breakdown, changed: bool) -> list[str]:
-    """Right: a bar for each part, what is left of it below, and what its vanishing would bring."""
-    body, y, zero = [text(400, 76, "a step by its parts" + ", and what if" * changed, bold=True)], 92.0, 526.0
-    full = 130.0 / max(before[name] for name in before)
-    for name in before:
-        share, won = before[name] / before.total, gain(before, name)
-        fill = PALETTE[0] if name in WORK else PALETTE[1]
-        body += [text(400, y + 12, "underused" if name == "underutilisation" else name, bold=True)]
+def _parts(figure: chart.Chart, before: Breakdown, left: Breakdown, changed: bool) -> None:
+    """On the right, a bar for each part, below it what is left of it, and the speed-up if the part took no time."""
+    figure.words(400, 76, "a step by its parts" + ", and what if" * changed, weight="bold")
+    most, bottom = max(before[name] for name in before), 84 + 50 * len(before)
+    axes = figure.panel(526, 88, 656, bottom, xlim=(0, most), ylim=(bottom, 88))
+    axes.tick_params(bottom=False, left=False, labelbottom=False, labelleft=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.grid(False)
+    for row, name in enumerate(before):
+        y, fill = 92.0 + 50 * row, PALETTE[0] if name in WORK else PALETTE[1]
+        figure.words(400, y + 12, "underused" if name == "underutilisation" else name, weight="bold")
         if fill == PALETTE[1]:
-            body.append(text(400, y + 29, f"gone: {won:.3g} x", size=12))
-        words = f"{seconds_text(before[name])}, {share:.0%}" if before[name] else "0"
-        body.append(box(zero, y, max(1.5, before[name] * full), 16, fill, "", escape(f"{name}: {words}")))
-        body.append(text(zero + 8 + before[name] * full, y + 12, words, size=12))
+            figure.words(400, y + 29, f"gone: {gain(before, name):.3g} x", fontsize=12)
+        words = f"{seconds_text(before[name])}, {before[name] / before.total:.0%}" if before[name] else "0"
+        bars = [(before[name], y, fill, words, f"{name}: {words}")]
         if changed:
             words = seconds_text(left[name]) if left[name] else "0"
-            body.append(box(zero, y + 18, max(1.5, left[name] * full), 16, GUESS, "", f"what if: {words}"))
-            body.append(text(zero + 8 + left[name] * full, y + 30, words, size=12))
-        y += 50
-    return [*body, line(zero, 88, zero, y - 8)]
+            bars.append((left[name], y + 18, chart.CHOSEN["color"], words, f"what if: {words}"))
+        for value, top, colour, words, hover in bars:
+            chart.box(axes, 0, top, max(1.5 / 130 * most, value), 16, colour, "", hover)
+            axes.annotate(words, (value, top + 12), (8, 0), textcoords="offset points")
 
 
 def _times(n: int, serial: float) -> str:
@@ -198,43 +208,20 @@ def _times(n: int, serial: float) -> str:
     return f"{number_text(round(speed, 2))} times, {share} efficient, {limit}"
 
 
-def _steps(most: float) -> list[float]:
-    return [2 ** (k / 4) for k in range(int(4 * math.log2(most)) + 1)]
+def _law(axes: chart.Axes, serial: float, label: str, **style: Any) -> None:
+    """Draw Amdahl's law over the ranks of the axes."""
+    ranks = np.geomspace(1, axes.get_xlim()[1], 41).tolist()
+    axes.plot(ranks, [amdahl(n, serial) for n in ranks], label=label, **style)
 
 
-def _axes(
-    left: float, top: float, right: float, bottom: float, points: Sequence[Point], high: float, most: int
-) -> Axes:
-    low = min([1.0] + [x for _, x in points]) / 1.15
+def _axes(axes: chart.Axes, points: Sequence[tuple[float, float]], top: float, most: int) -> chart.Axes:
+    """Set up axes of ranks and of speed-ups up to `top`, both logarithmic, and draw the ideal speed-up."""
+    low, high = min([1.0] + [x for _, x in points]) / 1.15, max(top, 2.0)
     last = max([float(most)] + [n for n, _ in points])
-    return Axes(left, top, right, bottom, (1.0, last), (low, max(high, 2.0)), log_x=True, log_y=True)
-
-
-def _frame(axes: Axes) -> list[str]:
+    axes.set(xscale="log", yscale="log", xlim=(1, last), ylim=(low, high), xlabel="ranks")
     powers = [2.0**k for k in range(-8, 15)]
-    every = 2 if axes.x[1] > 100 else 1
-    across = [x for x in powers[8::every] if x <= axes.x[1]]
-    marks = powers if axes.y[1] > 8 * axes.y[0] else [0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]
-    up = [y for y in marks if axes.y[0] <= y <= axes.y[1]]
-    return axes.frame("ranks", number_text, number_text, across, up)
-
-
-def _ideal(axes: Axes) -> list[str]:
-    end = min(axes.x[1], axes.y[1])
-    return [axes.path([(1.0, 1.0), (end, end)], IDEAL, "2 3")]
-
-
-def _key(x: float, y: float, names: Sequence[tuple[str, str, str]]) -> list[str]:
-    body = []
-    for name, colour, dash in names:
-        body += [line(x, y - 4, x + 24, y - 4, dash, 2.5, colour), text(x + 30, y, name, size=12)]
-        x += 46 + 7 * len(name)
-    return body
-
-
-def _dot(x: float, y: float) -> str:
-    return f'<circle cx="{x:g}" cy="{y:g}" r="5" fill="{SEEN}" stroke="#fff"/>'
-
-
-def _diamond(x: float, y: float) -> str:
-    return f'<path d="M{x:g} {y - 7:g}l7 7l-7 7l-7-7z" fill="{GUESS}" stroke="currentColor"/>'
+    up = powers if high > 8 * low else [0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]
+    chart.marks(axes, powers[8 :: 2 if last > 100 else 1], up, number_text, number_text)
+    end = min(last, high)
+    axes.plot([1, end], [1, end], color=IDEAL, linestyle=chart.DASHES[2], label="ideal")
+    return axes

@@ -11,7 +11,7 @@ from labkit.course.topics.bucket_picture import buckets
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.plan.collectives import Line
 from labkit.plan.replay import Ready, best_bytes, sizes_of
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 from labkit.view.units import bytes_text, parsed
 
 
@@ -50,7 +50,7 @@ class BucketExplorer(Explorer):
         self.typed.value = bytes_text(self.size.value)
         self.draw()
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The replay with the chosen size. ValueError for input that is no number of bytes."""
         chosen = parsed(self.typed.value, "B")
         if self.typed.value == bytes_text(self.size.value):

@@ -9,7 +9,7 @@ import ipywidgets as widgets
 from labkit.course.topics.checkpoint_picture import segments
 from labkit.course.widgets.explorer import Explorer
 from labkit.plan.segments import Stack
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 from labkit.view.units import bytes_text, parsed
 
 MOST_LAYERS, MOST_RATIO = 128, 64
@@ -44,7 +44,7 @@ class CheckpointExplorer(Explorer):
         same = self.layers.value == self.first.n_layer and ratio == round(self.first.layer_bytes / size)
         return self.first if same else Stack(self.layers.value, ratio * size, size)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls; no segment is longer than all layers. ValueError for an invalid cap."""
         self.length.max = self.layers.value
         stack, typed = self.stack, self.cap.value.strip()

@@ -8,7 +8,7 @@ import ipywidgets as widgets
 
 from labkit.course.topics.compression_picture import MOST_RANKS, sparse
 from labkit.course.widgets.explorer import Explorer
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 from labkit.view.units import parsed
 
 Losses = Sequence[float]
@@ -42,7 +42,7 @@ class CompressionExplorer(Explorer):
         controls = [self.share, self.feedback, self.ranks]
         super().__init__(controls, controls)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls. ValueError for an invalid number of ranks."""
         share, feedback = self.share.value, self.feedback.value
         curves: dict[str, Losses] = {"dense": self.dense}

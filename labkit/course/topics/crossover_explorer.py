@@ -9,7 +9,7 @@ import ipywidgets as widgets
 from labkit.course.widgets.twin import Twin
 from labkit.plan.collectives import Line
 from labkit.view.lines import laws
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 MOST_RANKS = 64
 STEP = 0.01
@@ -46,7 +46,7 @@ class CrossoverExplorer(Twin, widgets.VBox):
         """Draw the laws for the present controls."""
         self.picture.value = str(self.static())
 
-    def static(self) -> Picture:
+    def static(self) -> Drawing:
         """The picture as it stands, for an export."""
         return laws(self.ranks.value, self.link)
 

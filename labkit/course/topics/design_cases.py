@@ -29,7 +29,7 @@ IN_ORDER = (
 
 
 @dataclass(frozen=True)
-class Case:
+class DesignCase:
     """One question to a planner.
 
     shape, hardware, n_ranks, batch, seq, precision   the arguments for `labkit.plans`
@@ -65,7 +65,7 @@ class Case:
         )
 
 
-EIGHT = Case(
+EIGHT = DesignCase(
     "eight",
     "eight devices of 80 GB, 60 GB of state",
     "One machine has eight devices of 80 GB. Weights, gradients and Adam's moments of the model take 60 GB. How do you "
@@ -76,7 +76,7 @@ EIGHT = Case(
     128,
     2048,
 )
-SEVENTY = Case(
+SEVENTY = DesignCase(
     "seventy",
     "70 billion parameters on 256 devices",
     "A 70B model, 32 machines of eight devices. Give sizes for data, pipeline and tensor parallelism, the bytes that "
@@ -87,7 +87,7 @@ SEVENTY = Case(
     1024,
     4096,
 )
-AUDIO = Case(
+AUDIO = DesignCase(
     "audio",
     "3 billion parameters, long sequences of audio",
     "A team trains a 3B model on audio: half a minute of sound is a row of 12,288 tokens. They have two machines of "
@@ -98,7 +98,7 @@ AUDIO = Case(
     64,
     12_288,
 )
-FIVE_HUNDRED = Case(
+FIVE_HUNDRED = DesignCase(
     "512",
     "a layout for 512 devices",
     "You are given 512 devices and a model of 175B, and nobody can tell you the layout. Which do you try first, which "
@@ -112,9 +112,9 @@ FIVE_HUNDRED = Case(
 CASES = (EIGHT, SEVENTY, AUDIO, FIVE_HUNDRED)
 
 
-def case(name: str | Case) -> Case:
+def case(name: str | DesignCase) -> DesignCase:
     """A case by its name: "eight", "seventy", "audio", "512". ValueError, with the nearest name, for another."""
-    if isinstance(name, Case):
+    if isinstance(name, DesignCase):
         return name
     names = [candidate.name for candidate in CASES]
     for candidate in CASES:

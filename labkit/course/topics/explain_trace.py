@@ -11,7 +11,7 @@ from labkit.course.topics.explain_trace_picture import KINDS, diagnosed, explain
 from labkit.course.widgets.explorer import Explorer
 from labkit.probe.recording import Recording
 from labkit.view.overlap import overlap
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 LOOK = "look first"
 
@@ -39,7 +39,7 @@ class ExplainTrace(Explorer):
         """The number of traces whose last answer is the measured one."""
         return sum(self.truth[name] == answer for name, answer in self.answers.items())
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The trace as a profiler shows it; once there is an answer, also what every rank waited for."""
         name = self.trace.value
         if name != self._last:

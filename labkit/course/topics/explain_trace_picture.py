@@ -1,13 +1,13 @@
-"""Explain this trace: what a profiler shows of a run, and what the recording says it is.
+"""Explain this trace: what a profiler shows of a run, and the diagnosis from a recording.
 
-as a profiler has it      rank 0   computing  |####|    |####|        no causes: a rank in a collective is a rank
-                                   in a verb       |====|             in a collective, whoever is to blame
+what a profiler shows     rank 0   computing  |####|    |####|        no causes: it does not show for what a rank
+                                   in a verb       |====|             in a collective waits
 what settles it           shares of compute, exposed (the wire) and bubble (another rank), rank by rank
 
-fine        little waiting, and the wire works behind compute
-exposed     the waiting is for the wire: all had come, and bytes were on their way
-late        the waiting is for one rank, which computes longer than the others
-turns       the waiting is for a rank, and all compute equally long: a pipeline fills and drains
+fine        little waiting: communication is hidden behind compute
+exposed     ranks wait for the wire: all ranks have come to the collective, and bytes are on their way
+late        ranks wait for one rank, which computes longer than the others
+turns       ranks wait for each other, and all compute equally long: a pipeline fills and drains
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from types import MappingProxyType
 
 from labkit.probe.intervals import seconds, union
 from labkit.probe.recording import Recording, overlap_share
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, round_marks, text
+from labkit.view import chart
+from labkit.view.svg import PALETTE, WIDTH
 from labkit.view.units import seconds_text
 
 KINDS: Mapping[str, str] = MappingProxyType(
@@ -32,11 +33,11 @@ KINDS: Mapping[str, str] = MappingProxyType(
 COMPUTE, VERB = PALETTE[0], PALETTE[1]
 LEFT, RIGHT, TOP, LANE = 132.0, WIDTH - 14.0, 40.0, 20.0
 LITTLE, LONGER = 0.22, 1.3
-"""Waiting that is little, as a share of the time; and how much longer than the median a straggler computes."""
+"""The share of the time up to which waiting is little, and the ratio to the median from which a rank is a straggler."""
 
 
 def diagnosed(recording: Recording) -> str:
-    """The kind of KINDS that the recording of all ranks shows. ValueError for one that is not merged, or of no time."""
+    """The diagnosis, a key of KINDS. ValueError for a recording that is not merged from all ranks, or of no time."""
     shares = recording.shares()
     if not recording.merged:
         raise ValueError("a trace of one rank cannot tell who was late: merge those of all with Recording.of(...)")
@@ -49,55 +50,58 @@ def diagnosed(recording: Recording) -> str:
 
 
 def explained(recording: Recording) -> str:
-    """The measurement that settles it, in a sentence or two."""
+    """The measurements that support the diagnosis, in a sentence or two."""
     kind, shares = diagnosed(recording), recording.shares()
-    told = f"compute {shares.compute:.0%}, waiting for the wire {shares.exposed:.0%}, for a rank {shares.bubble:.0%}"
+    facts = f"compute {shares.compute:.0%}, waiting for the wire {shares.exposed:.0%}, for a rank {shares.bubble:.0%}"
     own = {rank: seconds(recording.parts[rank].compute) for rank in recording.ranks}
     if kind == "fine":
-        return f"{told}. {overlap_share(recording):.0%} of the time on the wire, a rank computes meanwhile."
+        return f"{facts}. {overlap_share(recording):.0%} of the time on the wire, a rank computes meanwhile."
     if kind == "exposed":
-        return f"{told}. When the waiting begins every rank has come: only bytes are missing."
+        return f"{facts}. When the waiting begins every rank has come: only bytes are missing."
     if kind == "late":
         late = max(own, key=lambda rank: own[rank])
         rest = median(value for rank, value in own.items() if rank != late)
         return (
-            f"{told}. Rank {late} computes for {seconds_text(own[late])}, the others for {seconds_text(rest)}; "
+            f"{facts}. Rank {late} computes for {seconds_text(own[late])}, the others for {seconds_text(rest)}; "
             f"it waits {recording.shares(late).bubble:.0%} of the time for somebody, they more."
         )
     ends = f"{seconds_text(min(own.values()))} to {seconds_text(max(own.values()))}"
-    return f"{told}. All compute about equally long ({ends}), at different times: nobody is late, they take turns."
+    return f"{facts}. All compute about equally long ({ends}), at different times: nobody is late, they take turns."
 
 
-def unlabelled(recording: Recording, title: str = "what does this trace show?") -> Picture:
-    """Each rank's time as a profiler has it: computing, or in a verb. Who is to blame is not in it.
+@chart.style()
+def unlabelled(recording: Recording, title: str = "what does this trace show?") -> chart.Chart:
+    """Each rank's time as a profiler shows it, computing or in a verb, without the cause of any waiting.
 
     ValueError for a recording of no time."""
     whole = recording.seconds
     if whole <= 0:
         raise ValueError(f"a recording of {whole} seconds shows nothing")
-    first, scale = min(row.begin for row in recording.rows), (RIGHT - LEFT) / whole
-    body, y = [headline(title)], TOP
+    first, n = min(row.begin for row in recording.rows), len(recording.rows)
+    bottom = TOP + (2 * LANE + 6) * n
+    label = f"{title} {n} ranks, {seconds_text(whole)}, computing or in a verb"
+    figure = chart.Chart(bottom + 26, title, label)
+    axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(bottom, TOP))
+    y, names = TOP, dict[float, str]()
     for row in recording.rows:
         parts = recording.parts[row.rank]
-        verbs = union((each.t0, each.t1) for each in row.transfers if not each.within and each.t1 > each.t0)
+        verbs = union(
+            (transfer.t0, transfer.t1)
+            for transfer in row.transfers
+            if not transfer.within and transfer.t1 > transfer.t0
+        )
         waits = union((*parts.exposed, *parts.bubble))
-        body.append(text(4, y + 14, f"rank {row.rank}", bold=True))
+        figure.words(4, y + 14, f"rank {row.rank}", weight="bold")
         for name, colour, spans in (("computes", COMPUTE, parts.compute), ("in a verb", VERB, union((*verbs, *waits)))):
-            body.append(text(LEFT - 8, y + 14, name, "end", 12))
-            body.append(line(LEFT, y + LANE - 1, RIGHT, y + LANE - 1, width=0.3))
-            for t0, t1 in spans:
-                t0, t1 = max(t0, row.begin), min(t1, row.end)
+            names[y + LANE - 1] = name
+            for t0, t1 in ((max(t0, row.begin), min(t1, row.end)) for t0, t1 in spans):
                 if t1 > t0:
                     hover = f"rank {row.rank} {name}: {seconds_text(t1 - t0)}"
-                    wide = max((t1 - t0) * scale, 0.5)
-                    body.append(box(LEFT + (t0 - first) * scale, y + 3, wide, LANE - 5, colour, "", hover, 0.5))
+                    wide = max(t1 - t0, whole * 0.5 / (RIGHT - LEFT))
+                    chart.box(axes, t0 - first, y + 3, wide, LANE - 5, colour, "", hover, edge=0.5)
             y += LANE
         y += 6
-    body.append(line(LEFT, y, RIGHT, y))
-    for mark in round_marks(whole):
-        x = LEFT + mark * scale
-        anchor = "end" if x + 30 > WIDTH else "middle"
-        said = seconds_text(mark) if mark else "0"
-        body += [line(x, y, x, y + 5), text(x, y + 19, said, anchor, 12)]
-    n = len(recording.rows)
-    return Picture("".join(body), y + 26, f"{title} {n} ranks, {seconds_text(whole)}, computing or in a verb")
+    axes.hlines(list(names), 0, whole, "black", linewidth=0.3, zorder=0.9)
+    axes.set_yticks([at - 5 for at in names], names.values(), va="baseline")
+    chart.lanes(axes)
+    return figure

@@ -11,7 +11,7 @@ from labkit.course.widgets.twin import Twin
 from labkit.probe.grads import GradientTable
 from labkit.train.formats import FORMATS, Format
 from labkit.view.histogram import histogram
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 ALL, MOST = "all layers", 32
 FLOATS = tuple(entry for entry in FORMATS.values() if not entry.integer)
@@ -53,7 +53,7 @@ class GradientHistogram(Twin, widgets.VBox):
         """Draw for the present controls."""
         self.shown.value = str(self.static())
 
-    def static(self) -> Picture:
+    def static(self) -> Drawing:
         """The picture as it stands, for an export."""
         chosen = self.formats[self.format.value]
         return histogram(self.table, chosen, self.scale.value, self.layer.value, span=self.page)

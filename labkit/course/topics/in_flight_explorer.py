@@ -8,7 +8,7 @@ import ipywidgets as widgets
 
 from labkit.course.topics.in_flight_picture import LAWS, Pick, Steps, inflight
 from labkit.course.widgets.explorer import Explorer, in_two_columns
-from labkit.view.svg import Picture, cut
+from labkit.view.svg import Drawing, cut
 
 MOST_RANKS, MOST_MICRO, MOST_STAGES = 8, 64, 4
 
@@ -34,7 +34,7 @@ class InFlightExplorer(Explorer):
         controls = [self.name, self.ranks, self.micro, self.stages]
         super().__init__([in_two_columns(controls)], controls)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls. ValueError for an impossible number of micro-batches."""
         typed, name = self.micro.value.strip(), self.name.value
         self.stages.disabled = name != "interleaved"

@@ -6,7 +6,7 @@
     rank 3   - - - - - - - - - - - - -  law 1      B: one less
              |~|_|~|_|~|_|~|_|~|_|~|
 
-One unit is what one micro-batch leaves in one stage; with several stages on a rank it is that much smaller.
+The unit is the memory of one micro-batch in one stage. With v stages on a rank, stage and unit are v times smaller.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.schedule import Schedule, Span, in_flight, simulate
 from labkit.plan.stages import pairs_in_flight
-from labkit.view.svg import PALETTE, WIDTH, Picture, headline, line, text
+from labkit.view import chart
+from labkit.view.svg import PALETTE, WIDTH
 
 LEFT, RIGHT, TOP = 62.0, 590.0, 70.0
 LAW, HELD, SEEN = PALETTE[2], PALETTE[0], PALETTE[6]
 Steps = Sequence[tuple[float, float]]
-"""(when, how many) at each change."""
+"""(time, number of micro-batches held) after each change."""
 
 
 class Pick(NamedTuple):
@@ -36,27 +37,29 @@ class Pick(NamedTuple):
 
     @property
     def recipe(self) -> Recipe:
-        """The planner's name for it. ValueError for a name that there is not."""
+        """The planner's recipe of this schedule. ValueError for a name that the planner does not know."""
         v = self.v if self.name == "interleaved" else 1
         return Recipe(schedule=self.name, n_micro=self.m, batch_size=self.m, stages_per_rank=v)
 
     @property
     def schedule(self) -> Schedule:
-        """Its programs."""
+        """The programs of all ranks."""
         return self.recipe.schedule_for(self.p)
 
     @property
     def most(self) -> list[int]:
-        """The law: stages times micro-batches that each rank holds at most; where it is for multiples of p only and m
-        is none, what the schedule itself says."""
+        """By rank, the most pairs of stage and micro-batch that it holds, by the law.
+
+        The law of interleaved schedules is for multiples of p only; for another m, as the schedule itself has it."""
         if self.name == "interleaved" and self.m % self.p:
             return in_flight(self.schedule)
         return [sum(pairs_in_flight(self.recipe, Layout(pp=self.p), rank)) for rank in range(self.p)]
 
     def waiting(self, ratio: float = 2.0) -> str:
-        """The law of waiting as words, for ranks that are all equally fast; nothing where it does not hold.
+        """The share of time that ranks wait, as a law in words, for equally fast ranks; "" where the law does not hold.
 
-        `ratio`: forwards that a backward takes. Interleaved wants rounds of p micro-batches, zero_bubble F = B = W."""
+        `ratio` is the time of a backward in forwards. The law of interleaved needs an m that p divides, that of
+        zero_bubble F = B = W, which is a ratio of 2."""
         p, m, v = self.p, self.m, self.v
         if self.name == "interleaved":
             return f"(p-1)/(vm+p-1) = {(p - 1) / (v * m + p - 1):.1%}" if m % p == 0 and v > 1 else ""
@@ -71,10 +74,11 @@ LAWS = (
     ("zero_bubble", "min(p, m)"),
     ("interleaved", "min(vm, (v-1)p + 2(p-1-r) + 1), in v-ths of a rank's"),
 )
-"""How many micro-batches rank r holds at most, by schedule."""
+"""(schedule, the most micro-batches that rank r holds)."""
 
 
-def inflight(pick: Pick, measured: Sequence[Steps] = ()) -> Picture:
+@chart.style()
+def inflight(pick: Pick, measured: Sequence[Steps] = ()) -> chart.Chart:
     """Held micro-batches over time, a band for each rank, with the law; `measured` has the steps of each rank.
 
     Measured time is stretched to the simulated step. ValueError for measurements that are not one for each rank."""
@@ -88,35 +92,41 @@ def inflight(pick: Pick, measured: Sequence[Steps] = ()) -> Picture:
     cut = pick.name == "interleaved"
     title = f"{pick.name}, p = {pick.p}, m = {pick.m}" + f", v = {pick.v}" * cut + f": a rank holds {max(law)} at most"
     others = pick.m * (pick.v if cut else 1)
-    told = f", gpipe {others}: {others / max(law):.3g} times as many" if pick.name != "gpipe" else ""
-    words = dict(LAWS)[pick.name]
-    body = [headline(title + told, 14)]
-    body += [line(4, 40, 30, 40, "7 4", 2, LAW), text(36, 44, f"law: {words}", size=12)]
-    x = 64 + 6.2 * len(f"law: {words}")
-    body += [f'<rect x="{x:g}" y="34" width="18" height="12" fill="{HELD}"/>', text(x + 24, 44, "simulated", size=12)]
+    comparison = f", gpipe {others}: {others / max(law):.3g} times as many" if pick.name != "gpipe" else ""
+    words = [f"law {law[rank]}, held {most[rank]}" for rank in range(pick.p)]
     if measured:
-        body += [line(x + 100, 40, x + 126, 40, "", 2, SEEN), text(x + 132, 44, "measured", size=12)]
+        words = [f"{line}, measured {peak:.3g}" for line, peak in zip(words, peaks, strict=True)]
+    label = title + comparison + "".join(f"; rank {rank}: {line}" for rank, line in enumerate(words))
     high = 72.0 if pick.p <= 4 else 44.0
-    for rank in range(pick.p):
-        base, tall = TOP + (rank + 1) * high - 8, (high - 16) / top
-        steps = held([span for span in spans if span.rank == rank], schedule.splits)
-        body += [text(4, base - 4, f"rank {rank}", bold=True), _area(steps, base, tall, whole)]
-        body.append(line(LEFT, base, RIGHT, base, width=0.5))
-        y = base - law[rank] * tall
-        body.append(line(LEFT, y, RIGHT, y, "7 4", 2, LAW))
-        said = f"law {law[rank]}, held {most[rank]}"
-        if measured:
-            body.append(_path(measured[rank], base, tall))
-            said += f", measured {peaks[rank]:.3g}"
-        body.append(text(WIDTH - 4, base - 4, said, "end", 12))
-        told += f"; rank {rank}: {said}"
     bottom = TOP + pick.p * high
-    body.append(text((LEFT + RIGHT) / 2, bottom + 14, "time of one step, from the first forward on", "middle", 12))
-    return Picture("".join(body), bottom + 24, title + told)
+    figure = chart.Chart(bottom + 24, title + comparison, label)
+    axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(pick.p * high, 0))
+    for rank in range(pick.p):
+        base, tall = (rank + 1) * high - 8, (high - 16) / top
+        key = not rank
+        level = base - law[rank] * tall
+        axes.plot([0, whole], [level] * 2, color=LAW, linestyle=(0, (7, 4)), linewidth=2,
+                  label=f"law: {dict(LAWS)[pick.name]}" * key or None)  # fmt: skip
+        times, counts = zip(*held([span for span in spans if span.rank == rank], schedule.splits), strict=True)
+        heights = [base - count * tall for count in counts]
+        axes.fill_between([*times, whole], [*heights, heights[-1]], base, step="post", color=HELD, alpha=0.75,
+                          linewidth=0, label="simulated" if key else None)  # fmt: skip
+        axes.plot([0, whole], [base] * 2, color="black", linestyle="-", linewidth=0.5)
+        if measured:
+            times, counts = zip(*_stretched(measured[rank], whole), strict=True)
+            axes.step(times, [base - count * tall for count in counts], color=SEEN, linestyle="-", linewidth=1.5,
+                      where="post", label="measured" if key else None)  # fmt: skip
+        figure.words(4, TOP + base - 4, f"rank {rank}", weight="bold")
+        figure.words(WIDTH - 4, TOP + base - 4, words[rank], "right", fontsize=12)
+    axes.set_axis_off()
+    figure.keys(4, 40, axes)
+    figure.words((LEFT + RIGHT) / 2, bottom + 14, "time of one step, from the first forward on", "center", fontsize=12)
+    return figure
 
 
 def held(spans: Sequence[Span], splits: bool) -> list[tuple[float, float]]:
-    """How many micro-batches one rank holds after each change: from the end of F to that of B (of W, if cut in two)."""
+    """(time, micro-batches that one rank holds) after each change. One is held from the end of its F to the end of its
+    B, or of its W if the schedule splits backward."""
     last, now, out = "W" if splits else "B", 0, [(0.0, 0.0)]
     for span in sorted(spans, key=lambda span: span.end):
         change = (span.action.kind == "F") - (span.action.kind == last)
@@ -126,26 +136,11 @@ def held(spans: Sequence[Span], splits: bool) -> list[tuple[float, float]]:
     return out
 
 
-def _area(steps: Steps, base: float, tall: float, whole: float) -> str:
-    """Filled steps."""
-    scale = (RIGHT - LEFT) / whole
-    path = f"M{LEFT + steps[0][0] * scale:.1f} {base:.1f}"
+def _stretched(steps: Steps, whole: float) -> Steps:
+    """Measured steps, scaled to the simulated time; of several within a pixel, the highest and the last."""
+    first, scale = steps[0][0], whole / ((steps[-1][0] - steps[0][0]) or 1)
+    pixels: dict[int, list[float]] = {}
     for when, count in steps:
-        path += f"H{LEFT + when * scale:.1f}V{base - count * tall:.1f}"
-    return f'<path d="{path}H{RIGHT:g}V{base:.1f}z" fill="{HELD}" fill-opacity="0.75" stroke="none"/>'
-
-
-def _path(steps: Steps, base: float, tall: float) -> str:
-    """A line of steps, stretched to the page; of what lies within a pixel the highest and the last are drawn."""
-    first, last = steps[0][0], steps[-1][0]
-    scale = (RIGHT - LEFT) / ((last - first) or 1)
-    columns: dict[int, list[float]] = {}
-    for when, count in steps:
-        columns.setdefault(round(LEFT + (when - first) * scale), []).append(count)
-    path, now = f"M{LEFT:g} {base:.1f}", 0.0
-    for x, counts in columns.items():
-        levels = [each for each in dict.fromkeys((max(counts), counts[-1])) if each != now]
-        if levels:
-            path += f"H{x}" + "".join(f"V{base - each * tall:.1f}" for each in levels)
-        now = counts[-1]
-    return f'<path d="{path}H{RIGHT:g}" fill="none" stroke="{SEEN}" stroke-width="1.5"/>'
+        pixels.setdefault(round((when - first) * scale / whole * (RIGHT - LEFT)), []).append(count)
+    ends = ((pixel, count) for pixel, counts in pixels.items() for count in dict.fromkeys((max(counts), counts[-1])))
+    return [(pixel * whole / (RIGHT - LEFT), count) for pixel, count in ends]

@@ -11,7 +11,7 @@ from labkit.course.widgets.explorer import Explorer
 from labkit.plan.adapters import FROZEN_BYTES, TARGETS, adapters, lora_memory
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.shape import ModelShape
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 MINE, FULL = "the lab's GPT", "full fine-tuning"
 OTHERS = ("gpt2", "llama-7b", "llama2-70b")
@@ -55,7 +55,7 @@ class LoRAExplorer(Explorer):
             raise ValueError(f"a width is a whole number such as 4096, got {self.width.value!r}")
         return shape.changed(d_model=int(typed), head_width=None)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls."""
         targets, rank, precision, shape = self.targets.value, self.rank.value, self.precision.value, self.shape
         rows = self.rows if self.model.value == MINE else 1

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from labkit.course.topics.loss_scale_picture import Replayed, replay, scales
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.train.loss_scale import LossScale
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 
 class LossScaleExplorer(Explorer):
@@ -42,7 +42,7 @@ class LossScaleExplorer(Explorer):
         """The rule that the sliders describe."""
         return LossScale(2.0**self.first.value, self.growth.value, self.backoff.value, self.interval.value)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The run, replayed with the present rule."""
         self.replayed = replay(self.rule, self.run)
         self.note = escape(self.replayed.stopped)

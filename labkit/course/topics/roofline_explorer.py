@@ -10,7 +10,7 @@ from labkit.plan.hardware import PRECISIONS, Hardware
 from labkit.plan.roofline import operations, setting_in
 from labkit.plan.shape import ModelShape
 from labkit.view.roofline import roofline
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 MOST_ROWS = 64
 
@@ -52,7 +52,7 @@ class RooflineExplorer(Twin, widgets.VBox):
         """Draw the roofline for the present controls."""
         self.picture.value = str(self.static())
 
-    def static(self) -> Picture:
+    def static(self) -> Drawing:
         """The picture as it stands, for an export."""
         name, rows, seq = self.shape.name or "the model", self.rows.value, self.shape.seq
         ops = operations(self.shape, setting_in(self.shape, self.precision.value, rows))

@@ -9,7 +9,7 @@ import ipywidgets as widgets
 
 from labkit.course.topics.stale_picture import HIGH, LOW, MOST, Seen, stale
 from labkit.course.widgets.explorer import Explorer
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 from labkit.view.units import parsed
 
 
@@ -30,7 +30,7 @@ class StaleExplorer(Explorer):
         controls = [self.staleness, self.lr, self.curvature]
         super().__init__(controls, controls)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls. ValueError for a curvature that is no number, or far off the map."""
         rate = self.lr.value * parsed(self.curvature.value, "")
         if not LOW / 100 <= rate <= HIGH * 100:

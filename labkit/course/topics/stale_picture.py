@@ -1,4 +1,4 @@
-"""Stale gradients: which staleness bears which learning rate, and how the distance goes down, swings, or grows.
+"""Stale gradients: the learning rates that are stable for each staleness, and the distance from the optimum over steps.
 
     lr h |  \\  diverges            |w| |\\    /\\
          | x  \\___                       | \\  /  \\  /      s = 4
@@ -13,77 +13,83 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from labkit.plan.stale import best, distances, limit, momentum, verdict
-from labkit.view.axes import Axes
-from labkit.view.svg import PALETTE, Picture, headline, line, text
+from labkit.view import chart
+from labkit.view.svg import PALETTE
 from labkit.view.units import number_text
 
 MOST = 16
 """The largest staleness of the map."""
-LIMIT, BEST, CHOSEN, SEEN, FRESH = PALETTE[6], "#2B8CD6", PALETTE[4], PALETTE[2], PALETTE[7]
+LIMIT, BEST, SEEN, FRESH = PALETTE[6], chart.LINES[0], PALETTE[2], PALETTE[7]
 LOW, HIGH = 0.01, 4.0
 FLOOR, CEILING = 1e-6, 1e3
 
 
 class Seen(NamedTuple):
-    """One recorded run: its staleness, its lr times curvature, and whether it went down."""
+    """One recorded run: its staleness, its learning rate times curvature, and True if its distance went down."""
 
     staleness: float
     rate: float
     converged: bool
 
 
-def stale(staleness: int, rate: float, runs: Sequence[Seen] = (), steps: int = 80, title: str = "") -> Picture:
+@chart.style()
+def stale(staleness: int, rate: float, runs: Sequence[Seen] = (), steps: int = 80, title: str = "") -> chart.Chart:
     """The map of stable rates with the chosen point and recorded runs, beside |w| over steps on a quadratic.
 
     `rate` is the learning rate times the curvature. ValueError for a staleness or a rate below 0."""
     way = distances(staleness, rate, steps)
-    what = verdict(staleness, rate)
+    outcome = verdict(staleness, rate)
     title = title or f"gradients {staleness} step{'s' * (staleness != 1)} old, lr × curvature {number_text(rate)}"
     facts = f"limit {limit(staleness):.3g}, best {best(staleness):.3g}, like momentum {momentum(staleness):.2g}"
-    body = [headline(f"{title}: {what}"), text(4, 42, facts)]
-    body += _map(staleness, rate, runs) + _way(staleness, rate, way, steps)
-    label = f"{title}: {what}; {facts}; after {steps} steps |w| is {_distance(way[-1])}"
-    for each in runs:
-        label += f"; a recorded run of staleness {each.staleness:g} at {number_text(each.rate)} "
-        label += "converged" if each.converged else "diverged"
-    return Picture("".join(body), 412, label)
+    label = f"{title}: {outcome}; {facts}; after {steps} steps |w| is {_distance(way[-1])}"
+    for run in runs:
+        label += f"; a recorded run of staleness {run.staleness:g} at {number_text(run.rate)} "
+        label += "converged" if run.converged else "diverged"
+    figure = chart.Chart(412, f"{title}: {outcome}", label)
+    figure.words(4, 42, facts)
+    _map(figure, staleness, rate, runs)
+    _way(figure, staleness, rate, way)
+    return figure
 
 
-def _map(staleness: int, rate: float, runs: Sequence[Seen]) -> list[str]:
-    """Left: rates over staleness, with the two laws."""
-    axes = Axes(54, 84, 378, 340, (-0.5, MOST + 0.5), (LOW, HIGH), log_y=True)
-    out = axes.frame("staleness s, in steps", number_text, number_text, range(0, MOST + 1, 2), (0.01, 0.1, 1.0, 2.0))
-    out.append(text(54, 70, "lr × curvature", size=12, bold=True))
-    out.append(axes.path([(s, limit(s)) for s in range(MOST + 1)], LIMIT))
-    out.append(axes.path([(s, best(s)) for s in range(MOST + 1)], BEST, "8 4"))
-    x, y = axes.at(11, 1.6)
-    out += [text(x, y, "diverges", "middle"), text(x, axes.at(11, 0.057)[1], "swings", "middle")]
-    out.append(text(axes.at(5, 0.018)[0], axes.at(5, 0.018)[1], "creeps", "middle"))
-    out += [line(160, 66, 184, 66, "", 2.5, LIMIT), text(190, 70, "limit", size=12)]
-    out += [line(230, 66, 254, 66, "8 4", 2.5, BEST), text(260, 70, "best", size=12)]
-    out.append(axes.diamond(staleness, rate, CHOSEN))
-    for each in runs:
-        word = f"recorded: staleness {each.staleness:g}, lr × curvature {number_text(each.rate)}: "
-        mark = axes.dot if each.converged else axes.cross
-        colour = SEEN if each.converged else LIMIT
-        out.append(mark(each.staleness, each.rate, colour, word + ("converged" if each.converged else "diverged")))
+def _map(figure: chart.Chart, staleness: int, rate: float, runs: Sequence[Seen]) -> None:
+    """On the left, rates over staleness, with the laws of the limit and of the best rate."""
+    axes = figure.panel(54, 84, 378, 340, xlim=(-0.5, MOST + 0.5), ylim=(LOW, HIGH), yscale="log")
+    steps = range(MOST + 1)
+    axes.plot(steps, [limit(step) for step in steps], color=LIMIT, linestyle="-", label="limit")
+    axes.plot(steps, [best(step) for step in steps], color=BEST, linestyle=chart.DASHES[1], label="best")
+    for x, y, word in ((11, 1.6, "diverges"), (11, 0.057, "swings"), (6.5, 0.018, "creeps")):
+        axes.text(x, y, word, fontsize=13, ha="center")
+    chart.dot(
+        axes, staleness, rate, f"chosen: staleness {staleness}, lr × curvature {number_text(rate)}", **chart.CHOSEN
+    )
+    for run in runs:
+        hover = f"recorded: staleness {run.staleness:g}, lr × curvature {number_text(run.rate)}: "
+        if run.converged:
+            chart.dot(axes, run.staleness, run.rate, hover + "converged", color=SEEN)
+        else:
+            chart.dot(axes, run.staleness, run.rate, hover + "diverged", color=LIMIT, marker="x")
     if runs:
-        out.append(text(54, 404, "recorded runs: a dot converged, a cross diverged", size=12))
-    return out
+        figure.words(54, 404, "recorded runs: a dot converged, a cross diverged", fontsize=12)
+    axes.set_xlabel("staleness s, in steps")
+    chart.marks(axes, range(0, MOST + 1, 2), (0.01, 0.1, 1.0, 2.0), number_text, number_text)
+    figure.words(54, 70, "lr × curvature", weight="bold", fontsize=12)
+    figure.keys(170, 66, axes)
 
 
-def _way(staleness: int, rate: float, way: Sequence[float], steps: int) -> list[str]:
-    """Right: the distance from the optimum, stale and fresh."""
-    axes = Axes(462, 84, 780, 340, (0.0, float(steps)), (FLOOR, CEILING), log_y=True)
-    powers = [10.0**k for k in range(-6, 4, 3)]
-    out = axes.frame("step", number_text, lambda y: f"{y:g}", None, powers)
-    out.append(text(462, 70, "|w|", size=12, bold=True))
-    fresh = distances(0, rate, steps)
-    out.append(axes.path([(t, max(each, FLOOR)) for t, each in enumerate(fresh)], FRESH, "2 3"))
-    out.append(axes.path([(t, max(each, FLOOR)) for t, each in enumerate(way)], LIMIT if way[-1] > 1 else BEST))
-    out += [line(520, 66, 544, 66, "", 2.5, BEST), text(550, 70, f"staleness {staleness}", size=12)]
-    return [*out, line(650, 66, 674, 66, "2 3", 2.5, FRESH), text(680, 70, "fresh", size=12)]
+def _way(figure: chart.Chart, staleness: int, rate: float, way: Sequence[float]) -> None:
+    """On the right, the distance from the optimum, with stale gradients and with fresh ones. Values beyond the axes are
+    drawn at their edge."""
+    axes = figure.panel(462, 84, 780, 340, xlim=(0, len(way) - 1), ylim=(FLOOR, CEILING), yscale="log", xlabel="step")
+    colour, fresh = LIMIT if way[-1] > 1 else BEST, distances(0, rate, len(way) - 1)
+    axes.plot(np.clip(way, FLOOR, CEILING), color=colour, linestyle="-", label=f"staleness {staleness}")
+    axes.plot(np.clip(fresh, FLOOR, CEILING), color=FRESH, linestyle=chart.DASHES[2], label="fresh")
+    chart.marks(axes, None, [10.0**power for power in range(-6, 4, 3)], number_text, "{:g}".format)
+    figure.words(462, 70, "|w|", weight="bold", fontsize=12)
+    figure.keys(520, 66, axes)
 
 
 def _distance(value: float) -> str:

@@ -13,7 +13,7 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.devices import DEVICES
 from labkit.plan.hardware import Hardware
 from labkit.plan.sharding import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}.items()
 NO_DEVICE = "none"
@@ -59,7 +59,7 @@ class ZeROExplorer(Explorer):
             raise ValueError(f"n is a whole number of ranks, got {self.ranks.value!r}") from None
         return ModelState(count(self.params.value), ranks, self.precision.value, self.optimizer.value)
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls."""
         state, room = self.state, self.sizes[self.device.value]
         device = (self.device.value, room) if room else None

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.course.training.training_report import Report
+from labkit.course.training.training_report import TrainingReport
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
@@ -47,7 +47,7 @@ class Order:
     device: str = "auto"
 
 
-def train(order: Order) -> Report:
+def train(order: Order) -> TrainingReport:
     """Run `order.steps` steps on fresh ranks. With `order.run`, checkpoints, report and loss curve are written there.
 
     Raises ValueError, before any rank starts, for an impossible order, and if `run` holds another run's checkpoints."""
@@ -72,7 +72,7 @@ def train(order: Order) -> Report:
     return report
 
 
-def _report(order: Order, replies: list[dict[str, Any]]) -> Report:
+def _report(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
     first, layout = replies[0], order.layout
     step_s = first["step_s"]
     tokens_per_s = order.recipe.batch_size * order.config.seq / step_s
@@ -87,7 +87,7 @@ def _report(order: Order, replies: list[dict[str, Any]]) -> Report:
             )
             for rank, reply in enumerate(replies)
         ]  # fmt: skip
-    return Report(
+    return TrainingReport(
         config=asdict(order.config),
         recipe=asdict(order.recipe),
         layout=asdict(layout),

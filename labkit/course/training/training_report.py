@@ -11,12 +11,12 @@ from labkit.plan.breakdown import KINDS
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.view.curve import curve
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 from labkit.view.units import binary_text, seconds_text
 
 
 @dataclass(frozen=True)
-class Report:
+class TrainingReport:
     """The result of a run and its costs.
 
     losses          (step, loss) from step 0, including those before a resume
@@ -41,7 +41,7 @@ class Report:
     saved: str = ""
     resumed_at: int = 0
 
-    def picture(self) -> Picture:
+    def picture(self) -> Drawing:
         """The loss curve."""
         return curve({"loss": self.losses}, f"loss of {Layout(**self.layout)}, {Recipe(**self.recipe)}")
 

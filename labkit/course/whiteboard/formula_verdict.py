@@ -33,7 +33,7 @@ POINTS, FAR = 24, 10**9
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FormulaVerdict:
     """The result of the comparison. `kind` is one of KINDS; `said` are the reasons, in sentences. If the formula
     differs: `at` are values of the symbols, `mine` and `truth` the two results there."""
 
@@ -52,7 +52,7 @@ class Verdict:
         return f"{KINDS[self.kind]}. " + " ".join(self.said)
 
 
-def check(asked: Derivation, said: str, seed: int = 0) -> Verdict:
+def check(asked: Derivation, said: str, seed: int = 0) -> FormulaVerdict:
     """Compare a typed formula with the truth. NoFormula, with the column, if it is invalid."""
     formula = asked.read(said)
     draws = asked.draws(POINTS, seed)
@@ -61,10 +61,10 @@ def check(asked: Derivation, said: str, seed: int = 0) -> Verdict:
     if not parts:
         proved = algebra.same(formula, asked.formula) and formula.text != asked.answer
         way = "and algebra says the same of all values" if proved else f"at {POINTS} random points"
-        return Verdict("right", (f"As {asked.source} has it, {way}; lab {asked.lab} measures it.",))
+        return FormulaVerdict("right", (f"As {asked.source} has it, {way}; lab {asked.lab} measures it.",))
     place = min(parts, key=lambda index: (_close(*pairs[index], 0.01), _easy(draws[index])))  # prefer clear differences
     kind, why = _kind(asked, formula, pairs, draws[place])
-    return Verdict(kind, (_where(asked, draws[place], *pairs[place]), *why), draws[place], *pairs[place])
+    return FormulaVerdict(kind, (_where(asked, draws[place], *pairs[place]), *why), draws[place], *pairs[place])
 
 
 def _kind(

@@ -10,10 +10,10 @@ import ipywidgets as widgets
 from labkit.course.whiteboard.algebra import latex
 from labkit.course.whiteboard.derivation import Derivation
 from labkit.course.whiteboard.derivations import DERIVATIONS, derivation
-from labkit.course.whiteboard.formula_verdict import KINDS, Verdict, check
+from labkit.course.whiteboard.formula_verdict import KINDS, FormulaVerdict, check
 from labkit.course.whiteboard.whiteboard_picture import question, whiteboard
 from labkit.course.widgets.explorer import Explorer
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 
 class Whiteboard(Explorer):
@@ -27,7 +27,7 @@ class Whiteboard(Explorer):
         """`first` is the derivation to begin with, `names` are those of the menu (None: all)."""
         chosen = [entry.name for entry in DERIVATIONS] if names is None else [derivation(name).name for name in names]
         self.asked: Derivation = derivation(first)
-        self.verdict: Verdict | None = None
+        self.verdict: FormulaVerdict | None = None
         self.derived: frozenset[str] = frozenset()
         wide = {"layout": {"width": "500px"}, "style": {"description_width": "90px"}}
         self.choice = widgets.Dropdown(
@@ -41,7 +41,7 @@ class Whiteboard(Explorer):
         rows = [self.choice, self.asking, self.field, self.reading, self.along, self.reveal]
         super().__init__(rows, [self.choice, self.field, self.along, self.reveal])
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls. ValueError, with the column, for an invalid formula."""
         if self.choice.value != self.asked.name:
             self.asked, self.field.value, self.reveal.value = derivation(self.choice.value), "", False

@@ -1,7 +1,8 @@
 """A whiteboard: the question with its symbols, then the learner's formula and the truth over one symbol.
 
 before an answer    name, meaning, unit and a range of every symbol
-after it            truth (solid), mine (dashed), shaded where they part; the other symbols have the values told
+after it            truth (solid) and the learner's formula (dashed), shaded where they differ, for given values of the
+                    other symbols
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Mapping
 
 from labkit.course.whiteboard.derivation import Derivation, Symbol
 from labkit.course.whiteboard.formula import Formula
-from labkit.view.axes import Axes
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
+from labkit.view import chart
+from labkit.view.svg import PALETTE, WIDTH, Picture, headline, line, text
 from labkit.view.units import metric_text, number_text, seconds_text
 
-TRUTH, MINE, APART = PALETTE[2], "#2B8CD6", PALETTE[7]
+TRUTH, MINE, APART = PALETTE[2], chart.LINES[0], PALETTE[7]
 LEFT, TOP, RIGHT, BOTTOM = 92.0, 92.0, 776.0, 330.0
 POINTS = 40
 
@@ -30,8 +31,8 @@ def question(asked: Derivation) -> Picture:
         body.append(line(4, y + 7, WIDTH - 4, y + 7, width=0.5 if k else 1))
     low = 48 + 24 * len(rows)
     body.append(text(4, low + 4, f"wanted: {asked.unit or 'a plain number'}", bold=True))
-    told = "; ".join(f"{name}: {means}" + f" in {unit}" * bool(unit) for name, means, unit, _ in rows[1:])
-    return Picture("".join(body), low + 18, f"{asked.name}: {asked.question} {told}")
+    meanings = "; ".join(f"{name}: {means}" + f" in {unit}" * bool(unit) for name, means, unit, _ in rows[1:])
+    return Picture("".join(body), low + 18, f"{asked.name}: {asked.question} {meanings}")
 
 
 def _row(symbol: Symbol) -> tuple[str, str, str, str]:
@@ -39,10 +40,13 @@ def _row(symbol: Symbol) -> tuple[str, str, str, str]:
     return symbol.name, symbol.means, symbol.unit or "–", ends
 
 
-def whiteboard(asked: Derivation, formula: Formula, along: str, at: Mapping[str, float], title: str = "") -> Picture:
+@chart.style()
+def whiteboard(
+    asked: Derivation, formula: Formula, along: str, at: Mapping[str, float], title: str = ""
+) -> chart.Chart:
     """`formula` and the truth over the symbol `along`; the other symbols have their values of `at`.
 
-    KeyError for a symbol that the question does not have; ValueError where the truth has no value at all."""
+    KeyError for a symbol that the question does not have; ValueError if the truth has no finite value in the range."""
     symbol, fixed = asked.symbol(along), {name: value for name, value in at.items() if name != along}
     low, high = float(symbol.low), float(at[symbol.below] - 1 if symbol.below else symbol.high)
     high = max(high, low + 1)
@@ -55,30 +59,34 @@ def whiteboard(asked: Derivation, formula: Formula, along: str, at: Mapping[str,
         raise ValueError(f"{asked.name} has no value for {along} from {_short(low)} to {_short(high)}")
     log_y = min(values) > 0 and max(values) > 300 * min(values)
     ends = (min(values) / 1.3, max(values) * 1.3) if log_y else _room(min(0.0, *values), max(values))
-    axes = Axes(LEFT, TOP, RIGHT, BOTTOM, (low, high), ends, log_x, log_y)
-    pairs = [(a, b) for (_, a), (_, b) in zip(truth, mine, strict=True)]
-    apart = [not math.isclose(a, b, rel_tol=max(asked.tolerance, 1e-9)) for a, b in pairs]
-    body = [headline(title or asked.name)]
-    if any(apart):
-        body += [_shade(axes, truth[k], mine[k]) for k, differ in enumerate(apart) if differ]
-    twos = [2.0**k for k in range(40) if low <= 2**k <= high] if log_x and high <= 200 * low else None
-    body += axes.frame(f"{along}: {symbol.means}", _short, lambda y: _value(y, asked.unit), twos)
-    body += [axes.path(truth, TRUTH, "", 4), axes.path(mine, MINE, "8 5")]
-    x = 4.0
-    for word, colour, dash in (("truth", TRUTH, ""), ("yours", MINE, "8 5")):
-        body += [line(x, 41, x + 26, 41, dash, 4 if word == "truth" else 2.5, colour), text(x + 32, 45, word)]
-        x += 50 + width_of(word)
-    said = _parting(along, [x for x, differ in zip(xs, apart, strict=True) if differ], xs)
-    body += [box(x, 34, 12, 12, APART), text(x + 18, 45, said)]
-    others = ", ".join(f"{name} = {_short(value)}" for name, value in fixed.items())
-    body.append(text(4, 70, f"with {others}" if others else "there is no other symbol", size=12))
+    pairs = zip(truth, mine, strict=True)
+    apart = [x for (x, a), (_, b) in pairs if not math.isclose(a, b, rel_tol=max(asked.tolerance, 1e-9))]
+    words = _parting(along, apart, xs)
     last, yours = (_value(points[-1][1], asked.unit) for points in (truth, mine))
-    label = f"{asked.name} over {along}: {said}; at {along} = {_short(xs[-1])} the truth is {last}, yours {yours}"
-    return Picture("".join(body), BOTTOM + 48, label)
+    label = f"{asked.name} over {along}: {words}; at {along} = {_short(xs[-1])} the truth is {last}, yours {yours}"
+    figure = chart.Chart(BOTTOM + 48, title or asked.name, label)
+    axes = figure.panel(LEFT, TOP, RIGHT, BOTTOM, xlim=(low, high), xlabel=f"{along}: {symbol.means}")
+    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear", ylim=ends)
+    axes.margins(0)
+    for name, points, colour, dash, width in (("truth", truth, TRUTH, "-", 4), ("yours", mine, MINE, (0, (8, 5)), 2.5)):
+        heights = [y if math.isfinite(y) else math.nan for _, y in points]
+        axes.plot(xs, heights, color=colour, linestyle=dash, linewidth=width, label=name)
+    strokes = [
+        (x, *((a, b) if math.isfinite(a) and math.isfinite(b) else ends))
+        for (x, a), (_, b) in zip(truth, mine, strict=True)
+        if x in apart
+    ]
+    axes.vlines(*(zip(*strokes, strict=True) if strokes else ([], [], [])), APART, linewidth=3, zorder=0.9, label=words)
+    twos = [2.0**k for k in range(40)] if log_x and high <= 200 * low else None
+    chart.marks(axes, twos, None, _short, lambda y: _value(y, asked.unit))
+    figure.keys(4, 41, axes, fontsize=13)
+    others = ", ".join(f"{name} = {_short(value)}" for name, value in fixed.items())
+    figure.words(4, 70, f"with {others}" if others else "there is no other symbol", fontsize=12)
+    return figure
 
 
 def _parting(along: str, where: list[float], xs: list[float]) -> str:
-    """In words: from which value on the two formulas differ."""
+    """The values `where` formula and truth differ, in words."""
     if not where:
         return "nowhere apart"
     if len(where) == len(xs):
@@ -90,20 +98,11 @@ def _parting(along: str, where: list[float], xs: list[float]) -> str:
     return f"apart at {len(where)} of {len(xs)} values of {along}"
 
 
-def _shade(axes: Axes, a: tuple[float, float], b: tuple[float, float]) -> str:
-    """A thin stroke between the two where they differ."""
-    if not math.isfinite(a[1]) or not math.isfinite(b[1]):
-        x, top, low = axes.at(*a)[0], axes.top, axes.bottom
-    else:
-        (x, top), (_, low) = axes.at(*a), axes.at(*b)
-    return line(x, top, x, low, "", 3, APART)
-
-
 def _places(low: float, high: float, log: bool, whole: bool) -> list[float]:
-    """Where the curves are worked out: whole numbers for a whole symbol."""
+    """The values at which the curves are computed; whole numbers for a whole symbol."""
     steps = [k / (POINTS - 1) for k in range(POINTS)]
-    found = [low * (high / low) ** t if log else low + (high - low) * t for t in steps]
-    return sorted({float(round(each)) for each in found}) if whole else found
+    places = [low * (high / low) ** t if log else low + (high - low) * t for t in steps]
+    return sorted({float(round(place)) for place in places}) if whole else places
 
 
 def _room(low: float, high: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from html import escape
 import ipywidgets as widgets
 
 from labkit.course.widgets.twin import Twin
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 
 class Explorer(Twin, widgets.VBox):
@@ -21,13 +21,13 @@ class Explorer(Twin, widgets.VBox):
     def __init__(self, rows: Iterable[widgets.Widget], controls: Iterable[widgets.Widget]) -> None:
         """`rows` stand above the picture; `controls` are those widgets in them that draw it again."""
         self.said, self.shown, self.note, self._at_work = widgets.HTML(), widgets.HTML(), "", False
-        self.picture: Picture | None = None
+        self.picture: Drawing | None = None
         super().__init__([*rows, self.said, self.shown])
         for control in controls:
             control.observe(lambda _: self.draw(), "value")
         self.draw()
 
-    def drawn(self) -> Picture:
+    def drawn(self) -> Drawing:
         """The picture for the present controls. ValueError for invalid ones."""
         raise AssertionError(f"{type(self).__name__} does not say what it draws")
 
@@ -44,7 +44,7 @@ class Explorer(Twin, widgets.VBox):
         finally:
             self._at_work = False
 
-    def static(self) -> Picture:
+    def static(self) -> Drawing:
         """The last picture, for an export."""
         assert self.picture
         return self.picture

@@ -10,12 +10,12 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.course.widgets.twin import Twin
-from labkit.view.svg import Picture, text
+from labkit.view.svg import Drawing, Picture, text
 from labkit.view.units import seconds_text
 
 
 class Play(Twin, widgets.VBox):
-    """`draw(**values) -> Picture` with a control for each of its arguments: `Play(draw, log2_bytes=(6, 24, 16))`.
+    """`draw(**values) -> Drawing` with a control for each of its arguments: `Play(draw, log2_bytes=(6, 24, 16))`.
 
     A control is an ipywidgets widget with a value, or (lowest, highest, first) for a slider of whole numbers. `draw`
     runs now and whenever a control was released; meanwhile a line says so, and the kernel's stop button ends it.
@@ -24,11 +24,11 @@ class Play(Twin, widgets.VBox):
     The picture is the value of a widget and not printed output. So a notebook that is run without a browser needs no
     Output widget, through which clients that run notebooks can lose a reply (jupyter/nbclient issue 312)."""
 
-    def __init__(self, draw: Callable[..., Picture], **controls: Any):
+    def __init__(self, draw: Callable[..., Drawing], **controls: Any):
         self.draw = draw
         self.controls = {name: _control(name, control) for name, control in controls.items()}
         self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
+        self.picture: Drawing | None = None
         super().__init__([*self.controls.values(), self.said, self.shown])
         for control in self.controls.values():
             control.observe(lambda _: self.redraw(), "value")
@@ -54,7 +54,7 @@ class Play(Twin, widgets.VBox):
             first = str(error).partition("\n")[0]
             self.said.value = f"<b>{type(error).__name__}</b>: {escape(first)}"
 
-    def static(self) -> Picture:
+    def static(self) -> Drawing:
         """The last picture, for an export; a line if there is none."""
         return self.picture or Picture(text(4, 20, "nothing was drawn"), 30, "nothing was drawn")
 

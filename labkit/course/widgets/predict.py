@@ -11,7 +11,7 @@ from IPython.display import publish_display_data
 
 from labkit.course.widgets.twin import Twin
 from labkit.view.bars import compare
-from labkit.view.svg import Picture, cut, headline, text
+from labkit.view.svg import Drawing, Picture, cut, headline, text
 from labkit.view.units import parsed, value_text
 
 NOT_YET = "You have not predicted yet"
@@ -89,7 +89,7 @@ class Answer:
         self.place = ""
 
     @property
-    def picture(self) -> Picture:
+    def picture(self) -> Drawing:
         """Law, prediction and measurement; the number that a question begins with is no prediction."""
         guess = self.question.value if self.question.committed else None
         return compare(self.law, guess, self.measured, self.question.unit, self.title, self.rehearsed)

@@ -7,7 +7,7 @@ from typing import Any
 
 from IPython.display import publish_display_data
 
-from labkit.view.svg import Picture
+from labkit.view.svg import Drawing
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 LIVE = ".widget-box,.lk-film"
@@ -27,7 +27,7 @@ class Twin:
     view from it, which needs the network. Nor may the live view contain a picture: without state both would be shown.
     Name it before the widget's class: `class Film(Twin, AnyWidget)`."""
 
-    static: Callable[[], Picture]
+    static: Callable[[], Drawing]
 
     def _ipython_display_(self, **kwargs: Any) -> None:
         bundle = self._repr_mimebundle_(**kwargs)

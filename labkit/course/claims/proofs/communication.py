@@ -22,7 +22,7 @@ from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.collectives import Line, seconds, sent_bytes, steps
 from labkit.plan.link import preset
 from labkit.plan.sharding import ModelState
-from labkit.probe.rehearsal import rehearsed
+from labkit.probe.rehearsal import run_fake
 from labkit.train.checkpoint import checkpoint_sequential
 
 
@@ -57,7 +57,7 @@ def c11() -> Finding:
     """Read the ledger of a whole step: two real ranks, and one of 64 in a rehearsal, with one micro-batch and more."""
 
     def of_64(strategy: Callable[..., Any], n_micro: int = 1, segments: int = 1) -> float:
-        return rehearsed(partial(sent, strategy=strategy, n_micro=n_micro, segments=segments), 64).value[1]
+        return run_fake(partial(sent, strategy=strategy, n_micro=n_micro, segments=segments), 64).value[1]
 
     two = [capped.run(sent, strategy, n_ranks=2)[0].value[1] for strategy in (DDP, ZeRO3)]
     setting = partial(Setting, unit="models", measured=True)

@@ -17,7 +17,7 @@ from labkit.course.claims.proofs.zero import equal_layers, of_one_in
 from labkit.parallel.ddp import DDP
 from labkit.parallel.zero3 import ZeRO3
 from labkit.probe.memory import MemoryProbe
-from labkit.probe.rehearsal import rehearsed
+from labkit.probe.rehearsal import run_fake
 from labkit.train.checkpoint import checkpoint_sequential
 
 GB = 1e9
@@ -42,9 +42,9 @@ def weights_held(group: Group, strategy: Any, **options: int) -> int:
 
 def c30() -> Finding:
     """Rehearse one rank of 8 with 7B in 32 layers: the most bytes of weights at any moment of a step."""
-    one = rehearsed(partial(weights_held, strategy=ZeRO3, prefetch=0), 8).value / GB
-    ahead = rehearsed(partial(weights_held, strategy=ZeRO3, prefetch=1), 8).value / GB
-    whole = rehearsed(partial(weights_held, strategy=DDP), 8).value / GB
+    one = run_fake(partial(weights_held, strategy=ZeRO3, prefetch=0), 8).value / GB
+    ahead = run_fake(partial(weights_held, strategy=ZeRO3, prefetch=1), 8).value / GB
+    whole = run_fake(partial(weights_held, strategy=DDP), 8).value / GB
     return Finding.of(
         [
             Setting("ZeRO-3, one layer at a time", 2.2, one, "GB", measured=True),
@@ -134,7 +134,7 @@ def c88() -> Finding:
     with few and with many rows."""
 
     def less(n_rows: int) -> float:
-        whole, part = (rehearsed(partial(peak, strategy=strategy, n_rows=n_rows), 4).value for strategy in (DDP, ZeRO3))
+        whole, part = (run_fake(partial(peak, strategy=strategy, n_rows=n_rows), 4).value for strategy in (DDP, ZeRO3))
         return whole / part
 
     state = of_one_in(4, DDP, 2.5e9, mixed=False) / of_one_in(4, ZeRO3, 2.5e9, mixed=False)

@@ -17,7 +17,7 @@ from labkit.plan.shape import ModelShape
 from labkit.plan.sharding import ModelState
 from labkit.plan.stages import blocks_of
 from labkit.plan.time import predict_step
-from labkit.probe.rehearsal import Rehearsal, rehearsed
+from labkit.probe.rehearsal import Rehearsal, run_fake
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig
 
@@ -35,7 +35,7 @@ def c52() -> Finding:
         layers = [name for name in names if name.endswith("query.weight")]
         return len(layers) / whole.n_layer, names[layers[0]].shape[0] / whole.d_model
 
-    layers, width = rehearsed(build, CARD.size).value
+    layers, width = run_fake(build, CARD.size).value
     return Finding.of(
         [
             Setting("share of the layers", 1 / 8, layers, measured=True),
@@ -177,7 +177,7 @@ def nodes_of(group: Group) -> dict[str, int]:
 
 def c103() -> Finding:
     """Form the groups of the first and last of 256 ranks in a fake world, and count their nodes."""
-    first, last = (rehearsed(nodes_of, CARD.size, rank).value for rank in (0, CARD.size - 1))
+    first, last = (run_fake(nodes_of, CARD.size, rank).value for rank in (0, CARD.size - 1))
     return Finding.of(
         [
             Setting("nodes of a TP group", 1, first["tp"], measured=True),

@@ -18,7 +18,7 @@ from labkit.plan.shape import ModelShape
 from labkit.plan.sharding import ModelState
 from labkit.plan.time import predict_step
 from labkit.probe.memory import MemoryProbe
-from labkit.probe.rehearsal import rehearsed
+from labkit.probe.rehearsal import run_fake
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, Block, cross_entropy
 from labkit.train.precision import MasterWeights
@@ -100,7 +100,7 @@ def a_block(group: Group, width: int, dtype: torch.dtype, autocast: bool = False
 def c33() -> Finding:
     """Do the division; then rehearse one block of this width and compute how many rows fit with 32 layers."""
     n_bytes, row = 20 * GB, 2048 * 4096
-    block = rehearsed(partial(a_block, width=4096, dtype=torch.bfloat16), 1).value
+    block = run_fake(partial(a_block, width=4096, dtype=torch.bfloat16), 1).value
     return Finding.of(
         [
             Setting("the quotient", 1.2e6, n_bytes / (row * 2)),
@@ -188,7 +188,7 @@ def c80() -> Finding:
     state = [sum(bytes_a_parameter(mixed).values()) for mixed in (False, True)]
 
     def block(dtype: torch.dtype, autocast: bool = False) -> int:
-        return rehearsed(partial(a_block, width=1024, dtype=dtype, autocast=autocast), 1).value
+        return run_fake(partial(a_block, width=1024, dtype=dtype, autocast=autocast), 1).value
 
     single = block(torch.float32)
     return Finding.of(

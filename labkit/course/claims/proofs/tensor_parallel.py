@@ -15,7 +15,7 @@ from labkit.parallel.split import split
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear, cut_to
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.owners import held_bytes
-from labkit.probe.rehearsal import rehearsed
+from labkit.probe.rehearsal import run_fake
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import Block
@@ -43,7 +43,7 @@ def at_full_size(group: Group) -> tuple[int, float]:
 
 def c17() -> Finding:
     """Rehearse one block at full size on rank 0 of 8: its ledger says how often it sums, and how large a tensor."""
-    calls, tensor = rehearsed(at_full_size, 8).value
+    calls, tensor = run_fake(at_full_size, 8).value
     ring = 2 * 7 / 8
     return Finding.of(
         [
@@ -141,8 +141,8 @@ def c83() -> Finding:
     """Rehearse one block, whole and on rank 0 of 8: what autograd holds inside its MLP, and in the whole block."""
 
     def less(part: str) -> float:
-        whole = rehearsed(partial(held_by, part="block" if part == "sequence" else part), 1).value
-        return whole / rehearsed(partial(held_by, part=part), 8).value
+        whole = run_fake(partial(held_by, part="block" if part == "sequence" else part), 1).value
+        return whole / run_fake(partial(held_by, part=part), 8).value
 
     return Finding.of(
         [

@@ -18,7 +18,7 @@ from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.sharding import ModelState
 from labkit.probe.memory import MemoryProbe
-from labkit.probe.rehearsal import rehearsed
+from labkit.probe.rehearsal import run_fake
 from labkit.train.precision import MasterWeights
 
 GB = 1e9
@@ -63,7 +63,7 @@ def states_of(group: Group, strategies: Sequence[Callable[..., Any]]) -> list[fl
 
 def of_one_in(n_ranks: int, strategy: Callable[..., Any], n_params: float, mixed: bool = True) -> float:
     """Bytes per parameter on rank 0 of `n_ranks`, rehearsed at full size in 4 layers."""
-    return rehearsed(partial(state_of, strategy=strategy, n_params=n_params, n_layer=4, mixed=mixed), n_ranks).value
+    return run_fake(partial(state_of, strategy=strategy, n_params=n_params, n_layer=4, mixed=mixed), n_ranks).value
 
 
 def c26() -> Finding:

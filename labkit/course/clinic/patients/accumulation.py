@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -63,7 +63,7 @@ def found(chart: Chart) -> bool:
     return abs(chart.seen[0].gradients.norm / chart.alone[2].norm - MICROS) < 0.01 * MICROS
 
 
-CASE = Case(
+CASE = Patient(
     name="Mia",
     complaint="Since gradients are accumulated, the loss explodes. The batch is as before, and so is the rate.",
     symptom="loss explodes",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import own_rows
 
@@ -59,7 +59,7 @@ def found(chart: Chart) -> bool:
     return chart.error is not None and all(rank.verb == "send" for rank in chart.error.autopsy.ranks)
 
 
-CASE = Case(
+CASE = Patient(
     name="Dora",
     complaint="Neighbours swap edges. On one rank it works; on two or more it stops for ever in the very first step.",
     symptom="stops for ever",

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -71,7 +71,7 @@ def found(chart: Chart) -> bool:
     return alone and busy < 0.5 and chart.recording.seconds > READ_S * chart.steps
 
 
-CASE = Case(
+CASE = Patient(
     name="Sam",
     complaint="Steps are slow, with one device as with many. The network is idle, and so are the devices.",
     symptom="too slow",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, rows, step_down
 
@@ -81,7 +81,7 @@ def found(chart: Chart) -> bool:
     return any(rank.reserved > 2 * rank.allocated for rank in chart.stored)
 
 
-CASE = Case(
+CASE = Patient(
     name="Emil",
     complaint="Out of memory after hours, when batches have grown a little. A third was allocated, says the message.",
     symptom="out of memory",

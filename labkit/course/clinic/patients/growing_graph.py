@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -60,7 +60,7 @@ def found(chart: Chart) -> bool:
     return any(rank.floors[-2] > 2 * rank.floors[2] for rank in chart.stored)
 
 
-CASE = Case(
+CASE = Patient(
     name="Fay",
     complaint="Out of memory after hours, at about the same step every time. A larger device only lasts longer.",
     symptom="out of memory",

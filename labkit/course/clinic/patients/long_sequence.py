@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, average, forget, net, rows, step_down
 
@@ -90,7 +90,7 @@ def found(chart: Chart) -> bool:
     return any(max(rank.tops) > 4 * low for rank, low in zip(chart.stored, usual, strict=True))
 
 
-CASE = Case(
+CASE = Patient(
     name="Gil",
     complaint="Out of memory after hours, on one rank, at another step in every run. Restarted, it goes on.",
     symptom="out of memory",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import own_rows
 from labkit.parallel.zero3 import ZeRO3
@@ -92,7 +92,7 @@ def found(chart: Chart) -> bool:
     return any(rank.peak.total > 2 * N_BYTES > 50 * rank.peak["activations"] for rank in chart.stored)
 
 
-CASE = Case(
+CASE = Patient(
     name="Hana",
     complaint="FSDP is on, each rank has its share of the weights, and it is out of memory in the very first step.",
     symptom="out of memory",

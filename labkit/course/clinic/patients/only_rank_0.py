@@ -13,7 +13,7 @@ from torch import nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 from labkit.plan.layout import Layout
@@ -71,7 +71,7 @@ def found(chart: Chart) -> bool:
     return [rank.rank for rank in ranks if rank.verb == "barrier"] == [0]
 
 
-CASE = Case(
+CASE = Patient(
     name="Cem",
     complaint="It trains, and stops for ever about when the checkpoint is written. The file is there, and whole.",
     symptom="stops for ever",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -57,7 +57,7 @@ def found(chart: Chart) -> bool:
     return chart.apart("weights") > 1e-3
 
 
-CASE = Case(
+CASE = Patient(
     name="Ned",
     complaint="The loss falls on every rank, more slowly than it should; and the checkpoint of rank 0 is bad.",
     symptom="ranks disagree",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
 from labkit.train.loss_scale import LossScale, Scaler
@@ -89,7 +89,7 @@ def found(chart: Chart) -> bool:
     return any(row.not_finite > 0 for table in tables for row in table) and chart.losses[0] < 10
 
 
-CASE = Case(
+CASE = Patient(
     name="Kim",
     complaint="In fp16 the loss is fine in the first step and NaN in the second. In fp32 the same program trains.",
     symptom="loss explodes",

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, average, forget, own_rows, rows, step_down
 
@@ -85,7 +85,7 @@ def found(chart: Chart) -> bool:
     return chart.apart("weights") < 1e-9 and chart.apart("buffers") > 1e-3
 
 
-CASE = Case(
+CASE = Patient(
     name="Olga",
     complaint="Every rank reports another validation loss, for the same rows. Their training losses look healthy.",
     symptom="ranks disagree",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.patients.overflow import Target
 from labkit.course.clinic.task import WIDE, forget, rows, step_down
@@ -96,7 +96,7 @@ def found(chart: Chart) -> bool:
     return chart.apart("weights") > 1e-6 and all(torch.equal(heads[0], head) for head in heads[:-1])
 
 
-CASE = Case(
+CASE = Patient(
     name="Paul",
     complaint="fp16, sharded: now and then a step is skipped, as it should be. The loss gets worse than in fp32.",
     symptom="ranks disagree",

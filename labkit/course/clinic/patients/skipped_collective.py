@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
 from labkit.plan.layout import Layout
@@ -89,7 +89,7 @@ def found(chart: Chart) -> bool:
     return any(rank.verb == "all_gather" for rank in ranks) and any(rank.verb == "all_reduce" for rank in ranks)
 
 
-CASE = Case(
+CASE = Patient(
     name="Bea",
     complaint="It stops for ever, at another step with every seed, with some never. Ranks have as many batches.",
     symptom="stops for ever",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, own_rows
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -78,7 +78,7 @@ def found(chart: Chart) -> bool:
     return chart.recording.shares().exposed > 0.3 and chart.across > 0.5
 
 
-CASE = Case(
+CASE = Patient(
     name="June",
     complaint="Two nodes take several times as long for a step as the law says. Nobody is late, nothing is lost.",
     symptom="too slow",

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -70,7 +70,7 @@ def found(chart: Chart) -> bool:
     return min(others) > 0.4 and 1 - shares[late].compute < min(others) / 2 and not chart.ledgers[0].calls("send")
 
 
-CASE = Case(
+CASE = Patient(
     name="Rosa",
     complaint="All devices are at 100% in the monitor, and a step takes many times as long as on one device alone.",
     symptom="too slow",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, rows
 from labkit.parallel.pipeline import Pipeline
@@ -105,7 +105,7 @@ def found(chart: Chart) -> bool:
     return shares.bubble > 0.7 * most and shares.exposed < 0.2 and chart.ledgers[0].calls("send") > 0
 
 
-CASE = Case(
+CASE = Patient(
     name="Ivo",
     complaint="The model is cut into stages, one a device. Each device is idle for more than half of the time.",
     symptom="too slow",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.patients.overflow import Target
 from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
@@ -77,7 +77,7 @@ def found(chart: Chart) -> bool:
     return any(row.zeros > 0.9 for row in rows_) and all(row.not_finite == 0 for row in rows_)
 
 
-CASE = Case(
+CASE = Patient(
     name="Leo",
     complaint="In fp16 the loss falls for a while, then hardly at all. No error, no NaN. In fp32 it goes on falling.",
     symptom="learns too little",

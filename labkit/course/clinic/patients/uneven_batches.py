@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, rows, step_down
 
@@ -76,7 +76,7 @@ def found(chart: Chart) -> bool:
     return chart.error is not None and "finished without it" in chart.error.autopsy.headline
 
 
-CASE = Case(
+CASE = Patient(
     name="Ada",
     complaint="It trains well, and stops for ever at the end of the first epoch. No error, no exit. Other data: fine.",
     symptom="stops for ever",

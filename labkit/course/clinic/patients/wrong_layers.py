@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Case, Suspect
+from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, average, forget, own_rows, step_down
 from labkit.train.lora import inject_lora
@@ -87,7 +87,7 @@ def found(chart: Chart) -> bool:
     return bool(rows) and all(row.n == 0 for row in rows)
 
 
-CASE = Case(
+CASE = Patient(
     name="Tess",
     complaint="Full fine-tuning works. LoRA, with the recipe from a blog, stays far above it, however long it trains.",
     symptom="learns too little",
