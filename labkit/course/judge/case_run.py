@@ -36,6 +36,10 @@ PATIENCE_S = 0.3
 """After a rank has raised, the others get this long to report their own errors, and longer while they are computing."""
 LOOKS, LOOK_S = 10, 0.03
 """How often, and how far apart, ranks are looked at before they count as idle."""
+AT_WORK = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+"""A rank in one of these states may only be slow: it waits for a processor, or for a page of memory."""
+LATEST = 20
+"""A run ends after this many times the limit of its problem, whatever its ranks are doing."""
 BURNING_S = 1.0
 """After a rank has raised, a rank that has computed for this much processor time is not waited for."""
 
@@ -126,10 +130,9 @@ class Ranks:
         for line, args in zip(self.lines, inputs, strict=True):
             with contextlib.suppress(BrokenPipeError):
                 line.send_bytes(pickle.dumps(args))
-        running, deadline = (
-            {line: rank for rank, line in enumerate(self.lines)},
-            time.monotonic() + self.problem.timeout_s,
-        )
+        running = {line: rank for rank, line in enumerate(self.lines)}
+        deadline = time.monotonic() + self.problem.timeout_s
+        latest = time.monotonic() + LATEST * self.problem.timeout_s
         while running:
             for line in [ready for ready in wait(list(running), timeout=0.2) if isinstance(ready, Connection)]:
                 self._take(line, running)
@@ -137,8 +140,9 @@ class Ranks:
                 return "raised" if self.faults else "deadlock"
             if self.faults and time.monotonic() < deadline:
                 deadline = min(deadline, time.monotonic() + PATIENCE_S)
+            now = time.monotonic()
             if running and (
-                self._burning(running.values()) or (time.monotonic() > deadline and self._idle(running.values()))
+                self._burning(running.values()) or now > latest or (now > deadline and self._idle(running))
             ):
                 return "raised" if self.faults else "time-out"
         return "raised" if self.faults else "finished"
@@ -175,15 +179,17 @@ class Ranks:
                     return True
         return False
 
-    def _idle(self, ranks: Any) -> bool:
-        """True if no rank is computing; one that is may only be slow, on a machine with much else to do. One look is
-        not enough: a rank that computes also waits now and then, for a page of memory or for the judge."""
+    def _idle(self, running: dict[Connection, int]) -> bool:
+        """True if no rank computes and none has sent anything; one that does may only be slow, on a machine with much
+        else to do. One look is not enough: a rank that computes also waits now and then. Nor are the states alone: on a
+        busy machine ranks wait for this process, which has not read yet what they have sent."""
         for _ in range(LOOKS):
-            for rank in ranks:
+            for rank in running.values():
                 with contextlib.suppress(psutil.Error):
-                    if psutil.Process(self.pids[rank]).status() == psutil.STATUS_RUNNING:
+                    if psutil.Process(self.pids[rank]).status() in AT_WORK:
                         return False
-            time.sleep(LOOK_S)
+            if wait(list(running), LOOK_S):
+                return False
         return True
 
     def stacks(self) -> dict[int, Wait]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import textwrap
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -519,6 +520,26 @@ def test_a_deadlock_is_known_at_once_and_says_who_waits_for_whom() -> None:
     report = judge(problem("03.2"), cheat("return group.recv((group.rank + 1) % max(2, group.size))"))
     assert "deadlock" in report["liveness"].seen
     assert "rank 0 waits for a message from rank 1" in report["liveness"].seen
+
+
+SLOW = """
+import time
+
+
+def ring_reduce_scatter(x, group):
+    for _ in range(25):
+        time.sleep(0.1)
+        group.exchange(x, to=(group.rank + 1) % group.size, source=(group.rank - 1) % group.size)
+    return x
+"""
+
+
+def test_ranks_that_go_on_sending_are_slow_and_not_stuck() -> None:
+    """A busy machine: right programs were taken for endless ones when all ranks waited for the judge to read."""
+    it = replace(problem("03.2"), timeout_s=0.5)
+    assert run_case(it, Program(SLOW), it.cases()[0]).ended == "finished"
+    assert run_case(it, Program(SLOW.replace("0.1", "600")), it.cases()[0]).ended == "time-out"
+    assert run_case(it, Program(SLOW.replace("range(25)", "iter(int, 1)")), it.cases()[0]).ended == "time-out"
 
 
 def test_a_skipped_collective_names_the_rank_that_has_finished() -> None:
