@@ -42,7 +42,7 @@ MUCH_MEMORY_S = 1e15
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do a task: a layout, a recipe, and whether neighbours in rank lie on different nodes."""
+    """One way to do a task: a layout and a recipe; `apart`: neighbours in rank lie on different nodes."""
 
     layout: Layout
     recipe: Recipe
