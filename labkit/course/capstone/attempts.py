@@ -79,7 +79,7 @@ def strategies(task: Task) -> dict[str, Way]:
 
 
 class Progress(NamedTuple):
-    """How far an attempt has come: `done` of `of` calls. The last one has the entry."""
+    """The progress of an attempt: `done` of `of` calls. The last one has the entry."""
 
     done: int
     of: int

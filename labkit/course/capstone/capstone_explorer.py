@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 import ipywidgets as widgets
 
 from labkit.course.capstone.entry import Entry, best
 from labkit.course.capstone.forecast import Task, Way, forecast
 from labkit.course.capstone.plane import Mark, plane, score_text
+from labkit.course.learner.scores import Scores
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.course.widgets.real_run import Pieces, RealRun
 from labkit.plan.crossing import layouts_of
@@ -23,16 +24,6 @@ MICROS = (1, 2, 4, 8)
 SHOWN = 6
 
 
-class Board(Protocol):
-    """Where entries are stored: Scores in labkit/course/learner/scores.py."""
-
-    def add(self, entry: Entry) -> Entry:
-        """Store an entry."""
-
-    def entries(self, task: Task | None = None) -> list[Entry]:
-        """The entries of a task, best first."""
-
-
 class CapstoneExplorer(Explorer):
     """Controls over the laws for `tasks`, starting at `way`; Tab goes from one to the next, arrow keys move them.
 
@@ -41,7 +32,7 @@ class CapstoneExplorer(Explorer):
     input keeps the last valid picture, and shows the reason."""
 
     def __init__(
-        self, tasks: Mapping[str, Task], way: Way, run: Callable[[Task, Way], Any], board: Board,
+        self, tasks: Mapping[str, Task], way: Way, run: Callable[[Task, Way], Any], board: Scores,
         reference: Sequence[Entry] = (),
     ) -> None:  # fmt: skip
         self.tasks, self.run, self.board, self.reference = dict(tasks), run, board, tuple(reference)

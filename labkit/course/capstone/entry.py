@@ -23,14 +23,14 @@ from labkit.plan.recipe import Recipe
 class Entry:
     """One attempt, whether it finished and counts or not.
 
-    task, task_key   the task's name, and the eight letters that stand for all of it
+    task, task_key   the task's name, and eight hexadecimal digits, a hash of all its fields
     way              layout, recipe, placing
     step_s           seconds of each timed step, of the slowest rank
     peak_bytes       the highest bytes of each rank
     sent_bytes       bytes that each rank sent in the last step
     losses           the training loss that the program reported, step by step
     validation, alone   loss on the validation text with the weights handed in, and with those of one process
-    faults           what the referee found wrong; empty for an attempt that counts
+    faults           the faults that the referee found; empty for an attempt that counts
     refused          "" or the allocation that went over the cap: the attempt did not finish
     made_by          whose training step it was
     when, machine    day and time; cores, torch

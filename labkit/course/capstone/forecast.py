@@ -42,7 +42,7 @@ MUCH_MEMORY_S = 1e15
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do a task: a layout, a recipe, and whether neighbours in rank lie on different nodes."""
+    """One way to do a task: a layout and a recipe; `apart`: neighbours in rank lie on different nodes."""
 
     layout: Layout
     recipe: Recipe
@@ -61,7 +61,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Task:
-    """What must be done, by how many ranks, under which cap, over which links.
+    """A task: the training to be done, and the ranks, cap and links to do it with.
 
     config       the model's sizes (a GPTConfig)
     base         the recipe, with the choices that nobody may change: batch_size, optimizer, lr, precision, seed, ...
@@ -121,7 +121,7 @@ class Task:
 
     @cached_property
     def key(self) -> str:
-        """Eight letters that differ for different tasks; the board files entries under them."""
+        """Eight hexadecimal digits, a hash of all fields; the board files entries under them."""
         return hashlib.blake2b(repr(self).encode(), digest_size=4).hexdigest()
 
 

@@ -91,7 +91,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _near(cap_bytes: float, points: Sequence[Mark]) -> bool:
-    """Whether the cap is worth the room that it takes: not if it is far from everything."""
+    """True if the cap lies within a factor of 8 of the marks: then the axis of bytes reaches it."""
     held = [mark.n_bytes for mark in points]
     return min(held) / 8 < cap_bytes < max(held) * 8
 
@@ -103,7 +103,7 @@ def _round(ends: tuple[float, float], unit: float = 1.0) -> list[float]:
 
 
 def _scores(axes: chart.Axes) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Lines of equal score, each twice the one before: what it says, and its left and right end."""
+    """Lines of equal score, each twice the one before: (its words, [left end, right end])."""
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
     powers = range(math.ceil(math.log2(x0 * y0 / 1e6)), math.floor(math.log2(x1 * y1 / 1e6)) + 1)
     out = []
@@ -117,7 +117,7 @@ def _scores(axes: chart.Axes) -> list[tuple[str, list[tuple[float, float]]]]:
 def _score_lines(
     figure: chart.Chart, axes: chart.Axes, scores: Sequence[tuple[str, list[tuple[float, float]]]], room: Room
 ) -> None:
-    """The lines, and what they say: beyond their right end, or above them, where no line and no mark is crossed."""
+    """Draw the lines of equal score, with their words beyond the right end, or above them where nothing is crossed."""
     for words, ends in scores:
         axes.plot(*zip(*ends, strict=True), color="#888888", linestyle=(0, (6, 5)), linewidth=1, zorder=0.9)
         (a, b), (c, d) = (chart.on_page(axes, *end) for end in ends)
@@ -126,7 +126,7 @@ def _score_lines(
 
 
 def _cap(figure: chart.Chart, axes: chart.Axes, cap_bytes: float, room: Room) -> None:
-    """The cap's line with its words beside it where nothing is; or words that say where it lies outside."""
+    """Draw the cap as a line with its words at a free place; if it lies outside the axes, only words say so."""
     low, high = axes.get_ylim()
     words = f"cap {cap_bytes / 1e6:.3g} MB"
     if not low <= cap_bytes <= high:
@@ -143,7 +143,7 @@ def _cap(figure: chart.Chart, axes: chart.Axes, cap_bytes: float, room: Room) ->
 
 
 def _mark(figure: chart.Chart, axes: chart.Axes, mark: Mark, room: Room, chosen: bool) -> None:
-    """A dot, square, cross or diamond with its name beside it, where that has room."""
+    """Draw a mark as a dot, square, cross or diamond, with its name beside it where there is room."""
     style = {"color": COLOURS[KINDS.index(mark.kind)], "marker": dict(zip(KINDS, "osx", strict=True))[mark.kind]}
     label = "predicted, what is chosen" if chosen else NAMES[KINDS.index(mark.kind)]
     hover = mark.told or words_of(mark)
@@ -160,7 +160,7 @@ def _mark(figure: chart.Chart, axes: chart.Axes, mark: Mark, room: Room, chosen:
 
 
 def _stack(figure: chart.Chart, memory: Breakdown, cap_bytes: float) -> None:
-    """The bytes of what is chosen, kind upon kind, beside the cap."""
+    """Draw the bytes of the chosen way as a stack of kinds, beside the cap."""
     high = max(memory.total, cap_bytes if cap_bytes < 4 * memory.total else 0) * 1.08
     axes = figure.panel(644, TOP + 20, 684, BOTTOM, xlim=(0, 1), ylim=(0, high))
     axes.set_axis_off()

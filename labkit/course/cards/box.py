@@ -119,7 +119,7 @@ class Box:
         return {card.id: 1 - _recall(standings.get(card.id), now) for card in self.deck}
 
     def due(self, tags: Iterable[str] = (), lab: str = "", new: int = 10) -> list[Card]:
-        """What to ask now: cards that are due, most forgotten first, then up to `new` new ones per day.
+        """The cards to ask now: those that are due, most forgotten first, then up to `new` new ones per day.
 
         New cards come in the order of the deck, the easier first. ValueError for a tag that no card has."""
         standings, now = self.standings(), self.clock()
@@ -134,7 +134,7 @@ class Box:
         return Interview(self.deck, minutes, level, self.weakness(), topics=topics)
 
     def forecast(self, days: int = 14) -> list[int]:
-        """How many cards are due today (or overdue), tomorrow, ..., if no further ratings come."""
+        """The numbers of cards that are due today (or overdue), tomorrow, ..., if no further ratings come."""
         today, counts = self.clock().astimezone().date(), [0] * days
         for id, standing in self.standings().items():
             days_ahead = (standing.due.astimezone().date() - today).days
@@ -148,7 +148,7 @@ class Box:
         return Counter(min(review.at, now).astimezone().date() for review in self.reviews())
 
     def streak(self) -> int:
-        """How many days in a row had a review, up to today, or to yesterday if today has none yet."""
+        """The number of days in a row with a review, up to today, or to yesterday if today has none yet."""
         days, day, length = self.days(), self.clock().astimezone().date(), 0
         day = day if day in days else day - A_DAY
         while day in days:

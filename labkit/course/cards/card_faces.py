@@ -30,11 +30,14 @@ class Face(Protocol):
 
     front: str
     axes: tuple[str, ...]
-    rows: Mapping[str, tuple[str, ...]]
     wrong: Any
     lab: tuple[str, ...]
     derive: str
     tags: tuple[str, ...]
+
+    @property
+    def rows(self) -> Mapping[str, tuple[str, ...]]:
+        """The rows of its table by name; each has a cell for each of `axes`."""
 
     def said(self, text: str) -> str:
         """A text with its figures filled in."""

@@ -75,7 +75,7 @@ def judge(question: Question, answer: str, condition: int = 0) -> float:
 
 
 def condition_of(result: Result) -> str:
-    """Where a claim that depends is true: its premise, or the settings in which it holds; "" for other claims."""
+    """The condition of a claim that depends: its premise, or the settings in which it holds; "" for other claims."""
     if MEANS.get(result.claim.verdict) != DEPENDING:
         return ""
     return result.finding.premise or "; ".join(setting.name for setting in result.finding.settings if setting.holds)

@@ -26,7 +26,7 @@ class Setting:
 
     claimed, found    numbers (`within` is the share of `claimed` that they may differ by), or words that must be equal
     rule              "equal", or `found` must be "at least", "at most", "above" or "below" `claimed`
-    measured          whether `found` was measured on real processes or tensors; else it is computed
+    measured          True if `found` was measured on real processes or tensors, False if it was computed
     """
 
     name: str

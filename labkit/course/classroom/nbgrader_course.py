@@ -143,9 +143,9 @@ def needed(module: str) -> ModuleType:
 
 def notebook(title: str, some: Iterable[Problem]) -> Any:
     """The instructor's notebook with a lab's exercises."""
-    some = list(some)
-    cells = [_markdown("title", _opening(title, some)), new_code_cell(SETUP, id="setup")]
-    for exercise in some:
+    exercises = list(some)
+    cells = [_markdown("title", _opening(title, exercises)), new_code_cell(SETUP, id="setup")]
+    for exercise in exercises:
         cells += _cells(exercise)
     result = new_notebook(cells=cells, metadata={"kernelspec": dict(KERNEL), "language_info": {"name": "python"}})
     result.metadata["labkit"] = {"digest": digest(result)}

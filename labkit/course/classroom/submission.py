@@ -89,7 +89,7 @@ def modest(blocks: list[str], name: str) -> list[str]:
 
 
 def defined(blocks: Sequence[str]) -> Counter[str]:
-    """How often each name is defined at the top level of the cells that are valid Python."""
+    """The number of definitions of each name at the top level of the cells that are valid Python."""
     return Counter(name for block in blocks for node in _body(block) or () for name in _names(node))
 
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Protocol
 
-from labkit.course.clinic.diagnosis import Patient
+from labkit.course.clinic.case_file import Patient
+from labkit.course.clinic.outcome import Outcome, ScoreCard
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text
 
 PROBE, PROOF, VAIN = PALETTE[0], PALETTE[1], PALETTE[6]
@@ -27,62 +27,6 @@ ADDED, REMOVED = PALETTE[2], PALETTE[6]
 LEFT, ROW = 110.0, 24.0
 BAR, FULL = 304.0, 190.0
 """Where the bars of the score card begin, and how long the longest is."""
-
-
-class Outcome(Protocol):
-    """How the examination of one patient ended (outcome.py)."""
-
-    @property
-    def case(self) -> Patient:
-        """The patient."""
-
-    @property
-    def how(self) -> str:
-        """The evidence for the named cause."""
-
-    @property
-    def minutes(self) -> int:
-        """Minutes that were spent."""
-
-    @property
-    def par(self) -> int:
-        """Minutes that the deciding probe alone costs."""
-
-    @property
-    def struck(self) -> tuple[str, ...]:
-        """Causes that were named wrongly."""
-
-    @property
-    def saw(self) -> str:
-        """The finding of the probe that decides the case."""
-
-    @property
-    def points(self) -> int:
-        """Points, of 100."""
-
-    @property
-    def words(self) -> str:
-        """The course of the examination, in words."""
-
-
-class Card(Protocol):
-    """The result of a shift (outcome.py)."""
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]:
-        """The outcomes of the patients that are diagnosed."""
-
-    @property
-    def waiting(self) -> Sequence[str]:
-        """Names of the patients that are not diagnosed."""
-
-    @property
-    def again(self) -> Sequence[tuple[str, str]]:
-        """(cause, lab) pairs that are worth another look."""
-
-    @property
-    def words(self) -> str:
-        """The sums, in words."""
 
 
 def bedside(
@@ -138,7 +82,7 @@ def diagnosed(outcome: Outcome) -> Picture:
     return Picture("".join(body), y + 4, label)
 
 
-def score_card(card: Card) -> Picture:
+def score_card(card: ScoreCard) -> Picture:
     """Each diagnosed patient with minutes as a bar, par as a mark, evidence and points; then what to repeat."""
     title, sums = "Score card", card.words[:1].upper() + card.words[1:] + "."
     body = [headline(title)]

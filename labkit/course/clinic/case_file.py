@@ -1,4 +1,4 @@
-"""A case of the clinic: a broken program, its owner's complaint, and how its cause differs from other causes.
+"""A patient of the clinic: a broken program, its owner's complaint, and the tests that tell its cause from others.
 
 broken(group, steps)      -> (losses of this rank, its model or None)         real functions, for labkit's ranks
 repaired(group, steps)    -> the same
@@ -56,7 +56,7 @@ class Patient:
     name, complaint    the program's owner, and what they have seen
     symptom            one of SYMPTOMS
     cause, test        the true cause, and the one of TESTS that shows it; `shows` says how, in words
-    found(chart)       true if a chart of that test shows the cause
+    found(chart)       True if a chart of that test shows the cause
     differential       other causes of the same complaint, and what they would show
     repair, lab        how to mend the program, and the lab that teaches the mechanism
     tolerance          how far losses and weights may be from the reference's; `last_only`: only the last loss counts,
@@ -98,7 +98,7 @@ class Patient:
 
     @property
     def diff(self) -> str:
-        """What the repair changes, line by line, without functions that both programs call."""
+        """The changes of the repair, line by line, without functions that both programs call."""
         before, after = (
             textwrap.dedent(inspect.getsource(program)).splitlines() for program in (self.broken, self.repaired)
         )

@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What one rank held in memory.
+    """The memory of one rank during a run.
 
     floors, tops     the lowest and the highest live bytes in each eighth of the run
     peak             bytes by kind at the highest moment
@@ -136,7 +136,7 @@ class Chart:
 
     @property
     def ended(self) -> str:
-        """How the run ended: "finished", "stops for ever", "out of memory", or what was raised."""
+        """The end of the run in words: "finished", "stops for ever", "out of memory", or the error."""
         if self.error is None:
             return "finished"
         if self.error.autopsy.stuck and not self.error.errors.get(self.error.rank):

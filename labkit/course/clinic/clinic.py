@@ -54,7 +54,7 @@ class RepairVerdict(NamedTuple):
 
 
 def admit(name: str) -> Patient:
-    """The case with this name. ValueError, with all names, if there is none."""
+    """The patient with this name. ValueError, with all names, if there is none."""
     for case in cases:
         if case.name.lower() == name.strip().lower():
             return case
@@ -62,7 +62,7 @@ def admit(name: str) -> Patient:
 
 
 def by_cause(cause: str) -> Patient:
-    """The case with this cause. ValueError, with all causes, if there is none."""
+    """The patient with this cause. ValueError, with all causes, if there is none."""
     for case in cases:
         if case.cause == cause:
             return case
@@ -116,7 +116,8 @@ def _examine(
 
 
 def recorded(case: Patient) -> dict[str, str]:
-    """What every test saw in a stored run of the broken program on two ranks; "" where a test cannot tell."""
+    """The findings of all tests in a stored run of the broken program on two ranks: test -> words, "" if it cannot
+    tell."""
     stops = case.symptom == "stops for ever"
     usual = {} if stops else NOTHING_ODD
     return {test: _records()[case.name].get(test, usual.get(test, "")) for test in TESTS}
@@ -152,7 +153,8 @@ def pieces(case: Patient, n_ranks: int = 2) -> Generator[tuple[float, dict[str, 
 
 
 def differs(case: Patient, chart: Chart) -> str:
-    """How losses and weights of a run differ from those of one process; "" if not. Needs the test "reference"."""
+    """The difference of a run's losses or weights from those of one process, in words; "" if they agree. Needs the test
+    "reference"."""
     if chart.ended != "finished":
         return f"it does not finish: {chart.ended}"
     assert chart.alone is not None, "examine it with the test 'reference' first"

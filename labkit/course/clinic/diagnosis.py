@@ -15,76 +15,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
+from labkit.course.clinic.case_file import Patient
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text
 
 CAUSE, COLUMN, ROW, TOP = 252.0, 88.0, 37.0, 66.0
 IS, LIKE = PALETTE[1], PALETTE[0]
-
-
-class Rival(Protocol):
-    """Another cause of the same complaint."""
-
-    @property
-    def cause(self) -> str:
-        """The cause."""
-
-    @property
-    def test(self) -> str:
-        """The test that would show it."""
-
-    @property
-    def would_show(self) -> str:
-        """The finding of that test if this were the cause."""
-
-
-class Patient(Protocol):
-    """A broken program as a learner meets it; `labkit.course.clinic.clinic.Patient` is one."""
-
-    @property
-    def name(self) -> str:
-        """The name of the program's owner."""
-
-    @property
-    def complaint(self) -> str:
-        """The owner's report of what goes wrong."""
-
-    @property
-    def symptom(self) -> str:
-        """The complaint in a few words."""
-
-    @property
-    def cause(self) -> str:
-        """The true cause."""
-
-    @property
-    def test(self) -> str:
-        """The test that shows it."""
-
-    @property
-    def shows(self) -> str:
-        """The finding of that test, in words."""
-
-    @property
-    def repair(self) -> str:
-        """How to mend the program."""
-
-    @property
-    def diff(self) -> str:
-        """The difference between the broken and the repaired program, line by line."""
-
-    @property
-    def lab(self) -> str:
-        """The lab that teaches the mechanism."""
-
-    @property
-    def suspects(self) -> tuple[str, ...]:
-        """All causes that fit the complaint."""
-
-    @property
-    def differential(self) -> Sequence[Rival]:
-        """The suspects that are not the cause."""
 
 
 def diagnosis(cases: Iterable[Patient], symptom: str = "", title: str = "") -> Picture:

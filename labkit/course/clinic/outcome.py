@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from labkit.course.clinic.diagnosis import Patient
+from labkit.course.clinic.case_file import Patient
 
 FULL = 100
 """Points for a patient who is diagnosed at par; each minute above it costs one."""
@@ -100,12 +100,12 @@ class ScoreCard:
 
     @property
     def first_tries(self) -> int:
-        """How many patients had their cause named at the first try."""
+        """The number of patients whose cause was named at the first try."""
         return sum(outcome.first_try for outcome in self.outcomes)
 
     @property
     def guesses(self) -> int:
-        """How many causes were named right without evidence."""
+        """The number of causes that were named right without evidence."""
         return sum(outcome.how == GUESSED for outcome in self.outcomes)
 
     @property

@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from labkit.course.clinic.case_file import TESTS
-from labkit.course.clinic.diagnosis import Patient
+from labkit.course.clinic.case_file import TESTS, Patient
 from labkit.course.clinic.outcome import EXCLUDED, GAVE_UP, GUESSED, SHOWN, Outcome, ScoreCard
 
 # What a probe costs on a cluster, from the request until the answer can be read.
@@ -45,7 +44,7 @@ any probe costs, so measuring is always cheaper than trying."""
 
 @dataclass
 class Visit:
-    """What was done for one patient so far: probes in order, causes named wrongly, minutes spent."""
+    """The examination of one patient so far: probes in order, causes named wrongly, minutes spent."""
 
     ordered: tuple[str, ...] = ()
     struck: tuple[str, ...] = ()
@@ -55,7 +54,7 @@ class Visit:
 class Shift:
     """The game for one learner: patients come one after the other; `admit` calls a certain one, `next` the next.
 
-    `.patient` is the present one, `.visit` what was done for them, `.names` all patients in the order in which they
+    `.patient` is the present one, `.visit` their examination so far, `.names` all patients in the order in which they
     come. A visit is kept while others are seen, with its minutes."""
 
     def __init__(
@@ -111,12 +110,12 @@ class Shift:
 
     @property
     def visit(self) -> Visit:
-        """What was done for the present patient so far."""
+        """The examination of the present patient so far."""
         return self._visits[self._present]
 
     @property
     def seen(self) -> dict[str, str]:
-        """What the ordered probes saw of the present patient: probe -> words, "" if it cannot tell."""
+        """The findings of the probes ordered for the present patient: probe -> words, "" if it cannot tell."""
         return {probe: self._recorded[self._present].get(probe, "") for probe in self.visit.ordered}
 
     @property
@@ -153,7 +152,7 @@ class Shift:
         return self.admit(after[0])
 
     def order(self, probe: str) -> str:
-        """What a probe saw of the present patient's program. Its minutes are charged once.
+        """Order a probe, and return what it saw of the present patient's program. Its minutes are charged once.
 
         ValueError for an unknown probe, and if the patient's diagnosis is open."""
         if probe not in self.minutes:

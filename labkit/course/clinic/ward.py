@@ -6,12 +6,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from html import escape
-from typing import Protocol
 
 import ipywidgets as widgets
 
-from labkit.course.clinic.bedside import Card, Outcome, bedside, diagnosed, score_card
-from labkit.course.clinic.diagnosis import Patient
+from labkit.course.clinic.bedside import bedside, diagnosed, score_card
+from labkit.course.clinic.case_file import Patient
+from labkit.course.clinic.shift import Shift
 from labkit.course.widgets.explorer import Explorer
 from labkit.course.widgets.linked import Linked
 from labkit.course.widgets.real_run import STOPPED, Pieces, RealRun
@@ -19,79 +19,6 @@ from labkit.view.svg import Picture
 
 NOBODY = "..."
 Examination = Callable[[Patient], Generator[tuple[float, Mapping[str, str]], None, None]]
-
-
-class Visit(Protocol):
-    """The probes ordered, the causes named wrongly and the minutes spent for one patient."""
-
-    ordered: tuple[str, ...]
-    struck: tuple[str, ...]
-    minutes: int
-
-
-class Duty(Protocol):
-    """The rules of the game; `labkit.course.clinic.shift.Shift` has them, and describes each name in full."""
-
-    @property
-    def minutes(self) -> Mapping[str, int]:
-        """The minutes that each probe costs."""
-
-    @property
-    def tells(self) -> Mapping[str, str]:
-        """One sentence for each probe: which kind of fault it shows."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All patients."""
-
-    @property
-    def waiting(self) -> tuple[str, ...]:
-        """The patients that are not diagnosed."""
-
-    @property
-    def patient(self) -> Patient:
-        """The present patient."""
-
-    @property
-    def visit(self) -> Visit:
-        """Probes, wrong causes and minutes for the present patient so far."""
-
-    @property
-    def seen(self) -> Mapping[str, str]:
-        """The findings of the probes that were ordered for the present patient: {probe: words}."""
-
-    @property
-    def suspects(self) -> tuple[str, ...]:
-        """The causes that are left."""
-
-    @property
-    def diagnosed(self) -> bool:
-        """True if the diagnosis is open."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """The diagnosis."""
-
-    def admit(self, name: str) -> Patient:
-        """Call the patient of this name."""
-
-    def next(self) -> Patient:
-        """Call the next patient who waits."""
-
-    def order(self, probe: str) -> str:
-        """Order a probe and pay its minutes."""
-
-    def name(self, cause: str) -> bool:
-        """Name a cause."""
-
-    def give_up(self) -> None:
-        """Open the diagnosis for no points."""
-
-    def replace(self, name: str, signs: Mapping[str, str]) -> None:
-        """Replace the recording by what real ranks have shown."""
-
-    def card(self) -> Card:
-        """The score card so far."""
 
 
 class Ward(Explorer):
@@ -104,7 +31,7 @@ class Ward(Explorer):
     `pieces(case)` runs the program for real, in parts: (share done, what the probes say so far). A button starts it,
     another stops it after the current part, and its results replace the recording. `.shift` is the game."""
 
-    def __init__(self, shift: Duty, pieces: Examination, first: str = "") -> None:
+    def __init__(self, shift: Shift, pieces: Examination, first: str = "") -> None:
         """`first` is the patient to begin with. ValueError for one who is not on this shift."""
         self.shift, self.pieces, self.found, self._at_card = shift, pieces, (shift.patient.name, 0), False
         if first:

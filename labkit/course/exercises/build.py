@@ -60,13 +60,13 @@ def build(root: Path, titles: Sequence[str], force: bool = False) -> list[Writte
 def notebook(title: str, some: Iterable[Problem], solved: bool) -> Any:
     """The notebook of a lab's exercises; with their solutions in place of the stubs if `solved`."""
     lab = title[:2]
-    some = list(some)
-    minutes = sum(exercise.minutes for exercise in some)
+    exercises = list(some)
+    minutes = sum(exercise.minutes for exercise in exercises)
     cells = [
-        _markdown(f"{lab}-title", _opening(title, len(some), minutes, solved)),
+        _markdown(f"{lab}-title", _opening(title, len(exercises), minutes, solved)),
         _code(f"{lab}-setup", SOLVED if solved else SETUP),
     ]
-    for exercise in some:
+    for exercise in exercises:
         cells += _cells(exercise, solved)
     if not solved:
         cells.append(_code(f"{lab}-progress", f'ProgressPanel(progress, lab="{lab}")'))

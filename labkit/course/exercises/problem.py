@@ -26,7 +26,7 @@ from labkit.course.judge.run_record import RunRecord
 
 
 class Complaint(NamedTuple):
-    """What a broken law expected, what was seen, and on which rank (None: on no single one).
+    """A complaint about a broken law: in words what it expected and what was seen, and the rank (None: no single one).
 
     `at` are the numbers of the events that the picture marks."""
 
@@ -62,7 +62,7 @@ class Star(NamedTuple):
 
 
 def nobody_knows(_: Case) -> Sequence[tuple[Any, ...]]:
-    """The inputs of a problem that has none: no arguments for any rank."""
+    """The inputs of a problem that has none: an empty tuple of arguments for each rank."""
     return [()] * _.n_ranks
 
 
@@ -150,7 +150,7 @@ class Problem:
 
     @property
     def n_lines(self) -> int:
-        """How many lines the reference takes, without signature and docstring."""
+        """The number of lines in the bodies of the reference, without docstrings."""
         return n_lines(self.solution)
 
     @property

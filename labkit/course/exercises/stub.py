@@ -53,7 +53,7 @@ def _front_door(module: str) -> str:
 
 
 def n_lines(solution: str) -> int:
-    """How many lines the bodies of a program take, without signatures and docstrings."""
+    """The number of lines in the bodies of a program's functions, without docstrings."""
     return sum(body_lines(node) for node in functions(ast.parse(solution).body[-1]))
 
 

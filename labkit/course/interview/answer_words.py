@@ -71,7 +71,7 @@ def stem(word: str) -> str:
 
 @cache
 def weight(stem: str) -> float:
-    """How much a word tells: the fewer cards of labkit's deck contain it, the more."""
+    """The weight of a stem in a comparison: the fewer cards of labkit's deck contain it, the larger."""
     seen, cards = _seen()
     return math.log((cards + 1) / (seen.get(stem, 0) + 1))
 
@@ -117,7 +117,7 @@ def _joined(text: str) -> str:
 
 @cache
 def _seen() -> tuple[Mapping[str, int], int]:
-    """In how many cards of labkit's deck each stem stands, and how many cards there are."""
+    """The number of cards of labkit's deck in which each stem stands, and the number of all its cards."""
     counts: Counter[str] = Counter()
     for card in the_deck():
         counts.update({term.stem for _, text in card.texts() for term in terms(re.sub(r"\{\w+\}", " ", text))})

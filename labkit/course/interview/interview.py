@@ -102,7 +102,7 @@ class Interview:
 
     @property
     def note(self) -> str:
-        """What went wrong with the clock, or with the design case; "" if nothing did."""
+        """Remarks on jumps of the clock and on a design case that was left out; "" if there are none."""
         jumps = [f"the clock went back by {_span(self._back)}"] if self._back else []
         jumps += [f"the clock jumped ahead by {_span(self._ahead)}"] if self._ahead else []
         notes = [f"{' and '.join(jumps)}: that is not counted"] if jumps else []

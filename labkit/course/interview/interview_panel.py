@@ -8,8 +8,11 @@ from html import escape
 import ipywidgets as widgets
 
 from labkit.course.cards.card_faces import back, formulas, front
+from labkit.course.interview.answered import Judged
+from labkit.course.interview.interview import Interview
 from labkit.course.interview.interview_clock import SessionClock
-from labkit.course.interview.interview_picture import Judged, Session, clock_text, evidence, spoken
+from labkit.course.interview.interview_picture import clock_text, evidence, spoken
+from labkit.course.interview.interview_questions import Question
 from labkit.course.topics.planner_panel import PlannerPanel
 from labkit.course.whiteboard.derivation import Derivation
 from labkit.course.whiteboard.whiteboard import Whiteboard
@@ -37,7 +40,7 @@ class InterviewPanel(Twin, widgets.VBox):
 
     def __init__(
         self,
-        interview: Session | Callable[[float, int, tuple[str, ...]], Session],
+        interview: Interview | Callable[[float, int, tuple[str, ...]], Interview],
         planner: Callable[[str], widgets.Widget] | None = None,
         on_rate: Callable[[str, int], object] | None = None,
         topics: Iterable[str] = (),
@@ -47,7 +50,7 @@ class InterviewPanel(Twin, widgets.VBox):
         `planner` makes a widget for the name of a case (None: PlannerPanel); `on_rate` is called with each card's id
         and its rating from 1 to 5."""
         self.make = interview if callable(interview) else None
-        self.session: Session | None = None
+        self.session: Interview | None = None
         self.planner, self.on_rate = planner or PlannerPanel, on_rate
         self.noted: list[tuple[str, str]] = []
         self.points: dict[str, widgets.Checkbox] = {}
@@ -97,7 +100,9 @@ class InterviewPanel(Twin, widgets.VBox):
         if self.show_answer.disabled:
             return
         session = self._running()
-        asked, judged = session.question, self._judged(session)
+        asked = session.question
+        assert asked
+        judged = self._judged(session, asked)
         parts = session.reveal()
         if asked.card is not None:
             self.answer.value = f"<div {LINES}>{back(asked.card)}</div>"
@@ -177,10 +182,10 @@ class InterviewPanel(Twin, widgets.VBox):
         words = "A mock interview: questions against a clock, a rubric, a report"
         return Picture(headline(words) + text(4, 42, "It starts in JupyterLab."), 54, words)
 
-    def _judged(self, session: Session) -> Mapping[str, Judged]:
+    def _judged(self, session: Interview, asked: Question) -> Mapping[str, Judged]:
         """The result for the typed answer to a card; empty if none was typed, or it cannot be judged."""
         typed = self.notes.value.strip()
-        if session.question.card is None or not typed:
+        if asked.card is None or not typed:
             return {}
         try:
             return session.judge(typed)
@@ -188,7 +193,7 @@ class InterviewPanel(Twin, widgets.VBox):
             self.said.value = escape(str(error))
             return {}
 
-    def _running(self) -> Session:
+    def _running(self) -> Interview:
         assert self.session
         return self.session
 
@@ -248,7 +253,7 @@ class InterviewPanel(Twin, widgets.VBox):
         if self._running().answer(formula).right:
             self.show()
 
-    def _finish(self, session: Session, focus: bool) -> None:
+    def _finish(self, session: Interview, focus: bool) -> None:
         self.room.children, self.board = (), None
         noted = "".join(f"<dt><b>{escape(asked)}</b></dt><dd>{escape(words)}</dd>" for asked, words in self.noted)
         notes = f"<details><summary>your answers and notes</summary><dl {LINES}>{noted}</dl></details>" if noted else ""

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any, Protocol
+from typing import Protocol
 
-from labkit.course.topics.design_cases import DesignCase
-from labkit.course.whiteboard.derivation import Derivation
+from labkit.course.interview.answered import Judged
 from labkit.view.svg import INK, PALETTE, Picture, box, cut, headline, line, text
 
 KEY, LEFT, FULL, TIME, SCORE = 96.0, 312.0, 240.0, 562.0, 686.0
@@ -27,7 +26,9 @@ WITHIN, OVER, CAME = PALETTE[2], PALETTE[6], PALETTE[0]
 
 
 class Spoken(Protocol):
-    """How one question went (interview_report.py)."""
+    """One question as it went; `Spoken` in interview_report.py is one.
+
+    It cannot be imported here, since interview_report.py imports this file."""
 
     @property
     def kind(self) -> str:
@@ -62,28 +63,8 @@ class Spoken(Protocol):
         """True if the question was not answered."""
 
 
-class Judged(Protocol):
-    """How a typed answer was judged on one point of the rubric (answered.py)."""
-
-    @property
-    def reached(self) -> bool | None:
-        """True if the point is proposed as reached; None where a text cannot tell."""
-
-    @property
-    def evidence(self) -> Sequence[str]:
-        """Words of the answer that reach the point."""
-
-    @property
-    def missing(self) -> Sequence[str]:
-        """Content words and numbers of the card that the answer does not contain."""
-
-    @property
-    def told(self) -> Sequence[str]:
-        """Sentences about parts of the answer that are nearly right."""
-
-
 class Told(Protocol):
-    """The report of a session."""
+    """The report of a session; `InterviewReport` in interview_report.py is one, and imports this file."""
 
     @property
     def asked(self) -> Sequence[Spoken]:
@@ -100,67 +81,6 @@ class Told(Protocol):
     @property
     def share(self) -> float:
         """Points reached, as a share of all points, from 0 to 1."""
-
-
-class Question(Protocol):
-    """One question of an interview (interview_questions.py)."""
-
-    kind: str
-    key: str
-    words: str
-    budget_s: float
-    card: Any
-    derivation: Derivation | None
-    case: DesignCase | None
-
-
-class Session(Protocol):
-    """A mock interview (interview.py)."""
-
-    minutes: float
-    question: Any
-    asked: Sequence[Any]
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left of the session."""
-
-    @property
-    def used_s(self) -> float:
-        """Seconds of this question, until its answer was shown."""
-
-    @property
-    def rubric(self) -> Mapping[str, str]:
-        """The points of a whole answer, in words."""
-
-    @property
-    def rated(self) -> bool:
-        """True if a typed formula was checked, which gives the rating."""
-
-    @property
-    def note(self) -> str:
-        """A remark about the clock, such as a pause."""
-
-    def reveal(self) -> Mapping[str, str]:
-        """A good answer, part by part."""
-
-    def judge(self, typed: str) -> Mapping[str, Any]:
-        """The judgement (Judged) of each point in a typed answer, before the right answer is shown."""
-
-    def answer(self, formula: str) -> Any:
-        """The verdict on a formula."""
-
-    def rate(self, points: Mapping[str, bool] | None = None) -> Any:
-        """Rate this answer and go on to the next question."""
-
-    def skip(self) -> Any:
-        """Go on to the next question without an answer."""
-
-    def end(self) -> None:
-        """End the session."""
-
-    def report(self) -> Any:
-        """The report of the session."""
 
 
 def spoken(session: Told) -> Picture:

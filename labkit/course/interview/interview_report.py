@@ -32,7 +32,7 @@ ENDS = MappingProxyType(
 
 @dataclass(frozen=True)
 class Spoken:
-    """How one question went: `seconds` until the answer was shown, and the `points` that were reached.
+    """One question as it went: `seconds` until the answer was shown; `points` are True where they were reached.
 
     rating      1 to 5: for a card from its points, for others if they were rated so; else 0
     formulas    what was typed for a derivation;  after  the card that a follow-up follows
@@ -61,12 +61,12 @@ class Spoken:
 
     @property
     def reached(self) -> int:
-        """How many points were reached; for a bare rating, how far it is above 1."""
+        """The number of points that were reached; for a bare rating, the rating minus 1."""
         return sum(self.points.values()) if self.points else max(0, self.rating - 1)
 
     @property
     def of(self) -> int:
-        """How many points there were; 0 if the question was skipped."""
+        """The number of points that could be reached: 4 for a bare rating, 0 if the question was skipped."""
         return 0 if self.skipped else len(self.points) or 4
 
     @property
@@ -145,7 +145,7 @@ class InterviewReport:
         return ". ".join(sentences) + "."
 
     def _parts(self) -> list[str]:
-        """What is left out most, and what never is; derivations and the design case."""
+        """Sentences on the part that answers lack most, the parts that they all have, derivations and design case."""
         out = {part: (of - reached, of) for part, (reached, of) in self.by_part.items() if part in PARTS}
         sentences = []
         if missed := {part: counts for part, counts in out.items() if counts[0]}:
@@ -173,7 +173,7 @@ class InterviewReport:
         return [f"{len(late)} of {len(answered)} over their time; {much}"]
 
     def _judged(self) -> list[str]:
-        """How many points were judged from typed answers, and which of them the learner corrected."""
+        """A sentence on the points judged from typed answers and those that the learner corrected; [] if none were."""
         typed = [answer for answer in self.asked if answer.proposed and answer.points]
         if not typed:
             return []

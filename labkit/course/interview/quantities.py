@@ -142,7 +142,7 @@ def _meets(figure: Figure, kind: str, reading: Reading) -> bool:
 
 
 def _told(figure: Figure, kind: str, reading: Reading, words: str) -> str:
-    """What is wrong with a quantity that is nearly the figure; "" if it is the figure, or a different one."""
+    """A sentence on the mistake in a quantity that is nearly the figure; "" if it is the figure, or a different one."""
     if kind == COUNT and figure.unit not in ("%",) or not figure.value:
         return ""
     shown, digits = figure.value / UNITS[figure.unit], f"{figure}"

@@ -168,7 +168,7 @@ class Ranks:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _burning(self, ranks: Any) -> bool:
-        """True if a rank has used too much processor time: so an endless loop is noticed even on a busy machine."""
+        """True if a rank has used too much processor time: this finds an endless loop even on a busy machine."""
         limit = (
             BURNING_S if self.faults else 1.5 * self.problem.timeout_s
         )  # a slow machine may compute three times as long
@@ -180,9 +180,10 @@ class Ranks:
         return False
 
     def _idle(self, running: dict[Connection, int]) -> bool:
-        """True if no rank computes and none has sent anything; one that does may only be slow, on a machine with much
-        else to do. One look is not enough: a rank that computes also waits now and then. Nor are the states alone: on a
-        busy machine ranks wait for this process, which has not read yet what they have sent."""
+        """True if no rank computes and none has sent anything, in LOOKS looks one after the other.
+
+        One look is not enough, since a rank that computes also waits now and then. The states of the processes alone
+        are not enough either: on a busy machine ranks wait for this process to read their messages."""
         for _ in range(LOOKS):
             for rank in running.values():
                 with contextlib.suppress(psutil.Error):
@@ -193,7 +194,7 @@ class Ranks:
         return True
 
     def stacks(self) -> dict[int, Wait]:
-        """Where each rank that has not reported is: the line of the attempt that it executes."""
+        """For each rank that has not reported, the line of the attempt that it executes; 0 if none is seen."""
         waits = {}
         for rank, pid in enumerate(self.pids):
             if rank in self.switch.last:

@@ -20,14 +20,14 @@ STEPS, HALF_STEPS = 50, 2
 
 
 def tolerance(dtype: torch.dtype, n_ranks: int) -> float:
-    """By how much numbers of this dtype may differ, as a share of the largest."""
+    """The largest difference allowed between numbers of this dtype, as a share of the largest number."""
     if not dtype.is_floating_point:
         return 0.0
     return n_ranks * (STEPS if dtype.itemsize > 2 else HALF_STEPS) * torch.finfo(dtype).eps
 
 
 def wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | None = None) -> Complaint | None:
-    """What is wrong with one rank's answer; None if nothing is. Nested lists and dicts are walked through."""
+    """The complaint about one rank's answer; None if it is right. Nested lists and dicts are compared part by part."""
     for where, mine, theirs in pairs(seen, expected):
         difference = _wrong(mine, theirs, n_ranks, given)
         if difference is not None:
@@ -42,7 +42,8 @@ def same(seen: Any, other: Any) -> bool:
 
 
 def pairs(seen: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Pairs of leaves, with the place where they stand: (place, seen, expected). Parts of different form are leaves."""
+    """The parts of an answer beside those expected: (place, seen, expected). Lists and dicts are taken apart as long as
+    both sides have the same length or keys."""
     if expected is Ellipsis:
         return
     if isinstance(expected, Mapping) and isinstance(seen, Mapping) and {*map(str, seen)} == {*map(str, expected)}:
@@ -117,7 +118,7 @@ def _wrong_tensor(seen: Any, expected: Tensor, n: int, given: tuple[float, float
 
 
 def instead(seen: Tensor, expected: Tensor) -> str:
-    """How wrong numbers relate to the right ones, in words: a factor, a sign, another order; "" if in no such way."""
+    """The relation of wrong numbers to the right ones in words, such as a factor or another order; "" if none."""
     if bool(seen.isnan().any()):
         return ", and some are nan"
     if not bool(seen.abs().max() > 0):

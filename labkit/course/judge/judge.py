@@ -71,7 +71,8 @@ def judge(
 
 
 def unfit(problem: Problem, source: str, before: str = "") -> Verdict | None:
-    """Why a program is rejected before it runs: it is the stub, has another signature, or uses something forbidden."""
+    """The verdict on a program that is rejected before it runs, since it is the stub, has another signature, or uses
+    something forbidden; None if it may run."""
     if broken := [*refusals(source, problem.given, problem.may), *refusals(before, problem.given, problem.may)]:
         seen = "; ".join(str(refusal) for refusal in broken[:3])
         return Verdict("rules", BROKEN, FIT, "", seen, line=broken[0].line, probe="write it without that")
@@ -102,7 +103,7 @@ def _kind(node: ast.AST) -> str:
 
 
 def unwritten(node: ast.AST) -> bool:
-    """True if a function is still the stub, with only `pass` and strings in it; of a class: if every method is."""
+    """True if a function is still the stub, with only `pass`, `...` and strings in it; a class, if every method is."""
     if isinstance(node, ast.FunctionDef):
         return all(isinstance(line, ast.Pass) or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
                    for line in node.body)  # fmt: skip
@@ -209,7 +210,7 @@ def _open(problem: Problem) -> tuple[Verdict, ...]:
 
 
 def _star(problem: Problem, records: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """How the largest run fares against the star's target: {words, unit, cost, target, won}; None without a star.
+    """The cost of the largest run beside the star's target: {words, unit, cost, target, won}; None without a star.
 
     `won` is true if every run met its target."""
     if problem.star is None:

@@ -68,7 +68,7 @@ class Going:
         self._line, self._number, self._buffer, self._over = line, number, buffer, False
 
     def wait(self) -> Tensor | None:
-        """Block until it is done."""
+        """Block until the operation is done; return its buffer."""
         if not self._over:
             _, data = self._line.ask("wait", self._number, line_of_attempt())
             self._over = True
@@ -174,7 +174,7 @@ def group_over(line: Line, axis: str, ranks: tuple[int, ...], rank: int, ledger:
 
 
 def ring_bytes(verb: str, n_ranks: int, n_bytes: int, source: bool) -> int:
-    """How many bytes a rank sends in a collective on `n_bytes` per rank: the law of comm/native.py."""
+    """The bytes that a rank sends in a collective on `n_bytes` per rank, by the law of comm/native.py."""
     if verb == "all_gather":
         return (n_ranks - 1) * n_bytes
     if verb == "broadcast":

@@ -108,7 +108,8 @@ def hidden(record: RunRecord, most: Callable[[Case, int], float]) -> Complaint |
 
 
 def modest(times: float = 6.0) -> Law:
-    """For problems that are not about memory: at most `times` the bytes of inputs and outputs, and a little more."""
+    """The law of memory for problems that are not about it: at most `times` the bytes of inputs and outputs, and
+    MODEST_BYTES more."""
 
     def limit(record: RunRecord, rank: int) -> float:
         return MODEST_BYTES + times * (record.input_bytes[rank] + record.answer_bytes[rank])

@@ -36,7 +36,8 @@ MOST_S = 120.0
 
 
 class PreforkServer:
-    """The kernel's end of it. The process is asked for at once, and ready when it has imported the judge."""
+    """The prefork server as the kernel sees it. Its process is asked for at once, and ready when it has imported the
+    judge."""
 
     def __init__(self) -> None:
         self.lock, self.numbers = threading.Lock(), itertools.count()
@@ -95,7 +96,7 @@ class PreforkServer:
             return False
 
     def close(self) -> None:
-        """End it, and whoever is under way."""
+        """End the server's process, and the check that is under way."""
         if self.connection.closed:
             return
         with contextlib.suppress(RuntimeError):

@@ -21,7 +21,7 @@ class Report:
     """The verdicts on one attempt at one exercise.
 
     n_cases, of    how many cases were run, and how many there are (a broken one is the last)
-    star           whether a cost target was met: {words, unit, cost, target, won}; None where there is none
+    star           the cost beside the star's target: {words, unit, cost, target, won}; None where there is none
     printed        what the attempt printed on the first rank that printed anything
     notes          further remarks
     """

@@ -72,7 +72,7 @@ class Scalars(TorchDispatchMode):
 
 
 class Weight:
-    """What a rank holds in memory, measured when the exercise asks for it (`weigh`), and at the end."""
+    """Measures the memory of a rank when the exercise asks for it (`weigh`), or else at the end."""
 
     def __init__(self) -> None:
         self.probe, self.scalars = MemoryProbe(), Scalars()
@@ -174,7 +174,7 @@ def run_attempt(
 
 
 def damaged(args: tuple[Any, ...], before: tuple[Any, ...], allowed: tuple[Any, ...]) -> str:
-    """Which input the attempt has changed, in words; "" if none."""
+    """The first input that the attempt has changed, in words; "" if it has changed none."""
     for place, (now, then) in enumerate(zip(args, before, strict=True)):
         if place in allowed:
             continue

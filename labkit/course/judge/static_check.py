@@ -104,7 +104,7 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 
 
 def _groups(tree: ast.Module) -> Iterator[Refusal]:
-    """Uses of `Group` other than as an annotation: a verb called through the class would go round the given group."""
+    """Uses of `Group` except as an annotation: a verb called through the class would go round the given group."""
     notes = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
     words = {id(inner) for note in notes if isinstance(note, ast.AST) for inner in ast.walk(note)}
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "labkit")
@@ -144,7 +144,7 @@ def _said(
 
 
 def _fields(node: ast.ClassDef) -> Iterator[str]:
-    """Check the fields of a class: a dataclass reads its fields from whatever it is compared with."""
+    """Complaints about names of fields: a dataclass reads its fields from whatever it is compared with."""
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             yield from _part(statement.target.id, frozenset())
@@ -211,7 +211,8 @@ def doors() -> frozenset[str]:
 
 
 def _part(name: str, may: frozenset[str]) -> Iterator[str]:
-    """Why a name may not stand after a dot or be imported; also after `self`, which may be any object."""
+    """The complaint about a name that may not stand after a dot or be imported; nothing if it may. `self.name` is no
+    exception, since `self` may be any object."""
     if name in may:
         return
     if name.startswith("_"):

@@ -108,7 +108,7 @@ def _line(record: RunRecord, complaint: Complaint) -> int:
 
 
 def _complaint(problem: Problem, record: RunRecord, name: str) -> Complaint | str | None:
-    """What is wrong; None if nothing is; a text if the verdict is open because the run did not end."""
+    """The complaint of one verdict; None if it holds; a text if it is open because the run did not end."""
     if name == "liveness":
         return _stuck(record)
     if name == "order" and record.mismatch:
@@ -157,7 +157,7 @@ def _swapped(problem: Problem, record: RunRecord, rank: int) -> str:
 
 
 def _missed(seen: Mapping[str, object], expected: Mapping[str, object], rank: int) -> Complaint:
-    """What is wrong with a test that the learner wrote: it accepts a mutant, or rejects a right program."""
+    """The complaint about a test that the learner wrote: it accepts a mutant, or rejects a right program."""
     wrong = [name for name, right in expected.items() if not right]
     killed = [name for name in wrong if seen.get(name) is False]
     alive = next((name for name in wrong if name not in killed), None)

@@ -59,11 +59,12 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """How far a learner is with one exercise.
+    """A learner's standing in one exercise.
 
-    tries, passed, starred    how many attempts, and whether one of them passed, or earned the star
-    hints, openings           how many of its hints were opened, and how often any was
-    seen                      whether the solution was opened before the first attempt that passed
+    tries                     the number of attempts
+    passed, starred           True if one of them passed, True if one of them earned the star
+    hints, openings           the number of its hints that were opened, and of all openings of a hint
+    seen                      True if the solution was opened before the first attempt that passed
     first_passed              the time of that attempt, None if there is none
     minutes                   the time that its author expects it to take
     cause                     of the last attempt that did not pass: the likely cause, or the verdict
@@ -133,7 +134,7 @@ class Progress:
         return max(self.openings(key), default=0)
 
     def openings(self, key: str) -> dict[int, int]:
-        """How often the hint of each level was opened: {level: count}."""
+        """The number of times that the hint of each level was opened: {level: count}."""
         return dict(Counter(event.level for event in self.events(key) if isinstance(event, Hint)))
 
     def solution(self, key: str) -> None:

@@ -26,7 +26,7 @@ EASY = ("", "very easy", "easy", "medium", "hard", "very hard")
 
 
 class Row(Protocol):
-    """How far a learner is with one exercise; `labkit.course.learner.progress.Row` is one."""
+    """A learner's standing in one exercise; `labkit.course.learner.progress.Row` is one."""
 
     @property
     def key(self) -> str:
@@ -223,7 +223,7 @@ def _words(row: Row) -> str:
 
 
 def _why(row: Row) -> str:
-    """Why an exercise comes next: `03.2 A ring (tried 3 times; importance 5 of 5, medium, 20 min)`."""
+    """An exercise to do next, with the reasons: `03.2 A ring (tried 3 times; importance 5 of 5, medium, 20 min)`."""
     tried = f"tried {'once' if row.tries == 1 else f'{row.tries} times'}; " if row.tries else ""
     easy = EASY[min(5, max(0, row.difficulty))]
     return f"{row.key} {row.title} ({tried}importance {row.importance} of 5, {easy}, {row.minutes} min)"

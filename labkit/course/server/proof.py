@@ -11,7 +11,8 @@ from labkit.plan.collectives import sent_bytes
 
 
 class Proof(NamedTuple):
-    """What `prove` measured: `processes` different ids, `seconds` from nothing to the first sum, bytes by rank."""
+    """The result of `prove`: `processes` is the number of different process ids, `seconds` the time from nothing to the
+    first sum; `sent_bytes` and `law_bytes` are by rank."""
 
     n_ranks: int
     processes: int

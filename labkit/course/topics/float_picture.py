@@ -114,7 +114,7 @@ def _row(value: float, format: Format, y: float) -> tuple[list[str], str]:
 
 
 def _error(value: float, held: float) -> str:
-    """How far the held number is from the true one, as a share of it."""
+    """The distance of the held number from the true one in words, as a share of the true one: `0.14%`, `exact`."""
     if held == value or (math.isnan(held) and math.isnan(value)):
         return "exact"
     if not math.isfinite(held) or not math.isfinite(value):

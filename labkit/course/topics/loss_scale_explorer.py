@@ -15,7 +15,7 @@ from labkit.view.svg import Drawing
 
 
 class LossScaleExplorer(Explorer):
-    """Sliders over `rule`, replayed on `run`: for each step whether it was finite, or its ceiling (see view.scale).
+    """Sliders over `rule`, replayed on `run`: for each step a bool or a ceiling (see loss_scale_picture.py).
 
     Arrow keys move a slider. `.rule` is the shown rule, `.replayed` its result. The real LossScale runs, but nothing is
     trained. If it gives up (no scale is small enough), the picture ends there and a line says why. ValueError for a run

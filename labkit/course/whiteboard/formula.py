@@ -160,7 +160,7 @@ def constant_of(node: ast.expr) -> Fraction | None:
 
 
 def _powers(node: ast.expr) -> int:
-    """How deeply powers are nested here."""
+    """The depth of powers nested in this part: 0 without a power, 2 for a power of a power."""
     inner = max(
         (_powers(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)),
         default=0,

@@ -70,7 +70,7 @@ def check(asked: Derivation, said: str, seed: int = 0) -> FormulaVerdict:
 def _kind(
     asked: Derivation, formula: Formula, pairs: Sequence[tuple[float, float]], at: Mapping[str, float]
 ) -> tuple[str, list[str]]:
-    """What is wrong with the formula: the kind of verdict, and its sentences."""
+    """The kind of verdict on a formula that differs from the truth, and the sentences that say why."""
     known = next((f"That is {mistake.why}." for mistake in asked.wrong if _equal(asked, formula, mistake.formula)), "")
     people = [known] if known else []
     try:

@@ -86,7 +86,7 @@ def whiteboard(
 
 
 def _parting(along: str, where: list[float], xs: list[float]) -> str:
-    """The values `where` formula and truth differ, in words."""
+    """The values at which formula and truth differ, in words: `where` are those, `xs` are all values."""
     if not where:
         return "nowhere apart"
     if len(where) == len(xs):

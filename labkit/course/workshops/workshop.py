@@ -51,7 +51,7 @@ class Workshop:
     parts: tuple[Part, ...]
 
     def clock(self, start: str = "09:00") -> Iterator[tuple[datetime, datetime, Part]]:
-        """When each part begins and ends, if every day begins at `start`. ValueError for an invalid time."""
+        """Yield (begin, end, part) for each part, if every day begins at `start`. ValueError for an invalid time."""
         begins = _time(start)
         day = self.parts[0].day
         for part in self.parts:

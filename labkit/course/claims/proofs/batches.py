@@ -92,7 +92,9 @@ def c68() -> Finding:
 
 
 def wandered(make: MakeOptimizer, batch: int, rows: int = 1600) -> float:
-    """How far weights stray from their start if each step's gradient is nothing but the noise of its batch."""
+    """The standard deviation of weights that start at 0, after steps on gradients that are nothing but noise.
+
+    The noise of a batch is 1 / sqrt(batch), and there are rows // batch steps."""
     draw = torch.Generator().manual_seed(0)
     w = nn.Parameter(torch.zeros(2000))
     optimizer = make([w])

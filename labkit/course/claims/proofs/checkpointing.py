@@ -113,7 +113,7 @@ def c05() -> Finding:
 
 def c06() -> Finding:
     """Layers that keep as much as their input: find the best segment length for 64 layers and the growth from 64 to 256
-    with a probe, and count the runs of a layer, with a backward worth two of them."""
+    with a probe. Then count the forward runs of layers in a step; a backward is as much work as two of them."""
     by_length = {length: held([torch.tanh] * 64, 64 // length) for length in (1, 2, 4, 8, 16, 32, 64)}
     growth = held([torch.tanh] * 256, 16) / by_length[8]
     return Finding.of(

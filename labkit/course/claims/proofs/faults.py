@@ -32,7 +32,7 @@ def started(timeout: int | float | timedelta) -> str:
 
 
 def c46() -> Finding:
-    """Make the call, with the number as it stands and as a float."""
+    """Make a process group with the claim's time-out, as an int and as a float."""
     success = "a process group"
     return Finding.of(
         [

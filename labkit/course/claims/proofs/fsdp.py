@@ -84,7 +84,8 @@ def c31() -> Finding:
 
 
 def c32() -> Finding:
-    """Call it. (By its name, since only labkit.comm may import torch.distributed.)"""
+    """Call torch's FSDP with the claim's arguments. It is found by its name, since only labkit.comm may import
+    torch.distributed."""
     wrap: Any = pydoc.locate("torch.distributed.fsdp.FullyShardedDataParallel")
     strategy: Any = pydoc.locate("torch.distributed.fsdp.ShardingStrategy")
 

@@ -32,8 +32,8 @@ def rows(n: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def moved_by(make: MakeOptimizer, factor: float, clip: float | None = None, steps: int = 3) -> float:
-    """How far a layer moves in three steps when its gradients are multiplied by `factor`, or all of them are multiplied
-    and then clipped."""
+    """The distance that one layer moves in `steps` steps if its gradients are multiplied by `factor`. With `clip`, the
+    gradients of all layers are multiplied, and then clipped to this norm."""
     model = net()
     params = list(model.parameters())
     layer = params[2]

@@ -72,7 +72,7 @@ def c53() -> Finding:
 
 
 def c54() -> Finding:
-    """Check the product; the paper does not say what was used."""
+    """Nothing can decide it: the product is right, but the paper does not say how the GPUs were laid out."""
     n = Layout(dp=64, pp=8, tp=8).size
     return Finding.silent(
         f"64 x 8 x 8 is {n:,}, but the paper tells only that matrices and layers were cut over GPUs: neither how many "

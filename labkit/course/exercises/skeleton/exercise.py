@@ -33,7 +33,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """What each rank must return, worked out in one process."""
+    """The right answer of each rank, worked out in one process."""
     mean = torch.stack([x for (x,) in given]).double().mean(0).to(case.dtype)
     return [mean] * case.n_ranks
 

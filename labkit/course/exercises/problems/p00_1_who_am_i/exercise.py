@@ -19,7 +19,7 @@ ITEM = 8
 
 
 def who_am_i(node: Tensor, group: Group) -> dict[str, int | Tensor]:
-    """What a rank must know about itself and about the others, as a dict with these seven entries.
+    """A dict of seven facts that a rank must know about itself and about the others.
 
     `node`, int64 [1], is the number of the machine that this rank runs on; no rank knows another's.
 

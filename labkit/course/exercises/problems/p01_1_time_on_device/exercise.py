@@ -68,7 +68,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """When each device begins, what a launch costs, how long it is busy, and how long its runs take."""
+    """The arguments of ten `Device`s, and the numbers of warm-ups and repeats."""
     drawn, devices = random.Random(case.seed), []
     for _ in range(10):
         usual = drawn.uniform(0.5, 5.0)

@@ -70,7 +70,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """How each model is made and how far its training has got: every shape, every optimizer, the rest drawn.
+    """For each model how it is made, and how far its training has got. Every shape and every optimizer occurs; the rest
+    is drawn.
 
     The norm of the first model is frozen late, so that its gradients stay. The master copies of the second model are
     its parameters themselves."""
@@ -88,11 +89,11 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(recipes,)]
 
 
-def told(each: dict[str, Any]) -> str:
+def told(recipe: dict[str, Any]) -> str:
     """A model in words."""
-    master = " with master copies" if each["master"] else ""
-    return (f"{each['shape']} {str(each['dtype'])[6:]} model {each['vocab']}x{each['width']}, norm {each['frozen']}, "
-            f"{each['maker']}{master}, {each['done']} done")  # fmt: skip
+    master = " with master copies" if recipe["master"] else ""
+    return (f"{recipe['shape']} {str(recipe['dtype'])[6:]} model {recipe['vocab']}x{recipe['width']}, "
+            f"norm {recipe['frozen']}, {recipe['maker']}{master}, {recipe['done']} done")  # fmt: skip
 
 
 def play(attempt: Any, group: Group, made: list[dict[str, Any]]) -> Any:
@@ -137,22 +138,22 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [{told(recipe): counted(recipe) for recipe in given[0][0]}]
 
 
-def counted(each: dict[str, Any]) -> dict[str, int]:
+def counted(recipe: dict[str, Any]) -> dict[str, int]:
     """The bytes of one model: numbers of parameters times the bytes of one."""
-    table, norm, item = each["vocab"] * each["width"], 2 * each["width"], each["dtype"].itemsize
-    n_tables = 1 if each["shape"] == "tied" else 2
-    frozen = each["frozen"] == "frozen"
+    table, norm, item = recipe["vocab"] * recipe["width"], 2 * recipe["width"], recipe["dtype"].itemsize
+    n_tables = 1 if recipe["shape"] == "tied" else 2
+    frozen = recipe["frozen"] == "frozen"
     trained = n_tables * table + (0 if frozen else norm)
     tensors = n_tables + (0 if frozen else 2)
-    spare = each["spare"] if each["shape"] == "flat" else 0
+    spare = recipe["spare"] if recipe["shape"] == "flat" else 0
     held = (n_tables * table + norm + spare) * item
-    one_buffer = each["shape"] == "flat" and each["dtype"] == torch.float32
+    one_buffer = recipe["shape"] == "flat" and recipe["dtype"] == torch.float32
     master = held if one_buffer else 4 * trained
     state = {"SGD": 0, "SGD with momentum": trained * item, "AdamW": 2 * trained * item + 4 * tensors}
     return {
         "parameters": held,
-        "gradients": trained * item if each["done"] in ("backward", "a step") else 0,
-        "optimizer": each["master"] * master + ("step" in each["done"]) * state[each["maker"]],
+        "gradients": trained * item if recipe["done"] in ("backward", "a step") else 0,
+        "optimizer": recipe["master"] * master + ("step" in recipe["done"]) * state[recipe["maker"]],
     }
 
 

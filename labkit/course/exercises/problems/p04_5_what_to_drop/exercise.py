@@ -61,7 +61,8 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, given: dict[str, tuple[Held, int]]) -> Any:
-    """What each of the attempt's choices costs, and whether it fits. Not the choice itself: two may be equally good."""
+    """The cost of each of the attempt's choices, and whether it fits. The choices are not compared, since two may be
+    equally good."""
     replies = {}
     for name, (held, cap) in given.items():
         dropped = {int(place) for place in attempt(list(held), cap)}

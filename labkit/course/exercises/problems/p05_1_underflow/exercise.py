@@ -19,7 +19,8 @@ EDGES = (2.0**-25, 1.001 * 2.0**-25, 2.0**-24, 1.499 * 2.0**-24, 2.0**-14, 2.0**
 
 
 def underflow_shares(grads: Mapping[str, Tensor], scale: float) -> dict[str, list[float]]:
-    """What fp16 would make of float32 gradients multiplied by `scale`: {name: [share of zeros, share of subnormals]}.
+    """The shares of float32 gradients, multiplied by `scale`, that become zero and subnormal in fp16:
+    {name: [share of zeros, share of subnormals]}.
 
     Both are shares (0 to 1) of the numbers of that gradient that are not zero in float32; [0.0, 0.0] if all are.
     A number becomes zero if fp16 holds 0 for it, and subnormal if fp16 holds something else whose size is below

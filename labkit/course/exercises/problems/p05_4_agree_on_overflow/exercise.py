@@ -49,10 +49,10 @@ Spoilt = Mapping[tuple[int, int], tuple[int, float, float]]
 
 
 def spoilt(case: Case, n_steps: int) -> Spoilt:
-    """Where gradients are not finite.
+    """The places at which gradients are not finite, and the numbers that stand there.
 
-    At five steps those of one rank alone are not. Every rank, gradient and kind occurs among them, and the first number
-    of a gradient, the last, and some between. At a sixth step those of all ranks are not."""
+    At five steps those of one rank alone are not finite. Every rank, gradient and kind occurs among them, and the first
+    number of a gradient, the last, and some between. At a sixth step those of all ranks are not finite."""
     dice, n_grads = random.Random(case.seed), len(case["shapes"])
     *alone, together = dice.sample(range(n_steps), 6)
     ranks, grads = dice.sample(range(case.n_ranks), case.n_ranks), dice.sample(range(n_grads), n_grads)

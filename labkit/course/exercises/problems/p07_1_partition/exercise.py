@@ -14,11 +14,12 @@ from labkit.course.judge.laws import silent
 
 
 def owned_windows(sizes: list[int], group: Group) -> list[tuple[int, int, int]]:
-    """What this rank owns of parameters with `sizes` elements each: (parameter, first element of it, how many).
+    """The windows of the parameters that this rank owns: (parameter, first element of it, number of elements).
 
-    Lay all parameters end to end. Of the sum(sizes) elements each of n ranks gets a run of k, in rank order, where k is
-    sum(sizes) / n rounded up: the last ranks may get fewer, or none. A border may go through the middle of a parameter.
-    The windows come in the order of the parameters, and none is empty. All ranks see the same `sizes`; nothing is sent.
+    Parameter i has sizes[i] elements. Lay all parameters end to end. Of the sum(sizes) elements each of n ranks gets a
+    run of k, in rank order, where k is sum(sizes) / n rounded up: the last ranks may get fewer, or none. A border may
+    go through the middle of a parameter. The windows come in the order of the parameters, and none is empty. All ranks
+    see the same `sizes`; nothing is sent.
     """
     k = -(-sum(sizes) // group.size)
     low, high, start = group.rank * k, (group.rank + 1) * k, 0

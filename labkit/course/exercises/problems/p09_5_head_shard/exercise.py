@@ -58,10 +58,10 @@ def play(attempt: Any, group: Group, qkv: Tensor, out: Tensor, n_head: int, odd:
     return {"qkv": rows, "out": columns, "y": y, f"{odd} heads": outcome}
 
 
-def heads(x: Tensor, qkv: Tensor, each: int) -> Tensor:
-    """Attention of all heads in qkv, which have `each` numbers, side by side.   x [T, D] -> [T, heads * each]"""
-    q, k, v = (part.unflatten(-1, (-1, each)).transpose(0, 1) for part in (x @ qkv.T).chunk(3, dim=-1))
-    return ((q @ k.transpose(1, 2) / each**0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)
+def heads(x: Tensor, qkv: Tensor, head_size: int) -> Tensor:
+    """The attention of all heads in qkv, side by side.   x [T, D] -> [T, heads * head_size]"""
+    q, k, v = (part.unflatten(-1, (-1, head_size)).transpose(0, 1) for part in (x @ qkv.T).chunk(3, dim=-1))
+    return ((q @ k.transpose(1, 2) / head_size**0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:

@@ -22,7 +22,7 @@ ACTIVATION = 1 << 16
 
 
 def gpipe_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
-    """What rank `rank` does under GPipe, in order: all its forwards, then all its backwards.
+    """The actions of rank `rank` under GPipe, in order: all its forwards, then all its backwards.
 
     Stage r lives on rank r. `Action("F", stage, micro)` is the forward of a micro-batch in a stage, "B" the backward;
     micro-batches are 0 to n_micro - 1. Every rank gets its program from a call of its own, and runs it as it stands:
@@ -44,12 +44,12 @@ def cases() -> Sequence[Case]:
 
 
 def micros_of(case: Case) -> int:
-    """How many micro-batches there are, from the fewest to the most that the case allows."""
+    """The number of micro-batches, drawn from the range of the case."""
     return random.Random(case.seed).randint(*case["micros"])
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """How many micro-batches there are."""
+    """The number of micro-batches, the same for every rank."""
     return [(micros_of(case),)] * case.n_ranks
 
 

@@ -18,7 +18,8 @@ from labkit.plan.schedule import Action
 
 
 def one_f_one_b_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
-    """What rank `rank` does under 1F1B, in order: some forwards ahead, a forward and a backward in turn, the rest back.
+    """The actions of rank `rank` under 1F1B, in order: some forwards, then a forward and a backward in turn, then the
+    backwards that are left.
 
     Stage r lives on rank r. `Action("F", stage, micro)` is the forward of a micro-batch in a stage, "B" the backward;
     micro-batches are 0 to n_micro - 1, and there may be fewer of them than ranks. Rank r may hold min(p - r, m)

@@ -20,7 +20,7 @@ class RankGrid:
     For dp = 2, pp = 2, tp = 2: rank 0 is at dp 0, pp 0, tp 0; rank 1 at tp 1; rank 2 at pp 1, tp 0; rank 4 at dp 1."""
 
     def __init__(self, dp: int, pp: int, tp: int):
-        """How many ranks lie along each axis."""
+        """The number of ranks along each axis."""
         self.dp, self.pp, self.tp = dp, pp, tp
 
     def coords(self, rank: int) -> dict[str, int]:

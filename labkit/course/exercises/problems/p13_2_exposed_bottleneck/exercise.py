@@ -13,7 +13,7 @@ from labkit.course.judge.case import Case
 
 
 def exposed_bottleneck(trace: list[list[tuple[str, float, float]]]) -> tuple[str, float]:
-    """What most of a step's time goes to, and its share of the time of all ranks together, 0 to 1.
+    """The kind of work that takes most of a step's time, and its share of the time of all ranks together, 0 to 1.
 
     trace[rank] is a list of spans (kind, begin, end) in seconds, in any order, on one clock: "compute", "communication"
     or "data". Spans of a rank may overlap, since wire and loader work in the background. At each moment a rank

@@ -18,7 +18,7 @@ Plan = tuple[ModelShape, Layout, Recipe, float]
 
 
 def first_refusal(shape: ModelShape, layout: Layout, recipe: Recipe, device_bytes: float) -> tuple[str, float]:
-    """Why a plan cannot run, and by how much; ("", 0) if it can. Four questions, in this order; the first no counts:
+    """The first reason why a plan cannot run, and by how much; ("", 0) if it can. The reasons, in order:
 
     "heads"   shape.n_head over tp            "batch"   recipe.batch_size over dp x recipe.n_micro
     "layers"  shape.n_layer over pp                     the number of these three: what is left over
