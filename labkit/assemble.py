@@ -48,8 +48,20 @@ from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
 from labkit.train.large_batch import LAMB, LARS, Warmup
 from labkit.train.loss_scale import Scaler
+from labkit.train.precision import MasterWeights
 
-DTYPES = MappingProxyType({"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
+WEIGHTS = MappingProxyType(
+    {
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "amp": torch.float32,
+        "fp16": torch.float32,
+    }
+)
+"""The dtype of the weights, and of what flows between layers, by precision."""
+PRODUCTS = MappingProxyType({"amp": torch.bfloat16, "fp16": torch.float16})
+"""The dtype of matrix products where it is not that of the weights."""
 
 
 def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
@@ -85,10 +97,9 @@ class Stage(nn.Sequential):
             for _, layer in layers:
                 if id(layer) not in ends:
                     layer.forward = partial(checkpoint, layer.forward)  # type: ignore[method-assign]
-        mixed = recipe.precision in ("bf16", "fp16") and recipe.strategy != "zero3"  # zero3 gathers in half precision
-        self.autocast = partial(
-            torch.autocast, torch.device(mesh.world.device).type, DTYPES[recipe.precision] if mixed else None, mixed
-        )
+        # ZeRO-3 needs no autocast: it gathers weights in the dtype of the products
+        products = None if recipe.strategy == "zero3" else PRODUCTS.get(recipe.precision)
+        self.autocast = partial(torch.autocast, torch.device(mesh.world.device).type, products, products is not None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layers one after another."""
@@ -106,7 +117,7 @@ class Stage(nn.Sequential):
 
 def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
     """Give a stage the values that GPT(config, seed) has there, one whole layer at a time."""
-    dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
+    dtype = WEIGHTS[recipe.precision]
     with torch.device("meta"):
         model = GPT(config, seed=recipe.seed)
     for path, layer in zip(stage.paths, stage, strict=True):
@@ -115,21 +126,26 @@ def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
         for name, p in layer.named_parameters():
             mine = _cut(whole.get_parameter(name).detach(), getattr(p, "shard_dim", None), mesh.tp)
             p.data = mine.to(p.device, dtype, copy=True, memory_format=torch.contiguous_format)
+            p.grad_dtype = torch.float32 if recipe.fp32_gradients else dtype
             del mine
         whole.to_empty(device="meta")
 
 
 def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel:
     """The recipe's strategy around one stage."""
-    make: MakeOptimizer = Offload(make_optimizer(recipe)) if recipe.offload else make_optimizer(recipe)
+    make = make_optimizer(recipe)
+    if recipe.offload:
+        make = Offload(make)  # its copies are fp32 masters, too
+    elif recipe.precision == "bf16":
+        make = partial(MasterWeights, make_optimizer=make)
     if recipe.strategy == "ddp":
         return DDP(module, mesh.dp, make, recipe.bucket_bytes)
     if recipe.strategy == "zero1":
         return ZeRO1(module, mesh.dp, make, recipe.bucket_bytes)
     if recipe.strategy == "zero2":
         return ZeRO2(module, mesh.dp, make, recipe.bucket_bytes)
-    half = DTYPES[recipe.precision] if recipe.precision in ("bf16", "fp16") else None
-    return ZeRO3(module, mesh.dp, make, prefetch=recipe.prefetch, compute_dtype=half)
+    products = PRODUCTS.get(recipe.precision)
+    return ZeRO3(module, mesh.dp, make, prefetch=recipe.prefetch, compute_dtype=products)
 
 
 def make_optimizer(recipe: Recipe) -> MakeOptimizer:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.assemble import DTYPES, TrainStep, assemble
+from labkit.assemble import PRODUCTS, WEIGHTS, TrainStep, assemble
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.pipeline import action_of_tag
@@ -77,9 +77,8 @@ class Boundary:
         self.rows, self.n_micro = rows, recipe.n_micro
         self.length = config.seq // (layout.tp if recipe.sequence_parallel else 1)
         self.width = config.d_model
-        wide = torch.float64 if recipe.precision == "fp64" else torch.float32
-        half = recipe.strategy == "zero3" and recipe.precision in ("bf16", "fp16")
-        self.dtype = DTYPES[recipe.precision] if half else wide
+        wide = WEIGHTS[recipe.precision]
+        self.dtype = PRODUCTS.get(recipe.precision, wide) if recipe.strategy == "zero3" else wide
 
     def __call__(self, axis: str, source: int, tag: int) -> Tensor | None:
         """The message of this tag on the pipeline's axis; None on other axes, where no messages are sent."""

@@ -106,7 +106,7 @@ class Bucket:
     def __init__(self, named: Sequence[Named]) -> None:
         """Parameters of one dtype on one device, in the order in which their gradients are expected."""
         self.flat = Flat.of(named)
-        self.buffer = self.flat.empty()
+        self.buffer = self.flat.empty(sum_dtype(self.flat.params[0]))
         self.windows = tuple(window for _, window in self.flat.windows(self.buffer))
         self.arrived: set[int] = set()
         self.work: Pending | None = None
@@ -119,10 +119,10 @@ class Bucket:
         elif p.grad is window:
             if share != 1.0:  # autograd added in place: the only case in which scaling costs a pass of its own
                 window.mul_(share)
-        elif p.grad.layout is not torch.strided or (p.dtype, p.device) != (window.dtype, window.device):
+        elif p.grad.layout is not torch.strided or (p.grad.dtype, p.device) != (window.dtype, window.device):
             raise ValueError(
-                f"{self.flat.names[k]} has a {p.grad.layout} gradient {str(p.dtype)[6:]} on {p.device}, its bucket is "
-                f"dense {str(window.dtype)[6:]} on {window.device}: convert the module before DDP, and use sparse=False"
+                f"{self.flat.names[k]} has a {p.grad.layout} gradient {str(p.grad.dtype)[6:]} on {p.device}, its bucket "
+                f"is dense {str(window.dtype)[6:]} on {window.device}: convert the module before DDP, and use sparse=False"
             )
         else:
             torch.mul(p.grad.detach(), share, out=window)  # a new gradient is copied anyway: scaling it is free
@@ -152,8 +152,13 @@ def in_buckets(named: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
     Raises ValueError for a bucket of less than one byte."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")
-    sizes = [((p.dtype, p.device), p.numel() * p.element_size()) for _, p in named]
+    sizes = [((p.dtype, sum_dtype(p), p.device), p.numel() * sum_dtype(p).itemsize) for _, p in named]
     return [[named[k] for k in members] for members in fill(sizes, bucket_bytes)]
+
+
+def sum_dtype(p: Tensor) -> torch.dtype:
+    """The dtype in which p's gradients are added up: `p.grad_dtype`, which is p's own unless it was set."""
+    return p.grad_dtype or p.dtype
 
 
 def by_kind(named: Iterable[Named]) -> list[list[Named]]:
@@ -161,7 +166,7 @@ def by_kind(named: Iterable[Named]) -> list[list[Named]]:
     flat buffer."""
     kinds: dict[Hashable, list[Named]] = {}
     for name, p in named:
-        kinds.setdefault((p.dtype, p.device, p.requires_grad), []).append((name, p))
+        kinds.setdefault((p.dtype, sum_dtype(p), p.device, p.requires_grad), []).append((name, p))
     return list(kinds.values())
 
 

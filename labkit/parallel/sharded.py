@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
-from labkit.parallel.bucket import Flat, Named, as_on_rank_0
+from labkit.parallel.bucket import Flat, Named, as_on_rank_0, sum_dtype
 from labkit.parallel.sync import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
 
 WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
@@ -137,7 +137,7 @@ class Shard:
         """Copy the parameters' values into `weights`; from here on each parameter is a window of it.
 
         `compute_dtype` is that of `weights`, None for the parameters' own; gradients travel in `reduce_dtype`, None
-        for the master's."""
+        for that in which the parameters add them up."""
         self.group, self.flat = group, Flat.of(named, group.size)
         self.trains = self.flat.params[0].requires_grad
         whole = self.flat.pack()
@@ -145,7 +145,9 @@ class Shard:
         # a window of `weights` costs no memory (ZeRO-1 and 2); apart, `weights` can be freed without it (ZeRO-3)
         self.master = nn.Parameter(mine.clone() if apart else mine, requires_grad=self.trains)
         self.weights = whole if compute_dtype is None or not whole.is_floating_point() else whole.to(compute_dtype)
-        self.reduce_dtype = reduce_dtype or whole.dtype
+        self.reduce_dtype = reduce_dtype or sum_dtype(self.flat.params[0])
+        if self.trains and self.reduce_dtype != whole.dtype:
+            self.master.grad_dtype = self.reduce_dtype  # without it torch refuses a gradient wider than its parameter
         for p, window in self.flat.windows(self.weights):
             p.data = window
         self.work: Work | None = None

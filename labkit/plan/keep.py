@@ -22,10 +22,13 @@ from labkit.plan.tape import GRADIENTS, NOTHING, OTHER, Bytes, minus
 class Keeper:
     """DDP: the gradients live in the buckets, so a step changes nothing. All other keepers extend this one.
 
-    n: ranks that share the state; width: bytes of a weight."""
+    n: ranks that share the state; width: bytes of a weight; sums: bytes of a gradient that is added up and sent;
+    widens: True if autograd makes gradients of half that width, and widens them as it adds them up."""
 
-    def __init__(self, layers: Sequence[Params], n: int, width: int, bucket_bytes: int) -> None:
-        self.layers, self.n, self.width = layers, n, width
+    def __init__(
+        self, layers: Sequence[Params], n: int, width: int, bucket_bytes: int, sums: int = 0, widens: bool = False
+    ) -> None:
+        self.layers, self.n, self.width, self.sums, self.widens = layers, n, width, sums or width, widens
         self.buckets = self.cut(bucket_bytes)
         self.sizes = {(layer.layer, name): size for layer in layers for name, size in layer.sizes}
         self.home = {member: bucket for bucket in self.buckets for member in bucket.members}
@@ -33,7 +36,7 @@ class Keeper:
 
     def cut(self, bucket_bytes: int) -> list[Bucket]:
         """The buckets; DDP's need no padding."""
-        return in_buckets(self.layers, 1, self.width, bucket_bytes)
+        return in_buckets(self.layers, 1, self.sums, bucket_bytes)
 
     @property
     def numel(self) -> int:
@@ -51,7 +54,7 @@ class Keeper:
 
     def gradients(self) -> int:
         """Bytes of gradients that are held all the time, between steps too."""
-        return self.numel * self.width
+        return self.numel * self.sums
 
     def pass_begins(self, sending: bool) -> None:
         """A backward of one micro-batch begins; `sending` says whether it is the last of the step."""
@@ -109,7 +112,7 @@ class ZeRO1Keeper(Keeper):
 
     def cut(self, bucket_bytes: int) -> list[Bucket]:
         """Padded buckets."""
-        return in_buckets(self.layers, self.n, self.width, bucket_bytes)
+        return in_buckets(self.layers, self.n, self.sums, bucket_bytes)
 
     @property
     def owned(self) -> list[int]:
@@ -124,8 +127,8 @@ class ZeRO1Keeper(Keeper):
         """The first gradient stays, later ones are added to it."""
         if member not in bucket.here:
             bucket.here.add(member)
-            bucket.grads += fresh
-            live.add(GRADIENTS, fresh)
+            bucket.grads += fresh * (1 + self.widens)
+            live.add(GRADIENTS, fresh * (1 + self.widens))
         return minus(more, (0, fresh, 0, 0, 0))
 
     def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
@@ -134,22 +137,22 @@ class ZeRO1Keeper(Keeper):
         if self.leaving is not None:
             self.settle(live, self.leaving)
         self.leaving = bucket
-        live.add(OTHER, bucket.numel * self.width)
+        live.add(OTHER, bucket.numel * self.sums)
         live.see(more, when)
         bucket.here.clear()
         live.add(GRADIENTS, -bucket.grads)
         bucket.grads, bucket.packed = 0, self.part
-        live.add(bucket.packed, bucket.numel // self.n * self.width)
+        live.add(bucket.packed, bucket.numel // self.n * self.sums)
         live.see(more, when)
         if self.n == 1:  # the answer is a copy, made at once
-            live.add(OTHER, -bucket.numel * self.width)
+            live.add(OTHER, -bucket.numel * self.sums)
 
     def settle(self, live: Live, bucket: Bucket) -> None:
         """A bucket has arrived: its buffer is freed, and a part of a later pass is added to that of the first pass."""
         if bucket.packed is not None:
-            live.add(OTHER, -bucket.numel * self.width if self.n > 1 else 0)
+            live.add(OTHER, -bucket.numel * self.sums if self.n > 1 else 0)
             if bucket.packed == OTHER:
-                live.add(OTHER, -(bucket.numel // self.n * self.width))
+                live.add(OTHER, -(bucket.numel // self.n * self.sums))
             bucket.packed = None
 
     @property
@@ -159,7 +162,7 @@ class ZeRO1Keeper(Keeper):
 
     def between(self, live: Live, numel: int) -> None:
         """These gradients stay whole until the last pass, which leaves 1/n of them."""
-        n_bytes = numel * self.width
+        n_bytes = numel * self.sums
         if not self.passes:
             live.add(GRADIENTS, n_bytes)
         if self.sending:
@@ -175,9 +178,9 @@ class ZeRO1Keeper(Keeper):
         """Earlier passes have left whole gradients, as autograd made them."""
         for bucket in self.buckets:
             bucket.here = set(bucket.members)
-            bucket.grads = sum(self.sizes[member] for member in bucket.members) * self.width
+            bucket.grads = sum(self.sizes[member] for member in bucket.members) * self.sums
             live.add(GRADIENTS, bucket.grads)
-        live.add(GRADIENTS, numel * self.width)
+        live.add(GRADIENTS, numel * self.sums)
         self.passes += 1
 
     def finish(self, live: Live) -> None:
@@ -202,17 +205,17 @@ class ZeRO2Keeper(ZeRO1Keeper):
     def between(self, live: Live, numel: int) -> None:
         """1/n of these gradients stays."""
         if not self.passes:
-            live.add(GRADIENTS, numel * self.width // self.n)
+            live.add(GRADIENTS, numel * self.sums // self.n)
 
     def fill(self, live: Live, numel: int, times: int) -> None:
         """Earlier passes have left 1/n of each bucket, and the last bucket is still on its way."""
-        live.add(GRADIENTS, (self.numel + numel) * self.width // self.n)
+        live.add(GRADIENTS, (self.numel + numel) * self.sums // self.n)
         self.passes = times
         if self.n > 1:
             self.leaving = self.last
             self.leaving.packed = GRADIENTS if times == 1 else OTHER
-            live.add(OTHER, self.leaving.numel * self.width)
-            live.add(OTHER, (times > 1) * self.leaving.numel // self.n * self.width)
+            live.add(OTHER, self.leaving.numel * self.sums)
+            live.add(OTHER, (times > 1) * self.leaving.numel // self.n * self.sums)
 
     @property
     def last(self) -> Bucket:

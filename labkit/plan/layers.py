@@ -14,7 +14,7 @@ v, its result and one number a row, and never the T x T scores (Dao et al., arXi
     "fp32"       4 bytes  4 bytes
     "fp64"       8        8
     "autocast"   4        products 2, norms and the residual path 4; a half copy of each weight until its backward
-    "half"       2        2: what ZeRO-3 computes with
+    "half"       2        2: a model in bf16, or what ZeRO-3 gathers for products in half precision
 
 Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm) are the plain torch program for them.
 """

@@ -154,7 +154,10 @@ class Walk(Rank):
             more = max(2 * size + before for size, before in zip(owned, [0, *owned], strict=False))
         else:
             more = sum(owned)
-        live.see((0, 0, 0, 0, more), "the optimizer's step")
+        widened = 0
+        if self.has_masters and not self.recipe.fp32_gradients:  # fp32 gradients for the masters
+            widened = sum(owned) if self.recipe.strategy == "ddp" else sum(owned) // 2  # ZeRO's bf16 ones are freed
+        live.see((0, widened, 0, 0, more), "the optimizer's step")
 
     def formulas(self) -> dict[str, str]:
         """The formula of each kind of memory, in words."""
@@ -164,11 +167,12 @@ class Walk(Rank):
         whole = f"N = {local:,} parameters here" + (f", n = {n}" if n > 1 else "")
         share = "/n" if n > 1 else ""
         zero3 = r.strategy == "zero3"
-        grads = {"ddp": f"{w} N", "zero1": f"{w} N, then {w} N{share}", "zero2": f"{w} N{share} + fresh ones"}
+        g = self.sums
+        grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
         return {
             "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
-            "gradients": grads.get(r.strategy, f"{w} N{share} + fresh ones"),
-            "optimizer": f"{states * max(w, 4)} N{share if r.strategy != 'ddp' else ''} ({r.optimizer})",
+            "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones"),
+            "optimizer": f"{(states + self.has_masters) * max(w, 4)} N{share if r.strategy != 'ddp' else ''} ({r.optimizer})",
             "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight",
             "other": "gradients of activations, buckets and units on their way, temporaries",
         }

@@ -14,7 +14,7 @@ from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble")
-PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
+PRECISIONS = ("fp64", "fp32", "bf16", "amp", "fp16")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
 WHOLE_LAYERS = ("lamb", "lars")
 
@@ -27,7 +27,10 @@ class Recipe:
     schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble"
     batch_size       rows of a step, over all ranks;  n_micro: micro-batches that each rank cuts its rows into
     checkpointing    keep the input of each block only, and run it again in backward
-    precision        "fp32", "fp64"; "bf16": products in bf16, weights in fp32; "fp16": the same with loss scaling
+    precision        "fp32", "fp64": everything in it
+                     "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters
+                     "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
+    fp32_gradients   with "bf16": gradients are added up, over micro-batches and over ranks, in fp32
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
     """
@@ -40,6 +43,7 @@ class Recipe:
     checkpointing: bool = False
     sequence_parallel: bool = False
     precision: str = "fp32"
+    fp32_gradients: bool = False
     offload: bool = False
     optimizer: str = "adamw"
     lr: float = 1e-3
@@ -79,6 +83,8 @@ class Recipe:
             raise ValueError(
                 f"{self.optimizer} looks at whole layers, {self.strategy} gives a rank 1/n of their elements: use ddp"
             )
+        if self.fp32_gradients and self.precision != "bf16":
+            raise ValueError(f"fp32_gradients is a choice for precision='bf16', got {self.precision!r}: leave it out")
         if self.offload and self.strategy == "ddp":
             raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
 

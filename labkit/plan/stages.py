@@ -54,9 +54,9 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
 
 def way_of(recipe: Recipe) -> str:
     """How layers are run: see labkit.plan.ops."""
-    if recipe.precision in ("bf16", "fp16"):
+    if recipe.precision in ("amp", "fp16"):
         return "half" if recipe.strategy == "zero3" else "autocast"
-    return recipe.precision
+    return "half" if recipe.precision == "bf16" else recipe.precision
 
 
 def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:

@@ -65,7 +65,9 @@ class StepTime:
         self.m, self.p, self.v = recipe.n_micro, layout.pp, recipe.stages_per_rank
         self.wide = {"fp64": 8, "half": 2}.get(self.setting.way, 4)
         self.narrow = 2 if self.setting.way == "autocast" else self.wide
-        self.master = 8 if recipe.precision == "fp64" else 4
+        weights = {"fp64": 8, "bf16": 2}.get(recipe.precision, 4)
+        self.sums = 4 if recipe.fp32_gradients else weights  # bytes of a gradient that travels
+        self.fetched = self.wide if recipe.strategy == "zero3" else weights  # and of a weight that is gathered
         self.tokens = self.setting.rows * self.setting.seq
         self.params = max(state_params(shape, layout.tp, self.p, self.v))
         n_stages = self.p * self.v
@@ -141,12 +143,12 @@ class StepTime:
         n, recipe = self.layout.dp, self.recipe
         if n == 1:
             return 0.0, 0.0
-        n_bytes = self.params * self.master
+        n_bytes = self.params * self.sums
         line = line_of(self.hardware.link(n, self.layout.tp * self.p))
         # on gloo, which serves CPUs, a reduce_scatter sums everything on every rank and keeps a part
         whole = self.hardware.device == "cpu" and recipe.strategy != "ddp"
         scatter = seconds("ring", "all_reduce" if whole else "reduce_scatter", n, n_bytes, line)
-        gather = seconds("ring", "all_gather", n, n_bytes * self.wide / self.master, line)
+        gather = seconds("ring", "all_gather", n, self.params * self.fetched, line)
         backward = max(w[1] for w in self.work) * self.v
         forward = max(w[0] for w in self.work) * self.v
         scatters, gathers = dp_moves(recipe.strategy, self.m)
@@ -167,7 +169,7 @@ class StepTime:
         share = 1 if self.recipe.strategy == "ddp" else self.layout.dp
         owned = self.params / share
         factor = {"sgd": 0.4, "lars": 0.5}.get(self.recipe.optimizer, 1.0)
-        return owned * STATE_BYTES * self.master / 4 * factor / self.hardware.reachable_bytes_per_s
+        return owned * STATE_BYTES * (2 if self.recipe.precision == "fp64" else 1) * factor / self.hardware.reachable_bytes_per_s
 
     def breakdown(self) -> Breakdown:
         """The step as named items, in seconds."""

@@ -22,10 +22,18 @@ class ZeRO3Keeper(ZeRO2Keeper):
     gathered weight; `prefetch`: how many units are gathered ahead."""
 
     def __init__(
-        self, layers: Sequence[Params], n: int, width: int, gathered: int, prefetch: int, stays: frozenset[str]
+        self,
+        layers: Sequence[Params],
+        n: int,
+        width: int,
+        gathered: int,
+        prefetch: int,
+        stays: frozenset[str],
+        sums: int = 0,
+        widens: bool = False,
     ) -> None:
         self.gathered, self.prefetch, self.stays = gathered, prefetch, stays
-        super().__init__(layers, n, width, 0)
+        super().__init__(layers, n, width, 0, sums, widens)
         self.staying = [bucket for bucket in self.buckets if any(name in stays for _, name in bucket.members)]
         self.units = {k: bucket for bucket in self.buckets for k, _ in bucket.members if bucket not in self.staying}
         self.whole: set[Bucket] = set()

@@ -133,6 +133,8 @@ class MasterWeights(Optimizer):
         result = self.inner.step()
         self.masters_to_params()
         self.taken.clear()
+        for _, master in self.pairs:
+            master.grad = None  # 4 bytes a parameter, which would live on through the next forward
         return result
 
     @torch.no_grad()
