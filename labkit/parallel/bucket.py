@@ -121,8 +121,8 @@ class Bucket:
                 window.mul_(share)
         elif p.grad.layout is not torch.strided or (p.grad.dtype, p.device) != (window.dtype, window.device):
             raise ValueError(
-                f"{self.flat.names[k]} has a {p.grad.layout} gradient {str(p.grad.dtype)[6:]} on {p.device}, its bucket "
-                f"is dense {str(window.dtype)[6:]} on {window.device}: convert the module before DDP, and use sparse=False"
+                f"{self.flat.names[k]} has a {p.grad.layout} gradient {str(p.grad.dtype)[6:]} on {p.device}, the bucket "
+                f"is dense {str(window.dtype)[6:]} on {window.device}: convert the module before DDP, use sparse=False"
             )
         else:
             torch.mul(p.grad.detach(), share, out=window)  # a new gradient is copied anyway: scaling it is free

@@ -47,10 +47,10 @@ class Demand:
         shape = ModelShape.of(shape)
         check_plan(shape, recipe, layout)
         m, p = recipe.n_micro, layout.pp
-        word = 8 if recipe.precision == "fp64" else 4
+        word = recipe.weight_bytes
         part = recipe.batch_size / layout.dp / m * shape.seq * shape.d_model * word
         sums = max(4 * blocks_of(shape.n_layer, p, s) + (s == 0) + (s == p - 1) for s in range(p))
-        n_bytes = word * max(state_params(shape, layout.tp, p, 1))
+        n_bytes = recipe.gradient_bytes * max(state_params(shape, layout.tp, p, 1))
         return cls((sums * m * (layout.tp > 1), part), (m * (p > 1), part), (int(layout.dp > 1), n_bytes))
 
     def __getitem__(self, axis: str) -> tuple[int, float]:

@@ -61,12 +61,13 @@ def simplest(found: Sequence[Plan]) -> Plan | None:
 
 def _memory(plan: Plan) -> str:
     shape, room = plan.shape, plan.hardware.memory_bytes.value
-    n, width = shape.n_params, 8 if plan.recipe.precision == "fp64" else 4
-    states = dict(STATES)[plan.recipe.optimizer]
-    n_bytes = width * (2 + states)
+    n, r = shape.n_params, plan.recipe
+    state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
+    n_bytes = r.weight_bytes + r.gradient_bytes + state
     return (
-        f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters. Weights {width} B, gradients "
-        f"{width} B, {plan.recipe.optimizer} {states * width} B: {n_bytes} N = {n_bytes * n / GB:,.0f} GB, so at least "
+        f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters. Weights {r.weight_bytes} B, "
+        f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B: {n_bytes} N = "
+        f"{n_bytes * n / GB:,.0f} GB, so at least "
         f"{-(-n_bytes * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
     )
 

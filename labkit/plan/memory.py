@@ -145,7 +145,7 @@ class Walk(Rank):
 
     def optimizer(self, live: Live) -> None:
         """The temporaries of the optimizer: for Adam the square root of the variance, and that over its correction."""
-        owned = [size * max(self.width, 4) for size in self.owned()]
+        owned = [size * self.recipe.state_bytes for size in self.owned()]
         if self.recipe.offload and self.device != "cpu":
             return
         if not self.recipe.optimizer.startswith("adam"):
@@ -155,7 +155,7 @@ class Walk(Rank):
         else:
             more = sum(owned)
         widened = 0
-        if self.has_masters and not self.recipe.fp32_gradients:  # fp32 gradients for the masters
+        if self.recipe.has_masters and not self.recipe.fp32_gradients:  # fp32 gradients for the masters
             widened = sum(owned) if self.recipe.strategy == "ddp" else sum(owned) // 2  # ZeRO's bf16 ones are freed
         live.see((0, widened, 0, 0, more), "the optimizer's step")
 
@@ -163,16 +163,16 @@ class Walk(Rank):
         """The formula of each kind of memory, in words."""
         r, n = self.recipe, self.layout.dp
         local = sum(stage.numel for stage in self.stages)
-        w, states = self.width, dict(STATES)[r.optimizer]
+        w, g = self.width, self.sums
+        state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
         whole = f"N = {local:,} parameters here" + (f", n = {n}" if n > 1 else "")
         share = "/n" if n > 1 else ""
         zero3 = r.strategy == "zero3"
-        g = self.sums
         grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
         return {
             "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
             "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones"),
-            "optimizer": f"{(states + self.has_masters) * max(w, 4)} N{share if r.strategy != 'ddp' else ''} ({r.optimizer})",
+            "optimizer": f"{state} N{share * (r.strategy != 'ddp')} ({r.optimizer}{', masters' * r.has_masters})",
             "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight",
             "other": "gradients of activations, buckets and units on their way, temporaries",
         }

@@ -35,8 +35,7 @@ class Rank:
         self.place = layout.coords(rank)["pp"]
         self.setting = setting_of(shape, layout, recipe)
         way = self.setting.way
-        self.width = {"fp64": 8, "bf16": 2}.get(recipe.precision, 4)
-        self.sums = 4 if recipe.fp32_gradients else self.width
+        self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
         self.gathered = 2 if way == "half" else self.width
         n_stages = layout.pp * recipe.stages_per_rank
         self.stages = [
@@ -86,20 +85,15 @@ class Rank:
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
             weights += keeper.weights() + stage.middle * w // (n if r.strategy == "zero3" else 1)
             gradients += keeper.gradients() + stage.middle * self.sums * (r.strategy == "ddp")
-        owned, wide = self.owned(), max(w, 4)
+        owned, wide = self.owned(), r.state_bytes
         state = sum(owned) * wide * dict(STATES)[r.optimizer] + 4 * len(owned) * r.optimizer.startswith("adam")
-        state += sum(owned) * wide * self.has_masters
+        state += sum(owned) * wide * r.has_masters
         if not r.offload:
             return weights, gradients, state, 0, 0
         on_cpu = self.device == "cpu"
         masters = sum(owned) * wide * on_cpu
         shard = sum(owned) * self.gathered if r.strategy == "zero3" else 0
         return masters + (0 if shard else weights), gradients, state * on_cpu, 0, masters + shard
-
-    @property
-    def has_masters(self) -> bool:
-        """True if the optimizer keeps fp32 copies of bf16 weights on the device."""
-        return self.recipe.precision == "bf16" and not self.recipe.offload
 
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
@@ -116,7 +110,7 @@ class Rank:
         numel, states = sum(stage.numel for stage in self.stages), dict(STATES)[r.optimizer]
         owned = numel // (1 if r.strategy == "ddp" else n)
         away = r.offload and self.device != "cpu"
-        state = 0 if away else owned * max(w, 4) * (states + 2 * r.offload + self.has_masters)
+        state = 0 if away else owned * r.state_bytes * (states + 2 * r.offload + r.has_masters)
         shard = owned * (self.gathered if r.offload else w)
         least = (shard if r.strategy == "zero3" else numel * w) + state + numel * self.sums * (r.strategy == "ddp")
         least += self.in_flight_bytes() + self.for_weights()
@@ -129,7 +123,7 @@ class Rank:
         }.get(r.strategy, owned * self.sums + unit * (4 * self.sums + (2 + r.prefetch) * 2 * self.gathered))
         copies = 2 * numel if self.setting.way == "autocast" else 0
         tied = 3 * self.shape.vocab * self.shape.d_model * w * self.tied
-        step = (2 + self.has_masters) * owned * max(w, 4) + 8 * 20 * (self.shape.n_layer + 2) * n
+        step = (2 + r.has_masters) * owned * r.state_bytes + 8 * 20 * (self.shape.n_layer + 2) * n
         highest = max(stage.highest for stage in self.stages)
         return least, least + highest + comes + copies + tied + step + 2 * self.message() + self.unanswered()
 

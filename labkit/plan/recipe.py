@@ -88,6 +88,31 @@ class Recipe:
         if self.offload and self.strategy == "ddp":
             raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight, and of what flows between layers (ZeRO-3 gathers, and computes, in `products`)."""
+        return {"fp64": 8, "bf16": 2}.get(self.precision, 4)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient as it is added up and sent."""
+        return 4 if self.fp32_gradients else self.weight_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one number of the optimizer's state; masters are as wide."""
+        return max(4, self.weight_bytes)
+
+    @property
+    def has_masters(self) -> bool:
+        """True if the optimizer keeps its own, wider copy of the weights beside them."""
+        return self.weight_bytes < self.state_bytes and not self.offload
+
+    @property
+    def products(self) -> str:
+        """The precision of matrix products."""
+        return "bf16" if self.precision == "amp" else self.precision
+
     def schedule_for(self, n_ranks: int) -> Schedule:
         """The schedule of a pipeline of `n_ranks`."""
         if self.schedule == "interleaved":

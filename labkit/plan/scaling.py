@@ -86,7 +86,7 @@ def bottlenecks(
         raise ValueError(f"input must come at more than 0 bytes/s, got {data_bytes_per_s}")
     shape = ModelShape.of(shape)
     step = predict_step(shape, layout, recipe, hardware)
-    rate = layout.size * hardware.peak(recipe.precision)
+    rate = layout.size * hardware.peak(recipe.products)
     useful = shape.flops_per_token() * recipe.batch_size * shape.seq / rate
     talk = step["tp"] + step["pp"] + step["dp"] + step["overlap"]
     tokens = recipe.batch_size // layout.dp * shape.seq

@@ -50,7 +50,7 @@ def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float
     """Model flops utilisation of the predicted step, 0 to 1: what PaLM, arXiv:2204.02311, appendix B, calls so."""
     shape = ModelShape.of(shape)
     step = predict_step(shape, layout, recipe, hardware).total
-    return shape.mfu(recipe.batch_size * shape.seq / step, layout.size * hardware.peak(recipe.precision))
+    return shape.mfu(recipe.batch_size * shape.seq / step, layout.size * hardware.peak(recipe.products))
 
 
 class StepTime:
@@ -65,14 +65,11 @@ class StepTime:
         self.m, self.p, self.v = recipe.n_micro, layout.pp, recipe.stages_per_rank
         self.wide = {"fp64": 8, "half": 2}.get(self.setting.way, 4)
         self.narrow = 2 if self.setting.way == "autocast" else self.wide
-        weights = {"fp64": 8, "bf16": 2}.get(recipe.precision, 4)
-        self.sums = 4 if recipe.fp32_gradients else weights  # bytes of a gradient that travels
-        self.fetched = self.wide if recipe.strategy == "zero3" else weights  # and of a weight that is gathered
         self.tokens = self.setting.rows * self.setting.seq
         self.params = max(state_params(shape, layout.tp, self.p, self.v))
         n_stages = self.p * self.v
         self.each = {
-            layer: seconds_of(shape, layer, self.setting, recipe.precision, hardware)
+            layer: seconds_of(shape, layer, self.setting, recipe.products, hardware)
             for layer in ("embedding", "block", "head")
         }
         self.sum_s = self.tp_sum()
@@ -143,12 +140,18 @@ class StepTime:
         n, recipe = self.layout.dp, self.recipe
         if n == 1:
             return 0.0, 0.0
-        n_bytes = self.params * self.sums
+        n_bytes = self.params * recipe.gradient_bytes
         line = line_of(self.hardware.link(n, self.layout.tp * self.p))
         # on gloo, which serves CPUs, a reduce_scatter sums everything on every rank and keeps a part
         whole = self.hardware.device == "cpu" and recipe.strategy != "ddp"
         scatter = seconds("ring", "all_reduce" if whole else "reduce_scatter", n, n_bytes, line)
-        gather = seconds("ring", "all_gather", n, self.params * self.fetched, line)
+        gather = seconds(
+            "ring",
+            "all_gather",
+            n,
+            self.params * (self.wide if recipe.strategy == "zero3" else recipe.weight_bytes),
+            line,
+        )
         backward = max(w[1] for w in self.work) * self.v
         forward = max(w[0] for w in self.work) * self.v
         scatters, gathers = dp_moves(recipe.strategy, self.m)
@@ -169,7 +172,7 @@ class StepTime:
         share = 1 if self.recipe.strategy == "ddp" else self.layout.dp
         owned = self.params / share
         factor = {"sgd": 0.4, "lars": 0.5}.get(self.recipe.optimizer, 1.0)
-        return owned * STATE_BYTES * (2 if self.recipe.precision == "fp64" else 1) * factor / self.hardware.reachable_bytes_per_s
+        return owned * STATE_BYTES * self.recipe.state_bytes / 4 * factor / self.hardware.reachable_bytes_per_s
 
     def breakdown(self) -> Breakdown:
         """The step as named items, in seconds."""

@@ -110,7 +110,7 @@ def _report(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
 
 def _life(group: Group, order: Order) -> dict[str, Any]:
     """The training run on one rank."""
-    from labkit.assemble import DTYPES, assemble
+    from labkit.assemble import PRODUCTS, WEIGHTS, assemble
     from labkit.comm.mesh import Mesh
     from labkit.launch.progress import track
     from labkit.parallel import saved
@@ -120,7 +120,7 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
     mesh = Mesh.connect(order.layout, group)
     step = assemble(order.config, order.recipe, mesh)
     losses, begin, where = _resume(order, step, mesh)
-    peak = matmul_flops(group, DTYPES[order.recipe.precision])
+    peak = matmul_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
     seen: dict[str, Any] = {"memory": {}, "sent": {}}
     for number in track(range(begin, order.steps), group):

@@ -1,0 +1,142 @@
+"""Training runs that others have measured and published, in the planner's own terms, to hold its predictions against.
+
+    runs/playbook.csv      1,631 runs of a 1B and an 8B model on 8 to 512 H100, 1,026 of which ran: chart data of the
+                           Ultra-Scale Playbook (Hugging Face, 2025, Apache-2.0)
+    runs/foundry.csv       MPT models of 125M to 70B with FSDP on H100 and A100: the benchmark tables of llm-foundry
+                           (MosaicML, 2023, Apache-2.0), scripts/train/benchmarking/README.md
+    runs/torchtitan.csv    Llama 3.1 with FSDP2, TP, PP and CP on 8 to 512 H100: torchtitan's benchmark of
+                           December 2024 (BSD)
+
+What the sources do not say is assumed, here and nowhere else:
+
+    playbook      1F1B, no recomputation, sequence parallelism with tp > 1, bf16 with fp32 masters, gradients added up
+                  in fp32
+    foundry       the "DEFAULT" mixed precision gathers bf16 weights and keeps fp32 masters (amp), "PURE" is bf16
+    torchtitan    FSDP2's mixed precision, as foundry's DEFAULT
+
+A run whose rows contradict each other (micro-batches times rows is not the batch) is left out.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.plan.shape import ModelShape
+
+GB = 1e9
+PLAYBOOK = {"1B": (16, 2048, 32, 8192), "8B": (32, 4096, 32, 14336)}
+"""Layers, width, heads and hidden width of the playbook's models."""
+TIED_BELOW = 10_000
+"""The playbook's models tie their embeddings below this hidden width."""
+MPT = {
+    "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16), "3b": (32, 2560, 20),
+    "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56), "70b": (80, 8192, 64),
+}  # fmt: skip
+"""Layers, width and heads of the MPT models; their hidden width is four times the width."""
+
+
+class PublishedRun(NamedTuple):
+    """One run: what was trained, how, on what, and what was measured.
+
+    step_s, n_bytes, mfu   seconds of a step, bytes of a GPU, share of the peak; None where they are not published
+    ran                    False for a run that crashed or ran out of memory
+    lacks                  the part of this run that the planner cannot predict, "" if there is none
+    """
+
+    source: str
+    shape: ModelShape
+    hardware: Hardware
+    layout: Layout
+    recipe: Recipe
+    step_s: float | None
+    n_bytes: float | None
+    mfu: float | None
+    ran: bool = True
+    lacks: str = ""
+
+    @property
+    def group(self) -> tuple[str, str, int]:
+        """Runs of one group answer the same question: this model on so many devices, how?"""
+        return self.source, self.shape.name, self.layout.size
+
+
+@cache
+def published_runs() -> tuple[PublishedRun, ...]:
+    """All runs, source by source."""
+    return (*_playbook(), *_foundry(), *_torchtitan())
+
+
+def _table(name: str) -> list[dict[str, str]]:
+    text = resources.files("labkit.plan").joinpath("runs", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _playbook() -> Iterator[PublishedRun]:
+    hardware = Hardware.preset("h100")
+    shapes = {}
+    for name, (n_layer, d_model, n_head, d_ff) in PLAYBOOK.items():
+        shapes[name] = ModelShape.gpt(
+            n_layer, d_model, n_head, 131_072, 4096, d_ff=d_ff, gated=True, norm="rms", bias=False, position="rotary",
+            tied=d_ff < TIED_BELOW, name=f"playbook-{name.lower()}",
+        )  # fmt: skip
+    for row in _table("playbook.csv"):
+        layout = Layout(int(row["dp"]), int(row["pp"]), int(row["tp"]))
+        batch, n_micro = int(row["batch"]), int(row["n_micro"])
+        if layout.dp * int(row["rows"]) * n_micro != batch:
+            continue
+        recipe = Recipe(
+            "zero1" if row["zero"] == "1" else "ddp", batch_size=batch, n_micro=n_micro, precision="bf16",
+            fp32_gradients=True, sequence_parallel=layout.tp > 1,
+        )  # fmt: skip
+        ran = bool(row["tokens_s_gpu"])
+        yield PublishedRun(
+            "playbook", shapes[row["model"]], hardware, layout, recipe,
+            batch * 4096 / (float(row["tokens_s_gpu"]) * layout.size) if ran else None,
+            float(row["gb"]) * GB if row["gb"] else None, float(row["mfu"]) / 100 if row["mfu"] else None, ran,
+        )  # fmt: skip
+
+
+def _foundry() -> Iterator[PublishedRun]:
+    for row in _table("foundry.csv"):
+        n_layer, d_model, n_head = MPT[row["model"]]
+        seq, gpus, n_micro = int(row["seq"]), int(row["gpus"]), int(row["n_micro"])
+        batch = int(row["rows"]) * n_micro * gpus
+        recipe = Recipe(
+            "zero3", batch_size=batch, n_micro=n_micro, precision="bf16" if row["pure"] == "1" else "amp",
+            checkpointing=row["checkpointing"] == "1",
+        )  # fmt: skip
+        yield PublishedRun(
+            "foundry", ModelShape.gpt(n_layer, d_model, n_head, 50_368, seq, bias=False, name=f"mpt-{row['model']}"),
+            Hardware.preset(row["device"]), Layout(gpus), recipe,
+            batch * seq / (float(row["tokens_s_gpu"]) * gpus), None, float(row["mfu"]) / 100,
+        )  # fmt: skip
+
+
+def _torchtitan() -> Iterator[PublishedRun]:
+    # the benchmark's H100 are of 96 GB with HBM2e at 2.4 TB/s and 500 W
+    hardware = Hardware.preset("h100").changed(memory_bytes=96 * GB, bytes_per_s=2.4e12)
+    for row in _table("torchtitan.csv"):
+        name = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b", "llama3.1-405b": "llama3-405b"}[row["model"]]
+        seq, pp = int(row["seq"]), int(row["pp"])
+        layout = Layout(int(row["dp_shard"]), pp, int(row["tp"]))
+        rows = int(row["local_batch"])
+        schedule = row["schedule"] or "1f1b"
+        recipe = Recipe(
+            "zero3", schedule, batch_size=rows * layout.dp, n_micro=rows if pp > 1 else 1,
+            stages_per_rank=2 if schedule == "interleaved" else 1, precision="amp",
+            checkpointing=row["recompute"] == "full", sequence_parallel=layout.tp > 1,
+        )  # fmt: skip
+        lacks = [f"context parallelism over {row['cp']}"] * (row["cp"] != "1") + ["float8"] * (row["float8"] == "yes")
+        lacks += ["selective recomputation"] * (row["recompute"] == "selective")
+        yield PublishedRun(
+            "torchtitan", ModelShape.preset(name).changed(seq=seq, name=name), hardware, layout, recipe,
+            rows * layout.dp * seq / (float(row["tokens_s_gpu"]) * int(row["gpus"])), float(row["GiB"]) * 2**30, None,
+            True, " and ".join(lacks),
+        )  # fmt: skip
