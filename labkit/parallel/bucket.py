@@ -121,7 +121,7 @@ class Bucket:
                 window.mul_(share)
         elif p.grad.layout is not torch.strided or (p.grad.dtype, p.device) != (window.dtype, window.device):
             raise ValueError(
-                f"{self.flat.names[k]} has a {p.grad.layout} gradient {str(p.grad.dtype)[6:]} on {p.device}, the bucket "
+                f"{self.flat.names[k]} has a {p.grad.layout} gradient {str(p.grad.dtype)[6:]} on {p.device}, a bucket "
                 f"is dense {str(window.dtype)[6:]} on {window.device}: convert the module before DDP, use sparse=False"
             )
         else:
