@@ -205,7 +205,7 @@ class Call:
 
 
 def stopped(call: Call) -> str:
-    """What is printed after the stop button: where each rank was, and what is left of it."""
+    """The words that are printed after the stop button: where each rank was, and what is left of it."""
     stood = call.autopsy.ranks if call.autopsy else ()
     lines = [
         "Stopped.",
@@ -220,7 +220,7 @@ def stopped(call: Call) -> str:
 
 
 def undelivered(call: Call) -> dict[tuple[int, int], int]:
-    """How many messages each rank sent to each other that were not received, by (source, to)."""
+    """The number of messages that were sent and not received, by (source, to)."""
     lost: Counter[tuple[int, int]] = Counter()
     for rank, (answer, _) in call.answers.items():
         lost.update((rank, transfer.to) for transfer in answer.ledger if transfer.to is not None)

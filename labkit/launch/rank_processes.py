@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 
 class Channels:
-    """Who is alive (`pids`, `ended`), who has joined the present generation, and how to talk to them."""
+    """The channels to the ranks, the ranks that are alive (`pids`) or have `ended`, and those that have joined."""
 
     def __init__(self, address: str, warden: Connection):
         self.warden = warden

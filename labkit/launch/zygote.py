@@ -100,7 +100,7 @@ class Zygote:
         return self.process.poll() is None
 
     def close(self) -> None:
-        """End the zygote (its wardens watch the kernel, not the zygote)."""
+        """End the zygote. Its wardens notice that their parent has changed, and end their ranks."""
         self.socket.close()
         try:
             self.process.wait(2)

@@ -70,7 +70,7 @@ class Breakdown:
 
     @property
     def origin(self) -> str:
-        """What to call these numbers beside a prediction: REHEARSED if that is their source, otherwise MEASURED."""
+        """The name of these numbers beside a prediction: REHEARSED if that is the source of all, otherwise MEASURED."""
         return REHEARSED if self.items and all(item.source == REHEARSED for item in self.items) else MEASURED
 
     def item(self, name: str) -> Item:
@@ -131,7 +131,7 @@ class Row:
 
     @property
     def apart(self) -> float:
-        """How far the prediction is off, as a share of the measurement: 0.02 is 2% too much, -0.02 too little.
+        """The error of the prediction as a share of the measurement: 0.02 is 2% too much, -0.02 too little.
 
         0 where both are 0, infinite where something was predicted and nothing measured."""
         if self.predicted == self.measured:

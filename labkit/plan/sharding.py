@@ -82,7 +82,7 @@ class ModelState:
         return self.held(stage).total / self.n_params
 
     def times_less(self, stage: int) -> float:
-        """How many times fewer bytes than DDP: towards 4 and 8 for ZeRO-1 and ZeRO-2 in mixed precision, as n grows."""
+        """DDP's bytes over those of a stage. As n grows: towards 4 for ZeRO-1 and 8 for ZeRO-2, in mixed precision."""
         return self.held(0).total / self.held(stage).total
 
     def redundant(self, stage: int) -> float:

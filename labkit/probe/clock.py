@@ -135,7 +135,7 @@ class Clock:
 
     @property
     def recording(self) -> Recording:
-        """What was recorded: a `Recording` of this rank alone; while the clock runs, up to now.
+        """The `Recording` of this rank alone; while the clock runs, up to now.
 
         ValueError if the clock was never entered, or the ledger was cleared under it."""
         row = self._row if self._listener is None else self._read(self._listener)
@@ -160,7 +160,7 @@ class Clock:
         return ours
 
     def _on_device(self, event: Any) -> float:
-        """When the device reached an event, on this rank's clock: events only know how far they are from each other."""
+        """The time on this rank's clock at which the device reached an event. Events know only their distances."""
         return self._begin + self._zero.elapsed_time(event) / 1e3
 
     def _read(self, listener: VerbListener) -> Row:
