@@ -33,7 +33,7 @@ from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
 
 GRACE_S = 0.25
-"""How long other answers are awaited after the first failure: those ranks may fail for reasons of their own."""
+"""The seconds for which other answers are awaited after the first failure: they may fail for their own reasons."""
 LOOK_S = 0.5
 SURE_S = 1.0
 """A rank that waits for a rank that is gone is given up after this long; ranks that wait in a circle after twice

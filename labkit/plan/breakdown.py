@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "other")
-"""What memory is held for: the names of a memory breakdown, in the order in which they are listed and drawn."""
+"""The purposes of memory: the names of a memory breakdown, in the order in which they are listed and drawn."""
 MEASURED, REHEARSED = "measured", "rehearsed"
-"""Where numbers beside a prediction come from: a real run, or one on simulated devices (labkit.rehearse)."""
+"""The origins of numbers beside a prediction: a real run, or one on simulated devices (labkit.rehearse)."""
 
 
 @dataclass(frozen=True)

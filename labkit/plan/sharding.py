@@ -30,7 +30,7 @@ NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 PRECISIONS = MappingProxyType({"mixed": (2, 2, 4), "fp32": (4, 4, 0)})
 """Bytes a parameter of weight, gradient and master copy."""
 OPTIMIZERS = MappingProxyType({"adamw": 2, "sgd with momentum": 1, "sgd": 0})
-"""How many numbers in fp32 an optimizer keeps for each parameter."""
+"""The number of fp32 numbers that an optimizer keeps for each parameter."""
 MOST_RANKS = 10**6
 
 

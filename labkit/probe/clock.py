@@ -153,7 +153,7 @@ class Clock:
         return self.recording.to_perfetto(path)
 
     def _passed(self, span: Span) -> bool:
-        """Keep a watched module's span if it ran in this clock's thread while the clock ran; returns whether it did."""
+        """Keep a watched module's span if it ran in this clock's thread while the clock ran. Returns True if it did."""
         ours = self._listener is not None and threading.get_ident() == self._thread
         if ours and span.t1 > span.t0:
             self._spans.append(span)
