@@ -48,7 +48,7 @@ class Operation:
         return hardware.op_s(self.flops, self.n_bytes, precision)
 
     def bound(self, hardware: Hardware, precision: str) -> str:
-        """What it waits for most: "compute", "memory", or "start" where starting it takes longer than both."""
+        """The part that takes longest, "compute", "memory", or "start" if the time to start it exceeds both."""
         compute, memory = self.flops / hardware.rate(precision), self.n_bytes / hardware.reachable_bytes_per_s
         if hardware.launch_s > max(compute, memory):
             return "start"
