@@ -74,19 +74,46 @@ def steps_in_fp16(log2_factor: int) -> tuple[list[float], float]:
     return losses, float((w.detach() - before).abs().max())
 
 
+def kind_of(x: Tensor) -> str:
+    """What a single number is: "NaN", "infinite" or "a number"."""
+    return "NaN" if x.isnan() else "infinite" if x.isinf() else "a number"
+
+
+def weight_after_adam(gradient: float, dtype: torch.dtype) -> str:
+    """What a weight of 1 is after a step of Adam with torch's eps of 1e-8, all of it in this format."""
+    weight = nn.Parameter(torch.ones(1, dtype=dtype))
+    weight.grad = torch.full_like(weight, gradient)
+    torch.optim.Adam([weight], lr=1e-3).step()
+    return kind_of(weight.detach())
+
+
 def c38() -> Finding:
-    """Provoke both: a factor that makes gradients infinite, and one that makes all of them zero."""
+    """Provoke both: a factor that makes gradients infinite, and one that makes all of them zero. Then look where
+    something divides by what has underflowed, as Adam in fp16 does, or takes its logarithm."""
     (exploded, _), (stalled, moved) = steps_in_fp16(24), steps_in_fp16(-40)
-    big = torch.tensor(65504.0).half() * 2
+    big, tiny = torch.tensor(65504.0).half() * 2, torch.tensor(1e-8).half()
     return Finding.of(
         [
             Setting("2 x 65504", math.inf, big.item(), measured=True),
-            Setting("infinity less itself", "NaN", "NaN" if (big - big).isnan() else "a number", measured=True),
+            Setting("infinity less itself", "NaN", kind_of(big - big), measured=True),
             Setting("loss after overflow", "NaN", "NaN" if math.isnan(exploded[-1]) else "a number", measured=True),
             Setting("loss after underflow, over the first", 1.0, stalled[-1] / stalled[0], within=1e-6, measured=True),
             Setting("how far underflow lets a weight move", 0.0, moved, measured=True),
+            *(
+                Setting(
+                    f"Adam in {name}, gradient {gradient:g}: the weight",
+                    "a number",
+                    weight_after_adam(gradient, dtype),
+                    measured=True,
+                )
+                for name, dtype in (("fp16", torch.float16), ("fp32", torch.float32))
+                for gradient in (1e-3, 0.0)
+            ),
+            Setting("p log p in fp16, where p underflows", "a number", kind_of(tiny * tiny.log()), measured=True),
         ],
+        premise="nothing divides by what has underflowed or takes its logarithm, as Adam in fp16 and an entropy do",
         largest=FP16.largest,
+        adam_eps_in_fp16=held(1e-8, torch.float16),
     )
 
 
