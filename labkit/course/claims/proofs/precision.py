@@ -26,17 +26,19 @@ def held(x: float, dtype: torch.dtype) -> float:
 
 
 def c36() -> Finding:
-    """Cast the number to bf16, and find its neighbours."""
+    """Cast the number to bf16, and find the two bf16 numbers between which it lies."""
     x, dtype = 0.00012, torch.bfloat16
     kept, gap = held(x, dtype), BF16.gap(x)
+    above = kept if kept >= x else held(kept + gap, dtype)
+    below = held(above - gap, dtype)
+    assert below <= x <= above
     return Finding.of(
         [
-            Setting("0.00012, rounded up", 0.000122, kept, within=0.002, measured=True),
-            Setting("0.00012, rounded down", 0.000115, kept, within=0.002, measured=True),
-            Setting("from that neighbour to the other", 0.000122 - 0.000115, gap),
+            Setting("the number of bf16 above 0.00012", 0.000122, above, within=0.002, measured=True),
+            Setting("the number of bf16 below 0.00012", 0.000115, below, within=0.002, measured=True),
+            Setting("from the one below to the one above", 0.000122 - 0.000115, above - below, measured=True),
         ],
-        neighbour_above=held(kept + gap, dtype),
-        neighbour_below=held(kept - gap, dtype),
+        nearest=kept,
         error_percent=100 * abs(kept - x) / x,
     )
 
