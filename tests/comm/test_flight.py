@@ -1,4 +1,4 @@
-"""What the labs and cards say of torch's flight recorder: that it runs without being asked to, and how it is turned off."""
+"""What labs and cards say of torch's flight recorder: that it runs without being asked to, and how it is turned off."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(len(pickle.loads(private._dump_fr_trace(includeStackTraces=False)).get("en
     ],
 )
 def test_the_flight_recorder_keeps_the_last_2000_collectives_unless_it_is_told_otherwise(variables, n_kept):
-    """Would catch a lab that has it switched on before a job, which was needed once, and a release that turns it off."""
+    """Would catch a lab that has it switched on before a job, as was needed once, and a release that turns it off."""
     names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     clean = {name: value for name, value in os.environ.items() if name not in names}
     job = subprocess.run(
