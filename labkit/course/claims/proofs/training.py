@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.capped import Cluster
-from labkit.comm.group import Group
+from labkit.comm.group import Group, Work
 from labkit.comm.local import run_threads
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.claims.proofs.gradients import Descent
@@ -61,7 +61,7 @@ def wait_of(group: Group, width: int) -> Wait:
         x = Pace.apply(layer(x))
     x.sum().backward()
     began = time.perf_counter()
-    not_summed = sum(bucket.work is not None and not bucket.work.done for bucket in sync.buckets)
+    not_summed = sum(isinstance(bucket.work, Work) and not bucket.work.done for bucket in sync.buckets)
     sync.finish()
     seconds = time.perf_counter() - began
     sync.close()
