@@ -20,8 +20,8 @@ owners, who add them up over the micro-batches. (What backward needs is decided 
 pipeline has several forwards of one unit in flight before the first backward.)
 
     bytes sent per rank and step    3m (n-1)/n N        2 gathers and 1 reduce-scatter for each of m micro-batches
-                                    4m (n-1)/n N        if checkpointing gathers a unit to compute it again before
-                                                        backward enters it (segments of several units)
+                                    (4-1/k)m (n-1)/n N  if a checkpointed segment has k units: all but its last are
+                                                        gathered once more, to be computed again
     memory                          N/n each of weights and gradients, 1/n of the optimizer's state,
                                     1 + prefetch units' whole weights, 2 units' whole gradients
 

@@ -7,6 +7,10 @@
              |/______|____________ flop / byte                   right of it for arithmetic
                    ridge
 
+Both speeds are those that are reached, as in every prediction of labkit: the peak and the bandwidth of the data sheet
+times the share of each that large products and long copies get (labkit.plan.hardware). `sheet_ridge` is the ridge of
+the data sheet itself, peak / bandwidth: 295 flops a byte for an H100 in bf16, where 279 is that of what is reached.
+
 The ops are those of a GPT's forward, one rank, one micro-batch: the same flops and bytes as labkit.plan.work adds up to
 a step. What is no product has "few" flops there, for its bytes decide; here they are counted, to give it a place.
 Source: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009, section 3.
@@ -56,8 +60,13 @@ class Operation:
 
 
 def ridge(hardware: Hardware, precision: str) -> float:
-    """Flops a byte from which on an op can reach the rate of large products: rate / bytes a second."""
+    """Flops a byte from which on an op can reach the rate of large products: rate / bytes a second, both as reached."""
     return hardware.rate(precision) / hardware.reachable_bytes_per_s
+
+
+def sheet_ridge(hardware: Hardware, precision: str) -> float:
+    """The ridge of the data sheet, in flops a byte: peak / memory bandwidth."""
+    return hardware.peak(precision) / hardware.bytes_per_s.value
 
 
 def attainable(hardware: Hardware, intensity: float, precision: str) -> float:
