@@ -69,7 +69,7 @@ def rehearse(shape: ModelShape | GPTConfig | str, layout: Layout, recipe: Recipe
 
 
 class Boundary:
-    """What stages of a pipeline send each other: a micro-batch's activation, or its gradient.   [rows, T, D]"""
+    """The messages between stages of a pipeline: a micro-batch's activation, or its gradient.   [rows, T, D]"""
 
     def __init__(self, config: GPTConfig, layout: Layout, recipe: Recipe, rows: Sequence[int]) -> None:
         """`rows` of each micro-batch; T is cut by sequence parallelism. A stream of activations is in fp32 under

@@ -24,7 +24,7 @@ STANDARD_OUTPUT = Path("-")
 
 @contextlib.contextmanager
 def words_beside(to: Path | None) -> Iterator[None]:
-    """What is printed in this block goes to standard error if the data go to standard output."""
+    """A context in which printed words go to standard error if the data go to standard output."""
     with contextlib.redirect_stdout(sys.stderr) if to == STANDARD_OUTPUT else contextlib.nullcontext():
         yield
 

@@ -149,7 +149,7 @@ def _notebook(lab: str, home: Path) -> Path:
 
 
 def _saved(path: Path) -> str:
-    """Which file is judged, and as of when: what was typed later is in the browser only."""
+    """A sentence that names the file that is judged, and the time at which it was saved."""
     when = datetime.fromtimestamp(path.stat().st_mtime) if path.is_file() else None
     return f"Read from {path}" + (f", as it was saved at {when:%H:%M:%S} on {when:%B} {when.day}." if when else ".")
 

@@ -93,7 +93,7 @@ def _condition(console: Console, question: Question) -> str:
 
 
 def _choice(console: Console, words: str, choices: dict[str, str]) -> str:
-    """What was typed, in full or by its first letter. EOFError for q and at the end of the input."""
+    """The choice that was typed, in full or by its first letter. EOFError for q and at the end of the input."""
     while True:
         typed = console.input(words, markup=False).strip().lower()
         if typed in ("q", "quit"):

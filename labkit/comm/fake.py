@@ -35,7 +35,7 @@ from labkit.comm.message import EAGER_BYTES, PIECE_BYTES, as_bytes
 from labkit.comm.native import UnderWay
 
 Hear = Callable[[str, int, int], Tensor | None]
-"""(axis, global rank of the sender, tag) -> what it sends, None: go by the echo."""
+"""(axis, global rank of the sender, tag) -> the tensor that it sends, or None to go by the echo."""
 
 
 def world(n_ranks: int, rank: int = 0, hear: Hear | None = None, ledger: Ledger | None = None) -> Group:
@@ -188,7 +188,7 @@ class Nobody:
         self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in
 
     def all_reduce_start(self, x: Tensor, op: str) -> UnderWay:
-        """In place."""
+        """As on gloo, an all_reduce in place; the values of x do not change."""
         return UnderWay(Over(), _fake(x), None, self.size if op == "mean" else 1)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> UnderWay:

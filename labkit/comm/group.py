@@ -27,7 +27,7 @@ TAGS = 1 << 20
 remainder of the message's size (message.py)."""
 Algorithm = Callable[..., Tensor]
 Tap = Callable[[str, int, int, Tensor], None]
-"""Is called for every message: event "send" or "recv", peer (a global rank), tag, tensor."""
+"""A function that is called for every message: event ("send" or "recv"), peer (a global rank), tag, tensor."""
 
 
 class Group:
@@ -361,7 +361,7 @@ def check_op(group: Group, x: Tensor, op: str) -> None:
 
 
 def check_peer(group: Group, peer: int, what: str, itself: bool = False) -> None:
-    """ValueError if `peer` is no other member of the group (`itself`: or this one)."""
+    """ValueError unless `peer` is another member of the group or, with `itself`, any member."""
     if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < group.size:
         raise ValueError(f"cannot {what} {peer!r}: ranks of the {group.axis} group are 0 to {group.size - 1}")
     if peer == group.rank and not itself:
@@ -379,7 +379,7 @@ def check_message(group: Group, x: Tensor, to: int) -> Tensor:
 
 
 def check_tag(tag: int) -> int:
-    """ValueError if `tag` is no whole number from 0 to 2^20 - 1."""
+    """The tag itself. ValueError if it is not a whole number from 0 to 2^20 - 1."""
     if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag < TAGS:
         raise ValueError(f"a tag is a whole number from 0 to {TAGS - 1:,}, got {tag!r}")
     return tag

@@ -51,6 +51,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", nodes: Sequence[Sequenc
         )
     mine = next(node for node in nodes if group.rank in node)
     inside = part(group, mine)
+    # ranks with the same place on their nodes: after the reduce_scatter they hold the same part of x
     across = part(group, [node[inside.rank] for node in nodes])
     summing = "sum" if op == "mean" else op  # divided once, at the end
     shard = ring.reduce_scatter(x.reshape(-1), inside, summing)

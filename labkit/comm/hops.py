@@ -17,6 +17,7 @@ def all_to_all(x: Tensor, group: Group) -> Tensor:
     """Part j of x goes to rank j, all at the same time.   [n*k, ...] -> [n*k, ...]; sends (n-1)/n N"""
     others = [rank for rank in range(group.size) if rank != group.rank]
     parts = x.reshape(group.size, x.shape[0] // group.size, *x.shape[1:]).unbind()
+    # all are started before one is waited for: waiting in between, ranks could wait for each other in a circle
     expected = [(rank, group.recv_start(rank)) for rank in others]
     sent = [group.send(parts[rank], rank) for rank in others]
     out = [parts[group.rank].clone()] * group.size

@@ -38,8 +38,8 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank is about to wait for. `peer` is an index in `ranks`, None for a collective; `seq` counts the
-    collectives of this group from 1 (for a message it is the count of collectives so far)."""
+    """The operation that a rank is about to wait for. `peer` is an index in `ranks`, None for a collective; `seq`
+    counts the collectives of this group from 1 (for a message it is the count of collectives so far)."""
 
     verb: str
     axis: str
@@ -54,7 +54,7 @@ class Call:
 
 
 class Witness(Protocol):
-    """Is called before and after every wait. `enter` may raise ValueError if the ranks' calls do not match."""
+    """An object that is told of every wait. `enter` may raise ValueError if the ranks' calls do not match."""
 
     def enter(self, call: Call) -> None:
         """The rank is about to wait for `call`."""
@@ -79,7 +79,7 @@ class Ledger:
         return sum(t.n_bytes for t in self.transfers if _is(t, verb) and axis in (None, t.axis))
 
     def calls(self, verb: str | None = None) -> int:
-        """How often this verb was called: a collective by its name, whatever algorithm carries it out, or "send"."""
+        """The number of calls of a verb: a collective by its name, whatever algorithm carries it out, or "send"."""
         return sum(verb in (None, t.verb) for t in self.transfers)
 
     def open(self, verb: str, axis: str, to: int | None, n_bytes: int, tag: int = 0) -> int:
@@ -90,7 +90,7 @@ class Ledger:
         return len(self.transfers) - 1
 
     def charge(self, n_bytes: int) -> None:
-        """Record how many bytes a backend sends for the innermost collective that is open."""
+        """Record the bytes that a backend sends for the innermost collective that is open."""
         _, number = self.within[-1]
         self.transfers[number] = self.transfers[number]._replace(n_bytes=n_bytes)
 

@@ -19,7 +19,7 @@ from labkit.comm.ledger import Ledger
 
 
 class Exchange:
-    """Where the threads meet: for each (axis, source, to, tag), messages sent and receives posted, both in order."""
+    """The place where threads meet: for each (axis, source, to, tag) sent messages and posted receives, in order."""
 
     def __init__(self, timeout_s: float):
         self.timeout_s = timeout_s
@@ -53,7 +53,7 @@ class Exchange:
             self.changed.notify_all()
 
     def undelivered(self) -> int:
-        """Messages that were sent and never received."""
+        """The number of messages that were sent and never received."""
         return sum(map(len, self.sent.values()))
 
 

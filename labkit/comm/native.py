@@ -183,7 +183,7 @@ class Native:
         self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in
 
     def algorithms(self) -> dict[str, Any]:
-        """Verb -> how this backend does it."""
+        """{verb: the function that carries it out on this backend}."""
         return dict(self.bound)
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -210,13 +210,13 @@ class Native:
     # -- collectives under way ---------------------------------------------------------------------------------------
 
     def all_reduce_start(self, x: Tensor, op: str) -> UnderWay:
-        """In place, asynchronous."""
+        """Start the sum of x over the group, in place."""
         staged = self._staged(x)
         work = dist.all_reduce(staged, _op(op), self.pg, async_op=True)
         return UnderWay(work, staged, None if staged is x else x, self.size if op == "mean" else 1)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> UnderWay:
-        """Asynchronous; keeps x alive meanwhile.   [n*k, ...] -> [k, ...]"""
+        """Start a reduce_scatter; x is kept alive until it is done.   [n*k, ...] -> [k, ...]"""
         source = self._staged(x)
         y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         work = _reduce_scatter()(y, source, _op(op), group=self.pg, async_op=True)
@@ -224,7 +224,7 @@ class Native:
         return UnderWay(work, y, back, self.size if op == "mean" else 1, source)
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> UnderWay:
-        """Asynchronous; keeps x alive meanwhile.   [k, ...] -> [n*k, ...]"""
+        """Start an all_gather; x is kept alive until it is done.   [k, ...] -> [n*k, ...]"""
         source = self._staged(x)
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
         y = out if source is x else torch.empty_like(out, device=source.device)
@@ -269,7 +269,7 @@ class Native:
         return self._back_on(y, x)
 
     def all_to_all(self, x: Tensor, group: Group) -> Tensor:
-        """Part j of x goes to rank j.   [n*k, ...] -> [n*k, ...]"""
+        """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...]"""
         group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
         source = self._staged(x).contiguous()
         y = torch.empty_like(source)

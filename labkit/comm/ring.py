@@ -55,6 +55,7 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
     parts: list[Any] = [x.contiguous()] * n
     for step in range(n - 1):
         give, take = (me - step) % n, (me - step - 1) % n
+        # both are started before either is waited for: if all ranks waited for their sends, nobody would receive
         expected = group.recv_start((me - 1) % n, tag=take)
         sent = group.send(parts[give], (me + 1) % n, tag=give)
         parts[take] = expected.wait()
@@ -71,6 +72,7 @@ def broadcast(x: Tensor, group: Group, source: int = 0) -> Tensor:
         if place > 0:
             group.recv((group.rank - 1) % n, into=segment)
         if place < n - 1:
+            # not waited for here: the next segment comes in while this one goes out
             sent.append(group.send(segment, (group.rank + 1) % n))
     for work in sent:
         work.wait()
@@ -92,6 +94,7 @@ def _reduce_scatter(parts: Sequence[Tensor], out: Sequence[Tensor], group: Group
     coming = [expect(step) for step in range(min(2, n - 1))]  # one step ahead: no sender waits for its receiver
     for step in range(n - 1):
         give, take = (me - step - 1) % n, (me - step - 2) % n
+        # first the rank's own chunk as it is, then each time the partial sum of the step before: x need not be copied
         sent = group.send(parts[give] if step == 0 else out[give], (me + 1) % n, tag=give)
         start = 0
         for arrived in coming.pop(0).pieces():  # added while the rest of the chunk is on the wire
@@ -101,7 +104,7 @@ def _reduce_scatter(parts: Sequence[Tensor], out: Sequence[Tensor], group: Group
         if step + 2 < n - 1:
             coming.append(expect(step + 2))
         sent.wait()
-    if op == "mean":
+    if op == "mean":  # once, by the owner, before all_reduce passes it on: every rank then has the same bits
         out[me].div_(n)
 
 
@@ -109,6 +112,7 @@ def _all_gather(chunks: Sequence[Tensor], group: Group) -> None:
     """Pass complete chunks around the ring, each straight into its place."""
     n, me = group.size, group.rank
     takes = [(me - step - 1) % n for step in range(n - 1)]
+    # all receives at once: no place is written twice, so a sender never has to wait until its receiver is ready
     coming = [group.recv_start((me - 1) % n, tag=take, into=chunks[take]) for take in takes]
     sent = []
     for step, expected in enumerate(coming):

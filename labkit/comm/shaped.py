@@ -71,15 +71,15 @@ class Shaped:
     # -- collectives under way ---------------------------------------------------------------------------------------
 
     def all_reduce_start(self, x: Tensor, op: str) -> Started:
-        """In place, in the stream."""
+        """Start the sum of x over the group in the stream, in place."""
         return self._start(lambda: x.detach().copy_(ring.all_reduce(x.detach(), self.apart, op)))
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> Started:
-        """In the stream.   [n*k, ...] -> [k, ...]"""
+        """Start a reduce_scatter in the stream.   [n*k, ...] -> [k, ...]"""
         return self._start(lambda: ring.reduce_scatter(x, self.apart, op))
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> Started:
-        """In the stream.   [k, ...] -> [n*k, ...]"""
+        """Start an all_gather in the stream.   [k, ...] -> [n*k, ...]"""
 
         def gather() -> Tensor:
             whole = ring.all_gather(x, self.apart)

@@ -65,7 +65,7 @@ def _sum_at_server(x: Tensor, group: Group, op: str) -> Tensor:
     if group.rank != 0:
         group.send(total, 0).wait()
         return total
-    for rank in range(1, group.size):
+    for rank in range(1, group.size):  # in rank order, whoever comes first: every run rounds the sum alike
         combine(total, group.recv(rank), total, op)
     if op == "mean":
         total /= group.size

@@ -29,6 +29,7 @@ class Apart(Group):
     """A view of a group for the stream's thread, with a ledger of its own and tags that nobody else uses."""
 
     def _stream(self, tag: int) -> int:
+        # odd, as inside any collective (see group.py), and so high that no ring of the main thread uses it meanwhile
         assert tag < _RESERVED, f"tag {tag} in a verb that was started, {_RESERVED} at most"
         return 2 * (TAGS - _RESERVED + tag) + 1
 

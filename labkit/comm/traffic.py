@@ -92,7 +92,7 @@ class Traffic:
         return *self._look(lambda core, now: self._book(core, edge, n_bytes, now)), late
 
     def due(self, edge: int, stamp: Stamp, behind: int = 0) -> float:
-        """When all but the last `behind` bytes of a message are there, if nobody hands over anything more."""
+        """The time at which all but the last `behind` bytes of a message are there, if nobody hands over more."""
         handed_over, mark, late = stamp
         passed = self._look(lambda core, _: self._passed(core, edge, mark - behind))
         return max(handed_over, passed) + self.alpha[edge] - late
@@ -163,7 +163,7 @@ class Traffic:
         return until
 
     def _passed(self, core: Doubles, edge: int, mark: float) -> float:
-        """When `edge` was, or will be, served up to `mark`."""
+        """The time at which `edge` was, or will be, served up to `mark`."""
         if core[2 + 2 * edge] < mark:
             return self._advance(array("d", core), float("inf"), edge, mark)
         at = self.core + edge * (1 + _SEGMENT * HISTORY)

@@ -27,5 +27,5 @@ ADVICE = (
 
 
 def advice(message: str) -> list[str]:
-    """What to do instead, for an error with this message; empty for an error that is not in the list."""
+    """Sentences that say what to do instead of what raised this message; empty for an error that is not in the list."""
     return [mend for words, mend in ADVICE if words in message]

@@ -35,9 +35,9 @@ class MakesAround(Protocol):
 
     @property
     def words(self) -> str:
-        """Such as "a memory cap of 64 MiB a rank"."""
+        """Words for the first line of a cluster, such as "a memory cap of 64 MiB a rank"."""
         ...
 
     def __call__(self, device: str) -> Around:
-        """For a rank on this device ("cpu", "cuda:0")."""
+        """Make the context of a rank on this device ("cpu", "cuda:0")."""
         ...

@@ -73,7 +73,7 @@ class State(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where the main thread of a rank stands, in the learner's own code."""
+    """The place at which the main thread of a rank stands in the learner's own code."""
 
     file: str
     line: int
@@ -99,7 +99,7 @@ class BlackBox:
         self.n_ranks = n_ranks
 
     def read(self, rank: int) -> State:
-        """What `rank` last wrote. A torn read (the rank writes at this moment) shows as "not waiting"."""
+        """The state that `rank` last wrote. A torn read (the rank writes at this moment) shows as "not waiting"."""
         at = rank * PAGE
         call_id, done, depth, entered, progress, total, _ = _HEAD.unpack_from(self.memory, at)
         entry = None
@@ -115,7 +115,7 @@ class BlackBox:
         return _MEMORY.unpack_from(self.memory, rank * PAGE + _MEMORY_AT)
 
     def posted(self, rank: int, call_id: int, axis: str, ranks: Sequence[int], seq: int) -> str | None:
-        """What `rank` brought to collective `seq` of this group in this call, or None if it has not called it yet."""
+        """The words with which `rank` posted collective `seq` of this group in this call; None if it has not yet."""
         key = _key(axis, ranks)
         post = _POST.unpack_from(self.memory, rank * PAGE + _POSTS_AT + (key + seq) % _N_POSTS * _POST.size)
         if post[:3] == (key, seq, call_id):
@@ -160,7 +160,7 @@ class Page:
         _COUNT.pack_into(self.box.memory, self.at + _COUNT.size, self.done)
 
     def enter(self, call: Call) -> None:
-        """Write what is about to be waited for. Raises ValueError if another rank brought something else to it."""
+        """Write what is about to be waited for. Raises ValueError if another rank posted something else for it."""
         file, line = _learners_line()
         peer = None if call.peer is None else call.ranks[call.peer]
         fields = (call.verb, call.axis, call.ranks, peer, call.shape, call.dtype, call.seq, call.tag, file, line)

@@ -33,7 +33,7 @@ from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
 
 GRACE_S = 0.25
-"""How long other answers are awaited after the first failure: those ranks may fail for reasons of their own."""
+"""The seconds for which other answers are awaited after the first failure: they may fail for their own reasons."""
 LOOK_S = 0.5
 SURE_S = 1.0
 """A rank that waits for a rank that is gone is given up after this long; ranks that wait in a circle after twice
@@ -205,7 +205,7 @@ class Call:
 
 
 def stopped(call: Call) -> str:
-    """What is printed after the stop button: where each rank was, and what is left of it."""
+    """The words that are printed after the stop button: where each rank was, and what is left of it."""
     stood = call.autopsy.ranks if call.autopsy else ()
     lines = [
         "Stopped.",
@@ -220,7 +220,7 @@ def stopped(call: Call) -> str:
 
 
 def undelivered(call: Call) -> dict[tuple[int, int], int]:
-    """How many messages each rank sent to each other that were not received, by (source, to)."""
+    """The number of messages that were sent and not received, by (source, to)."""
     lost: Counter[tuple[int, int]] = Counter()
     for rank, (answer, _) in call.answers.items():
         lost.update((rank, transfer.to) for transfer in answer.ledger if transfer.to is not None)

@@ -12,7 +12,7 @@ from labkit.plan.topology import Links
 
 
 class Choice(NamedTuple):
-    """`device` of rank r is `devices[r]`."""
+    """The backend, the device of each rank (rank r has `devices[r]`), and the sentence that says why."""
 
     backend: str
     devices: tuple[str, ...]

@@ -209,7 +209,8 @@ class BareCluster:
 
     @property
     def state(self) -> State:
-        """What the ranks remember: `cluster.state["lr"] = 0.1` on all of them, `cluster.state["lr"]` a list by rank."""
+        """The names that the ranks keep between calls: `cluster.state["lr"] = 0.1` sets one on all ranks, and
+        `cluster.state["lr"]` lists its values by rank."""
         return State(self.run)
 
     @property

@@ -45,7 +45,7 @@ def check(n_ranks: int) -> None:
 
 
 def limits() -> list[Limit]:
-    """What bounds the number of ranks here: memory, processes, open files."""
+    """The limits on the number of ranks here, by memory, processes and open files."""
     free = free_bytes()
     discriminant = math.sqrt(RANK_BYTES**2 + 4 * SOCKET_BYTES * free)
     by_memory = int((discriminant - RANK_BYTES) / (2 * SOCKET_BYTES))
@@ -74,7 +74,7 @@ def free_bytes(cgroup: Path = CGROUP) -> int:
 
 
 def _processes(cgroup: Path = CGROUP) -> int:
-    """How many processes and threads may still be started: by this user, in this container, on this machine."""
+    """The number of processes and threads that may still be started: by this user, container and machine."""
     left = [1 << 30]
     with contextlib.suppress(OSError, ValueError):
         limit, used = ((cgroup / name).read_text().strip() for name in ("pids.max", "pids.current"))

@@ -39,7 +39,7 @@ def unload(shell: Any) -> None:
 
 @magics_class
 class RanksMagic(Magics):
-    """Holds no state of its own: the cluster is the newest open one among the notebook's names."""
+    """The magics `%%ranks` and `%ranks`. They run on the newest open cluster among the notebook's names."""
 
     shell: Any
 

@@ -34,7 +34,7 @@ from labkit.launch.zygote import zygote
 from labkit.plan.topology import Links
 
 START_S, JOIN_S, JOIN_RANK_S = 120.0, 60.0, 1.0
-"""How long ranks may take to meet at most: if executed afresh, if forked, and how much more for each rank."""
+"""The most seconds that ranks may take to meet: if executed afresh, if forked, and on top for each rank."""
 TORCH_TIMEOUT_S = 1800.0
 """torch's own time-out of a collective. labkit's watch is far sooner and says why; this one is the last resort."""
 
@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 
 class Channels:
-    """Who is alive (`pids`, `ended`), who has joined the present generation, and how to talk to them."""
+    """The channels to the ranks, the ranks that are alive (`pids`) or have `ended`, and those that have joined."""
 
     def __init__(self, address: str, warden: Connection):
         self.warden = warden

@@ -27,7 +27,7 @@ _CONNECTION = re.compile(
 
 
 class Failure(NamedTuple):
-    """Why a rank's call did not end well, as text that needs none of the learner's classes to read."""
+    """The reason why a rank's call failed, as text that needs none of the learner's classes to read."""
 
     kind: str
     message: str

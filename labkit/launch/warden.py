@@ -27,7 +27,7 @@ LOOK_S = 0.5
 
 
 class Ended(NamedTuple):
-    """How a rank's process ended."""
+    """The end of a rank's process: its exit code or the signal that ended it, and words if memory ran out."""
 
     rank: int
     pid: int
@@ -74,7 +74,7 @@ class Warden:
         signal.signal(signal.SIGTERM, lambda *_: self.end())
 
     def serve(self) -> None:
-        """The loop: commands, deaths, and whether the kernel still lives."""
+        """Obey commands and report deaths for as long as the kernel lives; then end all ranks."""
         while self._kernel_lives():
             ready = wait([self.kernel, self.wake], LOOK_S)
             if self.wake in ready:
@@ -158,7 +158,7 @@ class Warden:
         return None
 
     def keep(self, folder: str) -> None:
-        """The private folder of the cluster, to be removed at the end even if the kernel cannot."""
+        """Remember the cluster's private folder, which is removed at the end even if the kernel cannot do it."""
         self.folder = folder
 
     def tell(self, *message: Any) -> None:
@@ -231,7 +231,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _oom_kills() -> int | None:
-    """How many processes of our memory control group Linux has killed for want of memory; None if unknown."""
+    """The number of processes of our memory control group that Linux killed for want of memory; None if unknown."""
     try:
         line = next(x for x in Path("/proc/self/cgroup").read_text().splitlines() if x.startswith("0::"))
         events = Path("/sys/fs/cgroup" + line[3:]) / "memory.events"

@@ -25,7 +25,7 @@ STATES = ("waiting", "running", "finished", "raised", "dead", "idle")
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where one rank stands. `state` is one of STATES; `waits_for` are the ranks that have not come yet."""
+    """One rank at a moment. `state` is one of STATES; `waits_for` are the ranks that have not come yet."""
 
     rank: int
     state: str
@@ -43,7 +43,7 @@ class Whereabouts:
 
     @property
     def place(self) -> str:
-        """`cell 12, line 3` for a notebook cell, `train.py:3` for a file."""
+        """`line 3 of the cell` for a notebook cell, `train.py:3` for a file."""
         if not self.file:
             return ""
         name = os.path.basename(self.file)
@@ -72,7 +72,7 @@ class Whereabouts:
 
 @dataclass(frozen=True)
 class Autopsy:
-    """Where every rank stood when a call was given up.
+    """The whereabouts of every rank when a call was given up.
 
     headline   one sentence
     ranks      `Whereabouts`, by rank
@@ -87,7 +87,7 @@ class Autopsy:
     @property
     def waits(self) -> tuple[tuple[int, int], ...]:
         """(a, b) for each rank a that waits for a rank b."""
-        return tuple((stance.rank, other) for stance in self.ranks for other in stance.waits_for)
+        return tuple((stance.rank, awaited) for stance in self.ranks for awaited in stance.waits_for)
 
     def words(self) -> str:
         """The paragraph: headline, then a line for each rank."""
@@ -211,7 +211,7 @@ def diagnose(seen: Sequence[Whereabouts]) -> Autopsy | None:
             for stance in seen
             if stance.state == "waiting"
             and stance.rank not in free
-            and all(other in free for other in stance.waits_for)
+            and all(awaited in free for awaited in stance.waits_for)
         }
         if not more:
             break
@@ -224,13 +224,13 @@ def _meet(stance: Whereabouts, by_rank: Mapping[int, Whereabouts]) -> bool:
     """True if a send and its receive have both been called: then the message is on its way."""
     if len(stance.waits_for) != 1 or stance.verb not in ("send", "recv"):
         return False
-    other = by_rank.get(stance.waits_for[0])
+    peer = by_rank.get(stance.waits_for[0])
     return (
-        other is not None
-        and other.waits_for == (stance.rank,)
-        and {stance.verb, other.verb} == {"send", "recv"}
-        and stance.axis == other.axis
-        and stance.seq == other.seq
+        peer is not None
+        and peer.waits_for == (stance.rank,)
+        and {stance.verb, peer.verb} == {"send", "recv"}
+        and stance.axis == peer.axis
+        and stance.seq == peer.seq
     )
 
 

@@ -205,7 +205,7 @@ class Rank:
             trim(0)
 
     def _retire_threads(self) -> None:
-        """What threads print that this call has left behind belongs to no later cell: it is dropped."""
+        """Drop from now on what threads print that this call has left behind, since it belongs to no later cell."""
         alive = frozenset(t.ident for t in threading.enumerate() if t.ident is not None) - {self.main_thread}
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, Screen):

@@ -33,7 +33,7 @@ LATER = ("numpy", "sympy", "torch.fx.experimental.symbolic_shapes", "torch._dyna
 """Modules that most ranks need later (the first optimizer imports torch._dynamo): imported when there is time."""
 
 QUIET_S, NEXT_S = 8.0, 1.0
-"""How long nobody may have asked for a cluster before those imports go on: at first, and after a cluster. An import
+"""The seconds without a request for a cluster after which those imports go on: at first, and after a cluster. An import
 cannot be broken off, so a cluster would have to wait for it; but each later rank saves the time of what is imported by
 then."""
 
@@ -100,7 +100,7 @@ class Zygote:
         return self.process.poll() is None
 
     def close(self) -> None:
-        """End the zygote (its wardens watch the kernel, not the zygote)."""
+        """End the zygote. Its wardens notice that their parent has changed, and end their ranks."""
         self.socket.close()
         try:
             self.process.wait(2)

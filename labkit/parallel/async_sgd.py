@@ -54,7 +54,7 @@ class Applied(NamedTuple):
 
     @property
     def staleness(self) -> int:
-        """The staleness: how many gradients of other workers were applied since the weights were fetched."""
+        """The number of gradients of other workers that were applied since the weights were fetched."""
         return self.applied_to - self.computed_from
 
 
@@ -86,7 +86,7 @@ class ParameterServer:
 
     @property
     def version(self) -> int:
-        """How many gradients have been applied."""
+        """The number of gradients that have been applied."""
         return len(self.history)
 
     def serve(self) -> list[Applied]:

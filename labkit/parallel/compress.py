@@ -112,12 +112,14 @@ class TopK:
         values = memory[chosen].to(grads.dtype)
         if self.feedback:
             memory[chosen] -= values.to(memory.dtype)  # the rounding of `values` is remembered as well
+            # an overflow that was remembered would be sent again in every later step
             memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         # values and indices in one message; every rank chooses other elements, so a sum of words would mix them
         words = torch.cat([as_bytes(values), as_bytes(chosen.to(torch.int32))])
         return _Scatter(group.all_gather_start(words), grads, len(chosen), group.size)
 
     def _remembered(self, grads: Tensor) -> Tensor:
+        # what stays behind is small and adds up over many steps: 16 bits would round it away
         exact_enough = torch.promote_types(grads.dtype, torch.float32)
         if not self.feedback:
             return grads.to(exact_enough)

@@ -116,7 +116,7 @@ class DataParallelReplicas:
         for k, replica in enumerate(self.replicas[1:], 1):
             replica.train(self.module.training)
             for p, copied in zip(self.module.parameters(), replica.parameters(), strict=True):
-                copied.requires_grad_(p.requires_grad)
+                copied.requires_grad_(p.requires_grad)  # a parameter that was frozen since must get no gradient here
             sources = [*self.module.parameters(), *self.module.buffers()]
             for source, target in zip(sources, [*replica.parameters(), *replica.buffers()], strict=True):
                 number = self._open("replicate", source, k)

@@ -164,6 +164,7 @@ class DDP:
                 "put every backward but the last inside accumulate() (all of them, if one backward gives it twice)"
             )
         # divided before the sum: n shares add up to the mean, and in fp16 that cannot overflow where the mean would not
+        # inside accumulate() it stays whole: the last backward adds to the same window and divides the sum once
         bucket.take(k, 1.0 if self._accumulating else 1 / self.group.size)
         self._touched = True
         if not self._accumulating:

@@ -44,7 +44,7 @@ from labkit.plan.schedule import Action, Schedule, Span, needs, simulate, valida
 
 
 class Sync(Protocol):
-    """What a pipeline needs of a stage's data-parallel strategy (see `labkit.parallel.sync`)."""
+    """The part of a stage's data-parallel strategy that a pipeline calls (see `labkit.parallel.sync`)."""
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside this context add to the gradients; what can wait is not sent."""
@@ -54,7 +54,7 @@ class Sync(Protocol):
 
 
 class Held(NamedTuple):
-    """What one micro-batch leaves in a stage between forward and backward."""
+    """The tensors that one micro-batch leaves in a stage between forward and backward."""
 
     x: Tensor
     y: GradientEdge | None  # where the output left the graph; None if nothing in the stage wants a gradient
@@ -258,7 +258,7 @@ class StageMessages:
             if (maker := self.order.popleft()) in self.coming:
                 self.coming[maker].open()
 
-    def _tag(self, maker: Action) -> int:
+    def _tag(self, maker: Action) -> int:  # one for each action: results may be needed in another order than sent
         return (maker.stage * self.schedule.n_micro + maker.micro) * len(KINDS) + KINDS.index(maker.kind)
 
 

@@ -61,7 +61,8 @@ class Piece:
 
 
 def pieces(sync: DataParallel) -> Iterable[Piece]:
-    """What this rank owns of a strategy's module, parameter by parameter. ValueError for state that cannot be cut."""
+    """The pieces of a strategy's module that this rank owns, parameter by parameter. ValueError for state that cannot
+    be cut."""
     kept = sync.optimizer.state
     # a moment of a parameter without dims has none either: the same key's tensors elsewhere tell it from a scalar
     moments = {key for param in kept if param.dim() for key, value in kept[param].items() if _is_long(value)}
@@ -188,7 +189,7 @@ def latest(run: str | Path) -> Path | None:
 
 
 def check(folder: str | Path) -> dict[str, Any]:
-    """What `save` wrote to whole.json. ValueError if a file is missing or has another size than when it was written."""
+    """The contents of whole.json. ValueError if a file is missing or has another size than when it was written."""
     folder = Path(folder)
     try:
         whole: dict[str, Any] = json.loads((folder / "whole.json").read_text(encoding="utf-8"))
@@ -308,7 +309,8 @@ def _cut(whole: Tensor, piece: Piece, mesh: Mesh) -> Tensor:
 
 
 def _ours(store: _Store, name: str, piece: Piece, mesh: Mesh) -> tuple[str, int, Tensor, dict[str, Tensor]]:
-    """What the files hold of a piece; called when it is needed, so that one whole parameter is in memory at a time."""
+    """A piece's name, start, value and state from the files. Called when the piece is needed, so that one whole
+    parameter is in memory at a time."""
     value, state = store.whole(name)
     ours = {key: _cut(kept, piece, mesh) if kept.dim() else kept for key, kept in state.items()}
     return piece.name, piece.start, _cut(value, piece, mesh), ours

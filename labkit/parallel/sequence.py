@@ -61,6 +61,7 @@ class _ScatterFrom(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # each rank's term gets the gradient of the whole sum, of which every rank has only its positions
         return gather_to(grad, ctx.group), None
 
 

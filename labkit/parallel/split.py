@@ -62,7 +62,7 @@ GPT_SEQUENCE_PLAN = MappingProxyType(
 """The same, with activations between the blocks cut by position."""
 
 CUTS = MappingProxyType({"column": 0, "gathered": 0, "row": 1, "vocab": 0})
-"""Which dim of a weight each style cuts."""
+"""The dim of a weight that each style cuts."""
 
 TAKES = MappingProxyType(
     {

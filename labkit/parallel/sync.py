@@ -146,9 +146,9 @@ def check_module(module: nn.Module, group: Group) -> None:
     # agreed on by all: a rank that raised alone would leave the others waiting in the next collective
     if group.all_reduce(differs, op="max").item():
         theirs = first.split("\n")
-        for ours, other in zip(mine, theirs, strict=False):
-            if ours != other:
-                raise ValueError(f"ranks hold different modules: rank {group.rank} has {ours!r}, rank 0 has {other!r}")
+        for here, on_0 in zip(mine, theirs, strict=False):
+            if here != on_0:
+                raise ValueError(f"ranks hold different modules: rank {group.rank} has {here!r}, rank 0 has {on_0!r}")
         raise ValueError(
             f"ranks hold different modules: rank {group.rank} has {len(mine)} parameters, rank 0 has {len(theirs)}"
         )

@@ -79,6 +79,7 @@ class _CutTo(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        # joined, not summed: each rank has the gradient of its own part of x and of nothing else
         return gather_from(grad, ctx.group, ctx.dim), None, None
 
 

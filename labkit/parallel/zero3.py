@@ -20,8 +20,8 @@ owners, who add them up over the micro-batches. (What backward needs is decided 
 pipeline has several forwards of one unit in flight before the first backward.)
 
     bytes sent per rank and step    3m (n-1)/n N        2 gathers and 1 reduce-scatter for each of m micro-batches
-                                    4m (n-1)/n N        if checkpointing gathers a unit to compute it again before
-                                                        backward enters it (segments of several units)
+                                    (4-1/k)m (n-1)/n N  if a checkpointed segment has k units: all but its last are
+                                                        gathered once more, to be computed again
     memory                          N/n each of weights and gradients, 1/n of the optimizer's state,
                                     1 + prefetch units' whole weights, 2 units' whole gradients
 
@@ -109,7 +109,7 @@ class ZeRO3(Sharded):
 
     def zero_grad(self) -> None:
         """Drop the gradients. If some are on their way, wait for them first."""
-        self._end_pass()
+        self._end_pass()  # the other ranks are in these sums: leaving now would pair them with the next step's
         self._wait_for_gradients()
         self._reshard_all()
         self.record.begin()
@@ -174,6 +174,7 @@ class ZeRO3(Sharded):
         if self._backward_began and torch._C._current_graph_task_id() == -1:
             self._end_pass()
         self._need(unit)
+        # a mark for each call: of two micro-batches in flight, backward of one must not end that of the other
         unit.calls.append(call := object())
         leaves, spec = tree_flatten((args, kwargs))
         if self.compute_dtype is not None:
@@ -392,7 +393,7 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 
 
 def assign(module: nn.Module, units: Sequence[nn.Module]) -> list[tuple[list[nn.Module], list[Named], bool]]:
-    """Which parameters are gathered together: (modules that use them, parameters, True if they stay whole).
+    """The parameters that are gathered together: (modules that use them, parameters, True if they stay whole).
 
     One entry for each unit with parameters of its own, and a last one for those of several units or of none."""
     inside, units = set(module.modules()), list(dict.fromkeys(units))

@@ -3,11 +3,13 @@
     y = W x + (alpha / r) B A x         W [O, I] frozen, A [r, I] and B [O, r] train: r (I + O) numbers instead of I O
 
     kind          full fine-tuning      LoRA, a adapter numbers                      fp32, N parameters
-    parameters    4 N                   w N + 4 a        w, bytes of a frozen weight: 4, 2 (bf16), 0.52 (4 bits)
+    parameters    4 N                   w N + 4 a        w, bytes of a frozen weight: 4 or 2 (bf16)
+                                        0.52 M + 2 (N - M) + 4 a       in 4 bits, for M numbers in the blocks' linears
     gradients     4 N                   4 a
     optimizer     8 N + 4 a tensor      8 a + 4 a tensor                             AdamW: two moments, a step count
     activations   every layer's         nearly the same: see below
 
+Four bits are for the linears of the blocks; embeddings, norms and the head stay in bf16, as QLoRA has them.
 Whatever trains is kept in fp32 in any precision; activations take 4 bytes an element in fp32 and 2 in the others.
 
 Autograd keeps the input x of a linear only for the gradient of a weight that multiplies it. A frozen linear does not
@@ -45,7 +47,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Usual choices, by name: which linears of each block get an adapter."""
 FROZEN_BYTES: Mapping[str, float] = MappingProxyType({"fp32": 4.0, "bf16": 2.0, "4 bits": (4 + 0.127) / 8})
-"""Bytes of a frozen weight."""
+"""Bytes of a frozen weight; with 4 bits, of one in a linear of a block."""
 LORA, QLORA = "arXiv:2106.09685, 4.1", "arXiv:2305.14314, 3"
 
 
@@ -97,8 +99,12 @@ def lora_memory(
         values: tuple[float, ...] = (4 * n, 4 * n, 8 * n, held)
     else:
         a = adapters(shape, targets, rank).total
-        formulas = (f"{word:.3g} N + 4 a", "4 a", "8 a", "what A, B and frozen layers need for backward")
-        values = (word * n + 4 * a, 4 * a, 8 * a, held)
+        frozen, formula = word * n, f"{word:.3g} N"
+        if precision == "4 bits":
+            inside = shape.n_layer * sum(inputs * outputs for inputs, outputs in linears(shape).values())
+            frozen, formula = word * inside + 2 * (n - inside), f"{word:.3g} M + 2 (N - M)"
+        formulas = (f"{formula} + 4 a", "4 a", "8 a", "what A, B and frozen layers need for backward")
+        values = (frozen + 4 * a, 4 * a, 8 * a, held)
     kinds = ("parameters", "gradients", "optimizer", "activations")
     source = QLORA if precision == "4 bits" else LORA
     return Breakdown(

@@ -30,7 +30,7 @@ WORK = ("useful", "compute")
 
 
 class RankTime(NamedTuple):
-    """What one rank's main thread did, as disjoint intervals (begin, end): seconds on one time axis of all ranks."""
+    """The time of one rank's main thread, as disjoint intervals (begin, end): seconds on one time axis of all ranks."""
 
     compute: Intervals
     communication: Intervals
@@ -99,7 +99,7 @@ def shrunk(parts: Breakdown, faster: Mapping[str, float]) -> Breakdown:
 
 
 def gain(parts: Breakdown, name: str, times: float = math.inf) -> float:
-    """How many times as fast the step gets if one part gets `times` as fast: 1 / (1 - p + p/times), p its share."""
+    """The speed-up of the step if one part gets `times` times as fast: 1 / (1 - p + p/times), p its share."""
     left = shrunk(parts, {name: times}).total
     return parts.total / left if left > 0 else math.inf
 
@@ -142,7 +142,8 @@ def scaled(seconds: Mapping[int, float], weak: bool = False) -> list[Scaled]:
 
 
 def gustafson(n_ranks: float, serial: float) -> float:
-    """How much more work n ranks do in the time of one, if the work grows with them: n - s (n - 1), Gustafson 1988.
+    """The work that n ranks do in the time of one, in multiples of its work, if the work grows with them:
+    n - s (n - 1), Gustafson 1988.
 
     `serial` is the share of the step *on n ranks* that does not grow. ValueError for less than one rank, and a share
     outside 0 to 1."""

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "other")
-"""What memory is held for: the names of a memory breakdown, in the order in which they are listed and drawn."""
+"""The purposes of memory: the names of a memory breakdown, in the order in which they are listed and drawn."""
 MEASURED, REHEARSED = "measured", "rehearsed"
-"""Where numbers beside a prediction come from: a real run, or one on simulated devices (labkit.rehearse)."""
+"""The origins of numbers beside a prediction: a real run, or one on simulated devices (labkit.rehearse)."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Breakdown:
 
     @property
     def origin(self) -> str:
-        """What to call these numbers beside a prediction: REHEARSED if that is their source, otherwise MEASURED."""
+        """The name of these numbers beside a prediction: REHEARSED if that is the source of all, otherwise MEASURED."""
         return REHEARSED if self.items and all(item.source == REHEARSED for item in self.items) else MEASURED
 
     def item(self, name: str) -> Item:
@@ -131,7 +131,7 @@ class Row:
 
     @property
     def apart(self) -> float:
-        """How far the prediction is off, as a share of the measurement: 0.02 is 2% too much, -0.02 too little.
+        """The error of the prediction as a share of the measurement: 0.02 is 2% too much, -0.02 too little.
 
         0 where both are 0, infinite where something was predicted and nothing measured."""
         if self.predicted == self.measured:

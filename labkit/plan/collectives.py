@@ -172,7 +172,7 @@ def _weighted(samples: Sequence[tuple[float, float]], weights: Sequence[float]) 
 
 
 def _children(rank: int, n_ranks: int) -> int:
-    """How many ranks a binomial tree hangs below `rank` directly."""
+    """The number of children of `rank` in a binomial tree."""
     lowest = rank & -rank if rank else 1 << n_ranks.bit_length()
     return sum(1 for bit in range(n_ranks.bit_length()) if 1 << bit < lowest and rank + (1 << bit) < n_ranks)
 

@@ -59,7 +59,7 @@ class Demand:
 
 
 def hops(layout: Layout, axis: str) -> tuple[Pairs, ...]:
-    """Which edges are in use together, one hop after the other.
+    """The edges that are in use together, one hop after the other.
 
     A ring has one hop, on which every rank sends to the next of its group; a pipeline one for each pair of stages."""
     if axis != "pp":
@@ -71,7 +71,7 @@ def hops(layout: Layout, axis: str) -> tuple[Pairs, ...]:
 
 
 def crosses(layout: Layout, axis: str, links: Links) -> int:
-    """How many edges of an axis join two nodes (0: it lies inside). ValueError for links of another size."""
+    """The number of edges of an axis that join two nodes (0: it lies inside). ValueError for links of another size."""
     links.check(layout.size)
     return sum(links.home[a] != links.home[b] for pairs in hops(layout, axis) for a, b in pairs)
 

@@ -57,7 +57,7 @@ class Keeper:
         return self.numel * self.sums
 
     def pass_begins(self, sending: bool) -> None:
-        """A backward of one micro-batch begins; `sending` says whether it is the last of the step."""
+        """A backward of one micro-batch begins; `sending` is True for the last of the step."""
         self.final, self.sending, self.next = sending, sending, 0
         for bucket in self.buckets:
             bucket.missing = len(bucket.members)

@@ -33,7 +33,7 @@ LAYERS = ("embedding", "block", "head", "loss")
 
 
 class Profile(NamedTuple):
-    """What one layer holds and when. All bytes are by kind and count from an empty memory.
+    """The bytes that one layer holds at each moment. All are by kind and count from an empty memory.
 
     forward    the highest moment of its forward, its input included
     held       what stays alive after its forward, including its input and without its result
@@ -60,7 +60,7 @@ def profile(shape: Sizes, layer: str, setting: Setting) -> Profile:
 
 
 def held(shape: Sizes, setting: Setting) -> Breakdown:
-    """What autograd holds of one block, item by item; equal names are added up."""
+    """Bytes that autograd holds of one block, item by item; items of equal names are added up."""
     totals: dict[str, int] = {}
     for name, n_bytes in profile(shape, "block", setting).tensors:
         totals[name] = totals.get(name, 0) + n_bytes

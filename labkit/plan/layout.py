@@ -19,7 +19,7 @@ AXES = ("dp", "pp", "tp")
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks lie along each axis. Raises ValueError for a size below 1."""
+    """The number of ranks along each axis. Raises ValueError for a size below 1."""
 
     dp: int = 1
     pp: int = 1

@@ -25,7 +25,7 @@ WAYS = ("fp32", "fp64", "autocast", "half")
 
 @dataclass(frozen=True)
 class Setting:
-    """How a layer is run: `rows` x `seq` tokens, over `tp` ranks (`in_sequence`: also cut by position), which `way`.
+    """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), and its `way`.
 
     ValueError for an unknown way, and sizes below 1."""
 

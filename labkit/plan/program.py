@@ -70,7 +70,7 @@ class Schedule:
 
 
 def needs(action: Action, n_stages: int) -> list[Action]:
-    """What must be done, on whatever rank, before `action` can start. This function alone defines it."""
+    """The actions, on whatever rank, that must be done before `action` can start. This function alone defines them."""
     kind, stage, i = action
     if kind == "F":
         return [Action("F", stage - 1, i)] if stage > 0 else []

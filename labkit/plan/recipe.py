@@ -124,7 +124,7 @@ class Recipe:
         return (one_f_one_b if self.schedule == "1f1b" else zero_bubble)(n_ranks, self.n_micro)
 
     def __str__(self) -> str:
-        """What differs from the defaults: `strategy=zero3, n_micro=4`."""
+        """The choices that differ from the defaults: `strategy=zero3, n_micro=4`."""
         changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in changed) or "the default recipe"
 

@@ -7,6 +7,10 @@
              |/______|____________ flop / byte                   right of it for arithmetic
                    ridge
 
+Both speeds are those that are reached, as in every prediction of labkit: the peak and the bandwidth of the data sheet
+times the share of each that large products and long copies get (labkit.plan.hardware). `sheet_ridge` is the ridge of
+the data sheet itself, peak / bandwidth: 295 flops a byte for an H100 in bf16, where 279 is that of what is reached.
+
 The ops are those of a GPT's forward, one rank, one micro-batch: the same flops and bytes as labkit.plan.work adds up to
 a step. What is no product has "few" flops there, for its bytes decide; here they are counted, to give it a place.
 Source: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009, section 3.
@@ -48,7 +52,7 @@ class Operation:
         return hardware.op_s(self.flops, self.n_bytes, precision)
 
     def bound(self, hardware: Hardware, precision: str) -> str:
-        """What it waits for most: "compute", "memory", or "start" where starting it takes longer than both."""
+        """The part that takes longest, "compute", "memory", or "start" if the time to start it exceeds both."""
         compute, memory = self.flops / hardware.rate(precision), self.n_bytes / hardware.reachable_bytes_per_s
         if hardware.launch_s > max(compute, memory):
             return "start"
@@ -56,8 +60,13 @@ class Operation:
 
 
 def ridge(hardware: Hardware, precision: str) -> float:
-    """Flops a byte from which on an op can reach the rate of large products: rate / bytes a second."""
+    """Flops a byte from which on an op can reach the rate of large products: rate / bytes a second, both as reached."""
     return hardware.rate(precision) / hardware.reachable_bytes_per_s
+
+
+def sheet_ridge(hardware: Hardware, precision: str) -> float:
+    """The ridge of the data sheet, in flops a byte: peak / memory bandwidth."""
+    return hardware.peak(precision) / hardware.bytes_per_s.value
 
 
 def attainable(hardware: Hardware, intensity: float, precision: str) -> float:

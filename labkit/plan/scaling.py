@@ -34,7 +34,7 @@ MOST_RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 
 
 def amdahl(n_ranks: float, serial: float) -> float:
-    """How many times as fast `n_ranks` devices are if the share `serial` of the work does not shrink (0 to 1).
+    """The speed-up of `n_ranks` devices over one if the share `serial` of the work does not shrink (0 to 1).
 
     1 / (s + (1 - s) / n). ValueError for less than one rank, and a share outside 0 to 1."""
     if not n_ranks >= 1 or not 0 <= serial <= 1:

@@ -136,7 +136,7 @@ def simulate(
     backward: float | Sequence[float] = 2.0,
     send: float = 0.0,
 ) -> list[Span]:
-    """When each action runs if it starts as soon as it can, by start time.   seconds -> seconds
+    """The spans of all actions if each starts as soon as it can, in order of their starts.   seconds -> seconds
 
     `forward` and `backward` are those of one stage for one micro-batch: one number, or one for each stage. B and W of a
     cut backward take half of it each. A message to another rank takes `send` seconds and keeps no rank busy.

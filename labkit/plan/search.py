@@ -165,7 +165,7 @@ class Search:
                             break  # a larger micro-batch holds more
 
     def impossible(self, layout: Layout, recipe: Recipe) -> str:
-        """Why nothing can work on this layout; "" if something may."""
+        """The reason why nothing can work on this layout; "" if something may."""
         if layout.tp > self.hardware.node_size:
             return (
                 f"tp={layout.tp} spans {-(-layout.tp // self.hardware.node_size)} nodes of {self.hardware.node_size}: "

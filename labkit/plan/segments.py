@@ -52,7 +52,7 @@ class Stack:
         return tuple(end - begin for begin, end in zip(ends[:-1], ends[1:], strict=True))
 
     def segments_of(self, length: int) -> int:
-        """How many segments it takes for none to be longer than `length` layers. ValueError for a length below 1."""
+        """The fewest segments of which none is longer than `length` layers. ValueError for a length outside 1 to L."""
         if not 1 <= length <= self.n_layer:
             raise ValueError(f"a segment of {self.n_layer} layers is 1 to {self.n_layer} long, not {length}")
         return -(-self.n_layer // length)

@@ -30,7 +30,7 @@ NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 PRECISIONS = MappingProxyType({"mixed": (2, 2, 4), "fp32": (4, 4, 0)})
 """Bytes a parameter of weight, gradient and master copy."""
 OPTIMIZERS = MappingProxyType({"adamw": 2, "sgd with momentum": 1, "sgd": 0})
-"""How many numbers in fp32 an optimizer keeps for each parameter."""
+"""The number of fp32 numbers that an optimizer keeps for each parameter."""
 MOST_RANKS = 10**6
 
 
@@ -82,7 +82,7 @@ class ModelState:
         return self.held(stage).total / self.n_params
 
     def times_less(self, stage: int) -> float:
-        """How many times fewer bytes than DDP: towards 4 and 8 for ZeRO-1 and ZeRO-2 in mixed precision, as n grows."""
+        """DDP's bytes over those of a stage. As n grows: towards 4 for ZeRO-1 and 8 for ZeRO-2, in mixed precision."""
         return self.held(0).total / self.held(stage).total
 
     def redundant(self, stage: int) -> float:

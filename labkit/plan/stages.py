@@ -53,14 +53,14 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
 
 
 def way_of(recipe: Recipe) -> str:
-    """How layers are run: see labkit.plan.ops."""
+    """The name of the way in which layers are run, one of labkit.plan.ops.WAYS."""
     if recipe.precision in ("amp", "fp16"):
         return "half" if recipe.strategy == "zero3" else "autocast"
     return "half" if recipe.precision == "bf16" else recipe.precision
 
 
 def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
-    """How this recipe runs a layer on one rank."""
+    """The setting in which this recipe runs a layer on one rank."""
     in_sequence = recipe.sequence_parallel and layout.tp > 1
     rows = micro_rows(recipe, layout)
     return Setting(rows, shape.seq, layout.tp, in_sequence, way_of(recipe), recipe.checkpointing)

@@ -30,7 +30,7 @@ __all__ = ("PRESETS", "Edge", "Line", "Link", "Links", "Trunk", "preset")
 
 @dataclass(frozen=True)
 class Trunk:
-    """What several edges share: they move `bytes_per_s` together."""
+    """A port or a card that several edges share: together they move `bytes_per_s`."""
 
     name: str
     edges: frozenset[tuple[int, int]]
@@ -185,7 +185,7 @@ class Links:
 
     @property
     def n_ranks(self) -> int:
-        """How many ranks these links join."""
+        """The number of ranks that these links join."""
         return len(self.home)
 
     @property

@@ -5,7 +5,7 @@
     gradients                                           2      2 1    1 0       one unit's appear, one is on its way
 
 A weight that several layers use (a tied table) is a unit that stays whole from its first use to the end of backward.
-Sizes are those of labkit.parallel.zero3 and .unit.
+Sizes are those of labkit.parallel.zero3.
 """
 
 from __future__ import annotations

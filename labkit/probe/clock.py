@@ -135,7 +135,7 @@ class Clock:
 
     @property
     def recording(self) -> Recording:
-        """What was recorded: a `Recording` of this rank alone; while the clock runs, up to now.
+        """The `Recording` of this rank alone; while the clock runs, up to now.
 
         ValueError if the clock was never entered, or the ledger was cleared under it."""
         row = self._row if self._listener is None else self._read(self._listener)
@@ -153,14 +153,14 @@ class Clock:
         return self.recording.to_perfetto(path)
 
     def _passed(self, span: Span) -> bool:
-        """Keep a watched module's span if it ran in this clock's thread while the clock ran; returns whether it did."""
+        """Keep a watched module's span if it ran in this clock's thread while the clock ran. Returns True if it did."""
         ours = self._listener is not None and threading.get_ident() == self._thread
         if ours and span.t1 > span.t0:
             self._spans.append(span)
         return ours
 
     def _on_device(self, event: Any) -> float:
-        """When the device reached an event, on this rank's clock: events only know how far they are from each other."""
+        """The time on this rank's clock at which the device reached an event. Events know only their distances."""
         return self._begin + self._zero.elapsed_time(event) / 1e3
 
     def _read(self, listener: VerbListener) -> Row:

@@ -37,8 +37,8 @@ class Event(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What one rank saw: the first number of each of its chunks before and after (nan where it holds none, () where
-    the result is not cut that way), its events in order, and how exact its numbers are."""
+    """One rank's end of a collective: the first number of each of its chunks before and after (nan where it holds none,
+    () where the result is not cut that way), its events in order, and how exact its numbers are."""
 
     rank: int
     before: tuple[float, ...]
@@ -223,7 +223,7 @@ def _steps(pairs: Mapping[tuple[int, int], tuple[Message, int]]) -> list[list[Me
 
 
 def _receive(mine: Cell, sent: Cell, recording: Recording) -> Cell:
-    """What a rank holds after a message: both combined (sum, max or min), or what came if it has its part already."""
+    """The cell of a rank after a message: both combined (sum, max or min), or the one that came if they overlap."""
     if not mine.origins or recording.verb == "broadcast" or set(mine.origins) & set(sent.origins):
         return sent
     joined = {"max": max, "min": min}.get(recording.op, lambda a, b: a + b)

@@ -54,7 +54,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class GatherFilm:
-    """What one rank held of each unit, from 0 to `seconds`.
+    """The state of each unit on one rank, and the bytes that the rank held, from 0 to `seconds`.
 
     names      of the units, in the order in which they are numbered
     sizes      bytes of each unit when it is whole
@@ -96,7 +96,7 @@ class GatherFilm:
         return max([*before, *(by_kind for t, by_kind in self.held if first < t < last)], key=sum)
 
     def gathers(self, unit: int) -> int:
-        """How often a unit was gathered."""
+        """The number of times that a unit was gathered."""
         return sum(change.unit == unit and change.state == COMING for change in self.changes)
 
     @cached_property
@@ -122,7 +122,7 @@ class GatherFilm:
 
 
 class Gathering(Protocol):
-    """What the probe needs of a strategy: units that unshard and reshard, and what a MemoryProbe watches."""
+    """A strategy with units that unshard and reshard, and with the module and optimizer that a MemoryProbe watches."""
 
     units: list[Any]
     module: nn.Module

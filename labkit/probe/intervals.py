@@ -45,5 +45,5 @@ def without(spans: Sequence[Interval], holes: Sequence[Interval]) -> tuple[Inter
 
 
 def seconds(spans: Iterable[Interval]) -> float:
-    """How long disjoint intervals are together."""
+    """The sum of the lengths of disjoint intervals."""
     return sum(b - a for a, b in spans)

@@ -118,7 +118,7 @@ class MemoryProbe:
 
     @property
     def cap_bytes(self) -> int | None:
-        """How many bytes may be alive, None for no cap. A new cap holds from now on. ValueError if below 1."""
+        """The most bytes that may be alive, None for no cap. A new cap holds from now on. ValueError if below 1."""
         return self._cap_bytes
 
     @cap_bytes.setter
@@ -307,7 +307,7 @@ def refusal(wanted: Held, held: Breakdown, largest: Sequence[Holder], cap_bytes:
 
 @dataclass(frozen=True)
 class Allocator:
-    """What CUDA's caching allocator says about itself, beside what a probe counts.
+    """The numbers of CUDA's caching allocator, to be read beside what a probe counts.
 
         |###|#######|....|##|......................|      # allocated: handed out to tensors, rounded up to 512 bytes
         |<------------ reserved ------------------>|      . free: kept for later, the device sees it as taken

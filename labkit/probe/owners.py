@@ -22,9 +22,10 @@ checkpoint's place-holder holds no bytes, an offloaded tensor holds those of its
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -45,6 +46,39 @@ CERTAINTY = MappingProxyType({PARAMETERS: 3, OPTIMIZER: 2, GRADIENTS: 1, ACTIVAT
 CALLER = 4
 JUST_MADE = 2
 """Below 3: a module that is being made says what is a parameter, and its name in the model is known only later."""
+
+
+class Listeners:
+    """A hook of torch's that stays in place, and calls those that listen at the moment.
+
+    torch calls its hooks while it walks through them. A probe in another thread (`run_threads` has a rank in each) that
+    added or removed one meanwhile would break that walk: "OrderedDict mutated during iteration"."""
+
+    def __init__(self, register: Callable[[Callable[..., None]], Any]) -> None:
+        """`register` is torch's function that adds a hook."""
+        self._lock, self._heard = threading.Lock(), tuple[Callable[..., None], ...]()
+        register(self)
+
+    def __call__(self, *args: Any) -> None:
+        """torch calls its hook."""
+        for listener in self._heard:
+            listener(*args)
+
+    @contextmanager
+    def heard_by(self, listener: Callable[..., None]) -> Iterator[None]:
+        """Inside this context `listener` is called, too."""
+        with self._lock:
+            self._heard = (*self._heard, listener)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._heard = tuple(other for other in self._heard if other is not listener)
+
+
+BEFORE_STEP = Listeners(register_optimizer_step_pre_hook)
+AFTER_STEP = Listeners(register_optimizer_step_post_hook)
+NEW_PARAMETER = Listeners(register_module_parameter_registration_hook)
 
 
 class Owners:
@@ -101,19 +135,18 @@ class Owners:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Hook into every optimizer's step, and into every owned parameter's gradient."""
-        hooks = (
-            register_optimizer_step_pre_hook(partial(self._stepping, 1)),
-            register_optimizer_step_post_hook(partial(self._stepping, -1)),
-            register_module_parameter_registration_hook(self._registered),
-        )
-        self._listening = True
-        try:
-            yield
-        finally:
-            self._listening = False
-            for hook in (*hooks, *(hook for _, pair in self._hooks.values() for hook in pair)):
-                hook.remove()
-            self._hooks.clear()
+        with ExitStack() as stack:
+            stack.enter_context(BEFORE_STEP.heard_by(partial(self._stepping, 1)))
+            stack.enter_context(AFTER_STEP.heard_by(partial(self._stepping, -1)))
+            stack.enter_context(NEW_PARAMETER.heard_by(self._registered))
+            self._listening = True
+            try:
+                yield
+            finally:
+                self._listening = False
+                for hook in (hook for _, pair in self._hooks.values() for hook in pair):
+                    hook.remove()
+                self._hooks.clear()
 
     def _registered(self, module: nn.Module, name: str, parameter: Any) -> None:
         if parameter is not None and not is_lazy(parameter) and self._mode.heard_here():

@@ -104,7 +104,7 @@ class Recording:
         return parts(self.rows, self.messages)
 
     def shares(self, rank: int | None = None) -> Shares:
-        """How the time of one rank, or of all, is spent. ValueError for a rank that is not there, and for no time."""
+        """The shares of the time of one rank, or of all. ValueError for a rank that is not there, and for no time."""
         chosen, whole = self._chosen(rank), self.seconds
         if whole <= 0:
             raise ValueError(f"a recording of {whole} seconds has no shares: do something while the clock runs")

@@ -39,7 +39,7 @@ from labkit.probe.reads import Fake
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What one rank held, sent and computed in the measured part of a rehearsal.
+    """The bytes that one rank held and sent, and the flops it computed, in the measured part of a rehearsal.
 
     memory     bytes by kind at the moment when their total was highest; before, after: when it began and ended
     building   the highest moment of what came before (`setup`): a strategy that shards has the whole model for a moment

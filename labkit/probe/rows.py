@@ -108,8 +108,9 @@ class Message(NamedTuple):
 
     @property
     def moving(self) -> Interval:
-        """When it was on the wire: from when both ends were there, or, if it was through before the receiver waited for
-        it, from when it was handed over. Until then it lies in the sender's memory, or in a mailbox."""
+        """The interval in which it was on the wire. It begins when both ends were there or, if the message was through
+        before its receiver waited for it, when it was handed over. Before, it lies in the sender's memory or a mailbox.
+        """
         return (max(self.t0, self.came) if self.came < self.t1 else self.t0), self.t1
 
 

@@ -31,7 +31,7 @@ NO_PRODUCT = frozenset(
 FACTORS = MappingProxyType({"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1})
 """Products, and which of their arguments is the left factor."""
 LATE_S = 5e-3
-"""How far a rank may be behind and still catch up; what is beyond that is lost."""
+"""The most seconds that a rank may be behind and still catch up; what is beyond that is lost."""
 DOZE_S = 3e-4
 """Shorter sleeps are saved up until they are this long."""
 

@@ -283,7 +283,7 @@ class Storages:
                 self.history.add(self.now(), held, change, where if change > 0 else None)
 
     def growth(self, storage: torch.UntypedStorage, n_bytes: int, where: Where) -> Held | None:
-        """What a resize of a known storage to `n_bytes` would add, if that passes the cap; None if it fits."""
+        """The record of what a resize of a known storage to `n_bytes` would add, None if that fits under the cap."""
         self.record_deaths()
         held = self.live.get(storage._cdata)
         if held is None or self.fits(n_bytes - held.n_bytes):

@@ -168,7 +168,7 @@ SPARSE = MappingProxyType({
 })  # fmt: skip
 """Layout -> what gives the tensors of a sparse tensor."""
 NESTED = ("values", "_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
-"""What gives the tensors of a nested tensor that is no Python subclass: strided, as it is if no layout is asked for."""
+"""Methods that give the tensors of a strided nested tensor, which is no Python subclass (torch's default layout)."""
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:

@@ -39,7 +39,7 @@ class WatchedModule:
     """The hooks on a module and its parts, until `let_go`."""
 
     def __init__(self, module: nn.Module, name: str, depth: int, keep: Callable[[Span], bool]) -> None:
-        """Watch `module` and `depth` levels below it; `keep` takes each forward's span and says whether it counts."""
+        """Watch `module` and `depth` levels below it; `keep` takes a forward's span and returns True if it counts."""
         self._keep = keep
         self._handles: list[Any] = []
         self._backwards: list[tuple[str, Backward]] = []

@@ -35,7 +35,7 @@ IGNORED = -100
 
 
 def n_tokens(targets: Tensor) -> int:
-    """How many targets count: all but those that are -100."""
+    """The number of targets that count, which are all but those of -100."""
     return int((targets != IGNORED).sum())
 
 

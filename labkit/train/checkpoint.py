@@ -79,7 +79,8 @@ class Run:
 
 
 class Place:
-    """What autograd holds instead of a saved tensor: shape and dtype; between recomputation and use also its value."""
+    """A place-holder that autograd holds instead of a saved tensor. It has the tensor's shape and dtype, and between
+    recomputation and use also its value."""
 
     __slots__ = ("__weakref__", "dtype", "shape", "value")
 
@@ -187,7 +188,7 @@ class Inputs(torch.autograd.Function):
 
 
 class Surroundings:
-    """What a run depends on besides its arguments: generators of the CPU and of the GPUs in use, and autocast.
+    """The states that a run depends on besides its arguments: generators of the CPU and the GPUs in use, and autocast.
 
     The GPUs in use are those of the tensors among the arguments and the current one."""
 

@@ -78,7 +78,7 @@ def batch(
 
 
 def start(seed: int, step: int, row: int, n_starts: int) -> int:
-    """Where the window of a row begins, 0 to n_starts - 1: a hash, the same on every machine and in every version."""
+    """The place at which a row's window begins, 0 to n_starts - 1: a hash, equal on every machine and version."""
     digest = hashlib.blake2b(f"{seed} {step} {row}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % n_starts
 

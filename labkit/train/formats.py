@@ -49,7 +49,7 @@ class Bits(NamedTuple):
 class Format:
     """A number format. 2 to 8 exponent bits make a float, 0 an integer with a `scale`; 1 to 23 mantissa bits.
 
-    `infinity`: whether the top exponent is kept for infinity and NaN (IEEE), or only the code of all ones (e4m3fn).
+    `infinity`: True if the top exponent is kept for infinity and NaN (IEEE), False for NaN at all ones only (e4m3fn).
     `overflow`: what rounding makes of a number beyond the largest: "inf", "saturate" (the largest) or "nan".
     `dtype`: torch's own, where it has one. Raises ValueError for fields that make no format."""
 

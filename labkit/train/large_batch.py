@@ -36,7 +36,7 @@ SHAPES = ("constant", "linear", "cosine")
 
 
 class _LayerWise(Optimizer):
-    """What LARS and LAMB have in common: groups, checks, the loop over layers."""
+    """The common part of LARS and LAMB: parameter groups, checks, and the loop over layers."""
 
     needs_whole_layers = True
 

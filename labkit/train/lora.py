@@ -156,7 +156,7 @@ def lora_layers(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
-    """What has been learned: for each layer copies of A [r, I] and B [O, r], and alpha. r (I + O) numbers a layer.
+    """The trained adapter: for each layer copies of A [r, I] and B [O, r], and alpha. r (I + O) numbers a layer.
 
     Raises ValueError for a model without LoRA."""
     state: dict[str, Tensor] = {}

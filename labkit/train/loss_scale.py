@@ -43,7 +43,7 @@ SMALLEST = 2.0**-126
 
 
 class Steps(Protocol):
-    """What a Scaler can step besides an optimizer: a data-parallel strategy, `MasterWeights`."""
+    """An object that a Scaler can step and that is no plain optimizer: a data-parallel strategy, `MasterWeights`."""
 
     def grads(self) -> Iterable[Tensor]:
         """The gradients that this rank owns, to be changed in place."""
@@ -112,7 +112,7 @@ class Scaler:
         return loss * torch.full((), self.loss_scale.scale, dtype=torch.float32, device=loss.device)
 
     def unscale_(self, target: Target) -> bool:
-        """Divide the target's gradients by the scale, in place. Returns whether all are finite, on all ranks.
+        """Divide the target's gradients by the scale, in place. Returns True if all are finite, on all ranks.
 
         Sends 4 bytes per group of `agree`. Raises ValueError if they have been divided since the last `update`, and on
         every rank if any rank holds fp16 gradients: divided, they would fall below fp16 again (see MasterWeights)."""
@@ -138,7 +138,7 @@ class Scaler:
         return not flag
 
     def step(self, target: Target) -> bool:
-        """Unscale if that was not done, then step if all gradients are finite. Returns whether the step was taken.
+        """Unscale if that was not done, then step if all gradients are finite. Returns True if the step was taken.
 
         Raises ValueError for a second step before `update`."""
         if id(target) in self.stepped:
@@ -184,7 +184,7 @@ class Scaler:
 
     @torch.no_grad()
     def _unscale_(self, grads: Sequence[Tensor]) -> float:
-        """Divide, and say whether anything is inf or NaN (1.0) or not (0.0)."""
+        """Divide the gradients. Returns 1.0 if any number is inf or NaN, otherwise 0.0."""
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for g in grads:
             alike[g.device, g.dtype].append(g._values() if g.is_sparse else g)

@@ -118,7 +118,7 @@ def _row(name: str, y: float, law: float, seen: float | None, n_params: int) -> 
 
 
 def _off(law: float, seen: float) -> str:
-    """How far the prediction `law` is from `seen`, in few letters: "exact", "same to 0.01%", "12% below"."""
+    """The distance of the prediction `law` from `seen`, in few letters: "exact", "same to 0.01%", "12% below"."""
     if abs(law - seen) < 1e-4 * max(law, seen):
         return "exact" if law == seen else "same to 0.01%"
     return apart(law, seen).removesuffix(" the measurement")

@@ -26,7 +26,7 @@ ROW, HIGH, WORDS, EDGE = 56, 42, 222, 680
 
 
 def autopsy(found: Autopsy) -> Picture:
-    """What every rank was doing when the call was given up. The pointer over a rank shows its whole sentence."""
+    """A picture of all ranks when the call was given up. The pointer over a rank shows its whole sentence."""
     headline = textwrap.wrap(found.headline, 100) or ["Where every rank was"]
     top = 22 + 19 * len(headline)
     body = [text(4, 20 + 19 * k, words, size=14, bold=True) for k, words in enumerate(headline)]
@@ -60,7 +60,7 @@ def _lanes(autopsy: Autopsy, top: float) -> list[str]:
     apart = min(18.0, 90 / max(1, len(targets)))
     out = []
     for k, to in enumerate(targets):
-        waiting = [rank for rank, other in autopsy.waits if other == to and rank in middle]
+        waiting = [rank for rank, awaited in autopsy.waits if awaited == to and rank in middle]
         lane, arrives = EDGE + 22 + apart * k, middle[to] + 7
         for rank in waiting:
             title = f"rank {rank} waits for rank {to}"

@@ -71,8 +71,8 @@ def cube(layout: Layout, rank: int = 0, title: str = "") -> Picture:
     facts = f"rank {rank} is dp {d}, pp {p}, tp {t}: ({d} x {layout.pp} + {p}) x {layout.tp} + {t} = {rank}"
     body = [headline(head), text(4, 42, facts)]
     body += _names(layout, shown, spots) + _lines(layout, groups, spots, shown)
-    for other, (x, y) in spots.items():
-        body.append(_box(layout, other, rank, groups, x, y, wide))
+    for drawn, (x, y) in spots.items():
+        body.append(_box(layout, drawn, rank, groups, x, y, wide))
     bottom = max(y for _, y in spots.values()) + HIGH / 2 + 14
     if len(spots) < layout.size:
         left = ", ".join(

@@ -18,7 +18,7 @@ NARROW = 392
 
 
 def frame(film: Film, step: int) -> Picture:
-    """What every rank holds before step `step`, and the messages that the step sends.
+    """A frame of the film: the chunks of every rank before step `step`, and the messages that the step sends.
 
     Steps count from 0; the last frame, one after the last step, is the end. ValueError for a step outside the film."""
     if not 0 <= step <= len(film.steps):

@@ -77,7 +77,7 @@ def gather_film(film: GatherFilm, moment: int | None = None, title: str = "", wi
 
 
 def _right(width: float) -> float:
-    """Where the lanes of a page of this width end."""
+    """The right end of the lanes on a page of this width."""
     return width - (8 if width < NARROW else WORDS)
 
 

@@ -31,7 +31,7 @@ FILLS = (PALETTE[6], PALETTE[1], PALETTE[0], PALETTE[3])
 
 @dataclass(frozen=True)
 class Fates:
-    """What a format makes of gradients, as shares of all of them. `zero` includes those that were zero before."""
+    """Shares of gradients, by what a format makes of them. `zero` includes those that were zero before."""
 
     zero: float
     subnormal: float
@@ -46,7 +46,7 @@ def edges(format: Format) -> tuple[int, int, int]:
 
 
 def fates(table: GradientTable, format: Format, log2_scale: int = 0, layer: str = "") -> Fates:
-    """What `format` makes of the table's gradients (of one `layer`, or all) times 2^log2_scale. NaN and inf are over.
+    """The fates in `format` of the table's gradients (of one `layer`, or all) times 2^log2_scale. NaN and inf are over.
 
     KeyError for a layer that the table does not have."""
     counts, zeros, total = _counted(table, layer)
@@ -113,7 +113,7 @@ def histogram(
 def _zeros(axes: chart.Axes, chosen: Format, formats: Sequence[Format]) -> None:
     """A line for each format where gradients become zero in it, with its name where that fits."""
     room = Room(right=RIGHT)
-    for kind in (chosen, *(other for other in formats if other != chosen)):
+    for kind in (chosen, *(format for format in formats if format != chosen)):
         edge, (low, high) = edges(kind)[0], axes.get_xlim()
         if low < edge < high:
             name = ("becomes zero in " if kind == chosen else "") + _short(kind)

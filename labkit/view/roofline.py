@@ -279,7 +279,7 @@ def _notes(
 
 
 def _off(predicted: float, measured: float) -> str:
-    """How far a measurement is from the prediction: `32.5% slower`, `4.07 times as long`."""
+    """The distance of a measurement from the prediction, in words: `32.5% slower`, `4.07 times as long`."""
     ratio = measured / predicted
     if 0.5 <= ratio <= 2:
         return f"{100 * abs(ratio - 1):.3g}% {'slower' if ratio >= 1 else 'faster'}"

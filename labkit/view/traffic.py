@@ -29,7 +29,7 @@ NUMBERED, LABELLED, MOST_EDGES, MOST_ROWS = 64, 16, 2000, 9
 """The most ranks that show their number, the most ranks with words on their edges, the most edges that are drawn, and
 the most rows of a table."""
 RIGHT = 522.0
-"""Where the tables begin."""
+"""The left end of the tables."""
 
 
 def traffic(

@@ -66,7 +66,8 @@ def value_text(value: float, unit: str) -> str:
 
 
 def apart(value: float, measured: float, origin: str = MEASURED) -> str:
-    """How far off a number is, in words: `exact`, `33.3% below the measurement`, `4 times the rehearsal`."""
+    """The distance of a number from the measured one, in words: `exact`, `33.3% below the measurement`, `4 times the
+    rehearsal`."""
     base = "the rehearsal" if origin == REHEARSED else "the measurement"
     if value == measured:
         return "exact"

@@ -405,7 +405,7 @@ LABS = (
             types(0, "66"), sees(NONSENSE, "73,728 of 210,304"),
             types(0, ""), lacks(NONSENSE),
             chooses(0, "llama-7b"), sees("39,976,960 of 6,738,415,616 parameters train, 0.593%"),
-            chooses(2, "4 bits"), sees("3.39 GiB"),
+            chooses(2, "4 bits"), sees("3.75 GiB"),
         ),
     )),
     Lab("12_three_dimensions", (

@@ -163,6 +163,17 @@ def test_stages_of_every_kind_get_their_gradients(name, kind):
     assert_equal_to_one_process(schedule, stages=list(map(Checkpointed, stages)) if kind == "checkpointed" else stages)
 
 
+@pytest.mark.parametrize(("name", "n_runs"), [("1f1b", 2), ("zero bubble", 3)])
+def test_a_checkpointed_stage_runs_once_more_for_the_weight_gradients_of_a_zero_bubble(name, n_runs):
+    """Would catch a card that says why the two exclude each other: they do not (the gradients are right, see above),
+    labkit's recipes only refuse the price."""
+    schedule, runs = MAKERS[name](2, 4), []
+    stages = make_stages(2)
+    stages[1].register_forward_pre_hook(lambda module, inputs: runs.append(module))
+    assert_equal_to_one_process(schedule, stages=list(map(Checkpointed, stages)))
+    assert len(runs) == (n_runs + 2) * schedule.n_micro  # one process, without a pipeline, runs it twice
+
+
 @given(st.integers(1, 4), st.integers(1, 5), st.sampled_from(sorted(MAKERS)), st.integers(0, 10**6))
 @settings(max_examples=40)
 def test_random_orders_run_if_they_validate_and_are_refused_before_anything_runs_if_not(p, m, name, seed):

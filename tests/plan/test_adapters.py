@@ -75,12 +75,16 @@ def test_bytes_by_kind_are_those_of_a_real_step(config, targets):
 
 
 def test_precision_changes_what_is_frozen_and_what_is_held_and_not_what_trains():
-    """Would catch adapters in 4 bits, and full fine-tuning that gets smaller with the frozen weights it has not."""
+    """Would catch adapters in 4 bits, embeddings and a head in 4 bits, and full fine-tuning that gets smaller with the
+    frozen weights it has not."""
     shape, few = ModelShape.preset("llama-7b"), TARGETS["query, value"]
     found = {name: lora_memory(shape, few, 8, 1, name) for name in ("fp32", "bf16", "4 bits")}
     a = adapters(shape, few, 8).total
-    for name, n_bytes in (("fp32", 4), ("bf16", 2), ("4 bits", 4.127 / 8)):
-        assert found[name]["parameters"] == pytest.approx(n_bytes * shape.n_params + 4 * a)
+    inside = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    frozen = {"fp32": 4 * shape.n_params, "bf16": 2 * shape.n_params}
+    frozen["4 bits"] = 4.127 / 8 * inside + 2 * (shape.n_params - inside)
+    for name, n_bytes in frozen.items():
+        assert found[name]["parameters"] == pytest.approx(n_bytes + 4 * a)
         assert (found[name]["gradients"], found[name]["optimizer"]) == (4 * a, 8 * a)
     assert found["bf16"]["activations"] * 2 == found["fp32"]["activations"] == found["4 bits"]["activations"] * 2
     full = lora_memory(shape, None, precision="4 bits")

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from labkit.plan.hardware import Hardware
 from labkit.plan.ops import Setting
-from labkit.plan.roofline import attainable, operations, ridge, setting_in
+from labkit.plan.roofline import attainable, operations, ridge, setting_in, sheet_ridge
 from labkit.plan.shape import ModelShape
 from labkit.plan.work import seconds_of
 from tests.cases import cases
@@ -51,6 +51,15 @@ def test_products_do_a_third_of_the_flops_that_mfu_counts(name):
     shape = SHAPES[name]
     mine = sum(each.count * each.flops for each in operations(shape, setting_in(shape, "bf16")) if each.product)
     assert mine == pytest.approx(shape.flops(shape.seq).total / 3, rel=1e-9)
+
+
+@cases(("device", "peak", "bytes_per_s", "expected"), [("h100", 989.4e12, 3.35e12, 295), ("v100", 125e12, 0.9e12, 139)])
+def test_the_ridge_of_the_data_sheet_is_its_peak_over_its_bandwidth(device, peak, bytes_per_s, expected):
+    """Would catch the ridge of what is reached (279 and 123 flops a byte) where the data sheet's is meant."""
+    hardware = Hardware.preset(device)
+    assert sheet_ridge(hardware, "bf16") == pytest.approx(peak / bytes_per_s)
+    assert round(sheet_ridge(hardware, "bf16")) == expected
+    assert ridge(hardware, "bf16") < sheet_ridge(hardware, "bf16")
 
 
 def test_the_ridge_is_where_the_two_limits_are_equal():

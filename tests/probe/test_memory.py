@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
@@ -578,6 +579,28 @@ def test_each_thread_counts_its_own():
     for number, now in enumerate(run_threads(rank, 3), 1):
         n = 4 * 64 * number
         assert now == {"parameters": n, "gradients": n, "optimizer": 2 * n + 4, "activations": 0, "other": 0}
+
+
+def test_a_probe_begins_and_ends_while_an_optimizer_of_another_rank_steps():
+    """Ranks in threads: one added its hooks to torch's while the other's step walked through them, and broke it."""
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+
+    def other_rank(*_):
+        with MemoryProbe():
+            nn.Linear(2, 2)
+
+    hooks = [  # a walk that has no hook left to visit would not notice
+        register(hook)
+        for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+        for hook in (other_rank, lambda *_: None)
+    ]
+    try:
+        torch.optim.SGD([weight], lr=1.0).step()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert weight.tolist() == [0.0, 0.0]
 
 
 def test_a_long_run_is_folded_without_a_change_to_any_peak(monkeypatch):

@@ -33,7 +33,7 @@ VOCABULARY = MappingProxyType(
         "plan.link": "Link link_of",
         "plan.memory": "predict_memory",
         "plan.recipe": "Recipe",
-        "plan.roofline": "ridge",
+        "plan.roofline": "ridge sheet_ridge",
         "plan.scaling": "amdahl serial_share",
         "plan.schedule": "gpipe naive one_f_one_b interleaved zero_bubble simulate bubble in_flight",
         "plan.segments": "Stack forwards_from_the_start",

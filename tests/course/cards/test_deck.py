@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,32 @@ def test_every_claim_of_the_audit_is_evidence_on_a_card_once() -> None:
     for card, ids in zip(the_deck(), shown, strict=True):
         assert len(set(ids)) == len(ids) == len(card.proofs) + len(card.wrong.claims if card.wrong else ()), card.id
         assert len(ids) <= 5, card.id
+
+
+def test_no_two_cards_ask_the_same() -> None:
+    """Two cards of one answer in different files, which a learner reviews twice: one of them adds nothing.
+
+    Words are weighed by how few cards have them; two texts are the same at 1, and have no word in common at 0."""
+    worded = [words_of(card) for card in the_deck()]
+    cards_with = Counter(word for words in worded for word in words)
+    vectors = []
+    for words in worded:
+        weights = {word: count * math.log(len(worded) / cards_with[word]) for word, count in words.items()}
+        length = math.hypot(*weights.values())
+        vectors.append({word: weight / length for word, weight in weights.items()})
+    pairs = combinations(zip(the_deck(), vectors, strict=True), 2)
+    alike = [
+        (first.id, second.id)
+        for (first, ours), (second, theirs) in pairs
+        if sum(weight * theirs.get(word, 0.0) for word, weight in ours.items()) > 0.5
+    ]
+    assert alike == []
+
+
+def words_of(card: Card) -> Counter[str]:
+    """The words of a card's question, claim and reason, cut to six letters so that their endings do not count."""
+    text = re.sub(r"\{\w+\}", "", f"{card.front} {card.claim} {card.reason}".lower())
+    return Counter(word[:6] for word in re.findall(r"[a-z]{3,}", text))
 
 
 @cases(

@@ -118,6 +118,7 @@ def test_the_proof_agrees_with_its_row_and_each_of_its_settings_tells(id):
 
 def no_setting_is_idle(setting: Setting) -> None:
     """Such as one with room of 100% about what is claimed."""
+    assert setting.within < 0.5, setting
     assert holding(setting).holds, setting
     for other in failing(setting):
         assert not other.holds, other

@@ -87,7 +87,8 @@ def test_controls_move_the_picture_and_measurements_stay_with_their_run():
     explorer.model.value, explorer.rank.value = "llama-7b", 8
     assert "19,988,480 of 6,738,415,616 parameters train, 0.297%" in explorer.shown.value
     explorer.precision.value = "4 bits"
-    frozen = 6_738_415_616 * 4.127 / 8 + 4 * 19_988_480
+    inside = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    frozen = inside * 4.127 / 8 + 2 * (6_738_415_616 - inside) + 4 * 19_988_480
     assert f"parameters, LoRA, law: {frozen:,.0f} B" in explorer.shown.value
 
 

@@ -20,6 +20,11 @@ from labkit.parallel.ddp import DDP
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe
+from labkit.plan.shape import ModelShape
+from labkit.plan.time import predict_step
 from labkit.probe.memory import MemoryProbe
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig
@@ -92,7 +97,8 @@ def c03() -> Finding:
 
 
 def c73() -> Finding:
-    """Count flops: 32 micro-batches of one row plain, and 16 of two rows with every block checkpointed."""
+    """Count flops: 32 micro-batches of one row plain, and 16 of two rows with every block checkpointed. Flops are not
+    time: plan the seconds as well, for a small model, which waits for kernels to start, and for a large one."""
     rows = torch.zeros(32, CONFIG.seq, dtype=torch.int64)
 
     def flops(n_micro: int, checkpointed: bool) -> int:
@@ -103,12 +109,25 @@ def c73() -> Finding:
             micro_step(model, rows, n_micro)
         return counter.get_total_flops()
 
-    plain = flops(32, False)
+    def seconds(shape: ModelShape, n_micro: int, checkpointed: bool) -> float:
+        recipe = Recipe(batch_size=32, n_micro=n_micro, precision="bf16", checkpointing=checkpointed)
+        step = predict_step(shape, Layout(), recipe, Hardware.preset("h100"))
+        return step.total - step["optimizer"]
+
+    def of_the_time(shape: ModelShape, checkpointed: bool = True) -> float:
+        return seconds(shape, 16, checkpointed) / seconds(shape, 32, False)
+
+    plain, short = flops(32, False), ModelShape.preset("gpt2").changed(seq=128)
     return Finding.of(
         [
             Setting("16 x 2 checkpointed", 0.5, flops(16, True) / plain, "of the flops", measured=True),
             Setting("16 x 2 plain", 0.5, flops(16, False) / plain, "of the flops", measured=True),
-        ]
+            Setting("GPT-2, 128 tokens a row, H100: 16 x 2 checkpointed", 0.5, of_the_time(short), "of the time"),
+            Setting(
+                "LLaMA 7B, H100: 16 x 2 checkpointed", 0.5, of_the_time(ModelShape.preset("llama-7b")), "of the time"
+            ),
+        ],
+        short_rows_without_checkpointing=of_the_time(short, checkpointed=False),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from labkit.plan.collectives import Line, seconds, sent_bytes, steps
 from labkit.plan.link import preset
 from labkit.plan.sharding import ModelState
 from labkit.probe.rehearsal import run_fake
-from labkit.train.checkpoint import checkpoint_sequential
+from labkit.train.checkpoint import Run, checkpoint
 
 
 def by_ring(group: Group, verb: str, numel: int) -> tuple[int, int]:
@@ -34,8 +34,19 @@ def by_ring(group: Group, verb: str, numel: int) -> tuple[int, int]:
     return group.ledger.sent_bytes(), group.ledger.calls("send")
 
 
-def sent(group: Group, strategy: Callable[..., Any], n_micro: int = 1, segments: int = 1) -> tuple[float, float]:
-    """Bytes that this rank sends until gradients are reduced, and in the whole step, in multiples of the model's."""
+def through(layers: Sequence[nn.Module], x: Tensor, run: int) -> Tensor:
+    """x through all layers, in checkpointed segments of `run` layers each; 0: nothing is checkpointed."""
+    if not run:
+        return Run(layers)(x)
+    for start in range(0, len(layers), run):
+        x = checkpoint(Run(layers[start : start + run]), x)
+    return x
+
+
+def sent(group: Group, strategy: Callable[..., Any], n_micro: int = 1, run: int = 0) -> tuple[float, float]:
+    """Bytes that this rank sends until gradients are reduced, and in the whole step, in multiples of the model's.
+
+    run    layers in each checkpointed segment; 0: nothing is checkpointed. Every layer is a unit of ZeRO-3."""
     layers = [nn.Linear(256, 256, bias=False) for _ in range(4)]
     model = nn.Sequential(*layers)
     sync = strategy(model, group, partial(torch.optim.SGD, lr=0.1))
@@ -45,7 +56,7 @@ def sent(group: Group, strategy: Callable[..., Any], n_micro: int = 1, segments:
         sync.zero_grad()
         for micro in range(n_micro):
             with nullcontext() if micro == n_micro - 1 else sync.accumulate():
-                checkpoint_sequential(layers, torch.ones(2, 256), segments).square().mean().backward()
+                through(layers, torch.ones(2, 256), run).square().mean().backward()
         sync.finish()
         reduced = [group.ledger.sent_bytes()]
         sync.step()
@@ -54,10 +65,11 @@ def sent(group: Group, strategy: Callable[..., Any], n_micro: int = 1, segments:
 
 
 def c11() -> Finding:
-    """Read the ledger of a whole step: two real ranks, and one of 64 in a rehearsal, with one micro-batch and more."""
+    """Read the ledger of a whole step: two real ranks, and one of 64 in a rehearsal, with one micro-batch and more, and
+    with checkpointing of each layer by itself and of all four as one segment."""
 
-    def of_64(strategy: Callable[..., Any], n_micro: int = 1, segments: int = 1) -> float:
-        return run_fake(partial(sent, strategy=strategy, n_micro=n_micro, segments=segments), 64).value[1]
+    def of_64(strategy: Callable[..., Any], n_micro: int = 1, run: int = 0) -> float:
+        return run_fake(partial(sent, strategy=strategy, n_micro=n_micro, run=run), 64).value[1]
 
     two = [capped.run(sent, strategy, n_ranks=2)[0].value[1] for strategy in (DDP, ZeRO3)]
     setting = partial(Setting, unit="models", measured=True)
@@ -67,11 +79,12 @@ def c11() -> Finding:
             setting("FSDP, 64 ranks", 3, of_64(ZeRO3)),
             setting("DDP, 64 ranks, 4 micro-batches", 2, of_64(DDP, 4)),
             setting("FSDP, 64 ranks, 4 micro-batches", 3, of_64(ZeRO3, 4)),
-            setting("FSDP, 64 ranks, 2 checkpointed segments", 3, of_64(ZeRO3, 1, 2)),
+            setting("FSDP, 64 ranks, each layer checkpointed", 3, of_64(ZeRO3, run=1)),
+            setting("FSDP, 64 ranks, 4 layers in one checkpointed segment", 3, of_64(ZeRO3, run=4)),
             setting("DDP, 2 ranks", 2, two[0]),
             setting("FSDP, 2 ranks", 3, two[1]),
         ],
-        premise="many ranks; for FSDP one micro-batch, and no checkpointing that gathers once more",
+        premise="many ranks; for FSDP one micro-batch, and no checkpointed segment of several units",
     )
 
 

@@ -13,12 +13,12 @@ from labkit import capped
 from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.claims.proofs.checkpointing import most_held
+from labkit.course.claims.proofs.communication import through
 from labkit.course.claims.proofs.zero import equal_layers, of_one_in
 from labkit.parallel.ddp import DDP
 from labkit.parallel.zero3 import ZeRO3
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
-from labkit.train.checkpoint import checkpoint_sequential
 
 GB = 1e9
 SEVEN = 7e9
@@ -54,17 +54,21 @@ def c30() -> Finding:
     )
 
 
+N_LAYERS, RUNS = 8, (0, 1, 8)
+"""Layers, each a unit of ZeRO-3, and how many of them are in a checkpointed segment; 0: nothing is checkpointed."""
+
+
 def gathers(group: Group) -> list[float]:
-    """All-gathers per layer in one step, without checkpointing and with two checkpointed segments. The second step
-    counts, since ZeRO-3 learns the order of its units in the first."""
+    """All-gathers per layer in one step, for each length of a segment in RUNS. The second step counts, since ZeRO-3
+    learns the order of its units in the first."""
     per_layer = []
-    for segments in (1, 2):
-        layers = [nn.Linear(16, 16, bias=False) for _ in range(8)]
+    for run in RUNS:
+        layers = [nn.Linear(16, 16, bias=False) for _ in range(N_LAYERS)]
         sync = ZeRO3(nn.Sequential(*layers), group, torch.optim.SGD)
         for _ in range(2):
             group.ledger.clear()
             sync.zero_grad()
-            checkpoint_sequential(layers, torch.ones(2, 16), segments).square().mean().backward()
+            through(layers, torch.ones(2, 16), run).square().mean().backward()
             sync.finish()
             sync.step()
         per_layer.append(group.ledger.calls("all_gather") / len(layers))
@@ -72,14 +76,22 @@ def gathers(group: Group) -> list[float]:
 
 
 def c31() -> Finding:
-    """Count the all-gathers of a step on 2 and on 4 real ranks, and divide by the layers."""
+    """Count the all-gathers of a step on 2 and on 4 real ranks, and divide by the layers; on 2 ranks also with
+    checkpointing of each layer by itself, and of all layers as one segment.
+
+    By the law a segment of k units gathers all but the last of them once more: 3 - 1/k gathers a unit."""
     two, four = (capped.run(gathers, n_ranks=n)[0].value for n in (2, 4))
+    plain, alone, together = two
+    gathered = partial(Setting, claimed=2, unit="a layer", within=0, measured=True)
     return Finding.of(
         [
-            Setting("2 ranks", 2, two[0], "a layer", within=0, measured=True),
-            Setting("4 ranks", 2, four[0], "a layer", within=0, measured=True),
+            gathered("2 ranks", found=plain),
+            gathered("4 ranks", found=four[0]),
+            gathered("each layer checkpointed by itself", found=alone),
+            gathered(f"{N_LAYERS} layers in one checkpointed segment", found=together),
         ],
-        with_two_checkpointed_segments=two[1],
+        premise="no checkpointed segment has several units",
+        one_segment_by_law=3 - 1 / N_LAYERS,
     )
 
 

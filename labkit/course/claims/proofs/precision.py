@@ -26,17 +26,19 @@ def held(x: float, dtype: torch.dtype) -> float:
 
 
 def c36() -> Finding:
-    """Cast the number to bf16, and find its neighbours."""
+    """Cast the number to bf16, and find the two bf16 numbers between which it lies."""
     x, dtype = 0.00012, torch.bfloat16
     kept, gap = held(x, dtype), BF16.gap(x)
+    above = kept if kept >= x else held(kept + gap, dtype)
+    below = held(above - gap, dtype)
+    assert below <= x <= above
     return Finding.of(
         [
-            Setting("0.00012, rounded up", 0.000122, kept, within=0.002, measured=True),
-            Setting("0.00012, rounded down", 0.000115, kept, within=0.002, measured=True),
-            Setting("from that neighbour to the other", 0.000122 - 0.000115, gap),
+            Setting("the number of bf16 above 0.00012", 0.000122, above, within=0.002, measured=True),
+            Setting("the number of bf16 below 0.00012", 0.000115, below, within=0.002, measured=True),
+            Setting("from the one below to the one above", 0.000122 - 0.000115, above - below, measured=True),
         ],
-        neighbour_above=held(kept + gap, dtype),
-        neighbour_below=held(kept - gap, dtype),
+        nearest=kept,
         error_percent=100 * abs(kept - x) / x,
     )
 
@@ -74,19 +76,46 @@ def steps_in_fp16(log2_factor: int) -> tuple[list[float], float]:
     return losses, float((w.detach() - before).abs().max())
 
 
+def kind_of(x: Tensor) -> str:
+    """What a single number is: "NaN", "infinite" or "a number"."""
+    return "NaN" if x.isnan() else "infinite" if x.isinf() else "a number"
+
+
+def weight_after_adam(gradient: float, dtype: torch.dtype) -> str:
+    """What a weight of 1 is after a step of Adam with torch's eps of 1e-8, all of it in this format."""
+    weight = nn.Parameter(torch.ones(1, dtype=dtype))
+    weight.grad = torch.full_like(weight, gradient)
+    torch.optim.Adam([weight], lr=1e-3).step()
+    return kind_of(weight.detach())
+
+
 def c38() -> Finding:
-    """Provoke both: a factor that makes gradients infinite, and one that makes all of them zero."""
+    """Provoke both: a factor that makes gradients infinite, and one that makes all of them zero. Then look where
+    something divides by what has underflowed, as Adam in fp16 does, or takes its logarithm."""
     (exploded, _), (stalled, moved) = steps_in_fp16(24), steps_in_fp16(-40)
-    big = torch.tensor(65504.0).half() * 2
+    big, tiny = torch.tensor(65504.0).half() * 2, torch.tensor(1e-8).half()
     return Finding.of(
         [
             Setting("2 x 65504", math.inf, big.item(), measured=True),
-            Setting("infinity less itself", "NaN", "NaN" if (big - big).isnan() else "a number", measured=True),
+            Setting("infinity less itself", "NaN", kind_of(big - big), measured=True),
             Setting("loss after overflow", "NaN", "NaN" if math.isnan(exploded[-1]) else "a number", measured=True),
             Setting("loss after underflow, over the first", 1.0, stalled[-1] / stalled[0], within=1e-6, measured=True),
             Setting("how far underflow lets a weight move", 0.0, moved, measured=True),
+            *(
+                Setting(
+                    f"Adam in {name}, gradient {gradient:g}: the weight",
+                    "a number",
+                    weight_after_adam(gradient, dtype),
+                    measured=True,
+                )
+                for name, dtype in (("fp16", torch.float16), ("fp32", torch.float32))
+                for gradient in (1e-3, 0.0)
+            ),
+            Setting("p log p in fp16, where p underflows", "a number", kind_of(tiny * tiny.log()), measured=True),
         ],
+        premise="nothing divides by what has underflowed or takes its logarithm, as Adam in fp16 and an entropy do",
         largest=FP16.largest,
+        adam_eps_in_fp16=held(1e-8, torch.float16),
     )
 
 

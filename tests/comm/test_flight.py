@@ -1,0 +1,40 @@
+"""What labs and cards say of torch's flight recorder: that it runs without being asked to, and how it is turned off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+JOB = """
+import pickle
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as private
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(2100):
+    dist.all_reduce(torch.ones(1))
+print(len(pickle.loads(private._dump_fr_trace(includeStackTraces=False)).get("entries", [])))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "n_kept"),
+    [
+        ({}, 2000),
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, 0),
+    ],
+)
+def test_the_flight_recorder_keeps_the_last_2000_collectives_unless_it_is_told_otherwise(variables, n_kept):
+    """Would catch a lab that has it switched on before a job, as was needed once, and a release that turns it off."""
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    job = subprocess.run(
+        [sys.executable, "-c", JOB], env={**clean, **variables}, capture_output=True, text=True, timeout=300
+    )
+    assert job.returncode == 0, job.stderr
+    assert int(job.stdout) == n_kept
