@@ -27,8 +27,8 @@ SIZES = (("n_layer", "layers"), ("d_model", "width"), ("n_head", "heads"), ("voc
 class PlannerPanel(Explorer):
     """Menus for model, device, precision and optimizer; fields for devices, rows and tokens; a last menu opens a plan.
 
-    `case` is a DesignCase or its name ("eight", "seventy", "audio", "512"), with which the panel starts. Sizes may be typed
-    if the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown, `.picture`
+    `case` is a DesignCase or its name ("eight", "seventy", "audio", "512"), with which the panel starts. Sizes may be
+    typed if the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown, `.picture`
     the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown case."""
 
     def __init__(self, case: design_cases.DesignCase | str = "eight") -> None:
