@@ -28,8 +28,8 @@ class PlannerPanel(Explorer):
     """Menus for model, device, precision and optimizer; fields for devices, rows and tokens; a last menu opens a plan.
 
     `case` is a DesignCase or its name ("eight", "seventy", "audio", "512"), with which the panel starts. Sizes may be
-    typed if the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown, `.picture`
-    the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown case."""
+    typed if the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown,
+    `.picture` the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown case."""
 
     def __init__(self, case: design_cases.DesignCase | str = "eight") -> None:
         self.case = design_cases.case(case)
