@@ -1,4 +1,4 @@
-"""Bars, lines, autopsies, tables and timelines: that the numbers are there, right, and where they belong."""
+"""Bars, lines, autopsies and tables: that the numbers are there, right, and where they belong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 import torch
 
-from labkit import Cluster, Film, Ledger, Reply, Transfer, WorkerError, compare, ring, run, run_threads
+from labkit import Cluster, Film, Reply, WorkerError, compare, ring, run, run_threads
 from labkit.launch.watch import Autopsy, Whereabouts
 from labkit.plan.breakdown import REHEARSED, Breakdown
 from labkit.plan.collectives import Line, seconds
@@ -21,7 +21,6 @@ from labkit.view.film import strip
 from labkit.view.lines import fitted, laws
 from labkit.view.memory import beside
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, Room, box, headline, round_marks, width_of
-from labkit.view.timeline import MOST, timeline
 from labkit.view.topology import topology
 
 from . import page
@@ -66,7 +65,6 @@ def every_picture() -> list[Picture]:
     return [
         strip(Film.of(takes)),
         topology(replies),
-        timeline(replies),
         autopsy(a_hang()),
         autopsy(Autopsy("A very long headline. " * 20, crowd, tuple(range(16)))),
         fitted([(64, 1e-4), (1 << 20, 1.2e-3)], LINK),
@@ -195,48 +193,6 @@ def test_topology_shows_who_sent_how_much_to_whom():
     assert "rank 0 sent 400 bytes in all" in said
 
 
-def test_a_timeline_has_a_bar_for_each_transfer_in_its_place():
-    """Would catch bars on the wrong rank, and two that hide each other."""
-    ledger = Ledger()
-    ledger.transfers = [
-        Transfer("send", "world", 1, 400, 1.0, 3.0),
-        Transfer("send", "world", 1, 800, 2.0, 5.0),
-        Transfer("all_reduce", "world", None, 64, 3.0, 5.0),
-    ]
-    picture = timeline([Reply(0, None, "", ledger, 4.0), Reply(1, None, "", Ledger(), 4.0)])
-    bars = page.boxes(picture)
-    first = bars["rank 0: send to rank 1, 400 bytes, 2 s from 0 ns"]
-    second = bars["rank 0: send to rank 1, 800 bytes, 3 s from 1 s"]
-    third = bars["rank 0: all_reduce to everybody, 64 bytes, 2 s from 2 s"]
-    assert [(bar.get_x(), bar.get_width()) for bar in (first, second, third)] == [(0, 2), (1, 3), (2, 2)]
-    assert first.get_y() == third.get_y() != second.get_y()
-    assert "1,264 bytes sent by 2 ranks in 4 s" in picture.label
-    with pytest.raises(ValueError, match="hold none"):
-        timeline([Reply(0, None, "", Ledger(), 1.0)])
-
-
-def test_a_crowded_timeline_keeps_its_words_off_its_bars_and_tells_verbs_apart():
-    """Would catch a rank's name under its bars, two verbs of one colour, a legend that leaves the page."""
-    verbs = ("send", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
-    ledger = Ledger()
-    ledger.transfers = [Transfer(verbs[k % 7], "world", None, 8, k * 1e-3, k * 1e-3 + 9e-4) for k in range(MOST + 25)]
-    picture = timeline([Reply(rank, None, "", ledger, 1.0) for rank in range(2)])
-    root = ET.fromstring(str(picture))
-    assert "the first 400 transfers of a rank are drawn; 50 are not" in texts(picture)
-    for node in root.iter(SVG + "text"):
-        wide = 0.6 * float(node.get("font-size", 13)) * len(node.text or "")
-        assert float(node.get("y")) <= picture.height
-        if (node.text or "").startswith("rank"):
-            assert float(node.get("x")) + wide <= 70, "bars begin at 70"
-        elif node.text in verbs:
-            assert float(node.get("x")) + wide <= picture.width
-    colours: dict[str, set[object]] = {}
-    for hover, bar in page.boxes(picture).items():
-        colours.setdefault(hover.split()[2], set()).add(bar.get_facecolor())
-    assert set(colours) == set(verbs)
-    assert len(set.union(*colours.values())) == 7
-
-
 def test_lines_show_points_fit_and_crossover():
     """Would catch a plot whose points lie outside of it, or away from the line that they were taken from."""
     sizes = (64, 4096, 1 << 17, 1 << 22)
@@ -314,20 +270,6 @@ def test_a_long_number_gets_smaller_and_markup_is_shown_as_text():
     assert inside.text == "-123456.789"
     assert float(inside.get("font-size")) * 0.58 * 11 <= 50
     assert "<b>" in (ET.fromstring(box(0, 0, 50, 30, "none", "<b>", 'a "title" <b>')).findtext("title") or "")
-
-
-def test_a_timeline_of_many_ranks_with_many_transfers_at_a_time_stays_a_page():
-    """Would catch sixteen ranks on five metres of paper, words on thin bars, and the ticks of an odd number."""
-    ledger = Ledger()
-    ledger.transfers = [Transfer("send", "world", 1, 1 << 20, k * 1e-3, 1.0) for k in range(60)]
-    picture = timeline([Reply(rank, None, "", ledger, 1.0) for rank in range(64)])
-    assert picture.height < 1700
-    assert {"rank 0", "rank 63", "250 ms", "1 s"} <= set(texts(picture))
-    assert "1 MiB" not in texts(picture)
-    tall = [float(node.get("height")) for node in ET.fromstring(str(picture)).iter(SVG + "rect")]
-    assert min(tall) >= 2
-    few = timeline([Reply(0, None, "", ledger, 1.0)])
-    assert "1 MiB" in texts(few)
 
 
 @pytest.mark.parametrize(
