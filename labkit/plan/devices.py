@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from labkit.plan.link import Link, link_of
+from labkit.plan.practice import IDEAL, Practice
 
 MAMF = "github.com/stas00/ml-engineering, compute/accelerator, MAMF table, bf16"
 STREAM = "assumed: a streaming kernel reaches 80 to 90% of the data sheet's bandwidth"
@@ -33,6 +34,7 @@ class Row(NamedTuple):
     device: str = "cuda"
     launch_s: float = 4e-6
     memory_share: float = 0.85
+    practice: Practice = IDEAL
 
 
 def _rates(fp64: float, fp32: float, bf16: float, fp16: float) -> tuple[tuple[str, float], ...]:

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.plan.breakdown import Item
-from labkit.plan.collectives import Line
+from labkit.plan.collectives import Line, seconds
 from labkit.plan.devices import DEVICES, STREAM, Row, link_named
 from labkit.plan.link import Link, link_of
+from labkit.plan.practice import IDEAL, Practice
 
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
 
@@ -44,6 +45,7 @@ class Hardware:
     inter: Link
     launch_s: float = 0.0
     device: str = "cuda"
+    practice: Practice = IDEAL
 
     def __post_init__(self) -> None:
         for item in (*self.flops, self.efficiency, self.memory_bytes, self.bytes_per_s, self.memory_share):
@@ -82,7 +84,7 @@ class Hardware:
             Item("memory", row.memory_bytes, "B", "", row.sheet),
             Item("memory bandwidth", row.bytes_per_s, "B/s", "", row.sheet),
             Item("share of the bandwidth", row.memory_share, "", "", STREAM),
-            row.node_size, link_named(row.intra), link_named(row.inter), row.launch_s, row.device,
+            row.node_size, link_named(row.intra), link_named(row.inter), row.launch_s, row.device, row.practice,
         )  # fmt: skip
 
     @classmethod
@@ -170,9 +172,24 @@ class Hardware:
         the devices of a node share the work of crossing (as NCCL's rings do), up to what the node's own link takes."""
         if size * stride <= self.node_size or size == 1:
             return self.intra
-        members = max(1, self.node_size // stride)
-        speed = min(self.inter.bytes_per_s * min(members, size), self.intra.bytes_per_s)
-        return replace(self.inter, bytes_per_s=speed)
+        members = min(max(1, self.node_size // stride), size)
+        speed = min(self.inter.bytes_per_s * members, self.intra.bytes_per_s)
+        alpha = (self.inter.alpha_s + (members - 1) * self.intra.alpha_s) / members  # of a hop: one in `members` crosses
+        return replace(self.inter, alpha_s=alpha, bytes_per_s=speed)
+
+    def collective_s(self, verb: str, size: int, stride: int, n_bytes: float) -> float:
+        """Seconds of one collective of `n_bytes` over `size` ranks, `stride` apart; 0 for a single rank.
+
+        By a ring; an all_reduce between nodes by two trees that each carry half: a ring's bytes, 2 log2 n latencies
+        (Sanders, Speck and Traeff 2009, as NCCL does since 2.4)."""
+        if size == 1:
+            return 0.0
+        link = self.link(size, stride)
+        line = Line(link.alpha_s, 1 / (link.bytes_per_s * self.practice.wire))
+        if verb == "all_reduce" and size * stride > self.node_size:
+            hops, share = 2 * math.ceil(math.log2(size)), 2 * (size - 1) / size
+            return min(hops * line.alpha_s + share * n_bytes * line.beta_s_per_byte, seconds("ring", verb, size, n_bytes, line))
+        return seconds("ring", verb, size, n_bytes, line)
 
 
 def line_of(link: Link) -> Line:

@@ -39,7 +39,7 @@ class Rank:
         self.gathered = 2 if way == "half" else self.width
         n_stages = layout.pp * recipe.stages_per_rank
         self.stages = [
-            stage_of(shape, self.setting, blocks_of(shape.n_layer, n_stages, stage), stage == 0, stage == n_stages - 1)
+            stage_of(shape, self.setting, blocks_of(shape, n_stages, stage), stage == 0, stage == n_stages - 1)
             for stage in range(self.place, n_stages, layout.pp)
         ]
         self.tied = shape.tied and n_stages == 1

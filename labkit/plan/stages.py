@@ -23,9 +23,27 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
 
 
-def blocks_of(n_layer: int, n_stages: int, stage: int) -> int:
+@lru_cache(maxsize=1024)
+def cut(n_layer: int, n_stages: int, head: float) -> tuple[int, ...]:
+    """Blocks of each stage, so that the slowest stage is as fast as can be: the last one has the head, which takes as
+    long as `head` blocks, and gets fewer of them. The others share the rest evenly."""
+    if n_stages == 1:
+        return (n_layer,)
+    even = n_layer - n_layer * (n_stages - 1) // n_stages
+    others = n_stages - 1
+    last = min(range(even, -1, -1), key=lambda own: max(own + head, -(-(n_layer - own) // others)))
+    rest = n_layer - last
+    if last == even:
+        others, rest = n_stages, n_layer
+    shares = [rest * (stage + 1) // others - rest * stage // others for stage in range(others)]
+    return tuple([*shares, last][:n_stages])
+
+
+def blocks_of(shape: ModelShape, n_stages: int, stage: int) -> int:
     """Blocks of one stage."""
-    return n_layer * (stage + 1) // n_stages - n_layer * stage // n_stages
+    sizes = shape.parameters
+    block = (sizes["attention"] + sizes["mlp"]) / shape.n_layer
+    return cut(shape.n_layer, n_stages, shape.vocab * shape.d_model / block)[stage]
 
 
 def micro_rows(recipe: Recipe, layout: Layout) -> int:
@@ -74,7 +92,7 @@ def state_params(shape: ModelShape, tp: int, p: int, v: int) -> tuple[float, ...
     table = shape.vocab * shape.d_model / tp
     params = [0.0] * p
     for stage in range(p * v):
-        params[stage % p] += block * blocks_of(shape.n_layer, p * v, stage)
+        params[stage % p] += block * blocks_of(shape, p * v, stage)
         params[stage % p] += (table + sizes["position embedding"]) * (stage == 0)
         params[stage % p] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
     return tuple(params)

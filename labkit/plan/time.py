@@ -1,14 +1,16 @@
 """predict_step: the seconds of one training step, by what they are spent on.
 
     compute        products at the rate of large products, all else at the rate of memory (work.py)
+    host           the device has nothing to do: Python issues ops more slowly than they are computed
     tp, pp, dp     communication along each axis (collectives.py, over the link that the axis crosses)
-    overlap        below zero: the part of this communication that goes on while something is computed
+    overlap        below zero: what is won by communicating while something is computed
     bubble         how long the slowest rank of a pipeline waits: its schedule is simulated, or follows its law if long
     optimizer      weights, gradients and state, read and written
 
     Their sum is the step. tp cannot be hidden, because the next product needs the sum. dp is hidden behind the backward
-    of the last micro-batch, except for the last bucket (ZeRO-3: behind every forward and backward). Nothing hides the
-    gather of new weights in ZeRO-1 and 2.
+    of the last micro-batch, except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the
+    unit before it, as far as that takes long enough. Nothing hides the gather of new weights in ZeRO-1 and 2. What is
+    hidden is not free: both want the same memory (`contention` of labkit.plan.practice).
 
 Sources: Narayanan et al., arXiv:2104.04473, sections 2.2 and 3.2; Li et al., arXiv:2006.15704, section 3.2.3 (overlap);
 Rajbhandari et al., arXiv:1910.02054, section 7; Thakur et al. 2005, section 3 (alpha-beta).
@@ -16,10 +18,9 @@ Rajbhandari et al., arXiv:1910.02054, section 7; Thakur et al. 2005, section 3 (
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.collectives import seconds
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
@@ -39,7 +40,7 @@ STATE_BYTES = 80
 def predict_step(
     shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware, simulated: int = SIMULATED
 ) -> Breakdown:
-    """Seconds of one step on the slowest rank: compute, tp, pp, dp, overlap (below zero), bubble, optimizer.
+    """Seconds of one step on the slowest rank: compute, host, tp, pp, dp, overlap (below zero), bubble, optimizer.
 
     `shape` is a ModelShape or a GPTConfig. Schedules of more than `simulated` actions follow their law. ValueError for
     what cannot be cut or run."""
@@ -51,6 +52,25 @@ def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float
     shape = ModelShape.of(shape)
     step = predict_step(shape, layout, recipe, hardware).total
     return shape.mfu(recipe.batch_size * shape.seq / step, layout.size * hardware.peak(recipe.products))
+
+
+class Pass(NamedTuple):
+    """Seconds of one direction of a layer or a stage, for one micro-batch.
+
+    compute   of the device;   tp   of sums over tp;   host   in which the device waits for Python"""
+
+    compute: float = 0.0
+    tp: float = 0.0
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds from its begin to its end."""
+        return self.compute + self.tp + self.host
+
+    def plus(self, other: Pass, times: int = 1) -> Pass:
+        """This, and the other one so many times behind it."""
+        return Pass(*(mine + times * more for mine, more in zip(self, other, strict=True)))
 
 
 class StepTime:
@@ -68,45 +88,64 @@ class StepTime:
         self.tokens = self.setting.rows * self.setting.seq
         self.params = max(state_params(shape, layout.tp, self.p, self.v))
         n_stages = self.p * self.v
-        self.each = {
-            layer: seconds_of(shape, layer, self.setting, recipe.products, hardware)
-            for layer in ("embedding", "block", "head")
+        sums = self.tp_sum()
+        # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
+        self.layers = {
+            "embedding": self.layer("embedding", sums, 1, 0),
+            "block": self.layer("block", sums, 2, 2),
+            "head": self.layer("head", sums, 0, 1),
         }
-        self.sum_s = self.tp_sum()
-        self.work = [self.stage(index, n_stages) for index in range(n_stages)]
-        self.talk = [self.stage_tp(index, n_stages) for index in range(n_stages)]
+        self.stages = [self.stage(index, n_stages) for index in range(n_stages)]
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
-    def layers(self, index: int, n_stages: int) -> list[tuple[str, int]]:
-        """The layers of a stage: (layer, how often)."""
-        ends = [("embedding", int(index == 0)), ("head", int(index == n_stages - 1))]
-        return [("block", blocks_of(self.shape.n_layer, n_stages, index)), *ends]
+    def tp_sum(self) -> tuple[float, float]:
+        """Seconds of one tensor-parallel sum, forward and backward.
 
-    def stage(self, index: int, n_stages: int) -> tuple[float, float]:
-        """Seconds of computing, forward and backward; a checkpointed block is run forward again."""
-        forward = backward = 0.0
-        for layer, count in self.layers(index, n_stages):
-            cost = self.each[layer]
-            again = cost.forward if self.recipe.checkpointing and layer == "block" else 0.0
-            forward, backward = forward + count * cost.forward, backward + count * (cost.backward + again)
+        Sequence parallelism sends the same in two calls, a reduce_scatter and an all_gather."""
+        n, size = self.layout.tp, self.tokens * self.shape.d_model
+        spans = -(-n // self.hardware.node_size) - 1  # further nodes that a sum has to reach
+        more = self.hardware.practice.crossing_s * spans * (1 + self.setting.in_sequence)
+        forward, backward = (
+            self.hardware.collective_s("all_reduce", n, 1, size * width) + more for width in (self.narrow, self.wide)
+        )
         return forward, backward
 
-    def tp_sum(self) -> tuple[float, float]:
-        """Seconds of one tensor-parallel sum, forward and backward."""
-        n, size = self.layout.tp, self.tokens * self.shape.d_model
-        if n == 1:
-            return 0.0, 0.0
-        line = line_of(self.hardware.link(n, 1))
-        forward = seconds("ring", "all_reduce", n, size * self.narrow, line)
-        return forward, seconds("ring", "all_reduce", n, size * self.wide, line)
+    def layer(self, name: str, sums: tuple[float, float], ahead: int, back: int) -> tuple[Pass, Pass]:
+        """One layer, forward and backward, with `ahead` and `back` sums over tp in it.
 
-    def stage_tp(self, index: int, n_stages: int) -> tuple[float, float]:
-        """Seconds of tensor-parallel sums: two in a block each way (one more if it is run again), one at each end."""
-        forward, back = self.sum_s
-        blocks, ends = self.layers(index, n_stages)[0][1], (index == 0, index == n_stages - 1)
-        again = blocks * forward if self.recipe.checkpointing else 0.0
-        return (2 * blocks + ends[0]) * forward, (2 * blocks + ends[1]) * back + again
+        Ops are issued while earlier ones are computed, so that the longer of both counts."""
+        cost = seconds_of(self.shape, name, self.setting, self.recipe.products, self.hardware)
+        crosses = self.p > 1 and self.layout.size > self.hardware.node_size
+        call = self.hardware.practice.host_call_s * (1 + crosses * self.layout.tp)
+        calls = (self.layout.tp > 1) * (1 + self.setting.in_sequence) * call
+        passes = []
+        for compute, sum_s, count in ((cost.forward, sums[0], ahead), (cost.backward, sums[1], back)):
+            idle = cost.host + count * calls - compute - count * sum_s
+            passes.append(Pass(compute, count * sum_s, max(0.0, idle)))
+        return passes[0], passes[1]
+
+    def stage(self, index: int, n_stages: int) -> tuple[Pass, Pass]:
+        """Forward and backward of a stage; a checkpointed block is run forward again, but for its last sum."""
+        blocks = blocks_of(self.shape, n_stages, index)
+        counts = {"block": blocks, "embedding": int(index == 0), "head": int(index == n_stages - 1)}
+        forward, backward = Pass(), Pass(self.adding(index, n_stages))
+        for name, count in counts.items():
+            ahead, back = self.layers[name]
+            forward, backward = forward.plus(ahead, count), backward.plus(back, count)
+        if self.recipe.checkpointing:
+            again = self.layers["block"][0]
+            backward = backward.plus(again._replace(tp=again.tp / 2), blocks)
+        return forward, backward
+
+    def adding(self, index: int, n_stages: int) -> float:
+        """Seconds in which the gradients of one micro-batch are added to those before it."""
+        recipe = self.recipe
+        if recipe.strategy in ("zero2", "zero3") or (self.m == 1 and not recipe.fp32_gradients):
+            return 0.0
+        params = state_params(self.shape, self.layout.tp, self.p, self.v)[index % self.p] / self.v
+        n_bytes = params * (2 * recipe.gradient_bytes + recipe.weight_bytes)
+        return n_bytes / self.hardware.reachable_bytes_per_s
 
     def message_s(self) -> float:
         """Seconds of one activation from stage to stage."""
@@ -115,14 +154,20 @@ class StepTime:
         inside = self.p * self.layout.tp <= self.hardware.node_size
         link = self.hardware.intra if inside else self.hardware.inter
         part = self.layout.tp if self.setting.in_sequence else 1
-        return line_of(link).seconds(self.tokens * self.shape.d_model * self.wide / part)
+        return line_of(link).seconds(self.tokens * self.shape.d_model * self.wide / part / self.hardware.practice.wire)
+
+    def late(self) -> float:
+        """Seconds of a pipeline that starts its messages late; a rank in the middle starts four for a micro-batch."""
+        n_nodes = -(-self.layout.size // self.hardware.node_size)
+        count = {1: 0, 2: 2}.get(self.p, 4) * (self.m * self.v + self.p - 1)
+        return count * self.hardware.practice.late(n_nodes)
 
     # -- the whole step ----------------------------------------------------------------------------------------------
 
     def pipeline(self) -> tuple[float, float, float]:
         """(seconds from first to last action, those of the slowest rank's own actions, those that messages add)."""
-        cost = [(w[0] + t[0], w[1] + t[1]) for w, t in zip(self.work, self.talk, strict=True)]
-        own = max(sum(sum(cost[s]) for s in range(rank, len(cost), self.p)) for rank in range(self.p)) * self.m
+        cost = [(forward.total, backward.total) for forward, backward in self.stages]
+        own = max(sum(sum(cost[s]) for s in self.mine(rank)) for rank in range(self.p)) * self.m
         send = self.message_s()
         if self.p == 1 and self.v == 1:
             return own, own, 0.0
@@ -133,39 +178,56 @@ class StepTime:
             return plain, own, max(span.end for span in simulate(schedule, forward, backward, send)) - plain
         slowest = max(cost, key=sum)
         waits = slowest[0] if self.recipe.schedule == "zero_bubble" else sum(slowest)
-        return own + (self.p - 1) * waits, own, 2 * (self.p * self.v - 1) * send
+        # p micro-batches are under way, so that a round trip through all stages may take p forwards and backwards, and
+        # the messages of it come on top
+        sends = 2 * (self.p * self.v - 1) * send * (1 + self.m / self.p * (self.recipe.schedule == "1f1b"))
+        return own + (self.p - 1) * waits, own, sends
 
     def dp(self) -> tuple[float, float]:
-        """(seconds of data-parallel communication, those of it that nothing hides)."""
-        n, recipe = self.layout.dp, self.recipe
-        if n == 1:
+        """(seconds of data-parallel communication, seconds by which it makes the step longer)."""
+        if self.layout.dp == 1:
             return 0.0, 0.0
-        n_bytes = self.params * recipe.gradient_bytes
-        line = line_of(self.hardware.link(n, self.layout.tp * self.p))
+        return self.by_unit() if self.recipe.strategy == "zero3" else self.by_bucket()
+
+    def along_dp(self, verb: str, n_bytes: float) -> float:
+        """Seconds of one collective along dp."""
         # on gloo, which serves CPUs, a reduce_scatter sums everything on every rank and keeps a part
-        whole = self.hardware.device == "cpu" and recipe.strategy != "ddp"
-        scatter = seconds("ring", "all_reduce" if whole else "reduce_scatter", n, n_bytes, line)
-        gather = seconds(
-            "ring",
-            "all_gather",
-            n,
-            self.params * (self.wide if recipe.strategy == "zero3" else recipe.weight_bytes),
-            line,
-        )
-        backward = max(w[1] for w in self.work) * self.v
-        forward = max(w[0] for w in self.work) * self.v
+        if self.hardware.device == "cpu" and verb == "reduce_scatter":
+            verb = "all_reduce"
+        return self.hardware.collective_s(verb, self.layout.dp, self.layout.tp * self.p, n_bytes)
+
+    def beside(self, talk: float, work: float) -> float:
+        """Seconds by which communication makes work longer that goes on beside it."""
+        return max(0.0, talk - work) + self.hardware.practice.contention * min(talk, work)
+
+    def by_bucket(self) -> tuple[float, float]:
+        """DDP, ZeRO-1 and 2: buckets leave while the last micro-batch goes backward (ZeRO-2: every one)."""
+        recipe, n_bytes = self.recipe, self.params * self.recipe.gradient_bytes
+        n_buckets = max(1, round(n_bytes / recipe.bucket_bytes))
         scatters, gathers = dp_moves(recipe.strategy, self.m)
-        moved = scatters * scatter + gathers * gather
-        if recipe.strategy == "zero3" and not recipe.prefetch:
-            return moved, moved  # a layer that is gathered only when it is needed hides nothing
-        if recipe.strategy == "zero3":
-            layers = max(1, self.shape.n_layer // (self.p * self.v))
-            waits = max(0.0, gather - forward) + max(0.0, gather + scatter - backward) + gather / layers
-            return moved, min(self.m * waits, moved)
-        after = 0.0 if recipe.strategy == "ddp" else gathers * gather  # the new weights, once all are stepped
-        behind = (moved - after) / scatters  # what may hide behind the backward of one micro-batch
-        bucket = min(1.0, recipe.bucket_bytes / n_bytes) * behind
-        return moved, scatters * min(behind, max(bucket, behind - backward)) + after
+        verb = "all_reduce" if recipe.strategy == "ddp" else "reduce_scatter"
+        one = self.along_dp(verb, n_bytes / n_buckets)
+        backward = max(back.compute for _, back in self.stages) * self.v
+        open_ = one + self.beside((n_buckets - 1) * one, backward * (1 - 1 / n_buckets))
+        after = 0.0  # the new weights, once all are stepped
+        if recipe.strategy != "ddp":
+            after = gathers * n_buckets * self.along_dp("all_gather", self.params * recipe.weight_bytes / n_buckets)
+        return scatters * n_buckets * one + after, scatters * open_ + after
+
+    def by_unit(self) -> tuple[float, float]:
+        """ZeRO-3: a block is gathered before its forward and before its backward, and its gradients leave behind it."""
+        n_units = max(1, self.shape.n_layer // (self.p * self.v)) * self.v
+        unit = self.params / n_units
+        gather = self.along_dp("all_gather", unit * self.wide)
+        scatter = self.along_dp("reduce_scatter", unit * self.recipe.gradient_bytes)
+        moved = self.m * n_units * (2 * gather + scatter)
+        if not self.recipe.prefetch:
+            return moved, moved  # a unit that is gathered only when it is needed hides nothing
+        forward = max(ahead.compute for ahead, _ in self.stages) * self.v / n_units
+        backward = max(back.compute for _, back in self.stages) * self.v / n_units
+        ahead = gather + (n_units - 1) * self.beside(gather, forward)  # nothing runs beside the first
+        back = gather + scatter + (n_units - 1) * self.beside(gather + scatter, backward)
+        return moved, min(self.m * (ahead + back), moved)
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""
@@ -177,18 +239,20 @@ class StepTime:
     def breakdown(self) -> Breakdown:
         """The step as named items, in seconds."""
         whole, own, sent = self.pipeline()
-        ranks = range(self.p)
-        slowest = max(ranks, key=lambda rank: sum(sum(self.work[s]) + sum(self.talk[s]) for s in self.mine(rank)))
-        compute = self.m * sum(sum(self.work[s]) for s in self.mine(slowest))
-        tp = self.m * sum(sum(self.talk[s]) for s in self.mine(slowest))
+        slowest = max(range(self.p), key=lambda rank: sum(f.total + b.total for f, b in self.of(rank)))
+        spent = Pass()
+        for forward, backward in self.of(slowest):
+            spent = spent.plus(forward, self.m).plus(backward, self.m)
         pp = 2 * self.m * self.v * self.message_s()
-        waits = max(0.0, whole - own) + max(0.0, sent - pp)
+        waits = max(0.0, whole - own) + max(0.0, sent - pp) + self.late()
         dp, open_ = self.dp()
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
         batch, n = f"{self.setting.rows} rows x {self.m} micro-batches", self.layout.dp
+        host = spent.host + self.hardware.practice.step_s
         rows = [
-            ("compute", compute, f"roofline of every op, {flops:,.0f} flops a token, {batch}", "labkit.plan.work"),
-            ("tp", tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
+            ("compute", spent.compute, f"roofline of every op, {flops:,.0f} flops a token, {batch}", "labkit.plan.work"),
+            ("host", host, "Python's seconds an op, where they are longer than the op's", "labkit.plan.practice"),
+            ("tp", spent.tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
             ("pp", pp, f"2 x {self.m} x {self.v} messages of B T D", "arXiv:2104.04473, 3.2"),
             ("dp", dp, f"{self.recipe.strategy} over n = {n}, S = bytes of the rank's weights", "arXiv:1910.02054, 7"),
             ("overlap", open_ - dp - max(0.0, pp - sent), "sent while computing", "arXiv:2006.15704, 3.2.3"),
@@ -196,6 +260,10 @@ class StepTime:
             ("optimizer", self.optimizer(), f"{STATE_BYTES} bytes a parameter owned", "torch.optim, unfused"),
         ]  # fmt: skip
         return Breakdown(Item(name, value, "s", formula, source) for name, value, formula, source in rows)
+
+    def of(self, rank: int) -> list[tuple[Pass, Pass]]:
+        """Forward and backward of each stage on a rank."""
+        return [self.stages[index] for index in self.mine(rank)]
 
     def mine(self, rank: int) -> range:
         """The stages of a rank."""

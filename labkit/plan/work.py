@@ -1,16 +1,18 @@
 """Seconds of computing one layer, op by op: products at the rate of products, the rest at the rate of memory.
 
     op                forward flops              bytes read and written (w: bytes of a number)
-    a product         2 tokens x I x O           w (in + weights + out)
-    attention         4 tokens x T x A           in and out; a causal kernel skips half, and reaches half the rate
+    a product         2 tokens x I x O           w (in + weights + out); short sides fill the device badly
+    attention         2 tokens x T x A           in and out; of 4 a causal kernel computes half, at a rate of its own
     norm              few                        2 w B T D
     residual sum      few                        3 w B T D
-    plain attention   the same                   6 w B h T T on top: the scores are in memory
+    plain attention   4 tokens x T x A           6 w B h T T on top: the scores are in memory
     gelu              few                        2 w B T F      (gated: 5)
     loss              few                        3 x 4 B T V
 
 Backward makes two products of each and moves twice the bytes. With autocast every weight is read in 4 bytes and written
-in 2 before it is used, and its gradient the other way round. Source: Williams et al. 2009; arXiv:2104.04473, appendix.
+in 2 before it is used, and its gradient the other way round. Python issues the ops one after the other; `host` is the
+time it takes for that, which a fast device waits for (labkit.plan.time). The losses are those of labkit.plan.practice.
+Source: Williams et al. 2009; arXiv:2104.04473, appendix.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ from labkit.plan.shape import ModelShape
 
 
 class Seconds(NamedTuple):
-    """Forward and backward of one layer and one micro-batch, on one rank, without communication."""
+    """Forward and backward of one layer and one micro-batch, on one rank, without communication.
+
+    `host` is how long Python needs to issue the ops of one direction."""
 
     forward: float
     backward: float
+    host: float = 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -37,34 +42,41 @@ def seconds_of(shape: ModelShape, layer: str, setting: Setting, precision: str, 
 
 
 class Bench:
-    """Adds up the seconds of a layer's ops: `forward` and `backward`."""
+    """Adds up the seconds of a layer's ops: `forward`, `backward`, and `host`."""
 
     def __init__(self, shape: ModelShape, setting: Setting, precision: str, hardware: Hardware) -> None:
         self.shape, self.setting, self.precision, self.hardware = shape, setting, precision, hardware
+        self.practice = hardware.practice
         self.tokens, self.tp = setting.rows * setting.seq, setting.tp
         self.outside = self.tokens // setting.tp if setting.in_sequence else self.tokens
         self.wide = {"fp64": 8, "half": 2}.get(setting.way, 4)
         self.narrow = 2 if setting.way == "autocast" else self.wide
-        self.forward = self.backward = 0.0
+        self.forward = self.backward = self.host = 0.0
 
     def time(self, layer: str) -> Seconds:
         """Seconds of one layer in both directions."""
         {"embedding": self.embedding, "block": self.block, "head": self.head}[layer]()
-        return Seconds(self.forward, self.backward)
+        return Seconds(self.forward, self.backward, self.host)
+
+    def op(self, flops: float, n_bytes: float, back: float) -> None:
+        """An op whose backward takes `back` times its flops and bytes."""
+        self.forward += self.hardware.op_s(flops, n_bytes, self.precision)
+        self.backward += self.hardware.op_s(back * flops, back * n_bytes, self.precision)
+        self.host += self.practice.host_s
 
     def product(self, inside: int, out: int) -> None:
-        """[tokens, inside] x [inside, out]"""
-        flops, w = 2.0 * self.tokens * inside * out, self.narrow
+        """[tokens, inside] x [inside, out]; backward makes two of it."""
+        flops, w = 2.0 * self.tokens * inside * out / self.practice.fill(inside, out), self.narrow
         n_bytes = w * (self.tokens * (inside + out) + inside * out)
         self.forward += self.hardware.op_s(flops, n_bytes, self.precision)
         self.backward += 2 * self.hardware.op_s(flops, n_bytes, self.precision)
+        self.host += self.practice.host_s
         if self.narrow < self.wide:
-            self.moves((self.wide + self.narrow) * inside * out, 1)
+            self.op(0, (self.wide + self.narrow) * inside * out, 1)
 
     def moves(self, n_bytes: float, back: float = 2) -> None:
         """An op that only moves bytes; its backward moves `back` times as many."""
-        self.forward += self.hardware.op_s(0, n_bytes, self.precision)
-        self.backward += self.hardware.op_s(0, back * n_bytes, self.precision)
+        self.op(0, self.practice.traffic * n_bytes, back)
 
     def embedding(self) -> None:
         """Rows are read and written, and the gradient of the table is written whole."""
@@ -79,9 +91,8 @@ class Bench:
         a, k = s.n_head // tp * s.width, max(1, s.kv_heads // tp) * s.width
         for inside, out in ((d, a), (d, k), (d, k), (a, d), *((d, f),) * (2 if s.gated else 1), (f, d)):
             self.product(inside, out)
-        attention = 4.0 * t * self.setting.seq * a
-        self.forward += self.hardware.op_s(attention, self.narrow * t * (2 * a + 2 * k), self.precision)
-        self.backward += self.hardware.op_s(2 * attention, 2 * self.narrow * t * (2 * a + 2 * k), self.precision)
+        mixed = self.narrow * t * (2 * a + 2 * k)
+        self.op(2.0 * t * self.setting.seq * a / (self.practice.attention if s.fused_attention else 0.5), mixed, 2)
         if not s.fused_attention:  # scores written, masked, their softmax taken, and read again
             self.moves(6 * self.narrow * t * self.setting.seq * (s.n_head // tp), 1.5)
         if s.position == "rotary":
