@@ -23,6 +23,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -43,6 +44,8 @@ from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.recipe import Recipe, check
+from labkit.plan.shape import ModelShape
+from labkit.plan.stages import blocks_of
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
@@ -239,10 +242,11 @@ def _cut(whole: Tensor, dim: int | None, tp: Group) -> Tensor:
 
 
 def _mine(model: GPT, schedule: Any, mesh: Mesh) -> dict[int, list[tuple[str, nn.Module]]]:
-    """The layers of each of this rank's stages: blocks evenly, the embedding with the first, the head with the last."""
-    blocks = [(f"blocks.{index}", block) for index, block in enumerate(model.blocks)]
-    cuts = [len(blocks) * stage // schedule.n_stages for stage in range(schedule.n_stages + 1)]
-    runs = [blocks[low:high] for low, high in zip(cuts, cuts[1:], strict=False)]
+    """The layers of each of this rank's stages: the embedding with the first, the head with the last, which gets fewer
+    blocks where the head takes as long as some."""
+    blocks = iter([(f"blocks.{index}", block) for index, block in enumerate(model.blocks)])
+    counts = blocks_of(ModelShape.of(model.config), schedule.n_stages)
+    runs = [[*islice(blocks, count)] for count in counts]
     runs[0] = [("embedding", model.embedding), *runs[0]]
     runs[-1] = [*runs[-1], ("head", model.head)]
     return {stage: runs[stage] for stage in schedule.stages_of(mesh.pp.rank)}

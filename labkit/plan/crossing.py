@@ -49,7 +49,7 @@ class Demand:
         m, p = recipe.n_micro, layout.pp
         word = recipe.weight_bytes
         part = recipe.batch_size / layout.dp / m * shape.seq * shape.d_model * word
-        sums = max(4 * blocks_of(shape, p, s) + (s == 0) + (s == p - 1) for s in range(p))
+        sums = max(4 * blocks + (s == 0) + (s == p - 1) for s, blocks in enumerate(blocks_of(shape, p)))
         n_bytes = recipe.gradient_bytes * max(state_params(shape, layout.tp, p, 1))
         return cls((sums * m * (layout.tp > 1), part), (m * (p > 1), part), (int(layout.dp > 1), n_bytes))
 

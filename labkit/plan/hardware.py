@@ -174,7 +174,8 @@ class Hardware:
             return self.intra
         members = min(max(1, self.node_size // stride), size)
         speed = min(self.inter.bytes_per_s * members, self.intra.bytes_per_s)
-        alpha = (self.inter.alpha_s + (members - 1) * self.intra.alpha_s) / members  # of a hop: one in `members` crosses
+        # one hop of `members` crosses
+        alpha = (self.inter.alpha_s + (members - 1) * self.intra.alpha_s) / members
         return replace(self.inter, alpha_s=alpha, bytes_per_s=speed)
 
     def collective_s(self, verb: str, size: int, stride: int, n_bytes: float) -> float:
@@ -186,10 +187,11 @@ class Hardware:
             return 0.0
         link = self.link(size, stride)
         line = Line(link.alpha_s, 1 / (link.bytes_per_s * self.practice.wire))
+        ring = seconds("ring", verb, size, n_bytes, line)
         if verb == "all_reduce" and size * stride > self.node_size:
-            hops, share = 2 * math.ceil(math.log2(size)), 2 * (size - 1) / size
-            return min(hops * line.alpha_s + share * n_bytes * line.beta_s_per_byte, seconds("ring", verb, size, n_bytes, line))
-        return seconds("ring", verb, size, n_bytes, line)
+            hops, moved = 2 * math.ceil(math.log2(size)), 2 * (size - 1) / size * n_bytes
+            return min(hops * line.alpha_s + moved * line.beta_s_per_byte, ring)
+        return ring
 
 
 def line_of(link: Link) -> Line:

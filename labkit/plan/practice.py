@@ -43,7 +43,9 @@ class Practice:
         for field in fields(self):
             value = getattr(self, field.name)
             if not value >= 0 or (value == 0 and field.name in ("attention", "traffic", "wire")):
-                raise ValueError(f"{field.name} is a share or seconds: 0 or more, shares of a rate above 0; got {value}")
+                raise ValueError(
+                    f"{field.name} is a share or seconds: 0 or more, shares of a rate above 0; got {value}"
+                )
         if self.wire > 1 or self.sick >= 1:
             raise ValueError(f"wire and sick are shares, 0 to 1, and not all nodes are sick: {self.wire}, {self.sick}")
 

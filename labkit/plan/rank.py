@@ -38,8 +38,9 @@ class Rank:
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
         self.gathered = 2 if way == "half" else self.width
         n_stages = layout.pp * recipe.stages_per_rank
+        counts = blocks_of(shape, n_stages)
         self.stages = [
-            stage_of(shape, self.setting, blocks_of(shape, n_stages, stage), stage == 0, stage == n_stages - 1)
+            stage_of(shape, self.setting, counts[stage], stage == 0, stage == n_stages - 1)
             for stage in range(self.place, n_stages, layout.pp)
         ]
         self.tied = shape.tied and n_stages == 1

@@ -1,12 +1,13 @@
 """How a model, a batch and a schedule fall on the ranks of a layout: blocks of a stage, rows of a micro-batch.
 
-12 blocks on 5 stages      2 2 3 2 3      stage s gets blocks 12 s/5 to 12 (s+1)/5, as labkit.assemble cuts
+16 blocks on 4 stages      4 4 4 4        and 5 5 5 1 if the head, on the last stage, takes as long as 4 blocks
 micro-batches in flight    of stage and micro-batch, on each rank: the law of each schedule (labkit.plan.schedule)
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
@@ -27,23 +28,27 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
 def cut(n_layer: int, n_stages: int, head: float) -> tuple[int, ...]:
     """Blocks of each stage, so that the slowest stage is as fast as can be: the last one has the head, which takes as
     long as `head` blocks, and gets fewer of them. The others share the rest evenly."""
+    even = _evenly(n_layer, n_stages)
     if n_stages == 1:
-        return (n_layer,)
-    even = n_layer - n_layer * (n_stages - 1) // n_stages
-    others = n_stages - 1
-    last = min(range(even, -1, -1), key=lambda own: max(own + head, -(-(n_layer - own) // others)))
-    rest = n_layer - last
-    if last == even:
-        others, rest = n_stages, n_layer
-    shares = [rest * (stage + 1) // others - rest * stage // others for stage in range(others)]
-    return tuple([*shares, last][:n_stages])
+        return even
+
+    def slowest(last: int) -> float:
+        return max(last + head, -(-(n_layer - last) // (n_stages - 1)))
+
+    last = min(range(even[-1], -1, -1), key=slowest)  # of equals the nearest to an even cut
+    return even if last == even[-1] else (*_evenly(n_layer - last, n_stages - 1), last)
 
 
-def blocks_of(shape: ModelShape, n_stages: int, stage: int) -> int:
-    """Blocks of one stage."""
+def _evenly(n_layer: int, n_stages: int) -> tuple[int, ...]:
+    ends = [n_layer * stage // n_stages for stage in range(n_stages + 1)]
+    return tuple(end - begin for begin, end in pairwise(ends))
+
+
+def blocks_of(shape: ModelShape, n_stages: int) -> tuple[int, ...]:
+    """Blocks of each stage: the head takes as long as the blocks that have as many weights to multiply with."""
     sizes = shape.parameters
     block = (sizes["attention"] + sizes["mlp"]) / shape.n_layer
-    return cut(shape.n_layer, n_stages, shape.vocab * shape.d_model / block)[stage]
+    return cut(shape.n_layer, n_stages, shape.vocab * shape.d_model / block)
 
 
 def micro_rows(recipe: Recipe, layout: Layout) -> int:
@@ -90,9 +95,9 @@ def state_params(shape: ModelShape, tp: int, p: int, v: int) -> tuple[float, ...
     sizes = shape.parameters
     block = (sizes["attention"] + sizes["mlp"] + sizes["norms"]) / shape.n_layer / tp
     table = shape.vocab * shape.d_model / tp
-    params = [0.0] * p
+    params, counts = [0.0] * p, blocks_of(shape, p * v)
     for stage in range(p * v):
-        params[stage % p] += block * blocks_of(shape, p * v, stage)
+        params[stage % p] += block * counts[stage]
         params[stage % p] += (table + sizes["position embedding"]) * (stage == 0)
         params[stage % p] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
     return tuple(params)

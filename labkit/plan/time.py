@@ -127,7 +127,7 @@ class StepTime:
 
     def stage(self, index: int, n_stages: int) -> tuple[Pass, Pass]:
         """Forward and backward of a stage; a checkpointed block is run forward again, but for its last sum."""
-        blocks = blocks_of(self.shape, n_stages, index)
+        blocks = blocks_of(self.shape, n_stages)[index]
         counts = {"block": blocks, "embedding": int(index == 0), "head": int(index == n_stages - 1)}
         forward, backward = Pass(), Pass(self.adding(index, n_stages))
         for name, count in counts.items():
@@ -250,7 +250,7 @@ class StepTime:
         batch, n = f"{self.setting.rows} rows x {self.m} micro-batches", self.layout.dp
         host = spent.host + self.hardware.practice.step_s
         rows = [
-            ("compute", spent.compute, f"roofline of every op, {flops:,.0f} flops a token, {batch}", "labkit.plan.work"),
+            ("compute", spent.compute, f"time of every op, {flops:,.0f} flops a token, {batch}", "labkit.plan.work"),
             ("host", host, "Python's seconds an op, where they are longer than the op's", "labkit.plan.practice"),
             ("tp", spent.tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
             ("pp", pp, f"2 x {self.m} x {self.v} messages of B T D", "arXiv:2104.04473, 3.2"),

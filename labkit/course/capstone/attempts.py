@@ -193,7 +193,7 @@ def least_bytes(task: Task, way: Way) -> float:
         place = layout.coords(rank)["pp"]
         law = sent_per_step(
             layout, plain, rank, parameter_bytes=round(4 * params[place]), d_model=task.config.d_model,
-            n_layer=blocks_of(task.config.n_layer, layout.pp, place), seq=task.config.seq,
+            n_layer=blocks_of(shape, layout.pp)[place], seq=task.config.seq,
         )  # fmt: skip
         total += law.total / (layout.tp if way.recipe.sequence_parallel else 1)
     assert base.precision == "fp32"

@@ -15,7 +15,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.sharding import ModelState
-from labkit.plan.stages import blocks_of
+from labkit.plan.stages import cut
 from labkit.plan.time import predict_step
 from labkit.probe.rehearsal import Rehearsal, run_fake
 from labkit.rehearsal import as_gpt, rehearse
@@ -40,7 +40,7 @@ def c52() -> Finding:
         [
             Setting("share of the layers", 1 / 8, layers, measured=True),
             Setting("share of each layer", 1 / 4, width, measured=True),
-            Setting("share of the 80 layers, by law", 1 / 8, blocks_of(80, CARD.pp, 0) / 80),
+            Setting("share of the 80 layers, by law", 1 / 8, cut(80, CARD.pp, 0)[0] / 80),
         ],
         tp_ranks=len(CARD.ranks("tp", 0)),
         pp_ranks=len(CARD.ranks("pp", 0)),
