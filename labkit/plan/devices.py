@@ -1,10 +1,10 @@
 """Devices that `Hardware.preset` knows: figures of their data sheets, and what is reached of them, with the sources.
 
-What training runs reach of a GPU is fitted to published ones (`make bench` prints how well): the share of the peak that
-a large product reaches, 71% on an H100 and 83% on an A100, and the losses of labkit.plan.practice. Alone on the device
-the best products reach a little more, 80.3% and 86.9% (S. Bekman, "Machine Learning Engineering", MAMF table). Where a
-share is assumed, it says so. GB here are 10^9 bytes where the data
-sheet says GB; the memory that a job can use is a little less (the driver and the libraries take about 1 GB).
+The share of the peak that a large bf16 product reaches is measured (S. Bekman, "Machine Learning Engineering", MAMF
+table): 86.9% on an A100, 80.3% on an H100. Elsewhere it is assumed, and says so. What training runs lose beyond that is
+fitted to published ones (labkit.plan.practice; `make bench` prints how well the others are foretold). GB here are
+10^9 bytes where the data sheet says GB; the memory that a job can use is a little less (the driver and the libraries
+take about 1 GB).
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from typing import NamedTuple
 from labkit.plan.link import Link, link_of
 from labkit.plan.practice import IDEAL, Practice
 
-FITTED = "fitted to published runs: benchmarks/published.py"
-LIKE = "assumed: as near to its best product (MAMF table of github.com/stas00/ml-engineering) as an H100's runs"
+MAMF = "github.com/stas00/ml-engineering, compute/accelerator, MAMF table, bf16"
 STREAM = "assumed: a streaming kernel reaches 80 to 90% of the data sheet's bandwidth"
 ASSUMED = "assumed"
 
 
 GPU = Practice(
-    attention=0.228, half_side=195, traffic=1.44, wire=0.8, crossing_s=8.2e-4, contention=0.71, host_s=6.2e-5,
-    host_call_s=2.7e-4, step_s=0.052,
+    products=0.885, attention=0.202, half_side=195, traffic=1.44, wire=0.8, crossing_s=8.2e-4, contention=0.71,
+    host_s=6.2e-5, host_call_s=2.7e-4, step_s=0.052,
 )  # fmt: skip
 """What runs on GPUs lose: fitted to published runs on H100 and A100 together, but for `wire` (NCCL's own tests reach
-some 80% of NVLink) and the share of attention, which is that of an H100."""
-A100_GPU = replace(GPU, attention=0.329)
-"""The same with the attention of an A100, which keeps more of its smaller peak busy."""
+some 80% of NVLink). `products` and `attention` are those of an H100; other new devices are assumed to be like it."""
+A100_GPU = replace(GPU, products=0.956, attention=0.314)
+"""The same with the products and the attention of an A100, which keeps more of its smaller peak busy."""
 
 
 class Row(NamedTuple):
@@ -88,15 +87,15 @@ DEVICES: Mapping[str, Row] = MappingProxyType(
     {
         "v100": Row(_rates(7.8, 15.7, 0, 125), 0.75, ASSUMED, 32 * GB, 900e9, 8, "nvlink-v100", "infiniband-edr",
                     "NVIDIA V100 SXM2 data sheet, 2018", A100_GPU),
-        "a100-40gb": Row(A100, 0.831, FITTED, 40 * GB, 1555e9, 8, "nvlink-a100", "infiniband-hdr",
+        "a100-40gb": Row(A100, 0.869, MAMF, 40 * GB, 1555e9, 8, "nvlink-a100", "infiniband-hdr",
                          "NVIDIA A100 data sheet, 2020", A100_GPU),
-        "a100-80gb": Row(A100, 0.831, FITTED, 80 * GB, 2039e9, 8, "nvlink-a100", "infiniband-hdr",
+        "a100-80gb": Row(A100, 0.869, MAMF, 80 * GB, 2039e9, 8, "nvlink-a100", "infiniband-hdr",
                          "NVIDIA A100 80GB data sheet, 2021", A100_GPU),
-        "h100": Row(H100, 0.711, FITTED, 80 * GB, 3350e9, 8, "nvlink", "infiniband",
+        "h100": Row(H100, 0.803, MAMF, 80 * GB, 3350e9, 8, "nvlink", "infiniband",
                     "NVIDIA H100 SXM data sheet, 2023", GPU),
-        "h200": Row(H100, 0.711, LIKE, 141 * GB, 4800e9, 8, "nvlink", "infiniband",
+        "h200": Row(H100, 0.803, f"{MAMF} (as H100)", 141 * GB, 4800e9, 8, "nvlink", "infiniband",
                     "NVIDIA H200 SXM data sheet, 2024", GPU),
-        "b200": Row(_rates(37, 75, 2250, 2250), 0.69, LIKE, 180 * GB, 7700e9, 8, "nvlink-b200", "infiniband",
+        "b200": Row(_rates(37, 75, 2250, 2250), 0.776, MAMF, 180 * GB, 7700e9, 8, "nvlink-b200", "infiniband",
                     "NVIDIA HGX B200 data sheet, 2025", GPU),
         "rtx-4090": Row(_rates(1.3, 82.6, 165.2, 165.2), 0.9, ASSUMED, 24 * GB, 1008e9, 2, "pcie4", "ethernet",
                         "NVIDIA Ada architecture white paper, appendix A", A100_GPU),

@@ -1,7 +1,9 @@
 """Practice: what training runs lose on a device and its links, beyond what a data sheet says.
 
-    attention      rate of a fused causal attention, as a share of that of a large product; it counts the half of the
-                   T x T products that a causal kernel computes
+    products       rate of the products in a step, as a share of that of a large product alone: a device that works
+                   without a pause gets hot, and lowers its clock
+    attention      rate of a fused causal attention, as such a share; it counts the half of the T x T products that a
+                   causal kernel computes
     half_side      a product of which one side is this long reaches half of the rate: its tiles do not fill the device
     traffic        bytes that norms, sums and activations move, as a multiple of those in the table of work.py
     wire           share of a link's bandwidth that a large collective reaches
@@ -27,6 +29,7 @@ from dataclasses import dataclass, fields
 class Practice:
     """Losses of practice; the head of this file says what each one is. ValueError for one that cannot be."""
 
+    products: float = 1.0
     attention: float = 0.5
     half_side: float = 0.0
     traffic: float = 1.0
@@ -42,19 +45,17 @@ class Practice:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value >= 0 or (value == 0 and field.name in ("attention", "traffic", "wire")):
-                raise ValueError(
-                    f"{field.name} is a share or seconds: 0 or more, shares of a rate above 0; got {value}"
-                )
-        if self.wire > 1 or self.sick >= 1:
-            raise ValueError(f"wire and sick are shares, 0 to 1, and not all nodes are sick: {self.wire}, {self.sick}")
+            if not value >= 0 or (value == 0 and field.name in ("products", "attention", "traffic", "wire")):
+                raise ValueError(f"{field.name} is a share or seconds: 0 or more, rates above 0; got {value}")
+        if max(self.products, self.wire) > 1 or self.sick >= 1:
+            raise ValueError(
+                "products, wire and sick are shares, 0 to 1, and not all nodes are sick: "
+                f"{self.products}, {self.wire}, {self.sick}"
+            )
 
-    def fill(self, *sides: float) -> float:
-        """Share of its rate, 0 to 1, that a product with sides of these lengths reaches."""
-        share = 1.0
-        for side in sides:
-            share *= side / (side + self.half_side)
-        return share
+    def share(self, inside: float, out: float) -> float:
+        """Share of the rate of a large product, 0 to 1, that one with sides of these lengths reaches in a step."""
+        return self.products * inside / (inside + self.half_side) * out / (out + self.half_side)
 
     def late(self, n_nodes: int) -> float:
         """Seconds by which messages of a job on so many nodes are late: all of it, if one of them is more likely sick

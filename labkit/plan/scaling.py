@@ -91,7 +91,7 @@ def bottlenecks(
     talk = step["tp"] + step["pp"] + step["dp"] + step["overlap"]
     tokens = recipe.batch_size // layout.dp * shape.seq
     stall = max(0.0, tokens * bytes_per_token / data_bytes_per_s - step.total)
-    rest = step["compute"] + step["optimizer"] - useful
+    rest = step["compute"] + step["host"] + step["optimizer"] - useful
     rows = [
         ("useful", useful, "model flops / (n x peak): MFU is this over the sum", "arXiv:2204.02311, B"),
         ("communication", talk, "tp + pp + dp - what is hidden", "labkit.plan.time"),
@@ -101,7 +101,12 @@ def bottlenecks(
             f"p = {layout.pp}, m = {recipe.n_micro}, {recipe.schedule}",
             "arXiv:2104.04473, 2.2",
         ),
-        ("underutilisation", rest, "compute + optimizer - useful: small or memory-bound ops", "labkit.plan.work"),
+        (
+            "underutilisation",
+            rest,
+            "compute + host + optimizer - useful: ops that are small, or move bytes",
+            "labkit.plan.work",
+        ),
         ("data", stall, f"{tokens:,} tokens x {bytes_per_token:g} B / {data_bytes_per_s:.3g} B/s - step", "arithmetic"),
     ]
     return Breakdown(Item(name, value, "s", formula, source) for name, value, formula, source in rows)

@@ -95,7 +95,10 @@ class StepTime:
             "block": self.layer("block", sums, 2, 2),
             "head": self.layer("head", sums, 0, 1),
         }
-        self.stages = [self.stage(index, n_stages) for index in range(n_stages)]
+        blocks = blocks_of(shape, n_stages)
+        kinds = [(count, index == 0, index == n_stages - 1) for index, count in enumerate(blocks)]
+        known = {kind: self.stage(*kind) for kind in dict.fromkeys(kinds)}  # most stages are alike
+        self.stages = [known[kind] for kind in kinds]
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
@@ -125,11 +128,10 @@ class StepTime:
             passes.append(Pass(compute, count * sum_s, max(0.0, idle)))
         return passes[0], passes[1]
 
-    def stage(self, index: int, n_stages: int) -> tuple[Pass, Pass]:
+    def stage(self, blocks: int, is_first: bool, is_last: bool) -> tuple[Pass, Pass]:
         """Forward and backward of a stage; a checkpointed block is run forward again, but for its last sum."""
-        blocks = blocks_of(self.shape, n_stages)[index]
-        counts = {"block": blocks, "embedding": int(index == 0), "head": int(index == n_stages - 1)}
-        forward, backward = Pass(), Pass(self.adding(index, n_stages))
+        counts = {"block": blocks, "embedding": int(is_first), "head": int(is_last)}
+        forward, backward = Pass(), Pass(self.adding())
         for name, count in counts.items():
             ahead, back = self.layers[name]
             forward, backward = forward.plus(ahead, count), backward.plus(back, count)
@@ -138,13 +140,12 @@ class StepTime:
             backward = backward.plus(again._replace(tp=again.tp / 2), blocks)
         return forward, backward
 
-    def adding(self, index: int, n_stages: int) -> float:
-        """Seconds in which the gradients of one micro-batch are added to those before it."""
+    def adding(self) -> float:
+        """Seconds in which the gradients of one micro-batch of a stage are added to those before it."""
         recipe = self.recipe
         if recipe.strategy in ("zero2", "zero3") or (self.m == 1 and not recipe.fp32_gradients):
             return 0.0
-        params = state_params(self.shape, self.layout.tp, self.p, self.v)[index % self.p] / self.v
-        n_bytes = params * (2 * recipe.gradient_bytes + recipe.weight_bytes)
+        n_bytes = self.params / self.v * (2 * recipe.gradient_bytes + recipe.weight_bytes)
         return n_bytes / self.hardware.reachable_bytes_per_s
 
     def message_s(self) -> float:

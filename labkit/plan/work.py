@@ -66,7 +66,7 @@ class Bench:
 
     def product(self, inside: int, out: int) -> None:
         """[tokens, inside] x [inside, out]; backward makes two of it."""
-        flops, w = 2.0 * self.tokens * inside * out / self.practice.fill(inside, out), self.narrow
+        flops, w = 2.0 * self.tokens * inside * out / self.practice.share(inside, out), self.narrow
         n_bytes = w * (self.tokens * (inside + out) + inside * out)
         self.forward += self.hardware.op_s(flops, n_bytes, self.precision)
         self.backward += 2 * self.hardware.op_s(flops, n_bytes, self.precision)

@@ -22,9 +22,10 @@ from labkit.view.units import metric_text, seconds_text
 
 LABEL, MEMORY, STEP = 6.0, 206.0, 506.0
 WIDE, TALL, BAR, TOP = 280.0, 38.0, 20.0, 86.0
-SPENT = ("compute", "tp", "dp and pp", "bubble", "optimizer")
-"""The parts of a step's time; "dp and pp" is the communication of both that is not hidden behind compute."""
-SPENT_COLOURS = (PALETTE[0], PALETTE[6], PALETTE[1], PALETTE[7], PALETTE[3])
+SPENT = ("compute", "host", "tp", "dp and pp", "bubble", "optimizer")
+"""The parts of a step's time. "host": the device waits for Python; "dp and pp": the communication of both that is not
+hidden behind compute."""
+SPENT_COLOURS = (PALETTE[0], PALETTE[2], PALETTE[6], PALETTE[1], PALETTE[7], PALETTE[3])
 WORDS = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}.get
 
 
@@ -60,7 +61,8 @@ def name_of(plan: Plan) -> tuple[str, str]:
 def spent(step: Breakdown) -> dict[str, float]:
     """The seconds of each part of SPENT: the seconds that overlap hides are taken off those of dp and pp."""
     in_the_open = step["dp"] + step["pp"] + step["overlap"]
-    return dict(zip(SPENT, (step["compute"], step["tp"], in_the_open, step["bubble"], step["optimizer"]), strict=True))
+    seconds = step["compute"], step["host"], step["tp"], in_the_open, step["bubble"], step["optimizer"]
+    return dict(zip(SPENT, seconds, strict=True))
 
 
 def plan_list(listed: Sequence[Plan], pick: int = 0, title: str = "", headroom: float = 0.0) -> Picture:

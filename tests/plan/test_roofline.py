@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from labkit.plan.hardware import Hardware
 from labkit.plan.ops import Setting
+from labkit.plan.practice import IDEAL
 from labkit.plan.roofline import attainable, operations, ridge, setting_in, sheet_ridge
 from labkit.plan.shape import ModelShape
 from labkit.plan.work import seconds_of
@@ -34,7 +35,7 @@ SHAPES = {
 )
 def test_the_ops_take_as_long_as_the_step_that_is_predicted_from_them(name, device, precision, tp, in_sequence):
     """Would catch an op that the roofline lacks, counts twice, or gives other bytes than predict_step does."""
-    shape, hardware = SHAPES[name], Hardware.preset(device)
+    shape, hardware = SHAPES[name], Hardware.preset(device).changed(practice=IDEAL)
     way = "autocast" if precision == "bf16" else precision
     setting = Setting(2, shape.seq, tp if shape.n_head % tp == 0 else 1, in_sequence and shape.n_head % tp == 0, way)
     if shape.vocab % setting.tp:
