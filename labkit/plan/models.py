@@ -133,6 +133,8 @@ MODELS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 def canonical(name: str) -> str:
     """The name in MODELS of a model that people write in several ways: `Llama-3.1-8B` and `llama3.1-8b` are `llama3-8b`
-    (the paper of Llama 3 describes the models of 3.1), `Qwen-3-8B` is `qwen3-8b`. Other names come back in lower case."""
+    (the paper of Llama 3 describes the models of 3.1), `Qwen-3-8B` is `qwen3-8b`.
+
+    Other names come back in lower case."""
     short = re.sub(r"^(llama|qwen|olmo|gemma)-(\d(?:\.\d)?)-(?=\d)", r"\1\2-", name.lower())
     return short.replace("llama3.1-", "llama3-")
