@@ -2,9 +2,11 @@
 
 The share of the peak that a large bf16 product reaches is measured (S. Bekman, "Machine Learning Engineering", MAMF
 table): 86.9% on an A100, 80.3% on an H100. Elsewhere it is assumed, and says so. What training runs lose beyond that is
-fitted to published ones (labkit.plan.practice; `make bench` prints how well the others are foretold). GB here are
-10^9 bytes where the data sheet says GB; the memory that a job can use is a little less (the driver and the libraries
-take about 1 GB).
+fitted to published ones on H100 and A100 (labkit.plan.practice; `make bench` prints how well the others are foretold);
+that other devices lose as much as the nearer of the two is assumed.
+
+GB here are 10^9 bytes where the data sheet says GB; the memory that a job can use is a little less (the driver and the
+libraries take about 1 GB).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from labkit.plan.practice import IDEAL, Practice
 MAMF = "github.com/stas00/ml-engineering, compute/accelerator, MAMF table, bf16"
 STREAM = "assumed: a streaming kernel reaches 80 to 90% of the data sheet's bandwidth"
 ASSUMED = "assumed"
+LOW_POWER = "assumed: some 70 W hold the clock down under large products"
 
 
 GPU = Practice(
@@ -97,8 +100,20 @@ DEVICES: Mapping[str, Row] = MappingProxyType(
                     "NVIDIA H200 SXM data sheet, 2024", GPU),
         "b200": Row(_rates(37, 75, 2250, 2250), 0.776, MAMF, 180 * GB, 7700e9, 8, "nvlink-b200", "infiniband",
                     "NVIDIA HGX B200 data sheet, 2025", GPU),
+        "mi300x": Row(_rates(81.7, 163.4, 1307.4, 1307.4), 0.58, MAMF, 192 * GB, 5300e9, 8, "infinity-fabric",
+                      "infiniband", "AMD Instinct MI300X data sheet, 2023; fp64 and fp32 of vectors", GPU),
+        "t4": Row(_rates(0.25, 8.1, 0, 65), 0.6, LOW_POWER, 16 * GB, 320e9, 4, "pcie3", "ethernet",
+                  "NVIDIA T4 data sheet, 2019", A100_GPU),
+        "l4": Row(_rates(0.47, 30.3, 121, 121), 0.6, LOW_POWER, 24 * GB, 300e9, 8, "pcie4", "ethernet",
+                  "NVIDIA L4 data sheet, 2023, half of its sparse rates", A100_GPU),
+        "a10g": Row(_rates(0.55, 35, 70, 70), 0.8, ASSUMED, 24 * GB, 600e9, 8, "pcie4", "ethernet",
+                    "NVIDIA A10G data sheet, 2022", A100_GPU),
+        "l40s": Row(_rates(1.4, 91.6, 362, 362), 0.75, ASSUMED, 48 * GB, 864e9, 8, "pcie4", "ethernet-100g",
+                    "NVIDIA L40S data sheet, 2023, half of its sparse rates", A100_GPU),
         "rtx-4090": Row(_rates(1.3, 82.6, 165.2, 165.2), 0.9, ASSUMED, 24 * GB, 1008e9, 2, "pcie4", "ethernet",
                         "NVIDIA Ada architecture white paper, appendix A", A100_GPU),
+        "rtx-5090": Row(_rates(1.6, 104.8, 209.5, 209.5), 0.9, ASSUMED, 32 * GB, 1792e9, 2, "pcie5", "ethernet",
+                        "NVIDIA RTX Blackwell architecture white paper, appendix A", A100_GPU),
         "tpu-v4": Row((("bf16", 275e12), ("fp32", 275e12 / 6)), 0.85, ASSUMED, 32 * 2**30, 1228e9, 4096, "tpu-ici",
                       "tpu-dcn", "Jouppi et al., arXiv:2304.01433, table 4; fp32 in six bf16 passes"),
         "laptop": Row(_rates(0.05, 0.1, 0.05, 0.01), 0.8, ASSUMED, 8 * 2**30, 20e9, 8, "loopback", "ethernet",

@@ -29,7 +29,7 @@ def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
         assert step is not None
         schedule = f"{r.schedule} x{r.stages_per_rank}" if r.stages_per_rank > 1 else r.schedule
         lines.append((
-            str(lay.dp), str(lay.pp), str(lay.tp), r.strategy if lay.dp > 1 else "-",
+            str(lay.dp), str(lay.pp), str(lay.tp), _strategy(plan),
             schedule if lay.pp > 1 else "-", f"{r.n_micro} x {r.batch_size // lay.dp // r.n_micro}",
             "yes" if r.checkpointing else "no", f"{step.total:.3g} s", f"{100 * plan.mfu:.0f}%",
             gb(plan.memory.total), f"{100 * step['bubble'] / step.total:.0f}%",
@@ -38,6 +38,10 @@ def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
     text = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
     text += [f"refused: {plan}" for plan in [plan for plan in found if not plan.kept][:refused]]
     return "\n".join(text)
+
+
+def _strategy(plan: Plan) -> str:
+    return plan.adapter.kind if plan.adapter is not None else plan.recipe.strategy if plan.layout.dp > 1 else "-"
 
 
 def explain(found: Sequence[Plan]) -> str:
@@ -62,6 +66,14 @@ def simplest(found: Sequence[Plan]) -> Plan | None:
 def _memory(plan: Plan) -> str:
     shape, room = plan.shape, plan.hardware.memory_bytes.value
     n, r = shape.n_params, plan.recipe
+    if plan.adapter is not None:
+        memory = plan.memory
+        frozen, trains = memory.item("parameters"), memory["gradients"] + memory["optimizer"]
+        return (
+            f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters, which are frozen. Weights "
+            f"{frozen.formula} = {gb(frozen.value)}, gradients and AdamW of the {plan.adapter} "
+            f"({plan.adapter.numel(shape):,} numbers) {gb(trains)}: whole on each device of {room / GB:.0f} GB."
+        )
     state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
     n_bytes = r.weight_bytes + r.gradient_bytes + state
     return (
@@ -79,6 +91,8 @@ def _baselines(plans: Sequence[Plan]) -> str:
         if fits:
             return f"2 baselines      data parallelism alone does: {fits[0]}"
     why = plain[-1].refused if plain else "no layout has dp alone"
+    if plain and plain[-1].adapter is not None:
+        return f"2 baselines      whole frozen models do not fit, and planning with cut ones is not there: {why}"
     return f"2 baselines      data parallelism alone does not do, not even ZeRO-3: {why}"
 
 
@@ -99,7 +113,7 @@ def _communication(plans: Sequence[Plan]) -> str:
         return "4 communication  nothing runs, so nothing is sent"
     step, hw = plan.step, plan.hardware
     parts = [f"{axis} {step[axis]:.3g} s" for axis in ("tp", "pp", "dp") if step[axis]]
-    hidden, behind = -step["overlap"], step["compute"]
+    hidden, behind = max(0.0, -step["overlap"]), step["compute"]
     return (
         f"4 communication  {', '.join(parts) or 'none'}; {hidden:.3g} s of it hide behind {behind:.3g} s of compute. "
         f"Inside a node: {hw.intra.name}, {hw.intra.bytes_per_s / GB:.3g} GB/s, and tp stays there. "

@@ -1,11 +1,22 @@
 """Models that were published, by their sizes: what `ModelShape.preset` knows, each with where it is written.
 
 Vocabularies are those that were trained with (padded where the paper says so). The Megatron sizes are the ten rows of
-one table, all with a vocabulary of 51,200 and 2,048 tokens; their names are what the table calls them.
+one table, all with a vocabulary of 51,200 and 2,048 tokens; their names are what the table calls them. `seq` is the
+length of rows in most of the pretraining, not the longest that the finished model reads.
+
+What a shape leaves out, and how much that is:
+
+    Qwen 3, OLMo 2, Gemma 3   norms of query and key, and further norms around them: below 0.1% of the parameters
+    Gemma 3                   five layers of six look at a window of 1,024 tokens; here all look at the whole row, which
+                              is too many flops and seconds for long rows. The image encoder (417M) is left out
+    MPT                       ALiBi has no parameters: position="none"
+
+Mixtures of experts are not here: a shape has no experts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -14,6 +25,11 @@ GPT3 = "Brown et al., arXiv:2005.14165, table 2.1; vocabulary as GPT-2"
 LLAMA1 = "Touvron et al., arXiv:2302.13971, table 2"
 LLAMA2 = "Touvron et al., arXiv:2307.09288, section 2.2 and table 1"
 LLAMA3 = "Llama team, arXiv:2407.21783, table 3"
+LLAMA32 = "Llama 3.2 model card and config.json, Meta 2024; rows as long as those of Llama 3"
+QWEN3 = "Qwen team, arXiv:2505.09388, table 1; widths and vocabulary: config.json; 4,096 tokens: section 3.2"
+OLMO2 = "OLMo team, arXiv:2501.00656, section 2; sizes and vocabulary: config.json"
+GEMMA3 = "Gemma team, arXiv:2503.19786, table 1 and section 2; sizes: config.json"
+MPT = "MosaicML 2023, model cards and config.json of mpt-7b and mpt-30b"
 PALM = "Chowdhery et al., arXiv:2204.02311, table 1 and section 2"
 MEGATRON = "Narayanan et al., arXiv:2104.04473, table 1"
 
@@ -35,6 +51,23 @@ def _llama(
 ) -> Mapping[str, object]:
     sizes = _gpt(n_layer, d_model, n_head, vocab, seq, source)
     return MappingProxyType({**sizes, **_LLAMA, "n_kv_head": kv, "d_ff": d_ff})
+
+
+def _qwen3(n_layer: int, d_model: int, n_head: int, d_ff: int, tied: bool) -> Mapping[str, object]:
+    # heads are 128 wide whatever d_model is, and all sizes have 8 key heads
+    return MappingProxyType(
+        {**_llama(n_layer, d_model, n_head, 8, d_ff, 151_936, 4096, QWEN3), "head_width": 128, "tied": tied}
+    )
+
+
+def _gemma3(n_layer: int, d_model: int, n_head: int, kv: int, width: int, d_ff: int) -> Mapping[str, object]:
+    return MappingProxyType(
+        {**_llama(n_layer, d_model, n_head, kv, d_ff, 262_144, 32_768, GEMMA3), "head_width": width, "tied": True}
+    )
+
+
+def _mpt(n_layer: int, d_model: int, n_head: int, seq: int) -> Mapping[str, object]:
+    return MappingProxyType({**_gpt(n_layer, d_model, n_head, 50_432, seq, MPT), "bias": False, "position": "none"})
 
 
 def _palm(n_layer: int, d_model: int, n_head: int) -> Mapping[str, object]:
@@ -64,6 +97,23 @@ MODELS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128_256, 8192, LLAMA3),
         "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128_256, 8192, LLAMA3),
         "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128_256, 8192, LLAMA3),
+        "llama3.2-1b": MappingProxyType({**_llama(16, 2048, 32, 8, 8192, 128_256, 8192, LLAMA32), "tied": True}),
+        "llama3.2-3b": MappingProxyType({**_llama(28, 3072, 24, 8, 8192, 128_256, 8192, LLAMA32), "tied": True}),
+        "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, True),
+        "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, True),
+        "qwen3-4b": _qwen3(36, 2560, 32, 9728, True),
+        "qwen3-8b": _qwen3(36, 4096, 32, 12288, False),
+        "qwen3-14b": _qwen3(40, 5120, 40, 17408, False),
+        "qwen3-32b": _qwen3(64, 5120, 64, 25600, False),
+        "olmo2-7b": _llama(32, 4096, 32, 32, 11008, 100_352, 4096, OLMO2),
+        "olmo2-13b": _llama(40, 5120, 40, 40, 13824, 100_352, 4096, OLMO2),
+        "olmo2-32b": _llama(64, 5120, 40, 8, 27648, 100_352, 4096, OLMO2),
+        "gemma3-1b": _gemma3(26, 1152, 4, 1, 256, 6912),
+        "gemma3-4b": _gemma3(34, 2560, 8, 4, 256, 10240),
+        "gemma3-12b": _gemma3(48, 3840, 16, 8, 256, 15360),
+        "gemma3-27b": _gemma3(62, 5376, 32, 16, 128, 21504),
+        "mpt-7b": _mpt(32, 4096, 32, 2048),
+        "mpt-30b": _mpt(48, 7168, 64, 8192),
         "palm-8b": _palm(32, 4096, 16),
         "palm-62b": _palm(64, 8192, 32),
         "palm-540b": _palm(118, 18432, 48),
@@ -79,3 +129,12 @@ MODELS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "megatron-1t": _megatron(128, 25600, 160),
     }
 )
+
+
+def canonical(name: str) -> str:
+    """The name in MODELS of a model that people write in several ways: `Llama-3.1-8B` and `llama3.1-8b` are `llama3-8b`
+    (the paper of Llama 3 describes the models of 3.1), `Qwen-3-8B` is `qwen3-8b`.
+
+    Other names come back in lower case."""
+    short = re.sub(r"^(llama|qwen|olmo|gemma)-(\d(?:\.\d)?)-(?=\d)", r"\1\2-", name.lower())
+    return short.replace("llama3.1-", "llama3-")

@@ -14,6 +14,8 @@ What the sources do not say is assumed, here and nowhere else:
     foundry       the "DEFAULT" mixed precision gathers bf16 weights and keeps fp32 masters (amp), "PURE" is bf16
     torchtitan    FSDP2's mixed precision, as foundry's DEFAULT
 
+Fitted to were every fourth run of the playbook and every second one of foundry; the others were held out.
+
 A run whose rows contradict each other (micro-batches times rows is not the batch) is left out.
 """
 
@@ -53,6 +55,7 @@ class PublishedRun(NamedTuple):
     step_s, n_bytes, mfu   seconds of a step, bytes of a GPU, share of the peak; None where they are not published
     ran                    False for a run that crashed or ran out of memory
     lacks                  the part of this run that the planner cannot predict, "" if there is none
+    fitted                 True if the losses of practice were fitted to this run; others were held out
     """
 
     source: str
@@ -65,6 +68,7 @@ class PublishedRun(NamedTuple):
     mfu: float | None
     ran: bool = True
     lacks: str = ""
+    fitted: bool = False
 
     @property
     def group(self) -> tuple[str, str, int]:
@@ -75,7 +79,13 @@ class PublishedRun(NamedTuple):
 @cache
 def published_runs() -> tuple[PublishedRun, ...]:
     """All runs, source by source."""
-    return (*_playbook(), *_foundry(), *_torchtitan())
+    return (*_marked(_playbook(), 4), *_marked(_foundry(), 2), *_torchtitan())
+
+
+def _marked(runs: Iterator[PublishedRun], every: int) -> Iterator[PublishedRun]:
+    """The runs, with every so-many-th of them marked as fitted to, the first one too."""
+    for index, run in enumerate(runs):
+        yield run._replace(fitted=index % every == 0)
 
 
 def _table(name: str) -> list[dict[str, str]]:

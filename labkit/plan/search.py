@@ -11,6 +11,9 @@ For each way: does the batch divide, does the model divide, does it fit the memo
 last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
 A larger micro-batch holds more, so when one does not fit the larger ones are not tried.
 
+With an adapter (LoRA, QLoRA) the ways are fewer: each device has the whole frozen model, dp = n_ranks, and what is left
+to choose is checkpointing and the micro-batch (labkit.plan.adapters).
+
 Sources: Narayanan et al., arXiv:2104.04473, section 3 (what to choose, in this order); Rajbhandari et al.,
 arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
 """
@@ -22,13 +25,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from labkit.plan.adapters import Adapter, adapter_memory, adapter_step
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
 from labkit.plan.recipe import PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan
+from labkit.plan.stages import check_plan, micro_rows
 from labkit.plan.time import predict_step
 
 WORDS = 128
@@ -42,8 +46,9 @@ class Plan:
     """One way to run a model. `refused` is "" for a plan that is kept, else the reason with the numbers.
 
     step   seconds of a step by what they are spent on, None for a refused plan
-    mfu    model flops utilisation, 0 to 1
-    needs_bytes   where it was refused for its memory: what a rank would hold, at least"""
+    mfu    model flops utilisation, 0 to 1; with an adapter of the flops that it needs (4 a frozen weight)
+    needs_bytes   where it was refused for its memory: what a rank would hold, at least
+    adapter   what trains in the place of the weights; None: the weights do"""
 
     shape: ModelShape
     hardware: Hardware
@@ -53,11 +58,15 @@ class Plan:
     mfu: float = 0.0
     refused: str = ""
     needs_bytes: float = 0.0
+    adapter: Adapter | None = None
 
     @cached_property
     def memory(self) -> Breakdown:
         """Bytes of the fullest rank by kind, worked out when it is asked for. ValueError where nothing can be run."""
         lay, device = self.layout, self.hardware.device
+        if self.adapter is not None:
+            rows = micro_rows(self.recipe, lay)
+            return adapter_memory(self.shape, self.adapter, rows, self.recipe.checkpointing)
         breakdowns = [predict_memory(self.shape, lay, self.recipe, rank, device) for rank in ends(lay)]
         return max(breakdowns, key=lambda breakdown: breakdown.total)
 
@@ -76,7 +85,7 @@ class Plan:
         lay, r = self.layout, self.recipe
         parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.strategy] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
         parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else f"{r.n_micro} micro-batches"]
-        parts += ["checkpointing"] * r.checkpointing
+        parts += [str(self.adapter)] * (self.adapter is not None) + ["checkpointing"] * r.checkpointing
         end = self.refused or f"{self.step_s:.3g} s, {100 * self.mfu:.0f}% MFU, {gb(self.memory.total)}"
         return f"{', '.join(parts)}: {end}"
 
@@ -96,13 +105,19 @@ def plans(
     precision: str = "bf16",
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
+    adapter: str = "",
+    rank: int = 16,
 ) -> list[Plan]:
     """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by step
     time, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq` tokens of a row.
     For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages has a copy at
     each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was planned for.
 
-    ValueError for numbers below 1, unknown presets, and a headroom that is not a share."""
+    `adapter` "lora" or "qlora": the model is frozen, and adapters of this `rank` on all linears of the blocks train, in
+    bf16 with AdamW.
+
+    ValueError for numbers below 1, unknown presets, a headroom that is not a share, an adapter in another precision or
+    with another optimizer, and a rank that a weight cannot have."""
     shape = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
     hardware = Hardware.preset(hardware) if isinstance(hardware, str) else hardware
     for name, value in (
@@ -117,6 +132,10 @@ def plans(
     words = shape.vocab + -shape.vocab % WORDS if n_ranks > 1 else shape.vocab
     shape = shape.changed(seq=seq or shape.seq, vocab=words, name=shape.name, source=shape.source)
     search = Search(shape, hardware, headroom, precision)
+    if adapter:
+        if precision != "bf16" or optimizer not in ("adamw", "adam"):
+            raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
+        return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
     candidates = [plan for layout in layouts(n_ranks) for plan in search.on(layout, global_batch, optimizer)]
     return sorted(candidates, key=lambda plan: plan.step_s)
 
@@ -163,6 +182,30 @@ class Search:
                             yield plan
                         if plan is not None and plan.refused:
                             break  # a larger micro-batch holds more
+
+    def adapted(self, adapter: Adapter, n_ranks: int, batch: int) -> Iterator[Plan]:
+        """All plans that train an adapter: the frozen model whole on each device."""
+        layout, base = Layout(n_ranks), Recipe(batch_size=batch, precision=self.precision)
+        reason = self.impossible(layout, base)
+        if reason:
+            yield Plan(self.shape, self.hardware, layout, base, refused=reason, adapter=adapter)
+            return
+        for again in (False, True):
+            for rows in [rows for rows in MICRO_ROWS if batch // n_ranks % rows == 0]:
+                m = batch // n_ranks // rows
+                recipe = Recipe(batch_size=batch, n_micro=m, checkpointing=again, precision=self.precision)
+                memory = adapter_memory(self.shape, adapter, rows, again)
+                if memory.total > self.room:
+                    reason = (
+                        f"{gb(memory.total)} on each device, {gb(self.room)} are there: {gb(memory['parameters'])} "
+                        f"weights, whole on each, {gb(memory['activations'] + memory['other'])} activations"
+                    )
+                    yield Plan(self.shape, self.hardware, layout, recipe, None, 0.0, reason, memory.total, adapter)
+                    break  # a larger micro-batch holds more
+                step = adapter_step(self.shape, adapter, self.hardware, rows, m, again, n_ranks)
+                flops = batch * self.shape.seq * adapter.flops_per_token(self.shape)
+                mfu = flops / (step.total * n_ranks * self.hardware.peak(self.precision))
+                yield Plan(self.shape, self.hardware, layout, recipe, step, mfu, adapter=adapter)
 
     def impossible(self, layout: Layout, recipe: Recipe) -> str:
         """The reason why nothing can work on this layout; "" if something may."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.layers import held
-from labkit.plan.models import MODELS
+from labkit.plan.models import MODELS, canonical
 from labkit.plan.ops import Setting
 from labkit.plan.sizes import Sizes
 
@@ -42,17 +42,18 @@ class ModelShape(Sizes):
 
     @classmethod
     def preset(cls, name: str) -> ModelShape:
-        """A published model: "gpt2", "llama-70b", "gpt3-175b", "llama3-405b", "palm-540b", "megatron-1t", ...
+        """A published model: "gpt2", "llama-70b", "llama3.1-8b", "qwen3-32b", "palm-540b", "megatron-1t", ...
 
-        ValueError that names the nearest for one that is not there."""
-        sizes: Any = MODELS.get(name.lower())
+        Its own name is that of MODELS, "llama3-8b". ValueError that names the nearest for one that is not there."""
+        known = canonical(name)
+        sizes: Any = MODELS.get(known)
         if sizes is None:
-            near = difflib.get_close_matches(name.lower(), MODELS, 3, 0.4)
+            near = difflib.get_close_matches(known, MODELS, 3, 0.4)
             raise ValueError(
                 f"no model {name!r}; "
                 + (f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(MODELS)}")
             )
-        return cls(name=name.lower(), **sizes)
+        return cls(name=known, **sizes)
 
     @classmethod
     def of(cls, config: Any) -> ModelShape:

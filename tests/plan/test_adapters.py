@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -10,13 +12,21 @@ from labkit import GPT, GPTConfig, LoRALinear, MemoryProbe, ModelShape, inject_l
 from labkit.plan.adapters import (
     LINEARS,
     TARGETS,
+    Adapter,
+    FrozenBench,
+    adapter_memory,
     adapter_numel,
+    adapter_step,
     adapters,
     held_elements,
     linears,
     lora_memory,
     trainable_share,
 )
+from labkit.plan.hardware import Hardware
+from labkit.plan.ops import Setting
+from labkit.plan.work import Bench
+from labkit.train.checkpoint import checkpoint
 from labkit.train.gpt import cross_entropy
 
 SMALL = GPTConfig(n_layer=3, d_model=32, n_head=2, vocab=64, seq=16)
@@ -119,3 +129,74 @@ def test_an_unknown_precision_is_refused():
     """Would catch a KeyError."""
     with pytest.raises(ValueError, match="precision is one of fp32, bf16, 4 bits, got 'int8'"):
         lora_memory(ModelShape.preset("gpt2"), None, precision="int8")
+
+
+# -- a step on a GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("sizes", [(6, 64, 128, 32), (4, 64, 2048, 32)])
+def test_the_highest_moment_is_that_of_a_real_step_in_bf16(sizes, again):
+    """Would catch gradients of frozen weights, blocks that are held whole with checkpointing, and a loss left out.
+
+    The first model peaks in its last block, the second in its loss."""
+    n_layer, width, vocab, seq = sizes
+    config, rows = GPTConfig(n_layer, width, 4, vocab, seq, tied=False), 4
+    model = GPT(config, seed=0)
+    inject_lora(model, [f"blocks.*.{name}" for name in LINEARS], 4)
+    model = model.to(torch.bfloat16)
+    for block in model.blocks if again else ():
+        block.forward = partial(checkpoint, block.forward)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    tokens = torch.zeros(rows, seq, dtype=torch.long)
+    with MemoryProbe(model, optimizer) as probe:
+        cross_entropy(model(tokens), tokens).backward()
+    law = adapter_memory(ModelShape.of(config), Adapter("lora", 4), rows, again)
+    real = probe.peak["activations"] + probe.peak["other"]
+    assert law["activations"] + law["other"] == pytest.approx(real, rel=0.03)
+
+
+def test_seven_billion_in_four_bits_fit_where_bf16_does_not():
+    """Would catch a head in 4 bits, checkpointing that changes the weights, and linears that are never unpacked."""
+    shape = ModelShape.preset("llama-7b")
+    memory = {(kind, again): adapter_memory(shape, Adapter(kind, 16), 1, again)
+              for kind in ("lora", "qlora") for again in (False, True)}  # fmt: skip
+    a = Adapter().numel(shape)
+    assert memory["qlora", True]["parameters"] == memory["qlora", False]["parameters"]
+    assert memory["qlora", True]["parameters"] - 4 * a == pytest.approx(3.87e9, rel=0.002)
+    assert memory["lora", True]["parameters"] - 4 * a == 2 * shape.n_params
+    assert memory["qlora", True].total < 8e9 < memory["lora", True].total < 16e9
+    short = shape.changed(seq=8, vocab=256)  # a block is the peak
+    unpacked = adapter_memory(short, Adapter("qlora"))["other"] - adapter_memory(short, Adapter("lora"))["other"]
+    assert unpacked == 2 * 4096 * 11008
+
+
+def test_a_frozen_step_computes_two_thirds_and_unpacks_every_linear_for_every_use():
+    """Would catch gradients of frozen weights that cost time, and dequantisation that is paid once a step."""
+    shape, h100 = ModelShape.preset("llama-7b"), Hardware.preset("h100")
+    setting = Setting(4, shape.seq, way="half")
+    full = Bench(shape, setting, "bf16", h100).time("head")
+    frozen = FrozenBench(shape, setting, Adapter(), h100).time("head")
+    assert frozen.forward == full.forward
+    assert full.backward - frozen.backward == pytest.approx(h100.op_s(
+        2.0 * 4 * shape.seq * 4096 * 32_000 / h100.practice.fill(4096, 32_000), 0, "bf16"))  # fmt: skip
+    six = sum(shape.flops()[name] for name in ("attention projections", "mlp", "head"))
+    assert Adapter().flops_per_token(shape) == pytest.approx(
+        six * 2 / 3 + shape.flops()["attention"] + 6 * Adapter().numel(shape)
+    )
+    lora, qlora, again = (
+        adapter_step(shape, Adapter(kind), h100, 4, 2, twice)
+        for kind, twice in (("lora", False), ("qlora", False), ("qlora", True))
+    )
+    assert lora["dequantise"] == 0 < qlora["dequantise"]
+    assert again["dequantise"] == pytest.approx(1.5 * qlora["dequantise"])
+    assert lora["compute"] == qlora["compute"] < again["compute"]
+    assert adapter_step(shape, Adapter(), h100, n_ranks=8)["dp"] > adapter_step(shape, Adapter(), h100)["dp"] == 0
+
+
+def test_an_unknown_adapter_is_refused():
+    """Would catch a KeyError."""
+    with pytest.raises(ValueError, match="an adapter is one of lora, qlora, got 'dora'"):
+        Adapter("dora")
+    with pytest.raises(ValueError, match="takes a rank of 1 to 4096, got 0"):
+        adapter_memory(ModelShape.preset("llama-7b"), Adapter(rank=0))

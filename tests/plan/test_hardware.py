@@ -40,6 +40,23 @@ def test_figures_are_those_of_the_data_sheets():
     assert Hardware.preset("h200").memory_bytes.value == 141e9
 
 
+def test_devices_stand_in_the_order_of_their_data_sheets():
+    """Would catch sparse rates taken for dense ones, TB for GB, and a link of both directions taken for one."""
+    devices = {name: Hardware.preset(name) for name in DEVICES if Hardware.preset(name).device == "cuda"}
+    by_peak = sorted(devices, key=lambda name: devices[name].peak("bf16"))
+    order = ["t4", "a10g", "l4", "rtx-4090", "rtx-5090", "a100-80gb", "l40s", "h100", "mi300x", "b200"]
+    assert [name for name in by_peak if name in order] == order
+    room = {name: hardware.memory_bytes.value / 1e9 for name, hardware in devices.items()}
+    assert (room["t4"], room["l4"], room["a10g"], room["l40s"], room["rtx-5090"]) == (16, 24, 24, 48, 32)
+    assert room["mi300x"] > room["b200"] > room["h200"]
+    for name, hardware in devices.items():
+        if name != "tpu-v4":
+            assert hardware.peak("fp64") <= hardware.peak("fp32") <= hardware.peak("bf16")
+        assert 50 < hardware.peak("bf16") / hardware.bytes_per_s.value < 450, name
+        assert hardware.inter.bytes_per_s <= hardware.intra.bytes_per_s < hardware.bytes_per_s.value
+        assert 0.5 <= hardware.efficiency.value <= 0.9
+
+
 def test_a_precision_that_a_device_lacks_runs_in_one_that_it_has():
     """Would catch a V100 without bf16 that is said to be endlessly slow, or refuses to answer."""
     v100 = Hardware.preset("v100")

@@ -133,6 +133,25 @@ def test_the_best_plan_for_70_billion_is_one_that_people_use(large):
     assert 0.35 < best.mfu < 0.7
 
 
+def test_one_small_gpu_fine_tunes_seven_billion_with_adapters():
+    """Would catch "nothing fits" for what people do at home, and full state planned beside an adapter."""
+    assert not any(plan.kept for plan in plans("llama-7b", "rtx-4090", 1, 16))
+    for kind, room in (("lora", 13e9), ("qlora", 4e9)):
+        found = plans("llama-7b", "rtx-4090", 1, 16, adapter=kind, rank=8)
+        best = found[0]
+        assert best.kept
+        assert room < best.memory.total < 24e9 * (1 - HEADROOM)
+        assert 0.2 < best.mfu < 0.7
+        assert [plan.step_s for plan in found] == sorted(plan.step_s for plan in found)
+        assert f"{kind} of rank 8" in explain(found)
+        assert kind in table(found, 1)
+    whole = plans("llama-70b", "h100", 8, 16, 2048, adapter="lora")
+    assert not any(plan.kept for plan in whole)
+    assert "weights, whole on each" in whole[0].refused
+    assert "whole frozen models do not fit" in explain(whole)
+    assert all(plan.layout == Layout(8) for plan in plans("llama-7b", "h100", 8, 16, adapter="qlora"))
+
+
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +193,9 @@ BAD = [
     (lambda: plans("gpt2", "h100", 8, 0), "global_batch must be a whole number of at least 1, got 0"),
     (lambda: plans("gpt2", "h100", 8, 8, 0), "seq must be a whole number of at least 1, got 0"),
     (lambda: plans("gpt2", "h100", 8, 8, precision="int8"), "precision is one of"),
+    (lambda: plans("gpt2", "h100", 8, 8, adapter="dora"), "one of lora, qlora, got 'dora'"),
+    (lambda: plans("gpt2", "h100", 8, 8, adapter="lora", rank=0), "takes a rank of 1 to 768, got 0"),
+    (lambda: plans("gpt2", "h100", 8, 8, adapter="lora", precision="fp32"), "planned for bf16 with adamw"),
     (lambda: plans("gpt2", "h100", 8, 8, headroom=1.0), "headroom a share"),
     (lambda: plans("gpt2", H100.changed(memory_bytes=-1), 8, 8), "memory is -1"),
     (lambda: explain([]), "no plans to explain"),

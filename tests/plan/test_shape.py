@@ -24,6 +24,18 @@ REPORTED = {
     "megatron-39.1b": (39.1e9, "the same"), "megatron-76.1b": (76.1e9, "the same"),
     "megatron-145.6b": (145.6e9, "the same"), "megatron-310.1b": (310.1e9, "the same"),
     "megatron-529.6b": (529.6e9, "the same"), "megatron-1t": (1008e9, "the same"),
+    "llama3-70b": (70.6e9, "safetensors of Llama-3.1-70B"), "llama3.2-1b": (1.236e9, "safetensors of Llama-3.2-1B"),
+    "llama3.2-3b": (3.213e9, "safetensors of Llama-3.2-3B"),
+    "qwen3-0.6b": (0.596e9, "safetensors of Qwen3-0.6B, a tied table once"),
+    "qwen3-1.7b": (1.721e9, "safetensors of Qwen3-1.7B, the same"),
+    "qwen3-4b": (4.022e9, "safetensors of Qwen3-4B"), "qwen3-8b": (8.191e9, "safetensors of Qwen3-8B"),
+    "qwen3-14b": (14.768e9, "safetensors of Qwen3-14B"), "qwen3-32b": (32.762e9, "safetensors of Qwen3-32B"),
+    "olmo2-7b": (7.299e9, "safetensors of OLMo-2-1124-7B"), "olmo2-13b": (13.716e9, "safetensors of OLMo-2-1124-13B"),
+    "olmo2-32b": (32.234e9, "safetensors of OLMo-2-0325-32B"),
+    "gemma3-1b": (302e6 + 698e6, "arXiv:2503.19786, table 1, without the image encoder"),
+    "gemma3-4b": (675e6 + 3209e6, "the same"), "gemma3-12b": (1012e6 + 10759e6, "the same"),
+    "gemma3-27b": (1416e6 + 25600e6, "the same"),
+    "mpt-7b": (6.65e9, "model card of mpt-7b: 6.7B, safetensors 6.65B"), "mpt-30b": (29.95e9, "model card of mpt-30b"),
 }  # fmt: skip
 
 
@@ -57,9 +69,20 @@ def test_parameters_and_flops_are_those_of_the_model_that_labkit_builds(config, 
 def test_presets_have_as_many_parameters_as_their_papers_say(name):
     """Would catch a size that was copied wrong, key heads or a gate that are forgotten."""
     shape = ModelShape.preset(name)
-    assert shape.n_params == pytest.approx(REPORTED[name][0], rel=0.011)
+    assert shape.n_params == pytest.approx(REPORTED[name][0], rel=0.011)  # 3.6B has two digits
     assert shape.name == name
     assert shape.source
+
+
+def test_a_model_is_known_by_the_names_that_people_type():
+    """Would catch "llama3.1-8b" refused, and a second name that is another model."""
+    for said, name in (
+        ("llama3.1-8b", "llama3-8b"), ("Llama-3.1-405B", "llama3-405b"), ("llama-3-70b", "llama3-70b"),
+        ("Llama-3.2-1B", "llama3.2-1b"), ("llama-2-7b", "llama2-7b"), ("Qwen-3-0.6B", "qwen3-0.6b"),
+        ("olmo-2-13b", "olmo2-13b"), ("gemma-3-27b", "gemma3-27b"), ("llama-70b", "llama-70b"),
+    ):  # fmt: skip
+        assert ModelShape.preset(said) == ModelShape.preset(name)
+        assert ModelShape.preset(said).name == name
 
 
 def test_every_preset_can_be_built_and_says_where_it_is_written():

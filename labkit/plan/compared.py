@@ -1,0 +1,127 @@
+"""Published runs beside what the planner says of them: seconds, their ratio, and the errors in a table.
+
+    ratio       predicted / measured seconds of a step: 1 is right, 0.5 is a planner that dreams of twice the speed
+    band        runs by the MFU that was measured: at least 35%, 20 to 35%, below 20%
+    held out    runs to which nothing was fitted; only they say what a prediction is worth
+
+As a search does, long schedules are predicted by their law (labkit.plan.time). Runs that did not run have no seconds,
+and runs with something that the planner does not have (`lacks`) have no prediction: both are only counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from labkit.plan.published import PublishedRun, published_runs
+from labkit.plan.time import predict_step
+
+BANDS = ((0.35, "at least 35%"), (0.20, "20 to 35%"), (0.0, "below 20%"))
+"""The least measured MFU of each band, and its name."""
+
+
+class Compared(NamedTuple):
+    """One run: the seconds of a step that were predicted, and those that were measured."""
+
+    run: PublishedRun
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured seconds."""
+        return self.predicted_s / self.measured_s
+
+    @property
+    def mfu(self) -> float:
+        """The MFU that was reached, 0 to 1: as published, or from the seconds."""
+        run = self.run
+        speed = run.recipe.batch_size * run.shape.seq / self.measured_s
+        return run.mfu or run.shape.mfu(speed, run.layout.size * run.hardware.peak("bf16"))
+
+    @property
+    def band(self) -> str:
+        """The name of its band of MFU."""
+        return next(name for least, name in BANDS if self.mfu >= least)
+
+
+class Errors(NamedTuple):
+    """Ratios of some runs: how many, the median, the 10th and the 90th of a hundred."""
+
+    count: int
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> Errors:
+        """The errors of these ratios; NaN where there is none."""
+        return cls(len(ratios), *(quantile(ratios, share) for share in (0.5, 0.1, 0.9)))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of the values lies, with a straight line between two of them; NaN for none."""
+    if not values:
+        return math.nan
+    ranked = sorted(values)
+    place = share * (len(ranked) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ranked) - 1)
+    return ranked[below] + (place - below) * (ranked[above] - ranked[below])
+
+
+@cache
+def compared() -> tuple[Compared, ...]:
+    """All published runs that have seconds and a prediction."""
+    return tuple(
+        Compared(run, predict_step(run.shape, run.layout, run.recipe, run.hardware, simulated=0).total, run.step_s)
+        for run in published_runs()
+        if run.ran and run.step_s is not None and not run.lacks
+    )
+
+
+def errors(runs: Sequence[Compared]) -> dict[tuple[str, str], tuple[Errors, Errors]]:
+    """(source, band) -> the errors of runs that were fitted to, and of those that were held out. "all" is each source's
+    last band, and is told even if there is only one other."""
+    rows = {}
+    for source in dict.fromkeys(comparison.run.source for comparison in runs):
+        mine = [comparison for comparison in runs if comparison.run.source == source]
+        for band in (*(name for _, name in BANDS), "all"):
+            parts = [
+                [c.ratio for c in mine if c.run.fitted == fitted and band in (c.band, "all")]
+                for fitted in (True, False)
+            ]
+            if any(parts):
+                rows[source, band] = Errors.of(parts[0]), Errors.of(parts[1])
+    return rows
+
+
+def error_table(runs: Sequence[Compared]) -> str:
+    """The errors in columns, and below them a line on the runs that are not among them."""
+    head = ("source", "MFU", "fitted", "10th", "median", "90th", "held out", "10th", "median", "90th")
+    lines = [head]
+    for (source, band), parts in errors(runs).items():
+        cells = [source, band]
+        for part in parts:
+            numbers = ("-",) * 3 if not part.count else (f"{n:.2f}" for n in (part.low, part.median, part.high))
+            cells += [str(part.count), *numbers]
+        lines.append(tuple(cells))
+    wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    text = ["predicted / measured seconds of a step, by the MFU that was measured"]
+    text += ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
+    return "\n".join(text + left_out())
+
+
+def left_out() -> list[str]:
+    """In words, the published runs that have no seconds or no prediction."""
+    runs = published_runs()
+    failed = Counter(run.source for run in runs if not run.ran)
+    lines = [f"not among them: {n:,} runs of {source} that crashed or did not fit" for source, n in failed.items()]
+    for source in dict.fromkeys(run.source for run in runs if run.lacks):
+        lacking = Counter(run.lacks for run in runs if run.source == source and run.lacks)
+        reasons = ", ".join(f"{n} with {lacks}" for lacks, n in lacking.items())
+        lines.append(f"not among them: {sum(lacking.values())} runs of {source}, which the planner lacks: {reasons}")
+    return lines
