@@ -304,7 +304,7 @@ class FrozenBench(Bench):
 
     def one(self, inside: int, out: int, backward: int) -> None:
         """A product forward, and so many of its size backward."""
-        flops = 2.0 * self.tokens * inside * out / self.practice.fill(inside, out)
+        flops = 2.0 * self.tokens * inside * out / self.practice.share(inside, out)
         seconds = self.hardware.op_s(flops, self.narrow * (self.tokens * (inside + out) + inside * out), self.precision)
         self.forward, self.backward = self.forward + seconds, self.backward + backward * seconds
         self.host += self.practice.host_s
