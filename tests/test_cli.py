@@ -272,7 +272,7 @@ def test_the_published_runs_are_a_table_and_a_picture(tmp_path):
     assert done.returncode == 0
     rows = json.loads((tmp_path / "runs.json").read_text())
     every = [row for row in rows if row["band"] == "all"]
-    count = sum(row["fitted"]["count"] + row["held_out"]["count"] for row in every)
+    count = sum(row["fitted"]["n_runs"] + row["held_out"]["n_runs"] for row in every)
     assert f"{count:,} published runs" in (tmp_path / "runs.svg").read_text()
     assert all(row["source"] in done.stdout for row in rows)
 
