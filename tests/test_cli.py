@@ -221,8 +221,91 @@ def test_a_plan_is_a_table_and_an_answer_in_order():
     assert places == sorted(places)
 
 
+def test_an_answer_stands_beside_what_was_published():
+    """Would catch a share of the peak that nobody can hold against anything."""
+    done = typed("plan", "--model", "mpt-7b", "--gpus", "8", "--batch", "64")
+    assert "published near this: " in done.stdout.splitlines()[-1]
+    assert "(llm-foundry, mpt-7b on 8 h100, rows of" in done.stdout.splitlines()[-1]
+
+
+def test_one_small_gpu_is_told_what_it_can_do():
+    """Would catch "nothing fits" as the last word on a gaming card, and an adapter's rank that is not asked for."""
+    done = typed("plan", "--model", "llama-7b", "--gpu", "rtx-4090", "--gpus", "1")
+    assert "nothing fits" in done.stdout
+    assert "with --adapter qlora it fits, for fine-tuning: " in done.stdout
+    done = typed("plan", "--model", "llama-7b", "--gpu", "rtx-4090", "--adapter", "qlora", "--adapter-rank", "4")
+    assert done.returncode == 0
+    assert "qlora of rank 4" in done.stdout
+    assert "dp 1 x" in done.stdout
+
+
+@pytest.mark.parametrize("seq", ["128k", "131072", "131,072"])
+def test_long_rows_and_larger_nodes_can_be_planned(seq):
+    """Would catch 128k read as 128,000 tokens, and nodes that stay at 8."""
+    words = ("--model", "llama3-8b", "--gpus", "16", "--seq", seq, "--batch", "16", "--count", "3")
+    done = typed("plan", *words, "--node-size", "16", "--json", "-")
+    plans = json.loads(done.stdout)
+    kept = [plan for plan in plans if not plan["refused"]]
+    assert any(plan["layout"]["tp"] == 16 for plan in plans if "spans" not in plan["refused"])
+    assert kept
+    assert "16 rows x 131072 = 2,097,152 tokens" in done.stderr
+    spans = [plan["refused"] for plan in json.loads(typed("plan", *words, "--json", "-").stdout)]
+    assert any("tp=16 spans 2 nodes of 8" in reason for reason in spans)
+
+
+def test_a_budget_is_days_devices_and_money(tmp_path):
+    """Would catch days of one device, and a price that is not multiplied by the hours."""
+    words = ("plan", "--model", "gpt2", "--tokens", "10B", "--batch", "512", "--price", "2")
+    done = typed(*words, "--gpus", "8", "--json", tmp_path / "eight.json")
+    assert done.returncode == 0
+    assert "1e+10 tokens of gpt2 on 8 h100: " in done.stdout
+    assert "published; nearest: " in done.stdout  # nobody has published so small a model
+    eight = json.loads((tmp_path / "eight.json").read_text())
+    assert eight["cost"] == pytest.approx(2 * 24 * 8 * eight["days"])
+    asked = json.loads(typed(*words, "--days", eight["days"] * 1.01, "--json", "-").stdout)
+    assert (asked["n_ranks"], asked["plan"]) == (8, eight["plan"])
+
+
+def test_the_published_runs_are_a_table_and_a_picture(tmp_path):
+    """Would catch a picture of other runs than the table's, and errors that cannot be read by a program."""
+    done = typed("plan", "--published", "--svg", tmp_path / "runs.svg", "--json", tmp_path / "runs.json")
+    assert done.returncode == 0
+    rows = json.loads((tmp_path / "runs.json").read_text())
+    every = [row for row in rows if row["band"] == "all"]
+    count = sum(row["fitted"]["n_runs"] + row["held_out"]["n_runs"] for row in every)
+    assert f"{count:,} published runs" in (tmp_path / "runs.svg").read_text()
+    assert all(row["source"] in done.stdout for row in rows)
+
+
 @pytest.mark.parametrize(
-    ("words", "told"), [(("--model", "lama-70b"), "llama-70b"), (("--gpu", "h1000"), "h100"), (("--gpus", "0"), "0")]
+    ("words", "told"),
+    [
+        (("--days", "3"), "--tokens, too"),
+        (("--price", "0"), "--tokens, too"),
+        (("--tokens", "1T", "--days", "3", "--gpus", "8"), "leave one of them out"),
+        (("--seq", "0"), "such as 8192 or 128k"),
+        (("--seq", "128kb"), "such as 8192 or 128k"),
+    ],
+)
+def test_a_question_that_makes_no_sense_exits_with_2(words, told):
+    """Would catch a budget of nothing, and a question with its own answer in it."""
+    done = typed("plan", *words)
+    assert done.returncode == 2
+    assert told in re.sub(r"[\s│]+", " ", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--model", "lama-70b"), "llama-70b"),
+        (("--gpu", "h1000"), "h100"),
+        (("--gpus", "0"), "0"),
+        (("--tokens", "1TB"), "write 1T"),
+        (("--tokens", "1T", "--days", "0"), "days must be above 0"),
+        (("--adapter", "dora"), "lora, qlora"),
+        (("--node-size", "0"), "1 device or more"),
+        (("--precision", "fp8"), "bf16"),
+    ],
 )
 def test_a_plan_for_what_there_is_not_is_refused_with_the_nearest(words, told):
     """Would catch a traceback for a typing error."""

@@ -1,4 +1,4 @@
-"""The command line: `labkit doctor | lab | train | plan | export | bench`, and those of the files beside this one."""
+"""The command line: `labkit doctor | lab | train | export | bench`, and those of the files beside this one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 import labkit
-from labkit.cli import cards, claims, exercises, quiz
+from labkit.cli import cards, claims, exercises, plan, quiz
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
 from labkit.course.server.labs import CHECKOUT, labs
-
-if TYPE_CHECKING:
-    from labkit.plan.search import Plan
 
 FIRST_LAB = "ten_minutes.ipynb"
 
@@ -35,6 +32,7 @@ exercises.add_to(app)
 claims.add_to(app)
 cards.add_to(app)
 quiz.add_to(app)
+plan.add_to(app)
 
 
 class Benchmark(StrEnum):
@@ -180,28 +178,6 @@ def train(
 
 
 @app.command()
-def plan(
-    model: Annotated[str, typer.Option(help="A published model, such as llama-70b or gpt3-175b.")] = "llama-70b",
-    gpus: Annotated[int, typer.Option(help="Devices.")] = 256,
-    gpu: Annotated[str, typer.Option(help="A device, such as h100, a100-80gb or laptop.")] = "h100",
-    batch: Annotated[int, typer.Option(help="Rows of a step, over all devices.")] = 1024,
-    seq: Annotated[int | None, typer.Option(help="Tokens of a row; the model's own by default.")] = None,
-    count: Annotated[int, typer.Option(help="Plans to show, and half as many refused ones.")] = 8,
-    to: Json = None,
-) -> None:
-    """Plans for a model on devices that you need not have: the fastest first, the refused with a reason."""
-    from labkit.plan.explain import explain, table
-    from labkit.plan.search import plans
-
-    candidates = plans(model, gpu, gpus, batch, seq)
-    with words_beside(to):
-        print(table(candidates, count=count, refused=(count + 1) // 2))
-        print()
-        print(explain(candidates))
-    write(to, lambda: [_data_of(candidate) for candidate in candidates])
-
-
-@app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Where the site goes; it is made if need be.")] = Path("site"),
     notebook: Annotated[list[str] | None, typer.Option("--lab", help="Only this lab; can be given again.")] = None,
@@ -225,15 +201,6 @@ def bench(
     if not script.is_file():
         raise ValueError(f"{script} is not there: benchmarks are run from a checkout of labkit")
     raise typer.Exit(subprocess.call([sys.executable, str(script), *(["--json", str(to)] if to else [])]))
-
-
-def _data_of(plan: Plan) -> dict[str, Any]:
-    """A plan as plain data: how it is laid out, seconds and bytes by kind, and the reason if it was refused."""
-    times, memory = (dict(plan.step or {}), dict(plan.memory)) if plan.kept else ({}, {})
-    return {
-        "layout": asdict(plan.layout), "recipe": asdict(plan.recipe), "refused": plan.refused, "mfu": plan.mfu,
-        "step_s": times, "memory_bytes": memory, "needs_bytes": plan.needs_bytes,
-    }  # fmt: skip
 
 
 def _find(name: str) -> Path:

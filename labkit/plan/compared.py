@@ -51,7 +51,7 @@ class Compared(NamedTuple):
 class Errors(NamedTuple):
     """Ratios of some runs: how many, the median, the 10th and the 90th of a hundred."""
 
-    count: int
+    n_runs: int
     median: float
     low: float
     high: float
@@ -102,12 +102,12 @@ def errors(runs: Sequence[Compared]) -> dict[tuple[str, str], tuple[Errors, Erro
 def error_table(runs: Sequence[Compared]) -> str:
     """The errors in columns, and below them a line on the runs that are not among them."""
     head = ("source", "MFU", "fitted", "10th", "median", "90th", "held out", "10th", "median", "90th")
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     for (source, band), parts in errors(runs).items():
         cells = [source, band]
         for part in parts:
-            numbers = ("-",) * 3 if not part.count else (f"{n:.2f}" for n in (part.low, part.median, part.high))
-            cells += [str(part.count), *numbers]
+            numbers = ("-",) * 3 if not part.n_runs else (f"{n:.2f}" for n in (part.low, part.median, part.high))
+            cells += [str(part.n_runs), *numbers]
         lines.append(tuple(cells))
     wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = ["predicted / measured seconds of a step, by the MFU that was measured"]

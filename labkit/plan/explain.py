@@ -89,7 +89,8 @@ def _baselines(plans: Sequence[Plan]) -> str:
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
         fits = [plan for plan in plain if plan.recipe.strategy == strategy and plan.kept]
         if fits:
-            return f"2 baselines      data parallelism alone does: {fits[0]}"
+            least = "one device" if fits[0].layout.size == 1 else "data parallelism alone"
+            return f"2 baselines      {least} does: {fits[0]}"
     why = plain[-1].refused if plain else "no layout has dp alone"
     if plain and plain[-1].adapter is not None:
         return f"2 baselines      whole frozen models do not fit, and planning with cut ones is not there: {why}"

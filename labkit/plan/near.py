@@ -1,10 +1,11 @@
 """What others have reached with a model and devices like these: the published runs that are nearest to a question.
 
-    distance    |log of the ratio of parameters| + half |log of the ratio of devices| + 2 for another family of devices
+    distance    |log of the ratio of parameters| + half |log of the ratio of devices| + half |log of the ratio of tokens
+                of a row| + 2 for another family of devices
     families    A100; H100 and H200; B200; the smaller cards of Ada (L4, L40S, RTX 4090); each other one by itself
 
-Of runs that share model, device and number of devices only the best counts: the others say how not to do it. Runs in
-fp8 are left out, because their share is of another peak.
+Of runs that share model, device, number of devices and tokens of a row only the best counts: the others say how not to
+do it. Runs in fp8 are left out, because their share is of another peak.
 
 Further runs are those of papers. Megatron-LM's table counts recomputation as useful work, as its head says; three
 quarters of it are the flops of the model, and these are what stands here.
@@ -30,78 +31,86 @@ FAMILIES = MappingProxyType(
 )
 """Devices that reach about the same share of their peaks, by the beginning of their names."""
 FURTHER = (
-    ("megatron-1.7b", "a100-80gb", 32, 0.75 * 0.44, MEGATRON),
-    ("megatron-3.6b", "a100-80gb", 64, 0.75 * 0.44, MEGATRON),
-    ("megatron-7.5b", "a100-80gb", 128, 0.75 * 0.46, MEGATRON),
-    ("megatron-18.4b", "a100-80gb", 256, 0.75 * 0.43, MEGATRON),
-    ("megatron-39.1b", "a100-80gb", 512, 0.75 * 0.44, MEGATRON),
-    ("megatron-76.1b", "a100-80gb", 1024, 0.75 * 0.45, MEGATRON),
-    ("megatron-145.6b", "a100-80gb", 1536, 0.75 * 0.47, MEGATRON),
-    ("megatron-310.1b", "a100-80gb", 1920, 0.75 * 0.50, MEGATRON),
-    ("megatron-529.6b", "a100-80gb", 2520, 0.75 * 0.52, MEGATRON),
-    ("megatron-1t", "a100-80gb", 3072, 0.75 * 0.52, MEGATRON),
-    ("llama3-405b", "h100", 8192, 0.43, LLAMA3),
-    ("llama3-405b", "h100", 16384, 0.41, LLAMA3),
-    ("palm-540b", "tpu-v4", 6144, 0.462, "PaLM, arXiv:2204.02311, section 4.1"),
+    ("megatron-1.7b", "a100-80gb", 32, 2048, 0.75 * 0.44, MEGATRON),
+    ("megatron-3.6b", "a100-80gb", 64, 2048, 0.75 * 0.44, MEGATRON),
+    ("megatron-7.5b", "a100-80gb", 128, 2048, 0.75 * 0.46, MEGATRON),
+    ("megatron-18.4b", "a100-80gb", 256, 2048, 0.75 * 0.43, MEGATRON),
+    ("megatron-39.1b", "a100-80gb", 512, 2048, 0.75 * 0.44, MEGATRON),
+    ("megatron-76.1b", "a100-80gb", 1024, 2048, 0.75 * 0.45, MEGATRON),
+    ("megatron-145.6b", "a100-80gb", 1536, 2048, 0.75 * 0.47, MEGATRON),
+    ("megatron-310.1b", "a100-80gb", 1920, 2048, 0.75 * 0.50, MEGATRON),
+    ("megatron-529.6b", "a100-80gb", 2520, 2048, 0.75 * 0.52, MEGATRON),
+    ("megatron-1t", "a100-80gb", 3072, 2048, 0.75 * 0.52, MEGATRON),
+    ("llama3-405b", "h100", 8192, 8192, 0.43, LLAMA3),
+    ("llama3-405b", "h100", 16384, 8192, 0.41, LLAMA3),
+    ("llama3-405b", "h100", 16384, 131_072, 0.38, LLAMA3),
+    ("palm-540b", "tpu-v4", 6144, 2048, 0.462, "PaLM, arXiv:2204.02311, section 4.1"),
 )
-"""Model, device, number of devices, MFU and source of further runs. Llama 3's row of 131,072 tokens, 38%, is left out:
-its MFU is that of another question."""
-
-
-class Reached(NamedTuple):
-    """What one source reached with one model on one kind of device, over some numbers of devices."""
-
-    source: str
-    model: str
-    device: str
-    n_ranks: tuple[int, ...]
-    mfus: tuple[float, ...]
-    distance: float
-
-    def __str__(self) -> str:
-        """`40 to 46% MFU (llm-foundry, mpt-7b on 8 to 64 h100)`"""
-        low, high = (f"{100 * mfu:.0f}" for mfu in (min(self.mfus), max(self.mfus)))
-        few, many = f"{min(self.n_ranks):,}", f"{max(self.n_ranks):,}"
-        share, count = low if low == high else f"{low} to {high}", few if few == many else f"{few} to {many}"
-        return f"{share}% MFU ({self.source}, {self.model} on {count} {self.device})"
+"""Model, device, number of devices, tokens of a row, MFU and source of further runs."""
+CLOSE = 4
+"""Numbers of devices, and of tokens of a row, within this factor of each other are told as one range."""
 
 
 class Best(NamedTuple):
-    """The best MFU of one source with one model on so many devices."""
+    """The best MFU of one source with one model on so many devices, with rows of `seq` tokens."""
 
     source: str
     model: str
     n_params: int
     device: str
     n_ranks: int
+    seq: int
     mfu: float
 
 
+class Reached(NamedTuple):
+    """What one source reached with one model on one kind of device: its `runs` that are close to each other."""
+
+    runs: tuple[Best, ...]
+    distance: float
+
+    def __str__(self) -> str:
+        """`40 to 46% MFU (llm-foundry, mpt-7b on 8 to 64 h100, rows of 2,048 tokens)`"""
+        run = self.runs[0]
+        share = _range([round(100 * best.mfu) for best in self.runs])
+        n, seq = _range([best.n_ranks for best in self.runs]), _range([best.seq for best in self.runs])
+        return f"{share}% MFU ({run.source}, {run.model} on {n} {run.device}, rows of {seq} tokens)"
+
+
+def _range(values: list[int]) -> str:
+    low, high = f"{min(values):,}", f"{max(values):,}"
+    return low if low == high else f"{low} to {high}"
+
+
 def near(shape: ModelShape, hardware: Hardware, n_ranks: int, count: int = 1) -> list[Reached]:
-    """The `count` nearest of what was published, nearest first: of each source, model and device those numbers of
-    devices that are within 8 times `n_ranks`, or the nearest one. ValueError for counts below 1."""
+    """The `count` nearest of what was published, nearest first: of each source, model and device the run that is
+    nearest in devices and in tokens of a row, and those within a factor of CLOSE of the question in both.
+
+    ValueError for counts below 1."""
     if n_ranks < 1 or count < 1:
         raise ValueError(f"n_ranks and count are whole numbers of at least 1, got {n_ranks} and {count}")
     groups: dict[tuple[str, str, str], list[Best]] = {}
     for best in _all():
         groups.setdefault((best.source, best.model, best.device), []).append(best)
+
+    def away(best: Best) -> tuple[float, float]:
+        return abs(math.log(best.n_ranks / n_ranks)), abs(math.log(best.seq / shape.seq))
+
     reached = []
-    for (source, model, device), members in groups.items():
-        nearest = min(members, key=lambda best: abs(math.log(best.n_ranks / n_ranks)))
-        close = [best for best in members if 1 / 8 <= best.n_ranks / n_ranks <= 8] or [nearest]
-        distance = abs(math.log(nearest.n_params / shape.n_params)) + abs(math.log(nearest.n_ranks / n_ranks)) / 2
-        distance += 2 * (family(device) != family(hardware.name))
-        counts, mfus = tuple(best.n_ranks for best in close), tuple(best.mfu for best in close)
-        reached.append(Reached(source, model, device, counts, mfus, distance))
+    for members in groups.values():
+        nearest = min(members, key=lambda best: sum(away(best)))
+        close = tuple(best for best in members if max(away(best)) <= math.log(CLOSE)) or (nearest,)
+        distance = abs(math.log(nearest.n_params / shape.n_params)) + sum(away(nearest)) / 2
+        reached.append(Reached(close, distance + 2 * (family(nearest.device) != family(hardware.name))))
     return sorted(reached, key=lambda group: group.distance)[:count]
 
 
 def told(shape: ModelShape, hardware: Hardware, n_ranks: int) -> str:
-    """One line: `published near this: 40 to 46% MFU (llm-foundry, mpt-7b on 8 to 64 h100)`.
+    """One line: `published near this: 40 to 46% MFU (llm-foundry, mpt-7b on 8 to 64 h100, rows of 2,048 tokens)`.
 
-    Further away than a model of 3 times the size, or another family of devices, is not near: then it says so."""
+    Further away than a model of 4 times the size, or another family of devices, is not near: then it says so."""
     (nearest,) = near(shape, hardware, n_ranks)
-    far = nearest.distance > math.log(3)
+    far = nearest.distance > math.log(4)
     return f"{'nothing near this is published; nearest' if far else 'published near this'}: {nearest}"
 
 
@@ -113,10 +122,10 @@ def family(device: str) -> str:
 
 @cache
 def _all() -> tuple[Best, ...]:
-    """The best run of each source, model, device and number of devices."""
-    groups: dict[tuple[str, str, str, int], Best] = {}
+    """The best run of each source, model, device, number of devices and tokens of a row."""
+    groups: dict[tuple[str, str, str, int, int], Best] = {}
     for best in (*_measured(published_runs()), *_further()):
-        key = best.source, best.model, best.device, best.n_ranks
+        key = best.source, best.model, best.device, best.n_ranks, best.seq
         if key not in groups or groups[key].mfu < best.mfu:
             groups[key] = best
     return tuple(groups.values())
@@ -129,9 +138,9 @@ def _measured(runs: Iterable[PublishedRun]) -> Iterable[Best]:
         n, shape, hardware = run.layout.size, run.shape, run.hardware
         speed = run.recipe.batch_size * shape.seq / run.step_s
         mfu = run.mfu or shape.mfu(speed, n * hardware.peak("bf16"))
-        yield Best(NAMES.get(run.source, run.source), shape.name, shape.n_params, hardware.name, n, mfu)
+        yield Best(NAMES.get(run.source, run.source), shape.name, shape.n_params, hardware.name, n, shape.seq, mfu)
 
 
 def _further() -> Iterable[Best]:
-    for model, device, n, mfu, source in FURTHER:
-        yield Best(source, model, ModelShape.preset(model).n_params, device, n, mfu)
+    for model, device, n, seq, mfu, source in FURTHER:
+        yield Best(source, model, ModelShape.preset(model).n_params, device, n, seq, mfu)

@@ -245,7 +245,7 @@ class Search:
             return Plan(self.shape, self.hardware, layout, recipe, refused=reason, needs_bytes=needs)
         step = predict_step(self.shape, layout, recipe, self.hardware, simulated=0)
         speed = base.batch_size * self.shape.seq / step.total
-        mfu = self.shape.mfu(speed, layout.size * self.hardware.peak(self.precision))
+        mfu = self.shape.mfu(speed, layout.size * self.hardware.peak(recipe.products))
         return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:

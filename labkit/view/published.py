@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from matplotlib.lines import Line2D
+
 from labkit.plan.compared import Compared, Errors
 from labkit.view import chart
 from labkit.view.units import plural, seconds_text
@@ -38,8 +40,8 @@ def published(runs: Sequence[Compared], title: str = "") -> chart.Chart:
     held_out = Errors.of([run.ratio for run in runs if not run.run.fitted])
     head = title or f"seconds of a step, predicted and measured: {len(runs):,} published runs"
     words = [_told(source, [run for run in runs if run.run.source == source]) for source in sources]
-    if held_out.count:
-        words.append(f"of {held_out.count:,} held out the median is {held_out.median:.2f} of the measured seconds")
+    if held_out.n_runs:
+        words.append(f"of {held_out.n_runs:,} held out the median is {held_out.median:.2f} of the measured seconds")
     figure = chart.Chart(BOTTOM + 50, head, f"{head}: {'; '.join(words)}")
     axes = figure.panel(LEFT, TOP, RIGHT, BOTTOM, xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     axes.set_xlabel("measured")
@@ -74,14 +76,14 @@ def _beside(figure: chart.Chart, axes: chart.Axes, runs: Sequence[Compared], sou
         lines = [line for line in axes.get_lines() if str(line.get_label()).startswith(f"{source}, ")]
         for line, fitted in zip(lines, (True, False), strict=True):
             part = Errors.of([run.ratio for run in mine if run.run.fitted == fitted])
-            if not part.count:
+            if not part.n_runs:
                 continue
             y += 19
-            key = axes.plot([0], [0], line.get_marker(), markersize=7, markerfacecolor=line.get_markerfacecolor(),
-                            markeredgecolor=line.get_markeredgecolor(), clip_on=False,
-                            transform=figure.transFigure)[0]  # fmt: skip
-            key.set_data([(BESIDE + 5) / figure.width], [1 - (y - 4) / figure.height])
-            name = f"{part.count:,} {'fitted to' if fitted else 'held out'}"
+            x, up = (BESIDE + 5) / figure.width, 1 - (y - 4) / figure.height
+            figure.add_artist(Line2D([x], [up], marker=line.get_marker(), linestyle="", markersize=7,
+                                     markerfacecolor=line.get_markerfacecolor(),
+                                     markeredgecolor=line.get_markeredgecolor()))  # fmt: skip
+            name = f"{part.n_runs:,} {'fitted to' if fitted else 'held out'}"
             figure.words(BESIDE + 18, y, name, fontsize=12)
             y += 16
             figure.words(BESIDE + 18, y, f"{part.low:.2f}  {part.median:.2f}  {part.high:.2f}", fontsize=12)
@@ -94,6 +96,6 @@ def _beside(figure: chart.Chart, axes: chart.Axes, runs: Sequence[Compared], sou
 def _told(source: str, runs: Sequence[Compared]) -> str:
     part = Errors.of([run.ratio for run in runs])
     return (
-        f"{source}: {plural(part.count, 'run')}, predicted / measured {part.median:.2f}, "
+        f"{source}: {plural(part.n_runs, 'run')}, predicted / measured {part.median:.2f}, "
         f"from {part.low:.2f} to {part.high:.2f} for eight of ten"
     )

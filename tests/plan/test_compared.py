@@ -59,11 +59,11 @@ def test_the_table_tells_fitted_runs_from_those_held_out():
         for fitted, part in zip((True, False), parts, strict=True):
             mine = [c.ratio for c in runs if c.run.source == source and c.run.fitted == fitted]
             if band == "all":
-                assert part.count == len(mine) > 0
+                assert part.n_runs == len(mine) > 0
                 assert part.median == pytest.approx(statistics.median(mine))
                 assert part.low <= part.median <= part.high
             else:
-                assert part.count <= len(mine)
+                assert part.n_runs <= len(mine)
     assert {source for source, _ in rows} == {"playbook", "foundry"}
     words = error_table(runs).splitlines()
     columns = [line for line in words if "not among" not in line][1:]
@@ -71,4 +71,4 @@ def test_the_table_tells_fitted_runs_from_those_held_out():
     assert len({len(line) for line in columns}) == 1
     assert any("594 runs of playbook" in line for line in words)
     assert any("14 runs of torchtitan" in line and "float8" in line for line in words)
-    assert Errors.of([]).count == 0
+    assert Errors.of([]).n_runs == 0

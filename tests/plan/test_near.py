@@ -14,48 +14,58 @@ H100 = Hardware.preset("h100")
 
 def test_a_model_that_was_published_is_its_own_neighbour():
     """Would catch a distance that prefers the same number of devices to the same model, and the mean of many runs."""
-    seven = near(ModelShape.preset("mpt-7b"), H100, 8)[0]
-    assert (seven.source, seven.model, seven.device, seven.n_ranks) == ("llm-foundry", "mpt-7b", "h100", (8,))
-    runs = [run.mfu for run in published_runs() if (run.shape.name, run.hardware.name) == ("mpt-7b", "h100")]
-    assert seven.mfus == (max(runs),)
-    largest = near(ModelShape.preset("llama3-405b"), H100, 16384)[0]
-    assert (largest.n_ranks, largest.mfus) == ((8192, 16384), (0.43, 0.41))
-    palm = near(ModelShape.preset("palm-540b"), Hardware.preset("tpu-v4"), 6144)[0]
-    assert palm.mfus == (0.462,)
+    shape = ModelShape.preset("mpt-7b")
+    seven = near(shape, H100, 8)[0].runs
+    assert {(run.source, run.model, run.device, run.n_ranks) for run in seven} == {("llm-foundry", "mpt-7b", "h100", 8)}
+    for best in seven:
+        assert shape.seq / 4 <= best.seq <= shape.seq * 4
+        mine = [run.mfu for run in published_runs()
+                if (run.shape.name, run.hardware.name, run.shape.seq) == ("mpt-7b", "h100", best.seq)]  # fmt: skip
+        assert best.mfu == max(mine)
+    largest = near(ModelShape.preset("llama3-405b"), H100, 16384)[0].runs
+    assert [(run.n_ranks, run.mfu) for run in largest] == [(8192, 0.43), (16384, 0.41)]
+    long = near(ModelShape.preset("llama3-405b").changed(seq=131_072), H100, 16384)[0].runs
+    assert [run.mfu for run in long] == [0.38]
+    assert [run.mfu for run in near(ModelShape.preset("palm-540b"), Hardware.preset("tpu-v4"), 6144)[0].runs] == [0.462]
 
 
 def test_sizes_of_one_source_make_a_range_and_far_ones_are_not_in_it():
-    """Would catch a run on 512 devices as the answer for 8."""
-    thirteen = near(ModelShape.preset("gpt3-13b"), H100, 64)[0]
-    assert thirteen.n_ranks == (8, 64, 32, 16)
-    assert str(thirteen).startswith("40 to 44% MFU (llm-foundry, mpt-13b on 8 to 64 h100")
-    playbook = next(g for g in near(ModelShape.preset("llama3-8b"), H100, 8, 9) if "Playbook" in g.source)
-    assert max(playbook.n_ranks) == 64
+    """Would catch a run on 512 devices as the answer for 8, and rows of 512 tokens as that for 8,192."""
+    groups = near(ModelShape.preset("llama3-8b"), H100, 16, 99)
+    playbook = next(g for g in groups if g.runs[0].model == "playbook-8b")
+    assert {run.n_ranks for run in playbook.runs} == {8, 16, 32, 64}
+    mpt = next(g for g in groups if (g.runs[0].model, g.runs[0].device) == ("mpt-7b", "h100"))
+    assert (min(run.seq for run in mpt.runs), max(run.seq for run in mpt.runs)) == (2048, 32768)
+    shares = [round(100 * run.mfu) for run in playbook.runs]
+    assert str(playbook) == (
+        f"{min(shares)} to {max(shares)}% MFU (Ultra-Scale Playbook, playbook-8b on 8 to 64 h100, rows of 4,096 tokens)"
+    )
 
 
 def test_nearer_comes_first_and_far_is_called_so():
     """Would catch an H100's share as what a gaming card reaches, and a list in the order of the files."""
-    groups = near(ModelShape.preset("llama-7b"), H100, 32, 99)
+    seven = ModelShape.preset("llama-7b")
+    groups = near(seven, H100, 32, 99)
     assert [group.distance for group in groups] == sorted(group.distance for group in groups)
-    assert groups[0].device == "h100"
-    assert (
-        told(ModelShape.preset("llama-7b"), H100, 8) == "published near this: 46% MFU (llm-foundry, mpt-7b on 8 h100)"
-    )
+    assert groups[0].runs[0].device == "h100"
+    assert told(seven, H100, 8) == f"published near this: {near(seven, H100, 8)[0]}"
     for model, device, n in (("llama-7b", "rtx-4090", 1), ("gpt2", "laptop", 4), ("llama3-8b", "b200", 8)):
         assert told(ModelShape.preset(model), Hardware.preset(device), n).startswith("nothing near this is published")
+    assert told(seven.changed(seq=2**20), H100, 8).startswith("nothing near this is published")
     assert family("a100-40gb") == family("a100-80gb") != family("a10g")
     assert family("l40s") == family("l4") == "Ada"
 
 
 def test_further_runs_have_a_source_and_a_share_of_the_models_own_flops():
     """Would catch a share that counts recomputation, which Megatron's table does, and a model that is not there."""
-    shares = {(model, n): mfu for model, _, n, mfu, source in FURTHER if "arXiv" in source and 0.3 < mfu < 0.5}
+    shares = {(model, n, seq): mfu for model, _, n, seq, mfu, source in FURTHER if "arXiv" in source and mfu < 0.5}
     assert len(shares) == len(FURTHER)
-    assert shares["megatron-1t", 3072] == pytest.approx(0.39)  # 163 of 312 Tflop/s, a quarter of it again
-    for model, device, n, mfu, source in FURTHER:
-        group = next(g for g in near(ModelShape.preset(model), Hardware.preset(device), n, 99) if g.model == model)
-        assert source == group.source
-        assert mfu in group.mfus
+    assert shares["megatron-1t", 3072, 2048] == pytest.approx(0.39)  # of 163 in 312 Tflop/s a quarter is done again
+    for model, device, n, seq, mfu, source in FURTHER:
+        shape = ModelShape.preset(model).changed(seq=seq)
+        group = next(g for g in near(shape, Hardware.preset(device), n, 99) if g.runs[0].model == model)
+        assert source == group.runs[0].source
+        assert mfu in [run.mfu for run in group.runs]
 
 
 def test_no_devices_have_no_neighbours():

@@ -133,6 +133,14 @@ def test_the_best_plan_for_70_billion_is_one_that_people_use(large):
     assert 0.35 < best.mfu < 0.7
 
 
+@pytest.mark.parametrize("precision", ["amp", "bf16", "fp16", "fp32", "fp64"])
+def test_every_precision_of_a_recipe_can_be_planned(precision):
+    """Would catch "amp", whose products are in bf16, asked of a device's table of rates."""
+    best = plans(SMALL, H100, 8, 16, precision=precision)[0]
+    speed = 16 * SMALL.seq / best.step_s
+    assert best.mfu == pytest.approx(best.shape.mfu(speed, 8 * H100.peak(best.recipe.products)))
+
+
 def test_one_small_gpu_fine_tunes_seven_billion_with_adapters():
     """Would catch "nothing fits" for what people do at home, and full state planned beside an adapter."""
     assert not any(plan.kept for plan in plans("llama-7b", "rtx-4090", 1, 16))

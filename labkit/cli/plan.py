@@ -1,0 +1,190 @@
+"""`labkit plan`: plans for a model on devices that you need not have, a budget, and how far plans can be trusted.
+
+labkit plan --model llama-70b --gpus 256                         the fastest plans, the refused with a reason
+labkit plan --model llama-7b --gpu rtx-4090 --adapter qlora      fine-tuning on one device
+labkit plan --model llama-7b --tokens 1T --days 30 --price 2.5   how many devices, and what they cost
+labkit plan --published --svg errors.svg                         predictions beside what others have measured
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from labkit.cli.data import Json, words_beside, write
+
+if TYPE_CHECKING:
+    from labkit.plan.budget import Budget
+    from labkit.plan.hardware import Hardware
+    from labkit.plan.search import Plan
+    from labkit.plan.shape import ModelShape
+
+GPUS = 256
+STEP_TOKENS = 2**22
+"""Tokens of a step if nobody says how many rows: as many as Llama 2 and 3 were trained with, 4 Mi."""
+FEW_ROWS = 16
+"""Rows of a step on each device when an adapter is trained."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the command line this command."""
+    app.command()(plan)
+
+
+def plan(
+    model: Annotated[str, typer.Option(help="A published model, such as llama-70b or qwen3-8b.")] = "llama-70b",
+    gpus: Annotated[int | None, typer.Option(help="Devices; 256 by default, 1 with --adapter.")] = None,
+    gpu: Annotated[str, typer.Option(help="A device, such as h100, a100-80gb or laptop.")] = "h100",
+    batch: Annotated[int | None, typer.Option(help="Rows of a step, all devices; by default 4 Mi tokens.")] = None,
+    seq: Annotated[str, typer.Option(help="Tokens of a row, such as 8192 or 128k; the model's own by default.")] = "",
+    node_size: Annotated[int | None, typer.Option(help="Devices of a node; the device's own by default.")] = None,
+    precision: Annotated[str, typer.Option(help="bf16, amp, fp16, fp32 or fp64.")] = "bf16",
+    adapter: Annotated[str, typer.Option(help="Fine-tune an adapter: lora or qlora.")] = "",
+    adapter_rank: Annotated[int, typer.Option(help="Its rank.")] = 16,
+    tokens: Annotated[str, typer.Option(help="A budget: tokens of the whole run, such as 1T or 300B.")] = "",
+    days: Annotated[float | None, typer.Option(help="How many devices do --tokens in so many days?")] = None,
+    price: Annotated[float | None, typer.Option(help="Of a device for an hour, for the cost.")] = None,
+    count: Annotated[int, typer.Option(help="Plans to show, and half as many refused ones.")] = 8,
+    published: Annotated[bool, typer.Option("--published", help="Predictions beside published runs.")] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the picture of --published there.")] = None,
+    to: Json = None,
+) -> None:
+    """Plans for a model on devices that you need not have: the fastest first, the refused with a reason."""
+    if published or svg:
+        _published(svg, to)
+        return
+    if (days is not None or price is not None) and not tokens:
+        raise typer.BadParameter("--days and --price belong to a budget: say --tokens, too, such as --tokens 1T")
+    if days is not None and gpus is not None:
+        raise typer.BadParameter("--days asks for the number of devices, and --gpus gives it: leave one of them out")
+    from labkit.plan.hardware import Hardware
+    from labkit.plan.shape import ModelShape
+
+    shape, hardware = ModelShape.preset(model), Hardware.preset(gpu)
+    hardware = hardware.changed(node_size=node_size) if node_size is not None else hardware
+    length = _length(seq) or shape.seq
+    n = (1 if adapter else GPUS) if gpus is None else gpus
+    rows = (FEW_ROWS * max(1, n) if adapter else max(1, STEP_TOKENS // length)) if batch is None else batch
+    choices = {"precision": precision, **({"adapter": adapter, "rank": adapter_rank} if adapter else {})}
+    if tokens:
+        _budget(shape, hardware, n if days is None else None, days, tokens, price, rows, length, choices, to)
+        return
+    _plans(shape, hardware, n, rows, length, choices, count, to)
+
+
+def _plans(
+    shape: ModelShape,
+    hardware: Hardware,
+    n: int,
+    rows: int,
+    length: int,
+    choices: dict[str, Any],
+    count: int,
+    to: Path | None,
+) -> None:
+    """The plans on `n` devices, best first, and the answer in words."""
+    from labkit.plan.explain import explain, table
+    from labkit.plan.near import told
+    from labkit.plan.search import plans
+
+    candidates = plans(shape, hardware, n, rows, length, **choices)
+    with words_beside(to):
+        print(table(candidates, count=count, refused=(count + 1) // 2))
+        print()
+        print(explain(candidates))
+        if "adapter" not in choices:
+            print(told(candidates[0].shape, hardware, n))
+            if not candidates[0].kept:
+                print("\n".join(_with_adapters(shape, hardware, n, length)))
+    write(to, lambda: [_data_of(candidate) for candidate in candidates])
+
+
+def _with_adapters(shape: ModelShape, hardware: Hardware, n: int, length: int) -> list[str]:
+    """Where nothing fits: what fine-tuning with adapters does there."""
+    from labkit.plan.search import plans
+
+    lines = list[str]()
+    for kind in ("lora", "qlora"):
+        best = plans(shape, hardware, n, FEW_ROWS * n, length, adapter=kind)[0]
+        lines += [f"with --adapter {kind} it fits, for fine-tuning: {best}"] * best.kept
+    return lines
+
+
+def _budget(
+    shape: ModelShape,
+    hardware: Hardware,
+    n: int | None,
+    days: float | None,
+    tokens: str,
+    price: float | None,
+    rows: int,
+    length: int,
+    choices: dict[str, Any],
+    to: Path | None,
+) -> None:
+    """The days of `n` devices, or the devices of so many days."""
+    from labkit.plan.budget import count_of, days_of, devices_of
+    from labkit.plan.near import told
+
+    total = count_of(tokens)
+    if n is not None:
+        budget = days_of(shape, hardware, n, total, rows, length, price=price, **choices)
+    else:
+        assert days is not None
+        budget = devices_of(shape, hardware, days, total, rows, length, price=price, **choices)
+    with words_beside(to):
+        print(budget)
+        if "adapter" not in choices:
+            print(told(budget.plan.shape, hardware, budget.n_ranks))
+    write(to, lambda: _data_of_budget(budget))
+
+
+def _published(svg: Path | None, to: Path | None) -> None:
+    """The table of errors, and the picture if it was asked for."""
+    from labkit.plan.compared import compared, error_table, errors
+
+    runs = compared()
+    with words_beside(to):
+        print(error_table(runs))
+    if svg is not None:
+        from labkit.view.published import published
+
+        svg.write_text(f"{published(runs)}\n", encoding="utf-8")
+    write(to, lambda: [
+        {"source": source, "band": band, "fitted": fitted._asdict(), "held_out": held_out._asdict()}
+        for (source, band), (fitted, held_out) in errors(runs).items()
+    ])  # fmt: skip
+
+
+def _length(words: str) -> int | None:
+    """`8192`, `8,192`, `128k` (131,072), `1M` (1,048,576); None for no words."""
+    if not words:
+        return None
+    match = re.fullmatch(r"(\d+)([km]?)", words.replace(",", "").replace("_", "").strip().lower())
+    if not match or not int(match[1]):
+        raise typer.BadParameter(f"--seq is a number of tokens such as 8192 or 128k, got {words!r}")
+    return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20}[match[2]]
+
+
+def _data_of(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data: how it is laid out, seconds and bytes by kind, and the reason if it was refused."""
+    times, memory = (dict(plan.step or {}), dict(plan.memory)) if plan.kept else ({}, {})
+    return {
+        "layout": asdict(plan.layout), "recipe": asdict(plan.recipe), "refused": plan.refused, "mfu": plan.mfu,
+        "step_s": times, "memory_bytes": memory, "needs_bytes": plan.needs_bytes,
+        "adapter": asdict(plan.adapter) if plan.adapter is not None else None,
+    }  # fmt: skip
+
+
+def _data_of_budget(budget: Budget) -> dict[str, Any]:
+    """A budget as plain data; sizes at which nothing fits have no days."""
+    return {
+        "n_ranks": budget.n_ranks, "days": budget.days, "tokens": budget.tokens, "tokens_per_s": budget.tokens_per_s,
+        "device_hours": budget.device_hours, "price": budget.price, "cost": budget.cost, "enough": budget.enough,
+        "sizes": [{"n_ranks": n, "days": time if time < float("inf") else None} for n, time in budget.sizes],
+        "plan": _data_of(budget.plan),
+    }  # fmt: skip
