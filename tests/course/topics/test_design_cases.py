@@ -49,13 +49,12 @@ def test_the_answer_is_the_planners():
 
 
 def test_the_eight_device_case_refuses_ddp_and_keeps_zero():
-    """The lab says: DDP misses by a hair, sharding gains a tenth of the tokens a second and not 3.5 times."""
+    """The lab says: DDP does not fit, ZeRO-1 does, and ZeRO-3 gains next to nothing and not 3.5 times."""
     alone = [plan for plan in EIGHT.found if plan.layout == Layout(dp=8)]
     best = {s: next((p for p in alone if p.kept and p.recipe.strategy == s), None) for s in ("ddp", "zero1", "zero3")}
     assert best["ddp"] is None
-    assert 1 < best["zero1"].step_s / best["zero3"].step_s < 1.3
-    nearest = min(p.needs_bytes for p in alone if p.recipe.strategy == "ddp")
-    assert 0.94 * 80e9 < nearest < 80e9
+    assert best["zero1"].step_s / best["zero3"].step_s == pytest.approx(1, abs=0.05)
+    assert min(p.needs_bytes for p in alone if p.recipe.strategy == "ddp") > 0.94 * 80e9
 
 
 def test_a_case_is_found_by_its_name_or_told():
