@@ -79,8 +79,8 @@ class Rank:
     def base(self) -> Bytes:
         """Bytes by kind between two steps: weights, gradients that stay, the optimizer's state.
 
-        With offloading, masters and room for their gradients count where the CPU is the device; a ZeRO-3 shard is then
-        only the source of gathers, in the gathered width, and counts as "other", because no optimizer owns it."""
+        With offloading, masters and the gradients that were copied for them count where the CPU is the device; a ZeRO-3
+        shard is then only the source of gathers, in the gathered width."""
         r, n, w = self.recipe, self.layout.dp, self.width
         weights = gradients = 0
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
@@ -91,10 +91,11 @@ class Rank:
         state += sum(owned) * wide * r.has_masters
         if not r.offload:
             return weights, gradients, state, 0, 0
-        on_cpu = self.device == "cpu"
-        masters = sum(owned) * wide * on_cpu
-        shard = sum(owned) * self.gathered if r.strategy == "zero3" else 0
-        return masters + (0 if shard else weights), gradients, state * on_cpu, 0, masters + shard
+        shard = sum(owned) * self.gathered if r.strategy == "zero3" else weights
+        if self.device != "cpu":
+            return shard, gradients, 0, 0, 0
+        masters = sum(owned) * wide
+        return shard, gradients + masters, state + masters, 0, 0
 
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
@@ -132,6 +133,10 @@ class Rank:
         """Bytes that are on their way to each neighbour in a pipeline, while the next message is made."""
         count = {"1f1b": 1, "zero_bubble": 1, "interleaved": 2}.get(self.recipe.schedule, 0) * (self.layout.pp > 1)
         return count * self.boundary()
+
+    def onward(self) -> int:
+        """Those on their way to the next stage."""
+        return self.message() * (self.place < self.layout.pp - 1)
 
     def unanswered(self) -> int:
         """Bytes of messages that gpipe still holds when its last forward runs: nothing has come back yet that proves
