@@ -11,8 +11,9 @@ Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXi
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
@@ -66,14 +67,16 @@ class Rank:
 
     def owned(self) -> list[int]:
         """Elements of each tensor that the optimizer steps on, those of blocks that are not walked included."""
-        sizes: list[int] = []
+        r, sizes = self.recipe, list[int]()
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
+            block, at = stage.params[stage.at], stage.at
+            if stage.skipped and r.strategy in ("zero1", "zero2"):  # their blocks share buckets with their neighbours
+                layers = (*stage.params[:at], *[block] * stage.skipped, *stage.params[at:])
+                sizes += _parts(layers, self.layout.dp, self.sums, r.bucket_bytes)
+                continue
             sizes += keeper.owned
-            if stage.skipped:
-                block_sizes = [size for _, size in stage.params[stage.at].sizes]
-                if self.recipe.strategy != "ddp":
-                    block_sizes = [-(-sum(block_sizes) // self.layout.dp)]
-                sizes += block_sizes * stage.skipped
+            block_sizes = [size for _, size in block.sizes]
+            sizes += (block_sizes if r.strategy == "ddp" else [-(-sum(block_sizes) // self.layout.dp)]) * stage.skipped
         return sizes
 
     def base(self) -> Bytes:
@@ -161,3 +164,9 @@ class Rank:
         blocks, ends = stage.kinds.count("block") + stage.skipped, "head" in stage.kinds
         block, head = 4 * d + (3 * d + self.shape.hidden) // tp, d + self.shape.vocab // tp
         return self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
+
+
+@lru_cache(maxsize=1024)
+def _parts(layers: tuple[Params, ...], n: int, width: int, bucket_bytes: int) -> tuple[int, ...]:
+    """Elements of a rank's part of each bucket."""
+    return tuple(bucket.numel // n for bucket in in_buckets(layers, n, width, bucket_bytes))
