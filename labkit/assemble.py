@@ -129,7 +129,8 @@ def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
         for name, p in layer.named_parameters():
             mine = _cut(whole.get_parameter(name).detach(), getattr(p, "shard_dim", None), mesh.tp)
             p.data = mine.to(p.device, dtype, copy=True, memory_format=torch.contiguous_format)
-            p.grad_dtype = torch.float32 if recipe.fp32_gradients else dtype
+            if recipe.fp32_gradients:
+                p.grad_dtype = torch.float32
             del mine
         whole.to_empty(device="meta")
 

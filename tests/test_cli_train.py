@@ -123,6 +123,8 @@ def test_a_truncated_checkpoint_is_passed_over_and_named_when_asked_for(run, tmp
         (("--optimizer", "lamb", "--strategy", "zero1"), "use ddp"),
         (("--save-every", 2), "--out"),
         (("--schedule", "zero_bubble", "--strategy", "zero3"), "use '1f1b'"),
+        (("--precision", "amp", "--fp32-gradients"), "a choice for precision='bf16', got 'amp'"),
+        (("--offload",), "it wants zero1, zero2 or zero3"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_numbers_and_the_mend(words, told):
@@ -140,7 +142,15 @@ def test_a_folder_with_another_runs_checkpoints_is_not_overwritten(run, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("--precision", "fp16"), ("--precision", "bf16", "--strategy", "zero3")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--precision", "fp16"),
+        ("--precision", "amp", "--strategy", "zero3"),
+        ("--precision", "bf16", "--fp32-gradients", "--strategy", "zero2"),
+    ],
+    ids=" ".join,
+)
 def test_half_precision_learns(run, words):
     """Would catch a loss that is reported times its scale, and a scaler that skips every step."""
     report = json.loads(run("--dp", 2, *words, "--json", "-"))

@@ -144,7 +144,16 @@ def train(
     width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     tied: Annotated[bool, typer.Option("--tied", help="One weight for embedding and head; not with --pp.")] = False,
-    precision: Annotated[str, typer.Option(help="fp32, fp64, bf16 or fp16 (with loss scaling).")] = "fp32",
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="fp32; fp64; bf16: weights, gradients and activations, with fp32 masters in the optimizer; amp: fp32 "
+            "weights, bf16 products (autocast); fp16: autocast with loss scaling."
+        ),
+    ] = "fp32",
+    fp32_gradients: Annotated[
+        bool, typer.Option("--fp32-gradients", help="With bf16: add gradients up in fp32.")
+    ] = False,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Run blocks again in backward.")] = False,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
     offload: Annotated[bool, typer.Option("--offload", help="The optimizer on the CPU.")] = False,
@@ -167,8 +176,9 @@ def train(
 
     config = GPTConfig(n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied)
     recipe = Recipe(
-        strategy, schedule, batch, micro, stages_per_rank, checkpointing, sequence_parallel, precision, offload,
-        optimizer, lr, warmup_steps=warmup, clip_norm=clip, seed=seed,
+        strategy, schedule, batch, micro, stages_per_rank, checkpointing=checkpointing,
+        sequence_parallel=sequence_parallel, precision=precision, fp32_gradients=fp32_gradients, offload=offload,
+        optimizer=optimizer, lr=lr, warmup_steps=warmup, clip_norm=clip, seed=seed,
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):

@@ -37,7 +37,7 @@ def grad_norm(syncs: Iterable[DataParallel], mesh: Mesh) -> float:
         if grads:
             # fp16's squares overflow above 256: widen before squaring
             wide = torch.promote_types(grads[0].dtype, torch.float32)
-            norms = torch.stack(torch._foreach_norm([grad.to(wide) for grad in grads]))
+            norms = torch.stack(torch._foreach_norm(grads, 2, wide))
             mine += norms.double().square().sum()
     return float(mesh.world.all_reduce(mine).sqrt())
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.plan.buckets import Bucket, Live, Params, in_buckets
-from labkit.plan.tape import GRADIENTS, NOTHING, OTHER, Bytes, minus
+from labkit.plan.tape import GRADIENTS, NOTHING, OTHER, Bytes, minus, plus
 
 
 class Keeper:
@@ -74,7 +74,7 @@ class Keeper:
         """A gradient of `fresh` bytes arrives; `more` is what the layer's tape says is alive, the gradient included."""
         bucket = self.home[member]
         bucket.missing -= 1
-        live.see(more, when)
+        live.see(plus(more, (0, 2 * fresh * self.widens, 0, 0, 0)), when)
         more = self.take(live, more, bucket, member, fresh)
         while self.sending and self.next < len(self.buckets) and not self.buckets[self.next].missing:
             self.next += 1
@@ -211,11 +211,10 @@ class ZeRO2Keeper(ZeRO1Keeper):
         """Earlier passes have left 1/n of each bucket, and the last bucket is still on its way."""
         live.add(GRADIENTS, (self.numel + numel) * self.sums // self.n)
         self.passes = times
-        if self.n > 1:
-            self.leaving = self.last
-            self.leaving.packed = GRADIENTS if times == 1 else OTHER
-            live.add(OTHER, self.leaving.numel * self.sums)
-            live.add(OTHER, (times > 1) * self.leaving.numel // self.n * self.sums)
+        self.leaving = self.last
+        self.leaving.packed = GRADIENTS if times == 1 else OTHER
+        live.add(OTHER, (self.n > 1) * self.leaving.numel * self.sums)  # a group of one has its answer at once
+        live.add(OTHER, (times > 1) * self.leaving.numel // self.n * self.sums)
 
     @property
     def last(self) -> Bucket:

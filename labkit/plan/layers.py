@@ -114,7 +114,8 @@ class Program(Ops):
             x = self.leave(self.op(x, x.numel, x.width, [tape.new(self.rows, name="which ids are this rank's")]))
         if shape.position == "learned":
             n = self.setting.seq // self.cut
-            x = self.add(x, self.look_up("position", self.shape.seq * d, n * d, [tape.new(8 * n, name="positions")]))
+            positions = [tape.new(8 * self.setting.seq, name="positions")]
+            x = self.add(x, self.look_up("position", self.shape.seq * d, n * d, positions))
         return x
 
     def block(self, x: Shadow) -> Shadow:

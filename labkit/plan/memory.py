@@ -62,7 +62,7 @@ class Walk(Rank):
     def walk(self) -> Live:
         """Forward and backward with as many micro-batches in flight as the schedule has, then the optimizer."""
         live, m = Live(self.base()), self.recipe.n_micro
-        live.add(ACTIVATIONS, self.message() * (self.place < self.layout.pp - 1))  # on its way to the next stage
+        live.add(ACTIVATIONS, self.onward())
         live.add(OTHER, self.message() * (self.place > 0))  # a gradient on its way to the one before
         if m * len(self.stages) > sum(self.in_flight):  # not all fit in flight: earlier ones have left gradients
             for stage, keeper in zip(self.stages, self.keepers, strict=True):
@@ -72,6 +72,8 @@ class Walk(Rank):
             self.turn(live, 1, m == 1)
         if m > 1 and (self.recipe.strategy == "zero1" or m * len(self.stages) <= sum(self.in_flight)):
             self.turn(live, 0, True)
+        elif m > 1:
+            live.add(ACTIVATIONS, -self.onward())
         for keeper in self.keepers:
             keeper.finish(live)
         self.optimizer(live)
@@ -82,6 +84,8 @@ class Walk(Rank):
         total, counts = busy * self.in_flight_bytes(), self.in_flight
         newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
         self.forward(live, newest, max(0, total - self.stages[newest].held) + busy * self.unanswered())
+        if final:  # the gradient that comes back proves that the last activations have arrived
+            live.add(ACTIVATIONS, -self.onward())
         for index in range(len(self.stages) - 1, -1, -1):
             self.backward(live, index, max(0, total - self.stages[index].held), final)
 
@@ -128,7 +132,7 @@ class Walk(Rank):
     def layer_back(self, live: Live, keeper: Keeper, each: Profile, k: int) -> None:
         """A layer's backward, gradient by gradient."""
         when = "backward of the last layers" if k > 1 else "backward of the first layers"
-        if self.recipe.strategy == "ddp" and not self.tied:  # buckets never change: see the highest moment
+        if self.recipe.strategy == "ddp" and not (self.tied or keeper.widens):  # buckets stay: see the highest moment
             live.see(each.top, when)
             return
         for seg in each.segments:
@@ -157,6 +161,8 @@ class Walk(Rank):
         widened = 0
         if self.recipe.has_masters and not self.recipe.fp32_gradients:  # fp32 gradients for the masters
             widened = sum(owned) if self.recipe.strategy == "ddp" else sum(owned) // 2  # ZeRO's bf16 ones are freed
+            if self.recipe.clip_norm is not None and owned:
+                live.see((0, 0, 0, 0, max(owned)), "the gradients' norm")  # one after another is squared in fp32
         live.see((0, widened, 0, 0, more), "the optimizer's step")
 
     def formulas(self) -> dict[str, str]:

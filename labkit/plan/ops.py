@@ -153,6 +153,8 @@ class Ops:
         y = self.tape.new(back, name=f"{name} [B,T,D]")
         stats = [self.tape.new(x.numel // d * x.width, name="numbers of the norms") for _ in range(slots)]
         weights = [Weight(f"{name}.{k}", d) for k in range(self.shape.norm_size // d)]
+        if self.cut > 1 and len(weights) > 1:  # they go through f as one tensor, which the derivative holds
+            stats.append(self.tape.new(len(weights) * d * self.wide, name="weights of the norms, through f"))
 
         def run(g: Storage) -> list[Storage]:
             return [self.tape.new(back, OTHER), *(self.tape.new(d * self.wide, GRADIENTS) for _ in weights)]
@@ -237,12 +239,17 @@ class Ops:
         n_bytes = logits.numel * width
 
         def over_ranks(g: Storage) -> list[Storage]:
+            share = self.tape.new(self.rows * width, OTHER)  # the gradient of each row's loss, freed on return
             out = self.tape.new(n_bytes, OTHER)
+            assert share
             return [out if back == n_bytes else self.tape.new(back, OTHER)]
 
         if self.setting.tp > 1:
             kept = self.tape.new(n_bytes, name="exponentials of logits")
-            return Shadow(self.tape.new(width), 1, width, self.tape.node((logits.node,), over_ranks, (kept,)))
+            # of each row: two sums, the target's place, whether it is here, whether it counts
+            sums = self.tape.new(self.rows * (2 * width + 8 + 1 + 1), name="numbers of the loss")
+            self.tape.scratch(self.rows * 4 * width)  # largest and target's logit, and both sums before they travel
+            return Shadow(self.tape.new(width), 1, width, self.tape.node((logits.node,), over_ranks, (kept, sums)))
         exact = self.cast(logits, width)
         kept = self.tape.new(n_bytes, name="log-probabilities")
         first = self.tape.node((exact.node,), self.makes(n_bytes), (kept,))

@@ -11,8 +11,9 @@ Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXi
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
@@ -66,21 +67,23 @@ class Rank:
 
     def owned(self) -> list[int]:
         """Elements of each tensor that the optimizer steps on, those of blocks that are not walked included."""
-        sizes: list[int] = []
+        r, sizes = self.recipe, list[int]()
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
+            block, at = stage.params[stage.at], stage.at
+            if stage.skipped and r.strategy in ("zero1", "zero2"):  # their blocks share buckets with their neighbours
+                layers = (*stage.params[:at], *[block] * stage.skipped, *stage.params[at:])
+                sizes += _parts(layers, self.layout.dp, self.sums, r.bucket_bytes)
+                continue
             sizes += keeper.owned
-            if stage.skipped:
-                block_sizes = [size for _, size in stage.params[stage.at].sizes]
-                if self.recipe.strategy != "ddp":
-                    block_sizes = [-(-sum(block_sizes) // self.layout.dp)]
-                sizes += block_sizes * stage.skipped
+            block_sizes = [size for _, size in block.sizes]
+            sizes += (block_sizes if r.strategy == "ddp" else [-(-sum(block_sizes) // self.layout.dp)]) * stage.skipped
         return sizes
 
     def base(self) -> Bytes:
         """Bytes by kind between two steps: weights, gradients that stay, the optimizer's state.
 
-        With offloading, masters and room for their gradients count where the CPU is the device; a ZeRO-3 shard is then
-        only the source of gathers, in the gathered width, and counts as "other", because no optimizer owns it."""
+        With offloading, masters and the gradients that were copied for them count where the CPU is the device; a ZeRO-3
+        shard is then only the source of gathers, in the gathered width."""
         r, n, w = self.recipe, self.layout.dp, self.width
         weights = gradients = 0
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
@@ -91,10 +94,11 @@ class Rank:
         state += sum(owned) * wide * r.has_masters
         if not r.offload:
             return weights, gradients, state, 0, 0
-        on_cpu = self.device == "cpu"
-        masters = sum(owned) * wide * on_cpu
-        shard = sum(owned) * self.gathered if r.strategy == "zero3" else 0
-        return masters + (0 if shard else weights), gradients, state * on_cpu, 0, masters + shard
+        shard = sum(owned) * self.gathered if r.strategy == "zero3" else weights
+        if self.device != "cpu":
+            return shard, gradients, 0, 0, 0
+        masters = sum(owned) * wide
+        return shard, gradients + masters, state + masters, 0, 0
 
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
@@ -133,6 +137,10 @@ class Rank:
         count = {"1f1b": 1, "zero_bubble": 1, "interleaved": 2}.get(self.recipe.schedule, 0) * (self.layout.pp > 1)
         return count * self.boundary()
 
+    def onward(self) -> int:
+        """Those on their way to the next stage."""
+        return self.message() * (self.place < self.layout.pp - 1)
+
     def unanswered(self) -> int:
         """Bytes of messages that gpipe still holds when its last forward runs: nothing has come back yet that proves
         their delivery (labkit.parallel.pipeline)."""
@@ -156,3 +164,9 @@ class Rank:
         blocks, ends = stage.kinds.count("block") + stage.skipped, "head" in stage.kinds
         block, head = 4 * d + (3 * d + self.shape.hidden) // tp, d + self.shape.vocab // tp
         return self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
+
+
+@lru_cache(maxsize=1024)
+def _parts(layers: tuple[Params, ...], n: int, width: int, bucket_bytes: int) -> tuple[int, ...]:
+    """Elements of a rank's part of each bucket."""
+    return tuple(bucket.numel // n for bucket in in_buckets(layers, n, width, bucket_bytes))

@@ -36,6 +36,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from labkit.plan.breakdown import KINDS
 from labkit.probe.storages import Held, Storages
@@ -88,6 +89,7 @@ class Owners:
         """Modules are those that the tracker knows; optimizers are added here."""
         self._storages, self._modules, self._mode = storages, modules, mode
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._masters = WeakIdKeyDictionary()  # {master: None}; of tensors `==` compares elements, so by identity
         self._hooks: dict[int, tuple[weakref.ref[Tensor], tuple[Any, ...]]] = {}
         self._labelled: list[tuple[weakref.ref[Tensor], str]] = []
         self._listening = False
@@ -164,17 +166,24 @@ class Owners:
                 self._state_of(optimizer)
 
     def _parameters_of(self, optimizer: Optimizer) -> None:
+        pairs = getattr(optimizer, "masters", {})  # {what the model has: the copy that is stepped on}
+        for number, (parameter, master) in enumerate(pairs.items()):
+            self._parameter(parameter, PARAMETERS, f"optimizer's parameter {number}")
+            if master is not parameter:
+                self._masters[master] = None
+                self._parameter(master, OPTIMIZER, f"master {number}")
         for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            # fp32 copies of a bf16 model's weights are the optimizer's own; a shard in the model's dtype is the model's
-            kind = OPTIMIZER if 0 < self._widest < parameter.dtype.itemsize else PARAMETERS
-            self._parameter(parameter, kind, f"optimizer's parameter {number}")
+            if parameter not in self._masters:
+                # fp32 copies of a bf16 model's weights are the optimizer's; a shard in the model's dtype is the model's
+                kind = OPTIMIZER if 0 < self._widest < parameter.dtype.itemsize else PARAMETERS
+                self._parameter(parameter, kind, f"optimizer's parameter {number}")
 
     def _gradients_of(self, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                grad = parameter.grad
-                if grad is not None and not self._storages.sure(grad, GRADIENTS, CERTAINTY[GRADIENTS]):
-                    self._storages.keep(grad, GRADIENTS, CERTAINTY[GRADIENTS], self._name_of(parameter))
+        stepped_on = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for parameter in [*getattr(optimizer, "masters", {}), *stepped_on]:
+            grad = parameter.grad
+            if grad is not None and not self._storages.sure(grad, GRADIENTS, CERTAINTY[GRADIENTS]):
+                self._storages.keep(grad, GRADIENTS, CERTAINTY[GRADIENTS], self._name_of(parameter))
 
     def _state_of(self, optimizer: Optimizer) -> None:
         for parameter, state in optimizer.state.items():

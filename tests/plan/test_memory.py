@@ -43,6 +43,20 @@ def test_states_follow_the_table_of_zero(n):
     assert peak["ddp"] > peak["zero1"] > peak["zero2"] > peak["zero3"]
 
 
+@cases("fp32", [False, True])
+def test_bf16_is_two_and_two_and_twelve(fp32):
+    """Bug: bf16 was autocast, 4 B of weights and of gradients, and ZeRO-1 of a 7B on 8 devices was refused at 88 GB.
+
+    (2 + 2 + 12/8) N is 37 GB (arXiv:1910.02054, section 5, K = 12); gradients that are added up in fp32 are 2 N more."""
+    shape, n = ModelShape.preset("llama-7b"), 8
+    recipe = Recipe("zero1", batch_size=8 * n, n_micro=8, precision="bf16", checkpointing=True, fp32_gradients=fp32)
+    predicted = predict_memory(shape, Layout(n), recipe, 0, "cuda")
+    assert predicted["parameters"] == pytest.approx(2 * shape.n_params, rel=1e-3)
+    assert predicted["gradients"] == pytest.approx((4 if fp32 else 2) * shape.n_params, rel=0.05)
+    assert predicted["optimizer"] == pytest.approx(12 * shape.n_params / n, rel=1e-3)
+    assert predicted.total == pytest.approx((2 + (4 if fp32 else 2) + 12 / n) * shape.n_params, rel=0.05)
+
+
 def test_micro_batches_in_flight_are_those_of_the_schedules():
     """Would catch a pipeline that is said to hold as many micro-batches as GPipe does, or too few."""
     from labkit.plan.schedule import in_flight

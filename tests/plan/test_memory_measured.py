@@ -28,6 +28,7 @@ LONG = GPTConfig(n_layer=8, d_model=64, n_head=4, vocab=512, seq=32, tied=False,
 TURNED = GPTConfig(n_layer=2, d_model=128, n_head=4, vocab=1000, seq=32, tied=False, position="rotary")
 DEEP = GPTConfig(n_layer=4, d_model=128, n_head=4, vocab=256, seq=64, tied=False)
 OTHERS = (TIED, LONG, TURNED)
+PRECISIONS = ("fp32", "bf16", "amp")
 
 
 def measured(world: Any, config: GPTConfig, recipe: Recipe, layout: Layout) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ def recipes() -> list[Recipe]:
         for strategy in STRATEGIES
         for again in (False, True)
         for m in (1, 2)
-        for precision in ("fp32", "bf16")
+        for precision in PRECISIONS
     ]
 
 
@@ -60,8 +61,8 @@ ALL = [*((ONE, recipe) for recipe in recipes()), *((model, recipe) for recipe in
 
 def odd(config: GPTConfig, recipe: Recipe) -> bool:
     """Of the others there is one with each pair of choices."""
-    choices = STRATEGIES.index(recipe.strategy) + recipe.checkpointing + recipe.n_micro + (recipe.precision == "bf16")
-    return bool((choices + (config in OTHERS[1:2])) % 2)
+    choices = STRATEGIES.index(recipe.strategy) + recipe.checkpointing + recipe.n_micro
+    return bool((choices + PRECISIONS.index(recipe.precision) + (config in OTHERS[1:2])) % 2)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,9 @@ def test_one_process_holds_what_was_predicted(config, recipe):
 RARER = [
     *(Recipe(optimizer=optimizer, batch_size=2) for optimizer in ("adam", "sgd", "lamb", "lars")),
     *(Recipe(strategy, batch_size=2, offload=True) for strategy in ("zero1", "zero2", "zero3")),
-    Recipe("zero3", batch_size=2, offload=True, precision="bf16"),
+    *(Recipe("zero3", batch_size=2, offload=True, precision=precision) for precision in ("bf16", "amp")),
+    *(Recipe(strategy, batch_size=2, n_micro=2, precision="bf16", fp32_gradients=True) for strategy in STRATEGIES),
+    Recipe("zero2", batch_size=2, precision="bf16", clip_norm=1.0),
     Recipe("zero3", batch_size=2, precision="fp16", clip_norm=1.0),
     Recipe("zero2", batch_size=2, precision="fp64", clip_norm=1.0),
     Recipe(batch_size=2, precision="fp16", checkpointing=True),

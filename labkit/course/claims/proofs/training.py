@@ -72,7 +72,7 @@ def exposed(hardware: Hardware) -> tuple[float, float]:
     """For a planned DDP step: the share of the gradients' time that nothing hides, and the last bucket's share."""
     shape, recipe = ModelShape.preset("gpt2-xl"), Recipe("ddp", batch_size=32, precision="bf16")
     step = predict_step(shape, Layout(dp=8), recipe, hardware)
-    return (step["dp"] + step["overlap"]) / step["dp"], recipe.bucket_bytes / (4 * shape.n_params)
+    return (step["dp"] + step["overlap"]) / step["dp"], recipe.bucket_bytes / (recipe.gradient_bytes * shape.n_params)
 
 
 def c58() -> Finding:
