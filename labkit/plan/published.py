@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import NamedTuple
 
 from labkit.plan.hardware import Hardware
@@ -34,7 +35,7 @@ from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 
 GB = 1e9
-PLAYBOOK = {"1B": (16, 2048, 32, 8192), "8B": (32, 4096, 32, 14336)}
+PLAYBOOK = MappingProxyType({"1B": (16, 2048, 32, 8192), "8B": (32, 4096, 32, 14336)})
 """Layers, width, heads and hidden width of the playbook's models."""
 SICK, LATE_S = 0.035, 0.22
 """Of the playbook's 725 pipelines 304 need 0.2 to 0.3 s more for each message between stages, whatever its size; other
@@ -42,10 +43,10 @@ runs of the same layout do not. The share of such runs grows with the nodes n as
 node to 108 of 110 on 64: as if one node in thirty were sick."""
 TIED_BELOW = 10_000
 """The playbook's models tie their embeddings below this hidden width."""
-MPT = {
+MPT = MappingProxyType({
     "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16), "3b": (32, 2560, 20),
     "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56), "70b": (80, 8192, 64),
-}  # fmt: skip
+})  # fmt: skip
 """Layers, width and heads of the MPT models; their hidden width is four times the width."""
 
 

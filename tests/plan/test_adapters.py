@@ -179,7 +179,7 @@ def test_a_frozen_step_computes_two_thirds_and_unpacks_every_linear_for_every_us
     frozen = FrozenBench(shape, setting, Adapter(), h100).time("head")
     assert frozen.forward == full.forward
     assert full.backward - frozen.backward == pytest.approx(h100.op_s(
-        2.0 * 4 * shape.seq * 4096 * 32_000 / h100.practice.fill(4096, 32_000), 0, "bf16"))  # fmt: skip
+        2.0 * 4 * shape.seq * 4096 * 32_000 / h100.practice.share(4096, 32_000), 0, "bf16"))  # fmt: skip
     six = sum(shape.flops()[name] for name in ("attention projections", "mlp", "head"))
     assert Adapter().flops_per_token(shape) == pytest.approx(
         six * 2 / 3 + shape.flops()["attention"] + 6 * Adapter().numel(shape)
