@@ -21,16 +21,19 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 
+WHOLE = ("fp32", "fp64", "bf16")
+"""Precisions in which weights and activations are of one width; gradients may be wider."""
+
 
 def sent_per_step(
     layout: Layout, recipe: Recipe, rank: int, *, parameter_bytes: int, n_layer: int, d_model: int, seq: int
 ) -> Breakdown:
-    """Bytes that `rank` sends in a step, by axis, in fp32. `parameter_bytes` and `n_layer` are those on this rank.
+    """Bytes that `rank` sends in a step, by axis. `parameter_bytes` and `n_layer` are those on this rank.
 
     Raises ValueError for precisions whose activations travel in half the bytes on some edges only."""
-    if recipe.precision not in ("fp32", "fp64"):
-        raise ValueError(f"the laws here are for fp32 and fp64, got precision={recipe.precision!r}")
-    word = 8 if recipe.precision == "fp64" else 4
+    if recipe.precision not in WHOLE:
+        raise ValueError(f"the laws here are for {', '.join(WHOLE)}, got precision={recipe.precision!r}")
+    word = recipe.weight_bytes
     place, rows = layout.coords(rank), recipe.batch_size // layout.dp
     return Breakdown(
         [
@@ -48,14 +51,19 @@ def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:
 
 def _dp(n: int, recipe: Recipe, n_bytes: int) -> Item:
     scatters, gathers = dp_moves(recipe.strategy, recipe.n_micro)
+    wider = recipe.gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
     formula = f"({scatters} + {gathers})(n-1)/n S, n={n}, S={n_bytes:,}"
-    return Item("dp", (scatters + gathers) * (n - 1) / n * n_bytes, "B", formula, "arXiv:1910.02054, 7")
+    if wider != 1:
+        formula = f"({scatters} G + {gathers} {'G' if recipe.strategy == 'ddp' else 'S'})(n-1)/n, n={n}, S={n_bytes:,}, "
+        formula += f"G={n_bytes * wider:,.0f}"
+    moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)
+    return Item("dp", moved * (n - 1) / n * n_bytes, "B", formula, "arXiv:1910.02054, 7")
 
 
 def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:
     n = layout.tp
     reduces = (4 + recipe.checkpointing) * n_layer + (stage_rank == 0) + (stage_rank == layout.pp - 1)
-    loss = 3 * tokens * word * (stage_rank == layout.pp - 1)
+    loss = 3 * tokens * max(4, word) * (stage_rank == layout.pp - 1)
     value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss)
     return Item("tp", value, "B", f"2(n-1)/n ({reduces} A + loss), n={n}", "arXiv:1909.08053, 3")
 

@@ -55,7 +55,26 @@ def test_every_rank_sends_what_the_law_says(strategy, way):
         assert sent["dp"] == pytest.approx(law["dp"], rel=0.02)
 
 
-def test_half_precision_has_no_law_here():
-    """Would catch a law for fp32 shown beside bytes of bf16."""
-    with pytest.raises(ValueError, match="bf16"):
-        sent_per_step(Layout(2), Recipe(precision="bf16"), 0, parameter_bytes=8, n_layer=1, d_model=2, seq=2)
+def test_autocast_has_no_law_here():
+    """Would catch a law for fp32 shown beside bytes of which some are of bf16."""
+    with pytest.raises(ValueError, match="amp"):
+        sent_per_step(Layout(2), Recipe(precision="amp"), 0, parameter_bytes=8, n_layer=1, d_model=2, seq=2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "recipe"),
+    [
+        ((2, 1, 2), Recipe("ddp", batch_size=8, n_micro=2, precision="bf16")),
+        ((1, 2, 2), Recipe("ddp", batch_size=8, n_micro=2, precision="bf16", checkpointing=True)),
+        ((2, 1, 1), Recipe("zero1", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),
+        ((2, 1, 1), Recipe("ddp", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),
+        ((2, 1, 1), Recipe("zero3", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),
+    ],
+    ids=str,
+)
+def test_bf16_sends_half_the_bytes_and_fp32_gradients_whole_ones(sizes, recipe):
+    """Would catch gradients that travel in another width than they are added up in, and weights that are widened."""
+    for sent, law in run_threads(sent_and_law, Layout(*sizes).size, recipe, Layout(*sizes)):
+        assert sent["pp"] == law["pp"]
+        assert sent["tp"] == pytest.approx(law["tp"], rel=1e-3)
+        assert sent["dp"] == pytest.approx(law["dp"], rel=0.02)

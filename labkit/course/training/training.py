@@ -22,7 +22,7 @@ from labkit.course.training.training_report import TrainingReport
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
-from labkit.plan.wire import sent_per_step
+from labkit.plan.wire import WHOLE, sent_per_step
 
 if TYPE_CHECKING:
     from labkit.comm.group import Group
@@ -77,7 +77,7 @@ def _report(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
     step_s = first["step_s"]
     tokens_per_s = order.recipe.batch_size * order.config.seq / step_s
     law = None
-    if order.recipe.precision in ("fp32", "fp64"):
+    if order.recipe.precision in WHOLE:
         law = [
             dict(
                 sent_per_step(

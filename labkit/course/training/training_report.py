@@ -22,7 +22,7 @@ class TrainingReport:
     losses          (step, loss) from step 0, including those before a resume
     step_s          median seconds of a step (without the probed one)
     memory          by rank: bytes by kind at the peak of one step
-    sent, law       by rank: bytes sent in that step by axis, and those of the laws (None in half precision)
+    sent, law       by rank: bytes sent in that step by axis, and those of the laws (None under autocast)
     peak_flops      flop/s of a matrix product on one rank while all ranks compute
     """
 
