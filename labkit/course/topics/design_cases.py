@@ -60,7 +60,7 @@ class DesignCase:
             Item("devices", self.n_ranks, "devices", "as asked", self.title),
             Item("memory of one", device.memory_bytes.value, "B", "", device.memory_bytes.source),
             Item("parameters N", n, "parameters", "as the sizes say", self.shape.source),
-            Item("state", 16 * n, "B", "16 N: weights 4, gradients 4, AdamW 8", "arXiv:1910.02054, 3.1"),
+            Item("state", 16 * n, "B", "16 N: weights 2, gradients 2, masters and AdamW 12", "arXiv:1910.02054, 3.1"),
             Item("tokens of a step", self.batch * self.seq, "tokens", f"{self.batch} rows x {self.seq}", "as asked"),
         )
 
