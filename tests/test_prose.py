@@ -31,8 +31,8 @@ NUMBER = re.compile(
 STORED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 SCALES = MappingProxyType({"%": (1, 100), "n": (1, 1e-6, 1e-9)})
 OTHERWISE = (1, 1e3, 1e-3)
-"""By the last letter of a number: a percentage may stand beside it as a share, a million or billion as what it is, and a
-number of bytes or seconds in a unit that is a thousand times larger or smaller."""
+"""By the last letter of a number: a percentage may stand beside it as a share, a million or billion as what it is, and
+a number of bytes or seconds in a unit that is a thousand times larger or smaller."""
 FACTS = frozenset(
     {
         ("01-16", "128 tokens"), ("01-36", "1.76"), ("01-36", "1.98"), ("01-36", "3.35 TB"), ("01-36", "30 TB"),
