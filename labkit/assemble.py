@@ -3,7 +3,7 @@
     GPT on the meta device                             no bytes yet
       1  tp: cut layers into shards                    before anything holds on to a parameter
       2  pp: keep the layers of this rank's stages     only these get memory and values
-      3  checkpointing: around each block's forward    inside ZeRO-3's hooks, so that one gather serves both runs
+      3  recomputation: around each block's forward    inside ZeRO-3's hooks, so that one gather serves both runs
       4  dp: DDP or ZeRO takes over the parameters     last, for it moves them into its own buffers
       5  the pipeline runs it all                      also a pipeline of one rank
 
@@ -48,10 +48,11 @@ from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig
-from labkit.train.gpt import GPT, cross_entropy
+from labkit.train.gpt import GPT, Block, cross_entropy
 from labkit.train.large_batch import LAMB, LARS, Warmup
 from labkit.train.loss_scale import Scaler
 from labkit.train.precision import MasterWeights
+from labkit.train.recompute import recompute_selectively_
 
 WEIGHTS = MappingProxyType(
     {
@@ -86,7 +87,7 @@ class Stage(nn.Sequential):
     """Some layers of the model in a row, and the names that they have in it.   tokens or [B, T, D] -> [B, T, D or V]"""
 
     def __init__(self, model: GPT, layers: Sequence[tuple[str, nn.Module]], recipe: Recipe, mesh: Mesh) -> None:
-        """Give the layers memory (not values); blocks are checkpointed if the recipe says so."""
+        """Give the layers memory (not values); the recipe says what blocks compute again."""
         super().__init__(OrderedDict((str(index), layer) for index, (_, layer) in enumerate(layers)))
         self.paths = tuple(path for path, _ in layers)
         cuts = {name: p.shard_dim for name, p in self.named_parameters() if hasattr(p, "shard_dim")}
@@ -96,10 +97,11 @@ class Stage(nn.Sequential):
         ends = {id(layer) for layer in (model.embedding, model.head)}
         if {id(layer) for _, layer in layers} >= ends and model.config.tied:
             model.head.out.weight = model.embedding.token.weight  # to_empty has separated them
-        if recipe.checkpointing:
-            for _, layer in layers:
-                if id(layer) not in ends:
-                    layer.forward = partial(checkpoint, layer.forward)  # type: ignore[method-assign]
+        for block in [layer for _, layer in layers if isinstance(layer, Block)]:
+            if recipe.recompute == "full":
+                block.forward = partial(checkpoint, block.forward)  # type: ignore[method-assign]
+            elif recipe.recompute == "selective":
+                recompute_selectively_(block)
         # ZeRO-3 needs no autocast: it gathers weights in the dtype of the products
         products = None if recipe.strategy == "zero3" else PRODUCTS.get(recipe.precision)
         self.autocast = partial(torch.autocast, torch.device(mesh.world.device).type, products, products is not None)

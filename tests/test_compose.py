@@ -160,6 +160,23 @@ def test_sequence_parallel_trains_as_one_process_does(sizes, strategy, truth, tm
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
 
 
+FIRST_SOME = [((2, 1, 2), "zero3"), ((1, 2, 2), "zero1"), ((2, 2, 1), "ddp"), ((2, 2, 1), "zero2")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy"), selection(FIRST_SOME, [(2, 1, 2), (1, 2, 2), (2, 2, 1)], STRATEGIES), ids=str
+)
+def test_selective_recomputation_changes_no_bit(sizes, strategy, tmp_path):
+    """Would catch a norm that runs again with weights that are gone, or of another micro-batch that is in flight."""
+    seen = []
+    for recompute in ("none", "selective"):
+        recipe = recipe_of(strategy, "1f1b", None, 3, "bf16", recompute=recompute, sequence_parallel=True)
+        folder = tmp_path / recompute
+        folder.mkdir()
+        seen.append(run(CONFIG, recipe, Layout(*sizes), folder))
+    assert apart(*seen) == 0
+
+
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_an_offloaded_optimizer_trains_as_one_process_does(strategy, truth, tmp_path):
     """Would catch masters in fp32 under float64 weights, and a learning rate that does not reach the other side."""
@@ -308,6 +325,7 @@ def test_what_cannot_work_is_refused_on_every_rank(changes, layout, told):
         ({"schedule": "naive", "n_micro": 2}, "gpipe"),
         ({"optimizer": "lamb", "strategy": "zero2"}, "use ddp"),
         ({"offload": True}, "zero1, zero2 or zero3"),
+        ({"fp32_gradients": True}, "a choice for precision='bf16'"),
     ],
 )
 def test_a_recipe_that_contradicts_itself_is_refused(changes, told):

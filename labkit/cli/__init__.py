@@ -154,7 +154,12 @@ def train(
     fp32_gradients: Annotated[
         bool, typer.Option("--fp32-gradients", help="With bf16: add gradients up in fp32.")
     ] = False,
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Run blocks again in backward.")] = False,
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="Run blocks again in backward: --recompute full.")
+    ] = False,
+    recompute: Annotated[
+        str | None, typer.Option(help="What backward runs again: none, selective (norms, activations) or full.")
+    ] = None,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
     offload: Annotated[bool, typer.Option("--offload", help="The optimizer on the CPU.")] = False,
     optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, lamb or lars.")] = "adamw",
@@ -176,9 +181,9 @@ def train(
 
     config = GPTConfig(n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied)
     recipe = Recipe(
-        strategy, schedule, batch, micro, stages_per_rank, checkpointing=checkpointing,
-        sequence_parallel=sequence_parallel, precision=precision, fp32_gradients=fp32_gradients, offload=offload,
-        optimizer=optimizer, lr=lr, warmup_steps=warmup, clip_norm=clip, seed=seed,
+        strategy, schedule, batch, micro, stages_per_rank, checkpointing=checkpointing or None,
+        recompute=recompute, sequence_parallel=sequence_parallel, precision=precision, fp32_gradients=fp32_gradients,
+        offload=offload, optimizer=optimizer, lr=lr, warmup_steps=warmup, clip_norm=clip, seed=seed,
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):

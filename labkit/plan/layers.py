@@ -85,8 +85,9 @@ class Program(Ops):
         else:
             x = tape.enter(rows * self.shape.d_model, self.wide, f"x, input of the {layer}")
             run = self.block if layer == "block" else self.head
-            again = self.setting.checkpointing and layer == "block"
-            y = tape.checkpoint(run, x, self.cache.clear) if again else run(x)
+            again = self.setting.recompute if layer == "block" else "none"
+            self.selective = again == "selective"
+            y = tape.checkpoint(run, x, self.cache.clear) if again == "full" else run(x)
             del x
         forward, end, result = tape.mark(), y.node, y.storage.n_bytes
         del y

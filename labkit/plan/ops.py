@@ -17,28 +17,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from labkit.plan.recipe import RECOMPUTE
 from labkit.plan.sizes import Sizes
-from labkit.plan.tape import GRADIENTS, OTHER, Node, Run, Shadow, Storage, Tape, Weight
+from labkit.plan.tape import GRADIENTS, OTHER, Again, Node, Run, Shadow, Storage, Tape, Weight
 
 WAYS = ("fp32", "fp64", "autocast", "half")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), and its `way`.
+    """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
+    what backward runs again, `recompute`: "none", "selective" or "full".
 
-    ValueError for an unknown way, and sizes below 1."""
+    ValueError for an unknown way or recompute, and sizes below 1."""
 
     rows: int
     seq: int
     tp: int = 1
     in_sequence: bool = False
     way: str = "fp32"
-    checkpointing: bool = False
+    recompute: str = "none"
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
             raise ValueError(f"a layer is run in one of {', '.join(WAYS)}, got {self.way!r}")
+        if self.recompute not in RECOMPUTE:
+            raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, got {self.recompute!r}")
         for name in ("rows", "seq", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -54,6 +58,7 @@ class Ops:
         self.rows = setting.rows * setting.seq  # of tokens, inside the parallel regions
         self.cut = setting.tp if setting.in_sequence else 1
         self.cache: list[Storage] = []  # autocast's, which lives as long as the forward
+        self.selective = False  # True while ops run whose cheap results are made again in backward
 
     def op(self, x: Shadow, numel: int, width: int, saved: Sequence[Storage] = (), name: str = "") -> Shadow:
         """A new tensor made of x; backward makes one like x."""
@@ -64,6 +69,11 @@ class Ops:
     def makes(self, *sizes: int) -> Run:
         """A backward that makes gradients of these sizes."""
         return lambda g: [self.tape.new(size, OTHER) for size in sizes]
+
+    def cheap(self, y: Storage, scratch: int) -> Storage:
+        """y, which a selective recomputation makes again with `scratch` bytes besides, and does not keep."""
+        y.again = Again(self.tape, y.n_bytes, scratch) if self.selective else None
+        return y
 
     def view(self, x: Shadow) -> Shadow:
         """The same memory in another shape."""
@@ -109,8 +119,13 @@ class Ops:
         y = self.leave(self.linear(x, self.shape.d_model, name, False))
         if not self.shape.bias:
             return y
-        bias = Weight(f"{name}.bias", self.shape.d_model)
-        node = self.tape.node((y.node, bias), lambda g: [g, self.tape.new(bias.numel * self.wide, GRADIENTS)], ())
+        bias, back = Weight(f"{name}.bias", self.shape.d_model), y.numel * y.width
+
+        def run(g: Storage) -> list[Storage]:
+            theirs = g if back == g.n_bytes else self.tape.new(back, OTHER)  # autocast's sum is narrower than the bias
+            return [theirs, self.tape.new(bias.numel * self.wide, GRADIENTS)]
+
+        node = self.tape.node((y.node, bias), run, ())
         return Shadow(self.tape.new(y.numel * self.wide), y.numel, self.wide, node)
 
     def enter(self, x: Shadow) -> Shadow:
@@ -150,7 +165,7 @@ class Ops:
         """Holds x, and two numbers a row (one for RMSNorm)."""
         d, back = self.shape.d_model, x.numel * x.width
         slots = 2 if self.shape.norm == "layer" else 1
-        y = self.tape.new(back, name=f"{name} [B,T,D]")
+        y = self.cheap(self.tape.new(back, name=f"{name} [B,T,D]"), x.numel // d * x.width * slots)
         stats = [self.tape.new(x.numel // d * x.width, name="numbers of the norms") for _ in range(slots)]
         weights = [Weight(f"{name}.{k}", d) for k in range(self.shape.norm_size // d)]
         if self.cut > 1 and len(weights) > 1:  # they go through f as one tensor, which the derivative holds
@@ -163,12 +178,14 @@ class Ops:
 
     def pointwise(self, x: Shadow, name: str) -> Shadow:
         """A function of each element. Holds x."""
-        return self.op(x, x.numel, x.width, (x.storage,), name)
+        y = self.op(x, x.numel, x.width, (x.storage,), name)
+        self.cheap(y.storage, 0)
+        return y
 
     def product(self, x: Shadow, y: Shadow) -> Shadow:
         """Element by element. Holds both."""
         back = x.numel * x.width
-        z = self.tape.new(back, name="gate x up")
+        z = self.cheap(self.tape.new(back, name="gate x up"), back)
         node = self.tape.node((x.node, y.node), self.makes(back, back), (x.storage, y.storage))
         return Shadow(z, x.numel, x.width, node)
 

@@ -6,14 +6,15 @@ what a step holds, sends and takes: the planner predicts it, `labkit.assemble` b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
 
 from labkit.plan.layout import Layout
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble")
+RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "amp", "fp16")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
 WHOLE_LAYERS = ("lamb", "lars")
@@ -26,7 +27,9 @@ class Recipe:
     strategy         what data parallelism does with state: "ddp", "zero1", "zero2", "zero3"
     schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble"
     batch_size       rows of a step, over all ranks;  n_micro: micro-batches that each rank cuts its rows into
-    checkpointing    keep the input of each block only, and run it again in backward
+    recompute        what backward runs again: "none"; "selective": norms and activations, while products and attention
+                     are kept; "full": each block, of which only the input is kept
+    checkpointing    True: the old name of recompute="full"; None: as recompute says
     precision        "fp32", "fp64": everything in it
                      "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters
                      "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
@@ -40,7 +43,7 @@ class Recipe:
     batch_size: int = 8
     n_micro: int = 1
     stages_per_rank: int = 1
-    checkpointing: bool = False
+    checkpointing: bool = None  # type: ignore[assignment]
     sequence_parallel: bool = False
     precision: str = "fp32"
     fp32_gradients: bool = False
@@ -53,12 +56,15 @@ class Recipe:
     bucket_bytes: int = 25 * 2**20
     prefetch: int = 1
     seed: int = 0
+    recompute: str = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        self._settle_recompute()
         choices = {
             "strategy": STRATEGIES,
             "schedule": SCHEDULES,
             "precision": PRECISIONS,
+            "recompute": RECOMPUTE,
             "optimizer": OPTIMIZERS,
         }
         for name, known in choices.items():
@@ -87,6 +93,25 @@ class Recipe:
             raise ValueError(f"fp32_gradients is a choice for precision='bf16', got {self.precision!r}: leave it out")
         if self.offload and self.strategy == "ddp":
             raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
+
+    def _settle_recompute(self) -> None:
+        """Of the two names of one choice, `recompute` and `checkpointing`, either may be given."""
+        if self.recompute is None:
+            object.__setattr__(self, "recompute", "full" if self.checkpointing else "none")
+        full = self.recompute == "full"
+        if self.checkpointing is not None and bool(self.checkpointing) != full:
+            raise ValueError(
+                f"checkpointing={self.checkpointing} is recompute={'full' if self.checkpointing else 'none'!r}, or "
+                f"says nothing of it, and recompute={self.recompute!r} was asked for: give one of the two "
+                "(recipe.changed(...) does)"
+            )
+        object.__setattr__(self, "checkpointing", full)
+
+    def changed(self, **choices: Any) -> Recipe:
+        """The same recipe with some other choices; `recompute` and `checkpointing` replace each other."""
+        if ("recompute" in choices) != ("checkpointing" in choices):
+            choices = {"recompute": None, "checkpointing": None, **choices}
+        return replace(self, **choices)
 
     @property
     def weight_bytes(self) -> int:
@@ -125,7 +150,9 @@ class Recipe:
 
     def __str__(self) -> str:
         """The choices that differ from the defaults: `strategy=zero3, n_micro=4`."""
-        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        usual = Recipe()
+        changed = [field for field in fields(self) if getattr(self, field.name) != getattr(usual, field.name)]
+        changed = [field for field in changed if field.name != "recompute" or not self.checkpointing]  # said once
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in changed) or "the default recipe"
 
 
@@ -169,8 +196,8 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
         )
     if recipe.sequence_parallel and config.seq % layout.tp:
         raise ValueError(f"sequence parallel cuts seq={config.seq} into tp={layout.tp} equal parts: make it a multiple")
-    if recipe.schedule == "zero_bubble" and (recipe.checkpointing or recipe.strategy == "zero3"):
-        with_what = "checkpointing" if recipe.checkpointing else "zero3"
+    if recipe.schedule == "zero_bubble" and (recipe.recompute != "none" or recipe.strategy == "zero3"):
+        with_what = {"full": "checkpointing", "selective": "selective recomputation"}.get(recipe.recompute, "zero3")
         raise ValueError(
             f"zero_bubble computes weight gradients long after input gradients, and {with_what} lets go of what they "
             "need in between: use '1f1b'"

@@ -125,5 +125,9 @@ class ModelShape(Sizes):
         return tokens_per_s * self.flops_per_token(seq) / peak_flops
 
     def activations(self, rows: int = 1, tp: int = 1, **setting: Any) -> Breakdown:
-        """Bytes that autograd holds of one block for `rows` sequences, item by item (see labkit.plan.ops.Setting)."""
+        """Bytes that autograd holds of one block for `rows` sequences, item by item (see labkit.plan.ops.Setting).
+
+        `checkpointing=True` is the old name of recompute="full"."""
+        if setting.pop("checkpointing", False):
+            setting["recompute"] = "full"
         return held(self, Setting(rows, setting.pop("seq", self.seq), tp, **setting))

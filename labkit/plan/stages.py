@@ -86,7 +86,7 @@ def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
     """The setting in which this recipe runs a layer on one rank."""
     in_sequence = recipe.sequence_parallel and layout.tp > 1
     rows = micro_rows(recipe, layout)
-    return Setting(rows, shape.seq, layout.tp, in_sequence, way_of(recipe), recipe.checkpointing)
+    return Setting(rows, shape.seq, layout.tp, in_sequence, way_of(recipe), recipe.recompute)
 
 
 @lru_cache(maxsize=1024)

@@ -39,16 +39,40 @@ def minus(a: Bytes, b: Bytes) -> Bytes:
 
 
 class Storage:
-    """Bytes of one kind, alive as long as anybody holds this object. `name` says what they are."""
+    """Bytes of one kind, alive as long as anybody holds this object. `name` says what they are; `again` how they are
+    made once more in backward, for an op that then does not hold them."""
 
-    __slots__ = ("kind", "n_bytes", "name", "tape")
+    __slots__ = ("again", "kind", "n_bytes", "name", "tape")
 
     def __init__(self, tape: Tape, n_bytes: int, kind: int, name: str = "") -> None:
         self.tape, self.n_bytes, self.kind, self.name = tape, n_bytes, kind, name
+        self.again: Again | None = None
         tape.count(kind, n_bytes)
 
     def __del__(self) -> None:
         self.tape.count(self.kind, -self.n_bytes)
+
+
+class Again:
+    """A result that no op holds: backward makes it when the first op needs it, and keeps it for the last.
+
+    `scratch` bytes are alive besides while it is made; `uses` counts the ops that need it."""
+
+    __slots__ = ("n_bytes", "scratch", "tape", "uses", "value")
+
+    def __init__(self, tape: Tape, n_bytes: int, scratch: int) -> None:
+        self.tape, self.n_bytes, self.scratch, self.uses = tape, n_bytes, scratch, 0
+        self.value: Storage | None = None
+
+    def made(self) -> Storage:
+        """The result, for one op."""
+        value = self.value
+        if value is None:
+            value = self.tape.new(self.n_bytes, OTHER)
+            self.tape.scratch(self.scratch)
+        self.uses -= 1
+        self.value = value if self.uses > 0 else None
+        return value
 
 
 class Shadow(NamedTuple):
@@ -158,6 +182,9 @@ class Tape:
             if not self.refilling:
                 raise Filled
             return node
+        again = [storage.again for storage in saved if storage.again is not None]
+        if again:
+            saved, run = [storage for storage in saved if storage.again is None], _with(again, run)
         self.places += 1
         node = Node(self.places, inputs, run, () if self.region else saved)
         if self.region:
@@ -225,3 +252,16 @@ class Tape:
             with contextlib.suppress(Filled):
                 region.again()
             region.after()
+
+
+def _with(again: Sequence[Again], run: Run) -> Run:
+    for result in again:
+        result.uses += 1
+
+    def made_first(g: Storage) -> Sequence[Storage | None]:
+        values = [result.made() for result in again]
+        grads = run(g)
+        assert values  # alive until here
+        return grads
+
+    return made_first

@@ -52,11 +52,10 @@ def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:
 def _dp(n: int, recipe: Recipe, n_bytes: int) -> Item:
     scatters, gathers = dp_moves(recipe.strategy, recipe.n_micro)
     wider = recipe.gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
+    moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)  # DDP gathers gradients, too
     formula = f"({scatters} + {gathers})(n-1)/n S, n={n}, S={n_bytes:,}"
     if wider != 1:
-        formula = f"({scatters} G + {gathers} {'G' if recipe.strategy == 'ddp' else 'S'})(n-1)/n, n={n}, S={n_bytes:,}, "
-        formula += f"G={n_bytes * wider:,.0f}"
-    moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)
+        formula = f"{moved:g}(n-1)/n S, n={n}, S={n_bytes:,} of weights, {wider:g} S of gradients"
     return Item("dp", moved * (n - 1) / n * n_bytes, "B", formula, "arXiv:1910.02054, 7")
 
 

@@ -129,7 +129,11 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]"""
-        return self.dropout(self.down(F.gelu(self.up(x))))
+        return self.dropout(self.down(self.activate(self.up(x))))
+
+    def activate(self, x: Tensor) -> Tensor:
+        """GELU.   [..., F] -> [..., F]"""
+        return F.gelu(x)
 
 
 class Block(nn.Module):

@@ -1,0 +1,105 @@
+"""Selective recomputation: keep what is dear to compute, and make again in backward what is cheap.
+
+    kept        x   q k v   mixed   x1   u              the residual path, products, the attention kernel
+    made again  norm1(x)            norm2(x1)  gelu(u)  the inputs of products that a norm or an activation made
+
+    none        8 D + 2 F  numbers a token and block      nothing is computed twice
+    selective   6 D +   F                                 norms and activations twice: bytes are moved, hardly a flop
+    full        D                                         the whole block twice: a third more flops (checkpoint.py)
+
+How: while a block runs, autograd hands each tensor that it wants to save to a hook. A tensor that a norm or an
+activation has made is not kept: its place is taken by a Result, which knows what it was made of, and makes it again
+when the first product opens it. Query, key and value share one Result. All else is kept as it is, so nothing is sent
+twice, and values and gradients are the plain ones, bit for bit. Where tensor parallelism gathers a norm's result from
+all ranks (labkit.parallel.sequence), or autocast casts it, the product keeps that copy.
+
+Sources: Korthikanti et al., arXiv:2205.05198, section 5 (which there means attention, here a fused kernel already);
+what is kept, as in torchtitan's selective checkpointing, are products and attention (arXiv:2410.06511).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from labkit.train.gpt import Block
+
+Cheap = Callable[[Tensor], Tensor]
+
+
+def recompute_selectively_(block: Block) -> None:
+    """Make the block keep less for backward; its parameters, hooks and results stay as they are."""
+    results = Results()
+    for norm in (block.norm1, block.norm2):
+        _replace_(norm, "forward", results)
+    _replace_(block.mlp, "activate", results)
+    block.forward = partial(results.around, block.forward)  # type: ignore[method-assign]
+
+
+def _replace_(module: nn.Module, name: str, results: Results) -> None:
+    setattr(module, name, partial(results.of, getattr(module, name)))
+
+
+class Results:
+    """What the cheap ops of one block have made and somebody still holds, by the address of its memory."""
+
+    def __init__(self) -> None:
+        """Nothing was made yet."""
+        self.made: dict[int, Result] = {}
+
+    def around(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The block's forward, of which autograd gets no tensor that is cheap to make again."""
+        if not torch.is_grad_enabled():
+            return forward(x)
+        with saved_tensors_hooks(self.pack, unpack):
+            return forward(x)
+
+    def of(self, op: Cheap, x: Tensor) -> Tensor:
+        """op(x), and a note of how it was made."""
+        y = op(x)
+        if torch.is_grad_enabled():
+            address = y.untyped_storage()._cdata
+            # with the tensor its memory may go, and another tensor may get the same address
+            self.made[address] = Result(op, x, weakref.ref(y, lambda _: self.made.pop(address, None)))
+        return y
+
+    def pack(self, x: Tensor) -> Any:
+        """Called by autograd for each tensor that it saves: the tensor, or how to make it."""
+        result = self.made.get(x.untyped_storage()._cdata)
+        if result is None:
+            return x if x.is_leaf else x.detach()  # a node that saved its own result would otherwise hold itself
+        result.uses += 1
+        return result, (x.shape, x.stride(), x.storage_offset())
+
+
+class Result:
+    """A cheap op's result that is not kept: what it is made of, and while products use it again, its value."""
+
+    __slots__ = ("op", "uses", "value", "x", "y")
+
+    def __init__(self, op: Cheap, x: Tensor, y: weakref.ref[Tensor]) -> None:
+        """`y` is the result of the first run; `uses` counts the products that have saved it."""
+        self.op, self.x, self.y, self.uses = op, x.detach(), y, 0
+        self.value: Tensor | None = None
+
+    def again(self) -> Tensor:
+        """The value, made once for all products that use it one after another in backward."""
+        with torch.no_grad():
+            value = self.op(self.x) if self.value is None else self.value
+        self.uses -= 1
+        self.value = value if self.uses > 0 else None
+        return value
+
+
+def unpack(saved: Any) -> Tensor:
+    """Called by autograd when backward needs a tensor."""
+    if isinstance(saved, Tensor):
+        return saved
+    result, view = saved
+    return result.again().as_strided(*view)
