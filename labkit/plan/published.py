@@ -148,10 +148,9 @@ def _torchtitan() -> Iterator[PublishedRun]:
         recipe = Recipe(
             "zero3", schedule, batch_size=rows * layout.dp, n_micro=rows if pp > 1 else 1,
             stages_per_rank=2 if schedule == "interleaved" else 1, precision="amp",
-            checkpointing=row["recompute"] == "full", sequence_parallel=layout.tp > 1,
+            recompute=row["recompute"], sequence_parallel=layout.tp > 1,
         )  # fmt: skip
         lacks = [f"context parallelism over {row['cp']}"] * (row["cp"] != "1") + ["float8"] * (row["float8"] == "yes")
-        lacks += ["selective recomputation"] * (row["recompute"] == "selective")
         yield PublishedRun(
             "torchtitan", ModelShape.preset(name).changed(seq=seq, name=name), hardware, layout, recipe,
             rows * layout.dp * seq / (float(row["tokens_s_gpu"]) * int(row["gpus"])), float(row["GiB"]) * 2**30, None,

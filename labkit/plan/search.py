@@ -1,7 +1,7 @@
 """plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
     dp x pp x tp = n_ranks
-      x strategy (ddp, zero1, zero2, zero3)  x schedule (1f1b, interleaved, zero_bubble)  x checkpointing  x micro-batch
+      x strategy (ddp, zero1, zero2, zero3)  x schedule (1f1b, interleaved, zero_bubble)  x recompute  x micro-batch
 
     tp     inside a node only: four sums a block would cross the slow links otherwise
     sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
@@ -30,7 +30,7 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.recipe import PRECISIONS, STRATEGIES, Recipe
+from labkit.plan.recipe import PRECISIONS, RECOMPUTE, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import check_plan, micro_rows
 from labkit.plan.time import predict_step
@@ -85,7 +85,8 @@ class Plan:
         lay, r = self.layout, self.recipe
         parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.strategy] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
         parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else f"{r.n_micro} micro-batches"]
-        parts += [str(self.adapter)] * (self.adapter is not None) + ["checkpointing"] * r.checkpointing
+        parts += [str(self.adapter)] * (self.adapter is not None)
+        parts += {"full": ["checkpointing"], "selective": ["selective recomputation"]}.get(r.recompute, [])
         end = self.refused or f"{self.step_s:.3g} s, {100 * self.mfu:.0f}% MFU, {gb(self.memory.total)}"
         return f"{', '.join(parts)}: {end}"
 
@@ -175,7 +176,7 @@ class Search:
         sizes = [rows for rows in MICRO_ROWS if batch // layout.dp % rows == 0]
         for strategy in STRATEGIES if layout.dp > 1 else ("ddp",):
             for schedule, v in self.schedules(layout):
-                for again in (False, True):
+                for again in RECOMPUTE:
                     for rows in sizes:
                         plan = self.judge(layout, base, strategy, schedule, v, again, rows)
                         if plan is not None:
@@ -228,17 +229,17 @@ class Search:
         return [("1f1b", 1), *thinner, ("zero_bubble", 1)]
 
     def judge(
-        self, layout: Layout, base: Recipe, strategy: str, schedule: str, v: int, again: bool, rows: int
+        self, layout: Layout, base: Recipe, strategy: str, schedule: str, v: int, again: str, rows: int
     ) -> Plan | None:
         """One plan; None for a combination that no recipe allows, or that equals another one."""
         m = base.batch_size // layout.dp // rows
-        if schedule == "zero_bubble" and (again or strategy == "zero3"):
+        if schedule == "zero_bubble" and (again != "none" or strategy == "zero3"):
             return None
         if schedule == "interleaved" and m % layout.pp:
             return None
         recipe = Recipe(
-            strategy, schedule, base.batch_size, m, v, again, layout.tp > 1 and self.shape.seq % layout.tp == 0,
-            self.precision, optimizer=base.optimizer,
+            strategy, schedule, base.batch_size, m, v, recompute=again, precision=self.precision,
+            sequence_parallel=layout.tp > 1 and self.shape.seq % layout.tp == 0, optimizer=base.optimizer,
         )  # fmt: skip
         needs, reason = self.too_large(layout, recipe)
         if reason:

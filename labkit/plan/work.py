@@ -74,9 +74,10 @@ class Bench:
         if self.narrow < self.wide:
             self.op(0, (self.wide + self.narrow) * inside * out, 1)
 
-    def moves(self, n_bytes: float, back: float = 2) -> None:
-        """An op that only moves bytes; its backward moves `back` times as many."""
-        self.op(0, self.practice.traffic * n_bytes, back)
+    def moves(self, n_bytes: float, back: float = 2, again: bool = False) -> None:
+        """An op that only moves bytes; its backward moves `back` times as many, and once more what selective
+        recomputation runs `again`."""
+        self.op(0, self.practice.traffic * n_bytes, back + (again and self.setting.recompute == "selective"))
 
     def embedding(self) -> None:
         """Rows are read and written, and the gradient of the table is written whole."""
@@ -98,9 +99,9 @@ class Bench:
         if s.position == "rotary":
             self.moves(4 * max(4, self.narrow) * t * (a + k))
         for _ in range(2):
-            self.moves(2 * self.wide * self.outside * d)
+            self.moves(2 * self.wide * self.outside * d, again=True)
             self.moves(3 * self.wide * self.outside * d, 0.5)
-        self.moves((5 if s.gated else 2) * self.narrow * t * f)
+        self.moves((5 if s.gated else 2) * self.narrow * t * f, again=True)
 
     def head(self) -> None:
         """The last norm, the product with the vocabulary, and the loss."""

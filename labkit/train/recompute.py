@@ -57,7 +57,7 @@ class Results:
         """The block's forward, of which autograd gets no tensor that is cheap to make again."""
         if not torch.is_grad_enabled():
             return forward(x)
-        with saved_tensors_hooks(self.pack, unpack):
+        with saved_tensors_hooks(self.pack, opened):
             return forward(x)
 
     def of(self, op: Cheap, x: Tensor) -> Tensor:
@@ -74,30 +74,30 @@ class Results:
         result = self.made.get(x.untyped_storage()._cdata)
         if result is None:
             return x if x.is_leaf else x.detach()  # a node that saved its own result would otherwise hold itself
-        result.uses += 1
         return result, (x.shape, x.stride(), x.storage_offset())
 
 
 class Result:
-    """A cheap op's result that is not kept: what it is made of, and while products use it again, its value."""
+    """A cheap op's result that is not kept: what it is made of, and from its first use in backward on, its value.
 
-    __slots__ = ("op", "uses", "value", "x", "y")
+    The products that have saved it hold it; autograd frees it after the last of them."""
+
+    __slots__ = ("op", "value", "x", "y")
 
     def __init__(self, op: Cheap, x: Tensor, y: weakref.ref[Tensor]) -> None:
-        """`y` is the result of the first run; `uses` counts the products that have saved it."""
-        self.op, self.x, self.y, self.uses = op, x.detach(), y, 0
+        """`y` is the result of the first run."""
+        self.op, self.x, self.y = op, x.detach(), y
         self.value: Tensor | None = None
 
     def again(self) -> Tensor:
         """The value, made once for all products that use it one after another in backward."""
-        with torch.no_grad():
-            value = self.op(self.x) if self.value is None else self.value
-        self.uses -= 1
-        self.value = value if self.uses > 0 else None
-        return value
+        if self.value is None:
+            with torch.no_grad():
+                self.value = self.op(self.x)
+        return self.value
 
 
-def unpack(saved: Any) -> Tensor:
+def opened(saved: Any) -> Tensor:
     """Called by autograd when backward needs a tensor."""
     if isinstance(saved, Tensor):
         return saved

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from labkit import run_threads
+from labkit.parallel.offload import Offload
 from labkit.plan.breakdown import KINDS
 from labkit.probe import storages
 from labkit.probe.memory import MemoryProbe, VirtualOutOfMemory
@@ -28,6 +29,7 @@ from labkit.probe.tracker import resizes
 from labkit.train import checkpoint as ours
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
+from labkit.train.precision import MasterWeights
 from tests.cases import cases
 
 TINY = GPTConfig(n_layer=2, d_model=32, n_head=4, vocab=64, seq=32)
@@ -451,6 +453,19 @@ def test_a_model_made_in_the_context_is_its_parameters():
         probe.watch(model, name="late")
         assert probe.now["parameters"] == 35 * 4
         assert probe.largest(1)[0].name == "late.weight"
+
+
+@pytest.mark.parametrize("make", [MasterWeights, lambda params, make: Offload(make)(list(params))])
+def test_masters_of_an_optimizer_that_nobody_named_are_its_own(make):
+    """Bug: a probe that met the optimizer in its first step counted masters as parameters, and for ever."""
+    model = nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
+    with MemoryProbe() as probe:
+        optimizer = make(model.parameters(), torch.optim.SGD)
+        for _ in range(2):
+            model(torch.randn(2, 64, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+        assert probe.now["parameters"] == 2 * 64 * 64
+        assert probe.now["optimizer"] == 4 * 64 * 64
 
 
 def test_the_wider_copies_of_mixed_precision_are_the_optimizers():

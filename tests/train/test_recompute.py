@@ -3,6 +3,7 @@ tests/test_rehearsal.py.)"""
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -96,3 +97,18 @@ def test_without_gradients_it_is_the_plain_block():
         with MemoryProbe(block) as probe:
             assert torch.equal(block(x), plain)
             assert probe.now["activations"] == 0
+
+
+def test_a_block_whose_backward_never_comes_is_freed_with_its_result():
+    """Would catch a node that holds its own result, which only a collector of garbage would find."""
+    block, x = block_and_input(replace(CONFIG, dropout=0.0), torch.float32)
+    recompute_selectively_(block)
+    gc.disable()
+    try:
+        with MemoryProbe(block) as probe:
+            y = block(x)
+            assert probe.now["activations"] > 0
+            del y
+            assert probe.now["activations"] == 0
+    finally:
+        gc.enable()
