@@ -47,12 +47,7 @@ def test_states_follow_the_table_of_zero(n):
 def test_bf16_is_two_and_two_and_twelve(fp32):
     """Bug: bf16 was autocast, 4 + 4 bytes of weights and gradients; ZeRO-1 of a 7B on 8 devices was refused at 88 GB.
 
-<<<<<<< HEAD
     (2 + 2 + 12/8) N is 37 GB (arXiv:1910.02054, section 5, K = 12); gradients added up in fp32 are 2 N more."""
-=======
-    (2 + 2 + 12/8) N is 37 GB (arXiv:1910.02054, section 5, K = 12); gradients that are added up in fp32 take 2 N more.
-    """
->>>>>>> 58d962ecf51fa3b69f6f270da5243a630b639adb
     shape, n = ModelShape.preset("llama-7b"), 8
     recipe = Recipe("zero1", batch_size=8 * n, n_micro=8, precision="bf16", checkpointing=True, fp32_gradients=fp32)
     predicted = predict_memory(shape, Layout(n), recipe, 0, "cuda")
