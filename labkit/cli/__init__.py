@@ -186,7 +186,8 @@ def train(
     again |= {"recompute": recompute} if recompute else {}
     recipe = Recipe(
         strategy, schedule, batch, micro, stages_per_rank, **again, sequence_parallel=sequence_parallel,
-        precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr, warmup_steps=warmup, clip_norm=clip, seed=seed,
+        precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
+        warmup_steps=warmup, clip_norm=clip, seed=seed,
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):
