@@ -180,10 +180,12 @@ def train(
     from labkit.train.config import GPTConfig
 
     config = GPTConfig(n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied)
+    again: dict[str, Any] = {"checkpointing": True} if checkpointing else {}
+    again |= {"recompute": recompute} if recompute else {}
     recipe = Recipe(
-        strategy, schedule, batch, micro, stages_per_rank, checkpointing=checkpointing or None,
-        recompute=recompute, sequence_parallel=sequence_parallel, precision=precision, fp32_gradients=fp32_gradients,
-        offload=offload, optimizer=optimizer, lr=lr, warmup_steps=warmup, clip_norm=clip, seed=seed,
+        strategy, schedule, batch, micro, stages_per_rank, **again, sequence_parallel=sequence_parallel,
+        precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
+        warmup_steps=warmup, clip_norm=clip, seed=seed,
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):

@@ -77,8 +77,9 @@ def attainable(hardware: Hardware, intensity: float, precision: str) -> float:
 
 
 def setting_in(shape: ModelShape, precision: str, rows: int = 1, tp: int = 1) -> Setting:
-    """`rows` whole sequences in a precision as a Recipe means it: half precisions by autocast."""
-    return Setting(rows, shape.seq, tp, way="autocast" if precision in ("bf16", "fp16") else precision)
+    """`rows` whole sequences in a precision as a Recipe means it: all in bf16; "amp" and fp16 by autocast."""
+    ways = {"bf16": "half", "amp": "autocast", "fp16": "autocast"}
+    return Setting(rows, shape.seq, tp, way=ways.get(precision, precision))
 
 
 def operations(shape: ModelShape, setting: Setting) -> tuple[Operation, ...]:

@@ -96,7 +96,7 @@ def test_the_table_has_the_numbers_of_every_letter():
             assert metric_text(each.flops, "flop") in said
     for k in range(sum(each.flops > 0 for each in ops())):
         assert said.count("ABCDEFGHIJKLMNOPQRSTUVWXYZ"[k]) == 2  # in the picture, and in the table
-    assert "6 ops do no flops and have no place" in words(roofline(H100, ops()))
+    assert "6 ops do no flops and have no place" in words(roofline(H100, ops(precision="amp")))  # casts
 
 
 def test_a_measurement_stands_beside_its_prediction_and_says_how_far_off_it_is():
