@@ -202,7 +202,7 @@ def adapter_memory(shape: ModelShape, adapter: Adapter, rows: int = 1, checkpoin
 
     That moment is the loss, or the backward of the last block. ValueError for a rank that a weight cannot have."""
     state = lora_memory(shape, LINEARS, adapter.rank, 1, KINDS[adapter.kind])
-    setting = Setting(rows, shape.seq, way="half", checkpointing=checkpointing)
+    setting = Setting(rows, shape.seq, way="half", recompute="full" if checkpointing else "none")
     block, head, loss = (profile(shape, name, setting) for name in ("block", "head", "loss"))
     tokens = setting.rows * setting.seq
     inner = 2 * adapter.rank * len(linears(shape)) * tokens  # A x of each linear
@@ -249,7 +249,7 @@ def adapter_step(
     """Seconds of a step of `n_micro` micro-batches of `rows` rows on each of `n_ranks` devices.
 
     The names are those of `predict_step`, and "dequantise". ValueError for a rank that a weight cannot have."""
-    setting = Setting(rows, shape.seq, way="half", checkpointing=checkpointing)
+    setting = Setting(rows, shape.seq, way="half", recompute="full" if checkpointing else "none")
     a, times = adapter.numel(shape), 1 + checkpointing
     compute = host = unpacking = 0.0
     for layer, count in (("embedding", 1), ("block", shape.n_layer), ("head", 1)):
