@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from labkit.plan.breakdown import Breakdown
 from labkit.plan.rank import STATES
 from labkit.plan.search import Plan, gb
 
@@ -31,8 +32,8 @@ def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
         lines.append((
             str(lay.dp), str(lay.pp), str(lay.tp), _strategy(plan),
             schedule if lay.pp > 1 else "-", f"{r.n_micro} x {r.batch_size // lay.dp // r.n_micro}",
-            "yes" if r.checkpointing else "no", f"{step.total:.3g} s", f"{100 * plan.mfu:.0f}%",
-            gb(plan.memory.total), f"{100 * step['bubble'] / step.total:.0f}%",
+            {"none": "no", "full": "yes"}.get(r.recompute, r.recompute), f"{step.total:.3g} s",
+            f"{100 * plan.mfu:.0f}%", gb(plan.memory.total), f"{100 * waits(step) / step.total:.0f}%",
         ))  # fmt: skip
     wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
@@ -49,6 +50,11 @@ def explain(found: Sequence[Plan]) -> str:
     if not found:
         raise ValueError("there are no plans to explain: ask plans(...) first")
     return "\n".join([_memory(found[0]), _baselines(found), _simplest(found), _communication(found), _batch(found)])
+
+
+def waits(step: Breakdown) -> float:
+    """Seconds of a step in which the slowest rank waits: communication that nothing hides, and the bubble."""
+    return sum(step[name] for name in ("tp", "pp", "dp", "overlap", "bubble"))
 
 
 def simplest(found: Sequence[Plan]) -> Plan | None:

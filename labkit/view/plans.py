@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.explain import simplest
@@ -26,6 +27,8 @@ SPENT = ("compute", "host", "tp", "dp and pp", "bubble", "optimizer")
 """The parts of a step's time. "host": the device waits for Python; "dp and pp": the communication of both that is not
 hidden behind compute."""
 SPENT_COLOURS = (PALETTE[0], PALETTE[2], PALETTE[6], PALETTE[1], PALETTE[7], PALETTE[3])
+AGAIN = MappingProxyType({"full": ("again",), "selective": ("selective",)})
+AGAIN_WORDS = "again: blocks are computed again in backward (checkpointing); selective: their norms and activations are"
 WORDS = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}.get
 
 
@@ -55,7 +58,7 @@ def name_of(plan: Plan) -> tuple[str, str]:
     lay, r = plan.layout, plan.recipe
     rows = r.batch_size // lay.dp // r.n_micro
     parts = [WORDS(r.strategy, r.strategy)] * (lay.dp > 1) + [r.schedule] * (lay.pp > 1) + [f"{r.n_micro} x {rows}"]
-    return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}", ", ".join(parts + ["again"] * r.checkpointing)
+    return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}", ", ".join([*parts, *AGAIN.get(r.recompute, ())])
 
 
 def spent(step: Breakdown) -> dict[str, float]:
@@ -238,8 +241,8 @@ def strategy_map(found: Mapping[tuple[str, int], Sequence[Plan]], title: str = "
             body.append(box(x, y, wide - 4, tall - 6, FILLS[ideas_of(best)] if fits and best else "none", "", model))
             lines = ["does not fit" if best else ""]
             if fits and best and easy:
-                again = ", again" * best.recipe.checkpointing
-                lines = [in_short(best) + again, f"{100 * best.mfu:.0f}% MFU, {_bytes(best.memory.total)}"]
+                again = "".join(f", {word}" for word in AGAIN.get(best.recipe.recompute, ()))
+                lines = [in_short(best), f"{100 * best.mfu:.0f}% MFU, {_bytes(best.memory.total)}{again}"]
                 lines.append(f"simplest: {in_short(easy)}" if in_short(easy) != in_short(best) else "the simplest, too")
             ink = ' fill="#111"' if fits else ""
             body += [f"<g{ink}>"] + [
@@ -248,5 +251,5 @@ def strategy_map(found: Mapping[tuple[str, int], Sequence[Plan]], title: str = "
             ] + ["</g>"]  # fmt: skip
             cells.append(f"{model} on {n}: {', '.join(lines)}")
     y = 70 + len(models) * tall
-    body.append(text(120, y + 8, "again: blocks are computed again in backward (checkpointing)", size=11))
+    body.append(text(120, y + 8, AGAIN_WORDS, size=11))
     return Picture("".join(body), y + 18, f"{title}: {'; '.join(cells)}")

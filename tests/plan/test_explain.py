@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from labkit.plan.explain import explain
+from labkit.plan.explain import explain, waits
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.search import Plan, plans
 from labkit.plan.shape import ModelShape
+from labkit.plan.time import predict_step
 from tests.cases import cases
 
 
@@ -34,3 +35,11 @@ def test_zero_1_of_a_7b_fits_eight_devices_of_80_gb_in_the_default_precision():
     assert {plan.recipe.precision for plan in found} == {"bf16"}
     law = (2 + 2 + 12 / 8) * found[0].shape.n_params
     assert law < min(plan.memory.total for plan in kept if plan.recipe.n_micro > 1) < 1.1 * law
+
+
+def test_waits_are_communication_that_nothing_hides_and_the_bubble():
+    """A bug: the column told of the bubble alone, and a plan that waits for its gathers seemed to wait for nothing."""
+    recipe = Recipe("zero3", batch_size=512, n_micro=8, precision="bf16")
+    step = predict_step(ModelShape.preset("llama-7b"), Layout(64), recipe, Hardware.preset("h100"))
+    assert step["bubble"] == 0
+    assert 0 < waits(step) < step["dp"]
