@@ -150,6 +150,37 @@ def planner(found: Any) -> list[str]:
     ]
 
 
+def published(found: Any) -> list[str]:
+    def numbers(part: Any) -> list[str]:
+        return [
+            str(part["n_runs"]),
+            *(f"{part[name]:.2f}" if part["n_runs"] else "" for name in ("low", "median", "high")),
+        ]
+
+    rows = [(row["source"], row["band"], *numbers(row["fitted"]), *numbers(row["held out"])) for row in found["errors"]]
+    choices, memory = found["choice"], found["memory"]
+    right = sum(row["first choice / best"] <= 1.05 for row in choices)
+    return [
+        "Predicted / measured seconds of a step, by the MFU that was measured (10th of a hundred, median, 90th):",
+        "",
+        *table(("source", "MFU", "fitted", "10th", "median", "90th", "held out", "10th", "median", "90th"), rows),
+        "",
+        *table(
+            ("", "", "goal"),
+            [
+                (
+                    "the first choice is at most 5% slower than the best measured",
+                    f"{right} of {len(choices)} groups",
+                    "90%",
+                ),
+                ("runs that ran, and fit", f"{memory['ran, and fits']:.0%}", "95%"),
+                ("runs that crashed, and do not fit", f"{memory['crashed, and does not fit']:.0%}", "80%"),
+                ("bytes within 10% of the measured", f"{memory['bytes within 10%']:.0%}", "90%"),
+            ],
+        ),
+    ]
+
+
 def shaped(found: Any) -> list[str]:
     links = [
         (each["what"], f"{each['asked']:.4g} {each['unit']}", f"{each['measured']:.4g} {each['unit']}",
@@ -232,6 +263,7 @@ BENCHES = (
     Bench("probes", "What measuring costs", probes),
     Bench("rehearsal", "Rehearsals: one rank of a large job on fake tensors", rehearsal),
     Bench("planner", "The planner: predicted beside measured", planner),
+    Bench("published", "The planner held against runs that others have published", published),
     Bench("shaped", "Shaped links: asked for beside measured", shaped),
     Bench("held", "How long gloo holds a tensor after the call", held),
     Bench("labs", "How long each lab runs", labs),
