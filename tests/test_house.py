@@ -142,9 +142,9 @@ def floors(path: str, text: str) -> list[str]:
 def short(path: str, text: str) -> list[str]:
     """One concept, one file; a long one says in its head why."""
     count = len(text.splitlines())
-    if count <= LONGEST or "One file, because" in (ast.get_docstring(tree_of(text)) or ""):
+    if count <= LONGEST or "Long because" in (ast.get_docstring(tree_of(text)) or ""):
         return []
-    return [f"{path}: {count} lines: above {LONGEST} the docstring says why (One file, because ...), or split it"]
+    return [f"{path}: {count} lines: above {LONGEST} the docstring says why (Long because ...), or split it"]
 
 
 def no_global(path: str, text: str) -> list[str]:
@@ -498,7 +498,7 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (floors, "labkit/course/topics/x.py", "from labkit.course.widgets.twin import Twin\nfrom labkit.view import svg"),
     (floors, "labkit/__init__.py", "from labkit.cli import main"),
     (short, "labkit/x.py", "x = 1\n" * LONGEST),
-    (short, "labkit/x.py", '"""One file, because it is one idea."""\n' + "x = 1\n" * LONGEST),
+    (short, "labkit/x.py", '"""Long because it is one idea."""\n' + "x = 1\n" * LONGEST),
     (no_mutable_value, "labkit/x.py", "a = (1, 'b')\nb = frozenset({1})\nc = MappingProxyType({'x': 1})"),
     (no_mutable_value, "labkit/x.py", "def f():\n    seen = []\n    return seen"),
     (environment_in_launch, "labkit/launch/x.py", "import os\nos.environ"),

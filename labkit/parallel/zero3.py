@@ -30,7 +30,7 @@ whole from its first use until backward is over: 2m (n-1)/n of its bytes.
 `keep=True` does not reshard what is needed next: the last unit of a forward, and one that is computed again in
 backward. A resharded weight keeps its shape and reads as NaN: what computes with it by mistake shows it at once.
 
-One file, because no part can be understood alone: the hooks decide when, a `Unit` holds what, and the `Record` of one
+Long because no part can be understood alone: the hooks decide when, a `Unit` holds what, and the `Record` of one
 step tells the next what to prefetch.
 
 Source: Rajbhandari et al., arXiv:1910.02054, section 5.3; Zhao et al. (PyTorch FSDP), arXiv:2304.11277, sections 3
