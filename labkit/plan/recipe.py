@@ -6,8 +6,8 @@ what a step holds, sends and takes: the planner predicts it, `labkit.assemble` b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Protocol
 
 from labkit.plan.layout import Layout
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
@@ -20,6 +20,10 @@ OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
 WHOLE_LAYERS = ("lamb", "lars")
 
 
+class _Stored(str):
+    """The choice that a recipe keeps: a word like any other, whose type says that nobody asks for it just now."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The choices of a run. Raises ValueError for an unknown choice, and for two that exclude each other.
@@ -29,7 +33,7 @@ class Recipe:
     batch_size       rows of a step, over all ranks;  n_micro: micro-batches that each rank cuts its rows into
     recompute        what backward runs again: "none"; "selective": norms and activations, while products and attention
                      are kept; "full": each block, of which only the input is kept
-    checkpointing    True: the old name of recompute="full"; None: as recompute says
+    checkpointing    True: the old name of recompute="full"; where both are given, recompute counts
     precision        "fp32", "fp64": everything in it
                      "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters
                      "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
@@ -95,23 +99,20 @@ class Recipe:
             raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
 
     def _settle_recompute(self) -> None:
-        """Of the two names of one choice, `recompute` and `checkpointing`, either may be given."""
-        if self.recompute is None:
-            object.__setattr__(self, "recompute", "full" if self.checkpointing else "none")
-        full = self.recompute == "full"
-        if self.checkpointing is not None and bool(self.checkpointing) != full:
-            raise ValueError(
-                f"checkpointing={self.checkpointing} is recompute={'full' if self.checkpointing else 'none'!r}, or "
-                f"says nothing of it, and recompute={self.recompute!r} was asked for: give one of the two "
-                "(recipe.changed(...) does)"
-            )
-        object.__setattr__(self, "checkpointing", full)
+        """Let the two names of one choice agree. Of two that do not, the one that was given counts, not the stored one.
 
-    def changed(self, **choices: Any) -> Recipe:
-        """The same recipe with some other choices; `recompute` and `checkpointing` replace each other."""
-        if ("recompute" in choices) != ("checkpointing" in choices):
-            choices = {"recompute": None, "checkpointing": None, **choices}
-        return replace(self, **choices)
+        `dataclasses.replace` gives every field again, so a changed `checkpointing` comes with the old `recompute`: the
+        type of what is stored tells it from what somebody wrote.
+        """
+        old_name = "full" if self.checkpointing else "none"
+        if self.recompute is None:
+            chosen = old_name
+        elif isinstance(self.recompute, _Stored) and self.checkpointing != (self.recompute == "full"):
+            chosen = old_name
+        else:
+            chosen = self.recompute
+        object.__setattr__(self, "recompute", _Stored(chosen))
+        object.__setattr__(self, "checkpointing", chosen == "full")
 
     @property
     def weight_bytes(self) -> int:

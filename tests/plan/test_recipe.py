@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import asdict, replace
 
 import pytest
@@ -30,27 +31,20 @@ def test_either_name_sets_both(choices, recompute, checkpointing):
     assert hash(recipe) == hash(Recipe(recompute=recompute))
 
 
-@cases(
-    ("choices", "said"),
-    [
-        ({"recompute": "full", "checkpointing": False}, "give one of the two"),
-        ({"recompute": "none", "checkpointing": True}, "give one of the two"),
-        ({"recompute": "selective", "checkpointing": True}, "give one of the two"),
-        ({"recompute": "some"}, "none, selective, full"),
-    ],
-)
-def test_names_that_contradict_each_other_are_refused(choices, said):
-    """Would catch a choice that is silently ignored."""
-    with pytest.raises(ValueError, match=said):
-        Recipe(**choices)
+def test_an_unknown_choice_is_refused():
+    """Would catch a recipe that recomputes nothing, for a word that nobody knows."""
+    with pytest.raises(ValueError, match="none, selective, full"):
+        Recipe(recompute="some")
 
 
-def test_a_changed_recipe_may_be_asked_for_by_either_name():
-    """Would catch the old choice that stands in the way of the new one."""
+def test_a_recipe_is_changed_by_either_name():
+    """Would catch the old choice that stands in the way of the new one (lab 16 changes `checkpointing`)."""
     full, some = Recipe(checkpointing=True, lr=0.1), Recipe(recompute="selective", lr=0.1)
-    assert full.changed(checkpointing=False) == Recipe(lr=0.1)
-    assert full.changed(recompute="selective") == some
-    assert some.changed(checkpointing=True) == full
-    assert some.changed(lr=0.2).recompute == "selective"
+    assert replace(full, checkpointing=False) == Recipe(lr=0.1)
+    assert replace(full, recompute="selective") == some
+    assert replace(some, checkpointing=True) == full == replace(full, checkpointing=True)
+    assert replace(replace(full, recompute="none"), recompute="full") == full
+    assert replace(some, lr=0.2).recompute == replace(some, checkpointing=False).recompute == "selective"
+    assert pickle.loads(pickle.dumps(some)) == some
     assert str(full) == "checkpointing=True, lr=0.1"
     assert str(some) == "lr=0.1, recompute=selective"
