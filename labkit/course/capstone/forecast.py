@@ -32,8 +32,8 @@ from labkit.plan.time import StepTime
 from labkit.plan.topology import Links
 
 FREE = (
-    "strategy", "schedule", "n_micro", "stages_per_rank", "checkpointing", "sequence_parallel", "bucket_bytes",
-    "prefetch",
+    "strategy", "schedule", "n_micro", "stages_per_rank", "recompute", "checkpointing", "sequence_parallel",
+    "bucket_bytes", "prefetch",
 )  # fmt: skip
 """The fields of a recipe that a way may choose: none of them changes what is learned."""
 MUCH_MEMORY_S = 1e15
@@ -55,7 +55,8 @@ class Way:
         parts = [r.strategy] if lay.dp > 1 else []
         parts += [f"{r.schedule} of {r.n_micro}"] if lay.pp > 1 else [f"{r.n_micro} micro-batches"] * (r.n_micro > 1)
         parts += ["no prefetch"] * (lay.dp > 1 and r.strategy == "zero3" and r.prefetch == 0)
-        parts += ["checkpointing"] * r.checkpointing + ["sequence parallel"] * (r.sequence_parallel and lay.tp > 1)
+        parts += {"full": ["checkpointing"], "selective": ["selective recomputation"]}.get(r.recompute, [])
+        parts += ["sequence parallel"] * (r.sequence_parallel and lay.tp > 1)
         return ", ".join((axes or ["1 rank"]) + ["apart"] * self.apart) + ": " + (", ".join(parts) or "plain")
 
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from labkit.train.config import GPTConfig
 
 
-FREE = ("strategy", "schedule", "n_micro", "stages_per_rank", "offload", "checkpointing", "sequence_parallel")
+FREE = (
+    "strategy", "schedule", "n_micro", "stages_per_rank", "offload", "recompute", "checkpointing", "sequence_parallel",
+)  # fmt: skip
 """Fields of a recipe that may change when a run is resumed: they decide where and when, not what, is computed."""
 
 

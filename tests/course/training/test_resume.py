@@ -20,7 +20,7 @@ RUNS = {
     "dp 3, ZeRO-3": (Layout(dp=3), Recipe("zero3", batch_size=12)),
     "dp 2, ZeRO-1, checkpointed": (Layout(dp=2), Recipe("zero1", batch_size=12, checkpointing=True)),
     "tp 2": (Layout(tp=2), Recipe(batch_size=12)),
-    "tp 2, sequence parallel": (Layout(tp=2), Recipe(batch_size=12, sequence_parallel=True)),
+    "tp 2, selective": (Layout(tp=2), Recipe(batch_size=12, sequence_parallel=True, recompute="selective")),
     "pp 4": (Layout(pp=4), Recipe(batch_size=12, n_micro=3)),
     "dp 2, pp 2": (Layout(dp=2, pp=2), Recipe(batch_size=12, n_micro=3)),
     "pp 2, interleaved": (Layout(pp=2), Recipe(schedule="interleaved", batch_size=12, n_micro=2, stages_per_rank=2)),
