@@ -100,8 +100,8 @@ class Stage(nn.Sequential):
         for block in [layer for _, layer in layers if isinstance(layer, Block)]:
             if recipe.recompute == "full":
                 block.forward = partial(checkpoint, block.forward)  # type: ignore[method-assign]
-            elif recipe.recompute == "selective":
-                recompute_selectively_(block)
+            elif recipe.recompute != "none":
+                recompute_selectively_(block, gathers_only=recipe.recompute == "gathers")
         # ZeRO-3 needs no autocast: it gathers weights in the dtype of the products
         products = None if recipe.strategy == "zero3" else PRODUCTS.get(recipe.precision)
         self.autocast = partial(torch.autocast, torch.device(mesh.world.device).type, products, products is not None)

@@ -142,6 +142,7 @@ WAYS = {
     "pp again": (Layout(pp=2), {"n_micro": 4, "checkpointing": True}),
     "some again": (Layout(2), {"n_micro": 2, "recompute": "selective"}),
     "sp some again": (Layout(tp=2), {"sequence_parallel": True, "recompute": "selective"}),
+    "sp gathers again": (Layout(tp=2), {"sequence_parallel": True, "n_micro": 2, "recompute": "gathers"}),
     "pp some again": (Layout(pp=2), {"n_micro": 4, "recompute": "selective"}),
 }
 
@@ -158,6 +159,7 @@ FIRST_MIXED = [
     ("ddp", "bf16", "dp"), ("zero1", "bf16 fp32", "tp"), ("zero2", "amp", "offload"), ("zero3", "bf16", "dp micro"),
     ("zero1", "bf16", "pp"), ("zero3", "amp", "pp again"), ("zero2", "bf16 fp32", "sp"),
     ("zero3", "bf16", "some again"), ("ddp", "bf16 fp32", "sp some again"), ("zero1", "amp", "pp some again"),
+    ("zero1", "bf16", "sp gathers again"),
 ]  # fmt: skip
 
 

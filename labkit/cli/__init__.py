@@ -158,7 +158,8 @@ def train(
         bool, typer.Option("--checkpointing", help="Run blocks again in backward: --recompute full.")
     ] = False,
     recompute: Annotated[
-        str | None, typer.Option(help="What backward runs again: none, selective (norms, activations) or full.")
+        str | None,
+        typer.Option(help="What backward runs again: none, gathers, selective (norms, activations) or full."),
     ] = None,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
     offload: Annotated[bool, typer.Option("--offload", help="The optimizer on the CPU.")] = False,

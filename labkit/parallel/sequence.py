@@ -14,8 +14,9 @@ only T/n positions, and the entry f and the exit g of a pair change:
 
     sent per rank    the same: an all-reduce is a reduce-scatter and an all-gather, 2(n-1)/n N = (n-1)/n N + (n-1)/n N;
                      on top come the gradients of the norms and row biases, 2(n-1)/n * 6 D numbers a block
-    memory           activations outside the pairs / n; the gathered x inside a pair stays whole until its backward
-                     (the paper keeps x_r alone and gathers it again in backward, for (n-1)/n N more on the wire)
+    memory           activations outside the pairs / n; the gathered x inside a pair stays whole until its backward.
+                     The paper keeps x_r alone and gathers it again in backward, for (n-1)/n N more on the wire: that
+                     is labkit's recompute="gathers" (labkit.train.recompute), which asks for what `gathers` marks
 
 A parameter that stays whole but meets only T/n positions has 1/n of its gradient on each rank. It is sent through f on
 its way into the layer, and f's backward, an all-reduce, makes its gradient whole; no other code has to know of it.
@@ -81,6 +82,11 @@ def scatter_from(x: Tensor, group: Group) -> Tensor:
 
 class SequenceColumnParallelLinear(ColumnParallelLinear):
     """A column-parallel linear behind f'.   x_r [.., T/n, I] -> y_r [.., T, O/n]   with W[O/n, I] and b[O/n]"""
+
+    @property
+    def gathers(self) -> bool:
+        """True if what `enter` returns came from other ranks, who can send it again."""
+        return self.group.size > 1 and not self.entered
 
     def enter(self, x: Tensor) -> Tensor:
         """f'.   [.., T/n, I] -> [.., T, I]"""

@@ -126,12 +126,15 @@ class _Door:
     """f, or f', on the first argument of a module."""
 
     def __init__(self, group: Group, in_sequence: bool):
-        self.group, self.enter = group, gather_to if in_sequence else copy_to
+        self.group, self.gathers = group, in_sequence
+
+    def enter(self, x: Tensor) -> Tensor:
+        return (gather_to if self.gathers else copy_to)(x, self.group)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not args:
             raise ValueError(f"{type(module).__name__} has a door for its first argument: give it by position")
-        return (self.enter(args[0], self.group), *args[1:])
+        return (self.enter(args[0]), *args[1:])
 
 
 def _swap(module: Any, style: str, group: Group, in_sequence: bool, entered: bool) -> nn.Module:

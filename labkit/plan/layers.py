@@ -86,7 +86,7 @@ class Program(Ops):
             x = tape.enter(rows * self.shape.d_model, self.wide, f"x, input of the {layer}")
             run = self.block if layer == "block" else self.head
             again = self.setting.recompute if layer == "block" else "none"
-            self.selective = again == "selective"
+            self.selective, self.gathers = again == "selective", again in ("gathers", "selective")
             y = tape.checkpoint(run, x, self.cache.clear) if again == "full" else run(x)
             del x
         forward, end, result = tape.mark(), y.node, y.storage.n_bytes

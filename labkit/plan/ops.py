@@ -27,7 +27,7 @@ WAYS = ("fp32", "fp64", "autocast", "half")
 @dataclass(frozen=True)
 class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
-    what backward runs again, `recompute`: "none", "selective" or "full".
+    what backward runs again, `recompute`: "none", "gathers", "selective" or "full".
 
     ValueError for an unknown way or recompute, and sizes below 1."""
 
@@ -58,7 +58,9 @@ class Ops:
         self.rows = setting.rows * setting.seq  # of tokens, inside the parallel regions
         self.cut = setting.tp if setting.in_sequence else 1
         self.cache: list[Storage] = []  # autocast's, which lives as long as the forward
-        self.selective = False  # True while ops run whose cheap results are made again in backward
+        self.selective = self.gathers = (
+            False  # True while ops run whose results, or what they gather, backward makes again
+        )
 
     def op(self, x: Shadow, numel: int, width: int, saved: Sequence[Storage] = (), name: str = "") -> Shadow:
         """A new tensor made of x; backward makes one like x."""
@@ -145,6 +147,8 @@ class Ops:
             return [self.tape.new(back, OTHER)]
 
         y = self.tape.new(back * self.cut, name=whole) if self.setting.rows > 1 else parts
+        if self.gathers:
+            y.again = Again(self.tape, y.n_bytes, y.n_bytes * (self.setting.rows > 1), x.storage)
         return Shadow(y, x.numel * self.cut, x.width, self.tape.node((x.node,), run, ()))
 
     def leave(self, x: Shadow) -> Shadow:

@@ -14,7 +14,7 @@ from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "gathers", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "amp", "fp16")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
 WHOLE_LAYERS = ("lamb", "lars")
@@ -31,8 +31,9 @@ class Recipe:
     strategy         what data parallelism does with state: "ddp", "zero1", "zero2", "zero3"
     schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble"
     batch_size       rows of a step, over all ranks;  n_micro: micro-batches that each rank cuts its rows into
-    recompute        what backward runs again: "none"; "selective": norms and activations, while products and attention
-                     are kept; "full": each block, of which only the input is kept
+    recompute        what backward runs again: "none"; "gathers": only what sequence parallelism gathered from the
+                     ranks; "selective": that, norms and activations, while products and attention are kept;
+                     "full": each block, of which only the input is kept
     checkpointing    True: the old name of recompute="full"; where both are given, recompute counts
     precision        "fp32", "fp64": everything in it
                      "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters
@@ -105,12 +106,8 @@ class Recipe:
         type of what is stored tells it from what somebody wrote.
         """
         old_name = "full" if self.checkpointing else "none"
-        if self.recompute is None:
-            chosen = old_name
-        elif isinstance(self.recompute, _Stored) and self.checkpointing != (self.recompute == "full"):
-            chosen = old_name
-        else:
-            chosen = self.recompute
+        stale = isinstance(self.recompute, _Stored) and self.checkpointing != (self.recompute == "full")
+        chosen = old_name if self.recompute is None or stale else self.recompute
         object.__setattr__(self, "recompute", _Stored(chosen))
         object.__setattr__(self, "checkpointing", chosen == "full")
 
@@ -138,6 +135,12 @@ class Recipe:
     def products(self) -> str:
         """The precision of matrix products."""
         return "bf16" if self.precision == "amp" else self.precision
+
+    @property
+    def again(self) -> str:
+        """What backward runs again, in a few words; "" for nothing."""
+        words = {"gathers": "gathers again", "selective": "selective recomputation", "full": "checkpointing"}
+        return words.get(self.recompute, "")
 
     def schedule_for(self, n_ranks: int) -> Schedule:
         """The schedule of a pipeline of `n_ranks`."""
@@ -198,8 +201,7 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
     if recipe.sequence_parallel and config.seq % layout.tp:
         raise ValueError(f"sequence parallel cuts seq={config.seq} into tp={layout.tp} equal parts: make it a multiple")
     if recipe.schedule == "zero_bubble" and (recipe.recompute != "none" or recipe.strategy == "zero3"):
-        with_what = {"full": "checkpointing", "selective": "selective recomputation"}.get(recipe.recompute, "zero3")
         raise ValueError(
-            f"zero_bubble computes weight gradients long after input gradients, and {with_what} lets go of what they "
-            "need in between: use '1f1b'"
+            "zero_bubble computes weight gradients long after input gradients, and "
+            f"{recipe.again or 'zero3'} lets go of what they need in between: use '1f1b'"
         )

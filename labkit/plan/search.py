@@ -30,13 +30,15 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.recipe import PRECISIONS, RECOMPUTE, STRATEGIES, Recipe
+from labkit.plan.recipe import PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import check_plan, micro_rows
 from labkit.plan.time import predict_step
 
 WORDS = 128
 MICRO_ROWS = (1, 2, 4, 8, 16)
+AGAIN = ("none", "selective", "full")
+"""Recomputations that are tried: "gathers" alone saves less than "selective", for nearly the same seconds."""
 HEADROOM = 0.06
 """Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
 
@@ -86,7 +88,7 @@ class Plan:
         parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.strategy] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
         parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else f"{r.n_micro} micro-batches"]
         parts += [str(self.adapter)] * (self.adapter is not None)
-        parts += {"full": ["checkpointing"], "selective": ["selective recomputation"]}.get(r.recompute, [])
+        parts += [r.again] * bool(r.again)
         end = self.refused or f"{self.step_s:.3g} s, {100 * self.mfu:.0f}% MFU, {gb(self.memory.total)}"
         return f"{', '.join(parts)}: {end}"
 
@@ -176,7 +178,7 @@ class Search:
         sizes = [rows for rows in MICRO_ROWS if batch // layout.dp % rows == 0]
         for strategy in STRATEGIES if layout.dp > 1 else ("ddp",):
             for schedule, v in self.schedules(layout):
-                for again in RECOMPUTE:
+                for again in AGAIN:
                     for rows in sizes:
                         plan = self.judge(layout, base, strategy, schedule, v, again, rows)
                         if plan is not None:

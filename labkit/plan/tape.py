@@ -56,22 +56,29 @@ class Storage:
 class Again:
     """A result that no op holds: backward makes it when the first op needs it, and keeps it for the last.
 
-    `scratch` bytes are alive besides while it is made; `uses` counts the ops that need it."""
+    `scratch` bytes are alive besides while it is made. It is made of `source`: the ops hold that in its place, unless
+    backward makes it again as well. `uses` counts those who need the result."""
 
-    __slots__ = ("n_bytes", "scratch", "tape", "uses", "value")
+    __slots__ = ("before", "n_bytes", "scratch", "source", "tape", "uses", "value")
 
-    def __init__(self, tape: Tape, n_bytes: int, scratch: int) -> None:
+    def __init__(self, tape: Tape, n_bytes: int, scratch: int, source: Storage | None = None) -> None:
         self.tape, self.n_bytes, self.scratch, self.uses = tape, n_bytes, scratch, 0
-        self.value: Storage | None = None
+        self.before = source.again if source else None
+        self.source = None if self.before else source
+        self.value: list[Storage] = []
+        if self.before:
+            self.before.uses += 1
 
-    def made(self) -> Storage:
-        """The result, for one op."""
+    def made(self) -> list[Storage]:
+        """The result, for one op, and what was made again for it."""
         value = self.value
-        if value is None:
-            value = self.tape.new(self.n_bytes, OTHER)
+        if not value:
+            value.extend(self.before.made() if self.before else ())
+            value.append(self.tape.new(self.n_bytes, OTHER))
             self.tape.scratch(self.scratch)
         self.uses -= 1
-        self.value = value if self.uses > 0 else None
+        if self.uses == 0:  # the last op alone holds it from here on
+            self.value, self.source = [], None
         return value
 
 
@@ -184,7 +191,8 @@ class Tape:
             return node
         again = [storage.again for storage in saved if storage.again is not None]
         if again:
-            saved, run = [storage for storage in saved if storage.again is None], _with(again, run)
+            sources = [result.source for result in again if result.source is not None]
+            saved, run = [*(storage for storage in saved if storage.again is None), *sources], _with(again, run)
         self.places += 1
         node = Node(self.places, inputs, run, () if self.region else saved)
         if self.region:

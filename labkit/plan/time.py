@@ -28,7 +28,7 @@ from labkit.plan.recipe import Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of, check_plan, setting_of, state_params
-from labkit.plan.wire import dp_moves
+from labkit.plan.wire import dp_moves, sums_again
 from labkit.plan.work import seconds_of
 
 SIMULATED = 6_000
@@ -90,9 +90,11 @@ class StepTime:
         n_stages = self.p * self.v
         sums = self.tp_sum()
         # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
+        kept = recipe.checkpointing or self.narrow < self.wide  # autocast keeps its copy of what was gathered
+        again = 0.0 if kept else sums_again(recipe)
         self.layers = {
             "embedding": self.layer("embedding", sums, 1, 0),
-            "block": self.layer("block", sums, 2, 2),
+            "block": self.layer("block", sums, 2, 2 + again),
             "head": self.layer("head", sums, 0, 1),
         }
         blocks = blocks_of(shape, n_stages)
@@ -114,7 +116,7 @@ class StepTime:
         )
         return forward, backward
 
-    def layer(self, name: str, sums: tuple[float, float], ahead: int, back: int) -> tuple[Pass, Pass]:
+    def layer(self, name: str, sums: tuple[float, float], ahead: int, back: float) -> tuple[Pass, Pass]:
         """One layer, forward and backward, with `ahead` and `back` sums over tp in it.
 
         Ops are issued while earlier ones are computed, so that the longer of both counts."""
@@ -137,7 +139,7 @@ class StepTime:
             forward, backward = forward.plus(ahead, count), backward.plus(back, count)
         if self.recipe.checkpointing:
             again = self.layers["block"][0]
-            backward = backward.plus(again._replace(tp=again.tp / 2), blocks)
+            backward = backward.plus(again._replace(tp=again.tp * sums_again(self.recipe) / 2), blocks)  # of 2 sums
         return forward, backward
 
     def adding(self) -> float:

@@ -8,7 +8,8 @@
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
           (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's
-          closing all_reduce again, and not that of the MLP, with which a block ends
+          closing all_reduce again, and not that of the MLP, with which a block ends; in sequence both gathers as well,
+          which are half an all_reduce each, and are all that "gathers" and "selective" run again
     pp    A to the next rank for each stage boundary that leaves this rank forward, A back for each that came in
 
 Padding of flat buffers and the few numbers of a norm or a loss come on top. Sources: the docstrings of
@@ -61,10 +62,16 @@ def _dp(n: int, recipe: Recipe, n_bytes: int) -> Item:
 
 def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:
     n = layout.tp
-    reduces = (4 + recipe.checkpointing) * n_layer + (stage_rank == 0) + (stage_rank == layout.pp - 1)
+    reduces = (4 + sums_again(recipe)) * n_layer + (stage_rank == 0) + (stage_rank == layout.pp - 1)
     loss = 3 * tokens * max(4, word) * (stage_rank == layout.pp - 1)
     value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss)
-    return Item("tp", value, "B", f"2(n-1)/n ({reduces} A + loss), n={n}", "arXiv:1909.08053, 3")
+    return Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss), n={n}", "arXiv:1909.08053, 3")
+
+
+def sums_again(recipe: Recipe) -> float:
+    """The all_reduces over tp that backward runs again in each block; a gather is half of one."""
+    in_sequence = recipe.sequence_parallel
+    return {"none": 0.0, "full": 1.0 + 0.5 * in_sequence}.get(recipe.recompute, 1.0 * in_sequence)
 
 
 def _pp(layout: Layout, recipe: Recipe, rank: int, n_bytes: int) -> Item:

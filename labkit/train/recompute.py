@@ -9,12 +9,19 @@
 
 How: while a block runs, autograd hands each tensor that it wants to save to a hook. A tensor that a norm or an
 activation has made is not kept: its place is taken by a Result, which knows what it was made of, and makes it again
-when the first product opens it. Query, key and value share one Result. All else is kept as it is, so nothing is sent
-twice, and values and gradients are the plain ones, bit for bit. Where tensor parallelism gathers a norm's result from
-all ranks (labkit.parallel.sequence), or autocast casts it, the product keeps that copy.
+when the first product opens it. Query, key and value share one Result. All else is kept as it is, and values and
+gradients are the plain ones, bit for bit. Where autocast casts such a tensor, the product keeps the cast copy.
 
-Sources: Korthikanti et al., arXiv:2205.05198, section 5 (which there means attention, here a fused kernel already);
-what is kept, as in torchtitan's selective checkpointing, are products and attention (arXiv:2410.06511).
+With sequence parallelism each rank makes the norms of its own positions, and gathers those of all ranks for the
+products (labkit.parallel.sequence). The gathered tensor is n times as large, and is cheap to have again, too: backward
+gathers it once more. recompute="gathers" does this alone, as Megatron-LM always does.
+
+    sent       (n-1)/n of B T D numbers more for each of a block's two gathers, in backward
+    not kept   2 D numbers a token and block; what is gathered, D/n, is kept instead, or with "selective" made again
+
+Sources: Korthikanti et al., arXiv:2205.05198, sections 4.2.2 (gathers) and 5 (which there means attention, here a
+fused kernel already); that products and attention are kept, and gathers run again, is as in torchtitan's selective
+checkpointing (arXiv:2410.06511).
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from labkit.train.gpt import Block
@@ -33,17 +40,21 @@ from labkit.train.gpt import Block
 Cheap = Callable[[Tensor], Tensor]
 
 
-def recompute_selectively_(block: Block) -> None:
-    """Make the block keep less for backward; its parameters, hooks and results stay as they are."""
+def recompute_selectively_(block: Block, gathers_only: bool = False) -> None:
+    """Make the block keep less for backward; its parameters, hooks and results stay as they are.
+
+    Of a block that is cut by position the gathers are run again, too, with `gathers_only` nothing else."""
     results = Results()
-    for norm in (block.norm1, block.norm2):
-        _replace_(norm, "forward", results)
-    _replace_(block.mlp, "activate", results)
+    cheap = [] if gathers_only else [(block.norm1, "forward"), (block.norm2, "forward"), (block.mlp, "activate")]
+    for owner, name in [*cheap, *((door, "enter") for door in _doors(block))]:
+        setattr(owner, name, partial(results.of, getattr(owner, name)))
     block.forward = partial(results.around, block.forward)  # type: ignore[method-assign]
 
 
-def _replace_(module: nn.Module, name: str, results: Results) -> None:
-    setattr(module, name, partial(results.of, getattr(module, name)))
+def _doors(block: Block) -> list[Any]:
+    """What gathers the whole sequence: layers, and hooks before modules whose layers share one gather."""
+    places = [place for module in block.modules() for place in (module, *module._forward_pre_hooks.values())]
+    return [place for place in places if getattr(place, "gathers", False)]
 
 
 class Results:
@@ -65,8 +76,9 @@ class Results:
         y = op(x)
         if torch.is_grad_enabled():
             address = y.untyped_storage()._cdata
+            # x may be the result of another cheap op: then its note is kept in its place
             # with the tensor its memory may go, and another tensor may get the same address
-            self.made[address] = Result(op, x, weakref.ref(y, lambda _: self.made.pop(address, None)))
+            self.made[address] = Result(op, self.pack(x), weakref.ref(y, lambda _: self.made.pop(address, None)))
         return y
 
     def pack(self, x: Tensor) -> Any:
@@ -84,16 +96,16 @@ class Result:
 
     __slots__ = ("op", "value", "x", "y")
 
-    def __init__(self, op: Cheap, x: Tensor, y: weakref.ref[Tensor]) -> None:
-        """`y` is the result of the first run."""
-        self.op, self.x, self.y = op, x.detach(), y
+    def __init__(self, op: Cheap, x: Any, y: weakref.ref[Tensor]) -> None:
+        """`x` is what the op was given, as it is saved; `y` is the result of the first run."""
+        self.op, self.x, self.y = op, x, y
         self.value: Tensor | None = None
 
     def again(self) -> Tensor:
         """The value, made once for all products that use it one after another in backward."""
         if self.value is None:
             with torch.no_grad():
-                self.value = self.op(self.x)
+                self.value = self.op(opened(self.x))
         return self.value
 
 

@@ -27,7 +27,7 @@ SPENT = ("compute", "host", "tp", "dp and pp", "bubble", "optimizer")
 """The parts of a step's time. "host": the device waits for Python; "dp and pp": the communication of both that is not
 hidden behind compute."""
 SPENT_COLOURS = (PALETTE[0], PALETTE[2], PALETTE[6], PALETTE[1], PALETTE[7], PALETTE[3])
-AGAIN = MappingProxyType({"full": ("again",), "selective": ("selective",)})
+AGAIN = MappingProxyType({"full": ("again",), "selective": ("selective",), "gathers": ("gathers",)})
 AGAIN_WORDS = "again: blocks are computed again in backward (checkpointing); selective: their norms and activations are"
 WORDS = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}.get
 

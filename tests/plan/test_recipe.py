@@ -33,7 +33,7 @@ def test_either_name_sets_both(choices, recompute, checkpointing):
 
 def test_an_unknown_choice_is_refused():
     """Would catch a recipe that recomputes nothing, for a word that nobody knows."""
-    with pytest.raises(ValueError, match="none, selective, full"):
+    with pytest.raises(ValueError, match="none, gathers, selective, full"):
         Recipe(recompute="some")
 
 

@@ -8,7 +8,7 @@ from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.recipe import RECOMPUTE, Recipe
 from labkit.plan.wire import sent_per_step
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
@@ -53,6 +53,16 @@ def test_every_rank_sends_what_the_law_says(strategy, way):
         assert sent["pp"] == law["pp"]
         assert sent["tp"] == pytest.approx(law["tp"], rel=1e-3)
         assert sent["dp"] == pytest.approx(law["dp"], rel=0.02)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_what_sequence_parallelism_gathers_again_is_in_the_law(recompute):
+    """Would catch a recomputation that gathers again and is thought free, or that is thought to gather and does not."""
+    layout, recipe = Layout(tp=2), Recipe(precision="fp64", sequence_parallel=True, recompute=recompute)
+    for sent, law in run_threads(sent_and_law, 2, recipe, layout):
+        # besides: gradients of norms and row biases, 6 D numbers a block and 3 D at the ends, and the positions' table
+        whole = (6 * CONFIG.n_layer + 2 + CONFIG.seq) * CONFIG.d_model * 8
+        assert sent["tp"] == pytest.approx(law["tp"] + whole, rel=1e-3)
 
 
 def test_autocast_has_no_law_here():

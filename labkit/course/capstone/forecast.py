@@ -55,7 +55,7 @@ class Way:
         parts = [r.strategy] if lay.dp > 1 else []
         parts += [f"{r.schedule} of {r.n_micro}"] if lay.pp > 1 else [f"{r.n_micro} micro-batches"] * (r.n_micro > 1)
         parts += ["no prefetch"] * (lay.dp > 1 and r.strategy == "zero3" and r.prefetch == 0)
-        parts += {"full": ["checkpointing"], "selective": ["selective recomputation"]}.get(r.recompute, [])
+        parts += [r.again] * bool(r.again)
         parts += ["sequence parallel"] * (r.sequence_parallel and lay.tp > 1)
         return ", ".join((axes or ["1 rank"]) + ["apart"] * self.apart) + ": " + (", ".join(parts) or "plain")
 
