@@ -138,6 +138,20 @@ def test_what_a_block_holds_shrinks_as_tensor_and_sequence_parallelism_say():
     assert shape.activations(2, checkpointing=True).total == whole[x]
 
 
+def test_a_block_that_gathers_again_holds_what_the_paper_says():
+    """Would catch gathered inputs that stay. Korthikanti et al., arXiv:2205.05198, table 2: 34/t bytes an element of
+    [T, B, D], of which 2 are masks of dropouts, and fused attention needs no scores."""
+    shape, tp = ModelShape.gpt(2, 4096, 32, 50304, 2048), 8
+    held = {
+        recompute: shape.activations(2, tp, in_sequence=True, way="half", recompute=recompute).total
+        for recompute in ("none", "gathers")
+    }
+    element = 2 * 2048 * 4096
+    assert held["gathers"] == pytest.approx(32 / tp * element, rel=0.01)
+    # kept: two inputs of 2 bytes an element, whole; not kept: 1/t of them, of which only the norms' own part stays
+    assert held["none"] - held["gathers"] == 2 * 2 * element * (1 - 1 / tp)
+
+
 def test_plain_attention_holds_its_scores_and_a_fused_one_does_not():
     """Would catch T x T probabilities that are forgotten: 4 heads of 32 x 32 numbers for each of 2 rows."""
     shape = ModelShape.gpt(2, 64, 4, 256, 32)
