@@ -33,7 +33,7 @@ def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
             str(lay.dp), str(lay.pp), str(lay.tp), _strategy(plan),
             schedule if lay.pp > 1 else "-", f"{r.n_micro} x {r.batch_size // lay.dp // r.n_micro}",
             {"none": "no", "full": "yes"}.get(r.recompute, r.recompute), f"{step.total:.3g} s",
-            f"{100 * plan.mfu:.0f}%", gb(plan.memory.total), f"{100 * waits(step) / step.total:.0f}%",
+            f"{100 * plan.mfu:.0f}%", gb(plan.memory.total), f"{100 * waiting_s(step) / step.total:.0f}%",
         ))  # fmt: skip
     wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
@@ -52,7 +52,7 @@ def explain(found: Sequence[Plan]) -> str:
     return "\n".join([_memory(found[0]), _baselines(found), _simplest(found), _communication(found), _batch(found)])
 
 
-def waits(step: Breakdown) -> float:
+def waiting_s(step: Breakdown) -> float:
     """Seconds of a step in which the slowest rank waits: communication that nothing hides, and the bubble."""
     return sum(step[name] for name in ("tp", "pp", "dp", "overlap", "bubble"))
 

@@ -72,11 +72,13 @@ def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: st
             axes.stairs(highs, edges, baseline=lows, fill=True, color=KIND_COLOURS[kind], linewidth=0, gid=hover,
                         label=KINDS[kind], zorder=0.9)  # fmt: skip
         lows = highs
+    at, height = top.t - start, BOTTOM - TOP
     if cap_bytes:
         axes.axhline(cap_bytes, color=PALETTE[6], linestyle=(0, (9, 4)), linewidth=2)
-        axes.annotate(f"cap {bytes_text(cap_bytes)}", (0, cap_bytes), (4, 4), textcoords="offset points", fontsize=13)
+        far = 1 if at < 0.5 * span else 0  # its words stand away from the line of the peak
+        axes.annotate(f"cap {bytes_text(cap_bytes)}", (far, cap_bytes), (4 - 8 * far, 4), ("axes fraction", "data"),
+                      "offset points", fontsize=13, ha="right" if far else "left")  # fmt: skip
     _phases(axes, columns, slice_s)
-    at, height = top.t - start, BOTTOM - TOP
     side = 4 if at / span * (RIGHT - LEFT) + 36 < RIGHT - LEFT else -4
     axes.plot([at, at], [0, 1 + 8 / height], "black", linestyle=(0, (3, 3)), linewidth=1.5, clip_on=False,
               transform=axes.get_xaxis_transform())  # fmt: skip

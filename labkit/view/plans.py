@@ -236,7 +236,7 @@ def strategy_map(found: Mapping[tuple[str, int], Sequence[Plan]], title: str = "
         for column, n in enumerate(counts):
             plans_ = found.get((model, n), ())
             best, easy = (plans_[0] if plans_ else None), simplest(plans_)
-            x, room = 120 + column * wide, int((wide - 12) / 6.4)
+            x, rooms = 120 + column * wide, (int((wide - 12) / 7), int((wide - 12) / 6.4))  # bold words are wider
             fits = best is not None and best.kept and easy is not None
             body.append(box(x, y, wide - 4, tall - 6, FILLS[ideas_of(best)] if fits and best else "none", "", model))
             lines = ["does not fit" if best else ""]
@@ -246,7 +246,7 @@ def strategy_map(found: Mapping[tuple[str, int], Sequence[Plan]], title: str = "
                 lines.append(f"simplest: {in_short(easy)}" if in_short(easy) != in_short(best) else "the simplest, too")
             ink = ' fill="#111"' if fits else ""
             body += [f"<g{ink}>"] + [
-                text(x + 6, y + 18 + 17 * k, cut(words, room), size=12 if k == 0 else 11, bold=k == 0)
+                text(x + 6, y + 18 + 17 * k, cut(words, rooms[k > 0]), size=12 if k == 0 else 11, bold=k == 0)
                 for k, words in enumerate(lines)
             ] + ["</g>"]  # fmt: skip
             cells.append(f"{model} on {n}: {', '.join(lines)}")

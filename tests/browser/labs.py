@@ -471,7 +471,7 @@ LABS = (
         predicted("14-16", "flops of one token", "2e10", "you predict 2e+10 flops"),
         widget(
             "14-65", "PlannerPanel",
-            sees("eight devices of 80 GB, 60 GB of state", "opened: dp 8, pp 1, tp 1, ZeRO-3"),
+            sees("eight devices of 80 GB, 60 GB of state", "opened: dp 8, pp 1, tp 1, ZeRO-1"),
             sees(f"8 x a100-80gb, 128 rows of 2,048: {eight_plans()}"),
             chooses(4, 6), sees("opened: dp 8, pp 1, tp 1, DDP"),
             chooses(1, "h200"), sees("of 141 GB a device"),
@@ -491,6 +491,7 @@ LABS = (
             # about 12 x 12 x 1024^2 + 2 x 32,000 x 1024, in millions:
             types(6, "32000"), sees(re.compile("N = 21[67]")),
         ),
+        predicted("14-77c", "how many are foretold within 15%?", "50", "you predict 50 %"),
     )),
     Lab("15_clinic", (
         widget(

@@ -32,7 +32,7 @@ from tests.view.test_overlap import two_ranks
 from tests.view.test_roofline import ops
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
+DRAWING = re.compile(r"<svg\b(?:[^<]+|<(?!/?svg\b)|<svg\b.*?</svg>)*</svg>", re.DOTALL)
 BESIDE_THE_OUTPUT = 432 + 20
 """Pixels of JupyterLab's window that are no output, as it opens: side bar, prompt, margins, an output's padding."""
 WINDOWS = (800, 1200)

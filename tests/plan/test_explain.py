@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.plan.explain import explain, waits
+from labkit.plan.explain import explain, waiting_s
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
@@ -42,4 +42,4 @@ def test_waits_are_communication_that_nothing_hides_and_the_bubble():
     recipe = Recipe("zero3", batch_size=512, n_micro=8, precision="bf16")
     step = predict_step(ModelShape.preset("llama-7b"), Layout(64), recipe, Hardware.preset("h100"))
     assert step["bubble"] == 0
-    assert 0 < waits(step) < step["dp"]
+    assert 0 < waiting_s(step) < step["dp"]
