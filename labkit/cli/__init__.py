@@ -10,7 +10,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -181,10 +181,11 @@ def train(
     from labkit.train.config import GPTConfig
 
     config = GPTConfig(n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied)
-    again: dict[str, Any] = {"checkpointing": True} if checkpointing else {}
-    again |= {"recompute": recompute} if recompute else {}
+    if checkpointing and recompute not in (None, "full"):
+        raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
+    again = "full" if checkpointing else recompute or "none"
     recipe = Recipe(
-        strategy, schedule, batch, micro, stages_per_rank, **again, sequence_parallel=sequence_parallel,
+        strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
         precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
         warmup_steps=warmup, clip_norm=clip, seed=seed,
     )  # fmt: skip

@@ -15,6 +15,9 @@ import torch
 
 from labkit.comm.group import Group
 
+LONGEST_S = 0.02
+"""A product that is expected to take longer is not tried: twenty are run for a rate."""
+
 
 def matmul_flops(group: Group, dtype: torch.dtype = torch.float32, size: int = 512, repeats: int = 8) -> float:
     """flop/s of one rank in products of [size, size] matrices while all ranks of the group do the same.
@@ -38,3 +41,18 @@ def matmul_flops(group: Group, dtype: torch.dtype = torch.float32, size: int = 5
         torch.tensor([statistics.median(times)], dtype=torch.float64, device=group.device), "max"
     )
     return 2 * size**3 / float(slowest)
+
+
+def peak_flops(group: Group, dtype: torch.dtype = torch.float32) -> float:
+    """flop/s of one rank in the products that this machine does best, while all ranks do the same.
+
+    Small products are held back by their start, and large ones, where a CPU has no units for a format, by its memory:
+    so the size is doubled until a product would take long, or does half as well as a smaller one."""
+    size, best = 64, matmul_flops(group, dtype, 64, 3)
+    while 2 * (2 * size) ** 3 / best < LONGEST_S:
+        size *= 2
+        rate = matmul_flops(group, dtype, size, 3)
+        if rate < best / 2:
+            break
+        best = max(best, rate)
+    return best

@@ -116,13 +116,13 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
     from labkit.comm.mesh import Mesh
     from labkit.launch.progress import track
     from labkit.parallel import saved
-    from labkit.probe.peak import matmul_flops
+    from labkit.probe.peak import peak_flops
     from labkit.train.data import batch
 
     mesh = Mesh.connect(order.layout, group)
     step = assemble(order.config, order.recipe, mesh)
     losses, begin, where = _resume(order, step, mesh)
-    peak = matmul_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
+    peak = peak_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
     seen: dict[str, Any] = {"memory": {}, "sent": {}}
     for number in track(range(begin, order.steps), group):

@@ -65,13 +65,14 @@ class TrainingReport:
         return (
             f"loss {start:.4f} at step {first} -> {end:.4f} at step {last}\n"
             f"{seconds_text(self.step_s)} a step, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%} of "
-            f"{self.peak_flops / 1e9:,.1f} Gflop/s a rank (a matrix product, measured with all ranks at work)"
+            f"{self.peak_flops / 1e9:,.1f} Gflop/s a rank (the best matrix product, measured with all ranks at work)"
+            + (", more than all: the machine was busier while that was measured" if self.mfu > 1 else "")
             + (f"\n{self.skipped} steps were skipped for gradients that were not finite" if self.skipped else "")
         )
 
     def _caption(self) -> str:
         note = "memory: at the peak of one step; sent: in that step, by this rank"
-        note += ", beside the law" if self.law else " (the laws are for fp32 and fp64)"
+        note += ", beside the law" if self.law else " (the laws are for fp32, fp64 and bf16)"
         return note + (f"\nsaved: {self.saved}" if self.saved else "")
 
 

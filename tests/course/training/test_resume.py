@@ -39,7 +39,7 @@ def losses(name: str, folder: Path, steps: int, resume: bool = False) -> list[fl
 @pytest.fixture(autouse=True)
 def no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's report has the device's speed, which nobody asks for here: to measure it takes longer than to train."""
-    monkeypatch.setattr("labkit.probe.peak.matmul_flops", lambda group, dtype: 1.0)
+    monkeypatch.setattr("labkit.probe.peak.peak_flops", lambda group, dtype: 1.0)
 
 
 @pytest.mark.slow
