@@ -45,6 +45,7 @@ class Benchmark(StrEnum):
     probes = "probes"
     held = "held"
     planner = "planner"
+    published = "published"
     rehearsal = "rehearsal"
     labs = "labs"
     classroom = "classroom"

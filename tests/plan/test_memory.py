@@ -175,7 +175,7 @@ def test_llama_3_fits_with_checkpointing_and_not_as_it_ran():
     shape, layout = ModelShape.preset("llama3-405b"), Layout(dp=128, pp=16, tp=8)
     recipe = Recipe("zero3", batch_size=2048, n_micro=16, checkpointing=True, precision="bf16", sequence_parallel=True)
     assert fullest(shape, layout, recipe) < H100
-    plain = recipe.changed(recompute="none")
+    plain = replace(recipe, recompute="none")
     assert fullest(shape, layout, plain) > H100
     held = shape.activations(1, 8, in_sequence=True, way="half")
     wholes = sum(n_bytes for name, n_bytes in dict(held).items() if "whole" in name)
