@@ -30,7 +30,7 @@ from labkit.plan.compared import Compared, compared, error_table, errors
 from labkit.plan.hardware import Hardware
 from labkit.plan.memory import predict_memory
 from labkit.plan.published import PublishedRun, published_runs
-from labkit.plan.search import ends
+from labkit.plan.stages import fullest
 from labkit.plan.time import predict_step
 
 SCALE = 0.08
@@ -73,7 +73,7 @@ def memory(runs: Iterable[PublishedRun]) -> dict[str, float]:
     ratios = []
     for run in runs:
         try:
-            ranks = ends(run.layout)
+            ranks = fullest(run.shape, run.layout, run.recipe)
             need = max(predict_memory(run.shape, run.layout, run.recipe, rank, "cuda").total for rank in ranks)
         except ValueError:
             continue  # a layout that labkit does not run either

@@ -177,6 +177,10 @@ ONE_NUMBER = 64
 ONE_VECTOR = 4 * CONFIG.d_model
 """Bytes of a bias's gradient in fp32: which of a layer's small gradients is freed first is not in the law."""
 
+ONE_MESSAGE = 2 * CONFIG.seq * CONFIG.d_model * 2
+"""Bytes of what two stages send each other in bf16, two rows: where blocks are run again, when the last one is given
+back is not in the law."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "mix", "way"), selection(FIRST_MIXED, STRATEGIES, MIXED, WAYS))
@@ -186,7 +190,8 @@ def test_the_law_counts_mixed_precision_to_the_byte(strategy, mix, way):
     if case := mixed(strategy, mix, way):
         for rank in range(case[0].pp):
             seen = rehearse(CONFIG, *case, rank)
-            assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR
+            loose = ONE_MESSAGE * (case[0].pp > 1 and case[1].recompute != "none")
+            assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR + loose
             for kind in ("parameters", "optimizer"):
                 assert abs(seen.predicted[kind] - seen.memory[kind]) <= ONE_NUMBER, kind
 

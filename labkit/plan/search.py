@@ -32,7 +32,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
 from labkit.plan.recipe import PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan, micro_rows
+from labkit.plan.stages import check_plan, fullest, micro_rows
 from labkit.plan.time import predict_step
 
 WORDS = 128
@@ -69,7 +69,9 @@ class Plan:
         if self.adapter is not None:
             rows = micro_rows(self.recipe, lay)
             return adapter_memory(self.shape, self.adapter, rows, self.recipe.checkpointing)
-        breakdowns = [predict_memory(self.shape, lay, self.recipe, rank, device) for rank in ends(lay)]
+        breakdowns = [
+            predict_memory(self.shape, lay, self.recipe, rank, device) for rank in fullest(self.shape, lay, self.recipe)
+        ]
         return max(breakdowns, key=lambda breakdown: breakdown.total)
 
     @property
@@ -141,11 +143,6 @@ def plans(
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
     candidates = [plan for layout in layouts(n_ranks) for plan in search.on(layout, global_batch, optimizer)]
     return sorted(candidates, key=lambda plan: plan.step_s)
-
-
-def ends(layout: Layout) -> list[int]:
-    """The ranks of a pipeline that hold most: the first has most micro-batches in flight, the last the logits."""
-    return [0, layout.size - 1] if layout.pp > 1 else [0]
 
 
 def layouts(n_ranks: int) -> Iterator[Layout]:
@@ -253,7 +250,7 @@ class Search:
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
         """Bytes needed, and why that is too much; "" if it fits. Only a plan near the limit is walked exactly."""
-        for rank in ends(layout):
+        for rank in fullest(self.shape, layout, recipe):
             step = Walk(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = step.bounds()
             prefix = "at least "

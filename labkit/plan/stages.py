@@ -75,6 +75,22 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
     return counts
 
 
+def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
+    """Some ranks of which one holds most: that of the first stages, with the most micro-batches in flight; of the last,
+    with the logits; and between them, of those with as many blocks and a full pipeline or not, the first and the
+    last."""
+    p, v = layout.pp, recipe.stages_per_rank
+    blocks = blocks_of(shape, p * v)
+
+    def kind(place: int) -> tuple[int, bool]:
+        return sum(blocks[place::p]), recipe.n_micro * v > sum(pairs_in_flight(recipe, layout, place))
+
+    between = range(1, p - 1)
+    firsts = {kind(place): place for place in reversed(between)}
+    lasts = {kind(place): place for place in between}
+    return [place * layout.tp for place in sorted({0, p - 1, *firsts.values(), *lasts.values()})]
+
+
 def way_of(recipe: Recipe) -> str:
     """The name of the way in which layers are run, one of labkit.plan.ops.WAYS."""
     if recipe.precision in ("amp", "fp16"):

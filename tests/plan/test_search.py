@@ -12,7 +12,7 @@ from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import predict_memory
 from labkit.plan.recipe import check
-from labkit.plan.search import HEADROOM, Plan, divisors, ends, layouts, plans
+from labkit.plan.search import HEADROOM, Plan, divisors, layouts, plans
 from labkit.plan.shape import ModelShape
 from labkit.plan.time import predict_step
 from tests.counting import lines
@@ -42,11 +42,13 @@ def test_kept_plans_come_first_and_best_first(large):
 
 
 def test_every_kept_plan_fits_and_is_what_the_predictions_say(large):
-    """Would catch a search that uses other numbers than the functions that everybody can call."""
+    """Would catch a search that uses other numbers than the functions that everybody can call, and one that looks at
+    the two ends of a pipeline: with the head counted, a stage between them may have more blocks, and hold more."""
     room = H100.memory_bytes.value * (1 - HEADROOM)
     for plan in [plan for plan in large if plan.kept][::7]:
         held = max(
-            predict_memory(plan.shape, plan.layout, plan.recipe, rank, "cuda").total for rank in ends(plan.layout)
+            predict_memory(plan.shape, plan.layout, plan.recipe, place * plan.layout.tp, "cuda").total
+            for place in range(plan.layout.pp)
         )
         assert plan.memory.total == held <= room
         assert plan.step == predict_step(plan.shape, plan.layout, plan.recipe, H100, simulated=0)
@@ -83,7 +85,7 @@ def test_the_search_for_a_thousand_ranks_is_no_more_work_than_for_a_few_dozen():
     assert len(plans("llama-70b", "h100", 1024, 1024)) > 500
     many, few = (lines(lambda n=n: plans("llama-70b", "h100", n, 1024)) for n in (1024, 64))
     assert many < 1.5 * few
-    assert many < 6_000_000
+    assert many < 9_000_000
 
 
 @settings(max_examples=15)
