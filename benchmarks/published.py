@@ -26,11 +26,8 @@ from typing import Any
 
 import machine
 
-from labkit.plan.compared import Compared, compared, error_table, errors
+from labkit.plan.compared import Compared, Held, compared, error_table, errors, held, memory_table, within
 from labkit.plan.hardware import Hardware
-from labkit.plan.memory import predict_memory
-from labkit.plan.published import PublishedRun, published_runs
-from labkit.plan.stages import fullest
 from labkit.plan.time import predict_step
 
 SCALE = 0.08
@@ -67,25 +64,18 @@ def spearman(one: list[float], other: list[float]) -> float:
     return statistics.correlation(*([sorted(side).index(value) for value in side] for side in (one, other)))
 
 
-def memory(runs: Iterable[PublishedRun]) -> dict[str, float]:
-    """Shares of runs of which it is rightly said whether they fit; the ratio of predicted and measured bytes."""
-    fits: dict[bool, list[bool]] = {True: [], False: []}
-    ratios = []
-    for run in runs:
-        try:
-            ranks = fullest(run.shape, run.layout, run.recipe)
-            need = max(predict_memory(run.shape, run.layout, run.recipe, rank, "cuda").total for rank in ranks)
-        except ValueError:
-            continue  # a layout that labkit does not run either
-        fits[run.ran].append(need <= run.hardware.memory_bytes.value)
-        if run.n_bytes:
-            ratios.append(need / run.n_bytes)
+def memory(runs: Iterable[Held]) -> dict[str, float]:
+    """Shares of runs of which it is rightly said whether they fit; the ratio of predicted and published bytes."""
+    runs = list(runs)
+    fits = {ran: [run.fits for run in runs if run.run.ran == ran] for ran in (True, False)}
+    measured = [run for run in runs if run.run.n_bytes]
     return {
         "ran, and fits": statistics.mean(fits[True]),
         "crashed, and does not fit": 1 - statistics.mean(fits[False]),
-        "bytes, median": statistics.median(ratios),
-        "bytes within 10%": statistics.mean(0.9 < ratio < 1.1 for ratio in ratios),
-        "count": len(ratios),
+        "bytes, median": statistics.median(run.ratio for run in measured),
+        "bytes within 10%": within(run.ratio for run in measured),
+        "bytes within 10% in either setting": within(run.best_ratio for run in measured),
+        "count": len(measured),
     }
 
 
@@ -147,8 +137,8 @@ def main() -> None:
     chosen = choices(runs)
     for row in chosen:
         print("  ".join(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    held = memory([run for run in published_runs() if run.source == "playbook"])
-    print(held)
+    bytes_held = held()
+    print(memory_table(bytes_held))
     if options.fit:
         print(fitted([comparison for comparison in runs if comparison.run.fitted]))
     if options.json:
@@ -156,7 +146,7 @@ def main() -> None:
             {"source": source, "band": band, "fitted": parts[0]._asdict(), "held out": parts[1]._asdict()}
             for (source, band), parts in errors(runs).items()
         ]
-        machine.write(options.json, {"errors": table, "choice": chosen, "memory": held})
+        machine.write(options.json, {"errors": table, "choice": chosen, "memory": memory(bytes_held)})
 
 
 if __name__ == "__main__":

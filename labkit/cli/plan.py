@@ -144,12 +144,14 @@ def _budget(
 
 
 def _published(svg: Path | None, to: Path | None) -> None:
-    """The table of errors, and the picture if it was asked for."""
-    from labkit.plan.compared import compared, error_table, errors
+    """The tables of errors, of seconds and of bytes, and the picture if it was asked for."""
+    from labkit.plan.compared import compared, error_table, errors, held, memory_table
 
     runs = compared()
     with words_beside(to):
         print(error_table(runs))
+        print()
+        print(memory_table(held()))
     if svg is not None:
         from labkit.view.published import published
 

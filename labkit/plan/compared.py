@@ -1,8 +1,11 @@
-"""Published runs beside what the planner says of them: seconds, their ratio, and the errors in a table.
+"""Published runs beside what the planner says of them: seconds and bytes, their ratios, and the errors in tables.
 
     ratio       predicted / measured seconds of a step: 1 is right, 0.5 is a planner that dreams of twice the speed
     band        runs by the MFU that was measured: at least 35%, 20 to 35%, below 20%
     held out    runs to which nothing was fitted; only they say what a prediction is worth
+
+    bytes       what a GPU held, where that is published and labkit knows what the framework holds besides the law's
+                parts (labkit.plan.nanotron). "within 10%" counts the setting that is likely, "either" the better of two
 
 As a search does, long schedules are predicted by their law (labkit.plan.time). Runs that did not run have no seconds,
 and runs with something that the planner does not have (`lacks`) have no prediction: both are only counted.
@@ -12,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from labkit.plan.nanotron import likely, settings
 from labkit.plan.published import PublishedRun, published_runs
 from labkit.plan.time import predict_step
 
@@ -73,6 +77,74 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ranked[below] + (place - below) * (ranked[above] - ranked[below])
 
 
+class Held(NamedTuple):
+    """One run of nanotron: bytes of its fullest GPU in the likely setting, in each of the two, and as published."""
+
+    run: PublishedRun
+    likely: int
+    either: tuple[int, ...]
+
+    @property
+    def fits(self) -> bool:
+        """True if the device has that many bytes."""
+        return self.likely <= self.run.hardware.memory_bytes.value
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over published bytes; NaN for a run that did not run."""
+        return self.likely / self.run.n_bytes if self.run.n_bytes else math.nan
+
+    @property
+    def best_ratio(self) -> float:
+        """The same in that of the two settings which comes nearer."""
+        ratios = [n_bytes / self.run.n_bytes for n_bytes in self.either] if self.run.n_bytes else [math.nan]
+        return min(ratios, key=lambda ratio: abs(math.log(ratio)))
+
+
+@cache
+def held() -> tuple[Held, ...]:
+    """All of the playbook's runs, also those that did not run, on layouts that labkit can run."""
+    rows = []
+    for run in published_runs():
+        if run.source == "playbook" and run.layout.pp <= run.shape.n_layer:
+            both = settings(run.shape, run.layout, run.recipe)
+            rows.append(Held(run, both[likely(run.layout)], tuple(both.values())))
+    return tuple(rows)
+
+
+STAGES = ((1, "no pipeline"), (2, "2 stages"), (4, "4 stages"), (8, "8 stages and more"))
+"""The least number of stages of each row of the table of bytes, and its name."""
+
+
+def memory_table(runs: Sequence[Held]) -> str:
+    """The errors of predicted bytes in columns, and below them how often it is rightly said whether a run fits."""
+    head = ("stages", "runs", "10th", "median", "90th", "within 10%", "either")
+    rows: list[tuple[str, ...]] = [head]
+    ran = [run for run in runs if run.run.n_bytes]
+    for least, name in (*STAGES, (0, "all")):
+        mine = [run for run in ran if not least or _stages(run) == name]
+        if mine:
+            spread = [f"{quantile([run.ratio for run in mine], share):.2f}" for share in (0.1, 0.5, 0.9)]
+            near = [within(run.ratio for run in mine), within(run.best_ratio for run in mine)]
+            rows.append((name, f"{len(mine):,}", *spread, *(f"{share:.0%}" for share in near)))
+    text = ["predicted / published bytes of the playbook's fullest GPU, by stages of the pipeline", *in_columns(rows)]
+    for did, words in ((True, "that ran fit, as predicted"), (False, "that crashed do not fit, as predicted")):
+        mine = [run for run in runs if run.run.ran == did]
+        if mine:
+            text.append(f"{sum(run.fits == did for run in mine) / len(mine):.0%} of {len(mine):,} runs {words}")
+    return "\n".join(text)
+
+
+def within(ratios: Iterable[float], share: float = 0.1) -> float:
+    """The part of these ratios that lies within this share of 1."""
+    near = [abs(ratio - 1) <= share for ratio in ratios]
+    return sum(near) / len(near)
+
+
+def _stages(run: Held) -> str:
+    return next(name for least, name in reversed(STAGES) if run.run.layout.pp >= least)
+
+
 @cache
 def compared() -> tuple[Compared, ...]:
     """All published runs that have seconds and a prediction."""
@@ -109,10 +181,14 @@ def error_table(runs: Sequence[Compared]) -> str:
             numbers = ("-",) * 3 if not part.n_runs else (f"{n:.2f}" for n in (part.low, part.median, part.high))
             cells += [str(part.n_runs), *numbers]
         lines.append(tuple(cells))
-    wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    text = ["predicted / measured seconds of a step, by the MFU that was measured"]
-    text += ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
+    text = ["predicted / measured seconds of a step, by the MFU that was measured", *in_columns(lines)]
     return "\n".join(text + left_out())
+
+
+def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The rows as lines, each column as wide as its widest cell."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, wide, strict=True)) for row in rows]
 
 
 def left_out() -> list[str]:

@@ -10,7 +10,7 @@
 What the sources do not say is assumed, here and nowhere else:
 
     playbook      1F1B, no recomputation, sequence parallelism with tp > 1, bf16 with fp32 masters, gradients added up
-                  in fp32
+                  in fp32; its memory is in GiB, though its column is headed GB (labkit.plan.nanotron says why)
     foundry       the "DEFAULT" mixed precision gathers bf16 weights and keeps fp32 masters (amp), "PURE" is bf16
     torchtitan    FSDP2's mixed precision, as foundry's DEFAULT
 
@@ -34,7 +34,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 
-GB = 1e9
+GB, GIB = 1e9, 2**30
 PLAYBOOK = MappingProxyType({"1B": (16, 2048, 32, 8192), "8B": (32, 4096, 32, 14336)})
 """Layers, width, heads and hidden width of the playbook's models."""
 SICK, LATE_S = 0.035, 0.22
@@ -42,10 +42,9 @@ SICK, LATE_S = 0.035, 0.22
 runs of the same layout do not. The share of such runs grows with the nodes n as 1 - (1 - 0.035)^n, from 1 of 27 on one
 node to 108 of 110 on 64: as if one node in thirty were sick.
 
-Another reading: the table mixes runs of two settings, and does not say which is which. Where the bytes can tell (what
-sequence parallelism gathers is a fifth of them or more), runs with 1 or with 4 and more stages that hold too little to
-have kept it are late in 80 of 88 cases, those that hold more in 46 of 222: as if a setting that gathers again in
-backward (recompute="gathers") also sent its messages another way. With 2 stages most hold little, and half are late."""
+Late runs are those of newer code, too: with 4 stages and more, nearly all runs that hold too little to have kept what
+sequence parallelism gathers are late, and nearly none of the others (labkit.plan.nanotron). With 2 stages most hold
+little, and half of them are late, more of them on more nodes."""
 TIED_BELOW = 10_000
 """The playbook's models tie their embeddings below this hidden width."""
 MPT = MappingProxyType({
@@ -121,7 +120,7 @@ def _playbook() -> Iterator[PublishedRun]:
         yield PublishedRun(
             "playbook", shapes[row["model"]], hardware, layout, recipe,
             batch * 4096 / (float(row["tokens_s_gpu"]) * layout.size) if ran else None,
-            float(row["gb"]) * GB if row["gb"] else None, float(row["mfu"]) / 100 if row["mfu"] else None, ran,
+            float(row["gb"]) * GIB if row["gb"] else None, float(row["mfu"]) / 100 if row["mfu"] else None, ran,
         )  # fmt: skip
 
 
@@ -158,6 +157,6 @@ def _torchtitan() -> Iterator[PublishedRun]:
         lacks = [f"context parallelism over {row['cp']}"] * (row["cp"] != "1") + ["float8"] * (row["float8"] == "yes")
         yield PublishedRun(
             "torchtitan", ModelShape.preset(name).changed(seq=seq, name=name), hardware, layout, recipe,
-            rows * layout.dp * seq / (float(row["tokens_s_gpu"]) * int(row["gpus"])), float(row["GiB"]) * 2**30, None,
+            rows * layout.dp * seq / (float(row["tokens_s_gpu"]) * int(row["gpus"])), float(row["GiB"]) * GIB, None,
             True, " and ".join(lacks),
         )  # fmt: skip

@@ -39,13 +39,17 @@ class Rank:
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
         self.gathered = 2 if way == "half" else self.width
         n_stages = layout.pp * recipe.stages_per_rank
-        counts = blocks_of(shape, n_stages)
+        counts = self.cut(n_stages)
         self.stages = [
             stage_of(shape, self.setting, counts[stage], stage == 0, stage == n_stages - 1)
             for stage in range(self.place, n_stages, layout.pp)
         ]
         self.tied = shape.tied and n_stages == 1
         self.in_flight = pairs_in_flight(recipe, layout, self.place)
+
+    def cut(self, n_stages: int) -> tuple[int, ...]:
+        """Blocks of each stage."""
+        return blocks_of(self.shape, n_stages)
 
     @cached_property
     def keepers(self) -> list[Keeper]:
