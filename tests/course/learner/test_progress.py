@@ -341,8 +341,8 @@ def test_what_was_kept_outlives_the_kernel_that_is_killed_while_it_writes(tmp_pa
         child = adds(path, 10_000, f"round {round_}")
         told = [child.stdout.readline() for _ in range(7 + 10 * round_)]
         child.send_signal(signal.SIGKILL)
-        rest, _ = child.communicate(timeout=300)
-        told += rest.splitlines()
+        told += child.stdout.read().splitlines()  # not communicate(), which passes over what readline has read ahead
+        child.wait(timeout=300)
         kept = Progress(path)
         mine = [each for each in kept.attempts() if each.source.startswith(f"round {round_} ")]
         assert kept.note == ""
