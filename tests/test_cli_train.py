@@ -87,9 +87,11 @@ def test_a_run_that_was_killed_goes_on_with_the_losses_that_it_would_have_had(ru
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_layout(run, tmp_path):
     """Would catch a checkpoint that only its own layout and strategy can read."""
-    before, after = ("--dp", 2, "--strategy", "zero3"), ("--dp", 1, "--tp", 2, "--strategy", "ddp")
-    report = run(*before, "--shard", 1, "--steps", 6, "--out", tmp_path / "run")
-    assert "dp_replicate sent" in " ".join(report.split())
+    before, after = ("--dp", 2, "--strategy", "zero3", "--shard", 1), ("--dp", 1, "--tp", 2, "--strategy", "ddp")
+    run(*before, "--steps", 6, "--out", tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    for sent, law in zip(report["sent"], report["law"], strict=True):
+        assert sent == {"dp_shard": 0, "dp_replicate": pytest.approx(law["dp_replicate"], rel=0.02), "tp": 0, "pp": 0}
     run(*after, "--resume", "--out", tmp_path / "run")
     run(*before, "--out", tmp_path / "straight")
     moved, straight = losses(tmp_path / "run"), losses(tmp_path / "straight")

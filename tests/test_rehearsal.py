@@ -29,7 +29,7 @@ from tests.cases import cases, selection
 pytestmark = pytest.mark.timeout(120)
 CONFIG = GPTConfig(n_layer=2, d_model=64, n_head=4, vocab=256, seq=64, tied=False)
 DEEP = replace(CONFIG, n_layer=4)
-LONG = replace(CONFIG, n_layer=9)
+LONG = replace(CONFIG, n_layer=7)
 ROUNDS = 40
 
 
@@ -226,23 +226,23 @@ def test_three_dimensions_other_schedules_and_precisions_are_as_rehearsed_too(la
 
 
 SHARDED = [
-    *((Layout(4), {"shard_ranks": 2, "reshard": reshard, "n_micro": 2}) for reshard in (True, False)),
-    *((Layout(4), {"shard_ranks": shard, "reshard": False, "recompute": "full"}) for shard in (1, 4)),
-    *((Layout(2, 2), {"shard_ranks": 1, "reshard": reshard, "n_micro": 4}) for reshard in (True, False)),
-    (Layout(2, 2), {"reshard": False, "n_micro": 4, "precision": "amp"}),
+    (LONG, Layout(4), {"shard_ranks": 2, "reshard": False, "n_micro": 2}),
+    (CONFIG, Layout(4), {"shard_ranks": 1, "recompute": "full"}),
+    (CONFIG, Layout(4), {"shard_ranks": 4, "reshard": False, "precision": "amp"}),
+    (DEEP, Layout(2, 2), {"shard_ranks": 1, "reshard": False, "n_micro": 4}),
 ]
 
 
 @pytest.mark.slow
-@cases(("layout", "choices"), SHARDED)
-def test_the_law_counts_groups_and_units_that_stay_whole_to_the_byte(layout, choices):
+@cases(("config", "layout", "choices"), SHARDED)
+def test_the_law_counts_groups_and_units_that_stay_whole_to_the_byte(config, layout, choices):
     """Bugs: state that is shared by all of dp and not by a group, units that are freed before the last micro-batch in
     flight, or that stay whole in the optimizer's step; blocks that are not walked one by one and forgotten."""
     for rank in range(layout.pp):
         recipe = Recipe("zero3", batch_size=8, **choices)
-        seen = rehearse(LONG, layout, recipe, rank)
-        assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER * 2
-        assert abs(seen.predicted["parameters"] - seen.memory["parameters"]) <= ONE_NUMBER * 2
+        seen = rehearse(config, layout, recipe, rank)
+        assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER
+        assert abs(seen.predicted["parameters"] - seen.memory["parameters"]) <= ONE_NUMBER
 
 
 @pytest.mark.slow

@@ -13,10 +13,13 @@ tensor-parallel group lies on one node (Megatron-LM, arXiv:2104.04473, section 3
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 AXES = ("dp", "pp", "tp")
 CUT_AXES = ("dp_shard", "dp_replicate")
 """The two axes that dp is cut into where state is sharded in groups of its ranks and copied from group to group."""
+SHORT = MappingProxyType({"dp": "dp", "pp": "pp", "tp": "tp", "dp_shard": "shard", "dp_replicate": "copies"})
+"""A short word for each axis, for tables and pictures."""
 
 
 @dataclass(frozen=True)

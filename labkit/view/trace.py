@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from labkit.comm.ledger import Transfer
+from labkit.plan.layout import SHORT
 from labkit.view.cube import COLOURS, DASHES
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
 from labkit.view.units import bytes_text
 
-NAMES = MappingProxyType({"dp_shard": "shard", "dp_replicate": "copies"})
-"""Short names of the two axes that HSDP cuts dp into."""
 LANES = ("tp", "pp", "dp", "dp_shard", "dp_replicate", "world")
 LEFT, RIGHT, TOP, ROW, TALL = 66.0, WIDTH - 8.0, 44.0, 40.0, 26.0
 GAP = 6
@@ -85,7 +83,7 @@ def trace(ledger: Iterable[Transfer], title: str = "what one rank sends in one s
     y = TOP
     for axis in lanes:
         body += [
-            text(4, y + 18, NAMES.get(axis, axis), bold=True),
+            text(4, y + 18, SHORT.get(axis, axis), bold=True),
             line(LEFT, y + TALL / 2, RIGHT, y + TALL / 2, "1 5"),
         ]
         for item in (run for run in parts if run.axis == axis):
@@ -125,7 +123,7 @@ def _sums(parts: list[Run], lanes: list[str], y: float) -> tuple[list[str], floa
         amount = f"{bytes_text(n_bytes)}, {100 * n_bytes / total:.3g}%"
         out += [line(8, y - 4, 40, y - 4, DASHES.get(axis, ""), 4, COLOURS.get(axis, PALETTE[7]))]
         out += [
-            text(50, y, NAMES.get(axis, axis), bold=True),
+            text(50, y, SHORT.get(axis, axis), bold=True),
             text(98, y, verb),
             text(290, y, f"{calls:,} calls", "end"),
         ]
