@@ -21,6 +21,7 @@ from labkit.course.machine.room import room as room
 from labkit.course.reading.source import show as show
 from labkit.launch.reply import Reply as Reply, WorkerError as WorkerError
 from labkit.parallel.ddp import DDP as DDP
+from labkit.parallel.hsdp import HSDP as HSDP
 from labkit.parallel.pipeline import Pipeline as Pipeline
 from labkit.parallel.split import split as split
 from labkit.parallel.tensor import ColumnParallelLinear as ColumnParallelLinear, RowParallelLinear as RowParallelLinear

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.ddp import DDP
+from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
 from labkit.parallel.offload import Offload
 from labkit.parallel.pipeline import Pipeline
@@ -71,6 +72,8 @@ PRODUCTS = MappingProxyType({"amp": torch.bfloat16, "fp16": torch.float16})
 def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     """The training step of this rank; all ranks of the mesh call it. ValueError on all of them for what cannot work."""
     check(config, recipe, mesh.layout)
+    if recipe.shard_ranks is not None:
+        mesh = mesh.cut(recipe.shard_ranks)
     with torch.device("meta"):
         model = GPT(config, seed=recipe.seed)
     if mesh.tp.size > 1:
@@ -150,8 +153,11 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel
         return ZeRO1(module, mesh.dp, make, recipe.bucket_bytes)
     if recipe.strategy == "zero2":
         return ZeRO2(module, mesh.dp, make, recipe.bucket_bytes)
-    products = PRODUCTS.get(recipe.precision)
-    return ZeRO3(module, mesh.dp, make, prefetch=recipe.prefetch, compute_dtype=products)
+    options: dict[str, Any] = {"prefetch": recipe.prefetch, "compute_dtype": PRODUCTS.get(recipe.precision)}
+    options["reshard"] = recipe.reshard
+    if mesh.shard is not None and mesh.replicate is not None:
+        return HSDP(module, mesh.dp, make, mesh.shard, mesh.replicate, **options)
+    return ZeRO3(module, mesh.dp, make, **options)
 
 
 def make_optimizer(recipe: Recipe) -> MakeOptimizer:

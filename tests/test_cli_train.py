@@ -87,8 +87,11 @@ def test_a_run_that_was_killed_goes_on_with_the_losses_that_it_would_have_had(ru
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_layout(run, tmp_path):
     """Would catch a checkpoint that only its own layout and strategy can read."""
-    before, after = ("--dp", 2, "--strategy", "zero3"), ("--dp", 1, "--tp", 2, "--strategy", "ddp")
+    before, after = ("--dp", 2, "--strategy", "zero3", "--shard", 1), ("--dp", 1, "--tp", 2, "--strategy", "ddp")
     run(*before, "--steps", 6, "--out", tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    for sent, law in zip(report["sent"], report["law"], strict=True):
+        assert sent == {"dp_shard": 0, "dp_replicate": pytest.approx(law["dp_replicate"], rel=0.02), "tp": 0, "pp": 0}
     run(*after, "--resume", "--out", tmp_path / "run")
     run(*before, "--out", tmp_path / "straight")
     moved, straight = losses(tmp_path / "run"), losses(tmp_path / "straight")
@@ -126,6 +129,11 @@ def test_a_truncated_checkpoint_is_passed_over_and_named_when_asked_for(run, tmp
         (("--precision", "amp", "--fp32-gradients"), "a choice for precision='bf16', got 'amp'"),
         (("--checkpointing", "--recompute", "selective"), "give one of the two"),
         (("--offload",), "it wants zero1, zero2 or zero3"),
+        (
+            ("--dp", 4, "--strategy", "zero3", "--shard", 3),
+            "dp=4 ranks do not cut into groups of shard_ranks=3: 2 would",
+        ),
+        (("--dp", 2, "--no-reshard"), "reshard=False is a choice for strategy='zero3', got 'ddp'"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_numbers_and_the_mend(words, told):
@@ -147,7 +155,7 @@ def test_a_folder_with_another_runs_checkpoints_is_not_overwritten(run, tmp_path
     "words",
     [
         ("--precision", "fp16"),
-        ("--precision", "amp", "--strategy", "zero3"),
+        ("--precision", "amp", "--strategy", "zero3", "--shard", "1", "--no-reshard"),
         ("--precision", "bf16", "--fp32-gradients", "--strategy", "zero2", "--recompute", "selective"),
     ],
     ids=" ".join,

@@ -150,6 +150,24 @@ def test_thirty_two_ranks_in_three_dimensions(strategy, schedule, truth, tmp_pat
     assert apart(run(CONFIG, recipe_of(strategy, schedule, False, 4), Layout(4, 4, 2), tmp_path), truth) < 1e-12
 
 
+HYBRIDS = [
+    ((4, 1, 1), {"shard_ranks": 2}, {}), ((2, 2, 2), {"shard_ranks": 1, "reshard": False}, {}),
+    ((4, 1, 2), {"shard_ranks": 2}, {"sequence_parallel": True, "recompute": "selective"}),
+    ((4, 2, 1), {"shard_ranks": 2, "reshard": False}, {"offload": True, "checkpointing": True}),
+    ((2, 2, 1), {"reshard": False}, {"schedule": "gpipe"}),
+    ((2, 2, 1), {"reshard": False}, {"schedule": "interleaved"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "sharding", "more"), HYBRIDS, ids=str)
+def test_sharding_in_groups_and_units_that_stay_whole_train_as_one_process_does(sizes, sharding, more, truth, tmp_path):
+    """Would catch groups whose members have other parts of the model, a norm that counts each copy, and a unit that is
+    freed while a micro-batch in flight needs it."""
+    more = {"schedule": "1f1b", "checkpointing": None, **more}
+    recipe = recipe_of("zero3", n_micro=4, **more, **sharding)
+    assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
+
+
 FIRST_SEQUENCES = [((2, 1, 2), "ddp"), ((2, 1, 2), "zero3"), ((1, 2, 2), "zero1"), ((1, 2, 2), "zero2")]
 
 
@@ -221,13 +239,23 @@ def test_lower_precision_is_no_further_from_the_truth_than_one_process_is(strate
 
 @pytest.mark.parametrize(
     ("strategy", "n_ranks"),
-    [("ddp", 1), ("zero1", 2), ("zero2", 1), ("zero3", 2), pytest.param("zero3", 1, marks=pytest.mark.rest)],
+    [
+        ("ddp", 1),
+        ("zero1", 2),
+        ("zero2", 1),
+        ("zero3", 2),
+        ("hsdp", 2),
+        pytest.param("zero3", 1, marks=pytest.mark.rest),
+    ],
 )
 def test_bf16_is_a_plain_loop_with_fp32_masters_bit_by_bit(strategy, n_ranks, tmp_path):
     """Would catch weights that are stepped on in bf16, masters that follow the rounded weights, sums elsewhere.
 
     Each of two ranks has the same rows as the one process, so that the mean of their gradients is exact."""
-    recipe = Recipe(strategy, batch_size=4, precision="bf16", weight_decay=0.1, bucket_bytes=4000)
+    sharding = (
+        {"strategy": "zero3", "shard_ranks": 1, "reshard": False} if strategy == "hsdp" else {"strategy": strategy}
+    )
+    recipe = Recipe(batch_size=4, precision="bf16", weight_decay=0.1, bucket_bytes=4000, **sharding)
 
     def one_of_twins(group):
         mesh = Mesh.connect(Layout(n_ranks), group)
@@ -376,8 +404,11 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
 
     Three steps, saved and loaded into another layout and strategy after each."""
     ways = itertools.cycle(
-        [("zero3", (4, 1, 1)), ("zero2", (2, 2, 1)), ("ddp", (1, 1, 2)), ("zero1", (3, 1, 1)), ("ddp", (1, 1, 1))]
-    )
+        [
+            ("zero3", (4, 1, 1), None), ("zero2", (2, 2, 1), None), ("ddp", (1, 1, 2), None), ("zero3", (4, 1, 1), 2),
+            ("zero1", (3, 1, 1), None), ("zero3", (2, 1, 2), 1), ("ddp", (1, 1, 1), None),
+        ]
+    )  # fmt: skip
     one = Recipe("ddp", batch_size=12, precision="fp64", clip_norm=0.5)
     want = one_process(CONFIG, one)
 
@@ -394,8 +425,8 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
         shutil.rmtree(tmp_path)
         losses = []
         for number in range(STEPS):
-            strategy, sizes = next(ways)
-            recipe = Recipe(strategy, batch_size=12, n_micro=2, precision="fp64", clip_norm=0.5)
+            strategy, sizes, shard = next(ways)
+            recipe = Recipe(strategy, batch_size=12, n_micro=2, precision="fp64", clip_norm=0.5, shard_ranks=shard)
             losses.append(run_threads(go_on, Layout(*sizes).size, recipe, Layout(*sizes), number)[0])
         found = losses, saved.state_dict(saved.latest(tmp_path))
         assert apart(found, want) < 1e-12, f"round {start}"

@@ -135,6 +135,10 @@ def train(
     pp: Annotated[int, typer.Option(help="Pipeline ranks.")] = 1,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
     strategy: Annotated[str, typer.Option(help="ddp, zero1, zero2 or zero3.")] = "ddp",
+    shard: Annotated[
+        int | None, typer.Option(help="HSDP: zero3 in groups of so many dp ranks, a copy of the model in each.")
+    ] = None,
+    reshard: Annotated[bool, typer.Option(help="zero3: give weights back between forward and backward.")] = True,
     schedule: Annotated[str, typer.Option(help="naive, gpipe, 1f1b, interleaved or zero_bubble.")] = "1f1b",
     micro: Annotated[int, typer.Option(help="Micro-batches of a step on each dp rank.")] = 1,
     stages_per_rank: Annotated[int, typer.Option(help="Stages on a rank, for interleaved.")] = 1,
@@ -188,7 +192,7 @@ def train(
     recipe = Recipe(
         strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
         precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
-        warmup_steps=warmup, clip_norm=clip, seed=seed,
+        warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard,
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):

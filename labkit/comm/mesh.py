@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from labkit.comm import fake, local, native, shaped
 from labkit.comm.group import Group
-from labkit.plan.layout import AXES, Layout
+from labkit.plan.layout import AXES, CUT_AXES, Layout
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """`dp`, `pp` and `tp` are the groups that this rank belongs to; `world` holds them all. One ledger for all four."""
+    """`dp`, `pp` and `tp` are the groups that this rank belongs to; `world` holds them all. One ledger for all.
+
+    shard, replicate   the two groups that dp was cut into (`cut`), None before: neighbours who share one copy of the
+                       state, and those who hold the same part of other copies"""
 
     layout: Layout
     world: Group
     dp: Group
     pp: Group
     tp: Group
+    shard: Group | None = None
+    replicate: Group | None = None
 
     @classmethod
     def connect(cls, layout: Layout, world: Group) -> Mesh:
@@ -30,12 +36,23 @@ class Mesh:
                 f"{layout} needs {layout.dp} x {layout.pp} x {layout.tp} = {layout.size} ranks, "
                 f"the world has {world.size}: change one of them"
             )
-        groups = {axis: _connect(axis, layout, world) for axis in AXES}
+        groups = {axis: _connect(axis, partial(layout.ranks, axis), world) for axis in AXES}
         return cls(layout, world, **groups)
 
+    def cut(self, shard: int) -> Mesh:
+        """This mesh with dp cut into groups of `shard` neighbours. Every rank of the world must call this.
 
-def _connect(axis: str, layout: Layout, world: Group) -> Group:
-    mine = layout.ranks(axis, world.rank)
+        In the ledger the groups are the axes `dp_shard` and `dp_replicate`. ValueError if dp is no multiple."""
+
+        def ranks_of(side: int, rank: int) -> tuple[int, ...]:
+            return self.layout.cut(shard, rank)[side]
+
+        inside, across = (_connect(axis, partial(ranks_of, k), self.world) for k, axis in enumerate(CUT_AXES))
+        return replace(self, shard=inside, replicate=across)
+
+
+def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group) -> Group:
+    mine = ranks_of(world.rank)
     index = mine.index(world.rank)
     if isinstance(world.wire, local.LocalWire):
         return local.group_on(world.wire.exchange, axis, mine, index, world.ledger)
@@ -45,7 +62,7 @@ def _connect(axis: str, layout: Layout, world: Group) -> Group:
     if along is not None:  # a wire that knows how to make its groups
         return along(world, axis, mine, index)
     handle = None
-    for ranks in sorted({layout.ranks(axis, rank) for rank in range(layout.size)}):
+    for ranks in sorted({ranks_of(rank) for rank in range(world.size)}):
         formed = native.subgroup(ranks)  # a collective of the whole world: every rank helps to form every group
         handle = formed if ranks == mine else handle
     group = native.over(handle, axis, mine, index, world.device, world.ledger)

@@ -38,8 +38,6 @@ from labkit.parallel.sync import MakeOptimizer, Owned, Watch, check_arguments
 class DDP:
     """Data parallel: every rank owns all gradients, weights and optimizer state (interface: sync.py)."""
 
-    sharded = False
-
     def __init__(
         self,
         module: nn.Module,
@@ -128,6 +126,11 @@ class DDP:
                 f"{name} was added, removed, replaced or had requires_grad changed since DDP was made: "
                 "close() this one and make a new DDP"
             )
+
+    @property
+    def replica(self) -> int:
+        """The rank in the group: each rank owns all."""
+        return self.group.rank
 
     def grads(self) -> Iterable[Tensor]:
         """The buckets: flat tensors that hold all gradients."""

@@ -48,7 +48,6 @@ WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 class Sharded:
     """Shared by ZeRO-1, 2 and 3: each rank owns 1/n of every gradient (interface: sync.py)."""
 
-    sharded = True
     module: nn.Module
     group: Group
     optimizer: torch.optim.Optimizer
@@ -97,6 +96,11 @@ class Sharded:
         if self.broadcast_buffers:
             as_on_rank_0(list(self.module.buffers()), self.group)
 
+    @property
+    def replica(self) -> int:
+        """0: nobody else owns what this rank does."""
+        return 0
+
     def grads(self) -> Iterable[Tensor]:
         """This rank's part of the gradients, flat (padding is zero): may be scaled and clipped in place."""
         return [shard.master.grad for shard in self.shards if shard.master.grad is not None]
@@ -106,7 +110,7 @@ class Sharded:
         for shard in self.shards:
             if shard.trains:
                 grads = shard.master.grad
-                for name, p, start, at, count in shard.flat.owned(self.group.rank):
+                for name, p, start, at, count in shard.flat.owned(shard.group.rank):
                     window = slice(at, at + count)
                     grad, cut = None if grads is None else grads[window], getattr(p, "shard_dim", None)
                     yield Owned(name, tuple(p.shape), start, shard.master, window, grad, cut)

@@ -53,12 +53,16 @@ class Owned:
 
 
 class DataParallel(Protocol):
-    """A data-parallel strategy. `sharded` is True if each rank owns 1/n of every gradient (ZeRO), False for DDP."""
+    """A data-parallel strategy. `replica`: of the ranks that own the same elements this is number so and so; always 0
+    where each element has one owner (ZeRO), the rank in the group where each rank owns all (DDP)."""
 
     module: nn.Module
     group: Group
     optimizer: torch.optim.Optimizer
-    sharded: bool
+
+    @property
+    def replica(self) -> int:
+        """The number of this rank among those that own the same elements."""
 
     def zero_grad(self) -> None:
         """Drop the gradients; p.grad is None until the next backward. (`optimizer.zero_grad()` drops only some.)"""
@@ -84,8 +88,8 @@ class DataParallel(Protocol):
 
 def answers_for(sync: DataParallel, cut: int | None, mesh: Mesh) -> bool:
     """True if this rank counts (or saves) elements that several ranks may hold. `cut` as in `Owned`. Sends nothing."""
-    # of copies exactly one rank answers: rank 0 of dp if gradients are whole, rank 0 of tp if the parameter is whole
-    return (sync.sharded or mesh.dp.rank == 0) and (cut is not None or mesh.tp.rank == 0)
+    # of copies exactly one rank answers: the first that has the gradients, rank 0 of tp if the parameter is whole
+    return sync.replica == 0 and (cut is not None or mesh.tp.rank == 0)
 
 
 def stepped_on(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> nn.Parameter:

@@ -20,15 +20,19 @@ owners, who add them up over the micro-batches. (What backward needs is decided 
 pipeline has several forwards of one unit in flight before the first backward.)
 
     bytes sent per rank and step    3m (n-1)/n N        2 gathers and 1 reduce-scatter for each of m micro-batches
+                                    2m (n-1)/n N        with reshard=False, which gathers once for both directions
                                     (4-1/k)m (n-1)/n N  if a checkpointed segment has k units: all but its last are
                                                         gathered once more, to be computed again
     memory                          N/n each of weights and gradients, 1/n of the optimizer's state,
                                     1 + prefetch units' whole weights, 2 units' whole gradients
+                                    with reshard=False all whole weights, from forward to backward
 
 A weight that is used in several units (a tied head) and what lies outside them form a unit of their own, which stays
 whole from its first use until backward is over: 2m (n-1)/n of its bytes.
 `keep=True` does not reshard what is needed next: the last unit of a forward, and one that is computed again in
-backward. A resharded weight keeps its shape and reads as NaN: what computes with it by mistake shows it at once.
+backward. `reshard=False` (reshard_after_forward in PyTorch) reshards nothing in forward: a unit is whole until backward
+has left it, and with several micro-batches in flight until it has left it for the last of them. A resharded weight
+keeps its shape and reads as NaN: what computes with it by mistake shows it at once.
 
 Long because no part can be understood alone: the hooks decide when, a `Unit` holds what, and the `Record` of one
 step tells the next what to prefetch.
@@ -70,6 +74,7 @@ class ZeRO3(Sharded):
         *,
         reduce_dtype: torch.dtype | None = None,
         keep: bool = False,
+        reshard: bool = True,
         broadcast_buffers: bool = True,
     ) -> None:
         """Copy rank 0's weights and buffers to every rank and shard them; works through hooks until `close()`.
@@ -80,30 +85,37 @@ class ZeRO3(Sharded):
                         masters keep their own dtype
         reduce_dtype    gradients travel in it; None: the masters'
         keep            do not reshard what is needed next (see above)
+        reshard         False: units stay whole from forward to backward
 
         Raises ValueError on every rank if ranks hold different modules, for units that are not in the module, and for
         an optimizer that cannot be sharded."""
         # ranks compare their options as numbers: a dtype becomes the sum of its name's letters
         dtypes = [sum(map(ord, str(dtype))) for dtype in (compute_dtype, reduce_dtype)]
         numbers = {"prefetch": prefetch, "keep": keep, "compute_dtype": dtypes[0], "reduce_dtype": dtypes[1]}
-        super().__init__(module, group, broadcast_buffers, units=-1 if units is None else len(units), **numbers)
+        numbers |= {"reshard": reshard, "units": -1 if units is None else len(units)}
+        super().__init__(module, group, broadcast_buffers, **numbers)
         if prefetch < 0:
             raise ValueError(f"prefetch is a number of units, 0 or more, got {prefetch}")
         entries = assign(module, default_units(module) if units is None else units)
-        self.prefetch, self.keep, self.compute_dtype = prefetch, keep, compute_dtype
+        self.prefetch, self.keep, self.reshard = prefetch, keep, reshard
+        self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.record = Record()
         self._leaving: Unit | None = None
         self._backward_began = self._summoned = False
-        cut = partial(Shard, group=group, apart=True, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
         self.units: list[Unit] = []
         for users, named, stays in entries:
-            self.units.append(Unit(len(self.units), [cut(alike) for alike in by_kind(named)], stays))
+            self.units.append(Unit(len(self.units), [self._cut(alike) for alike in by_kind(named)], stays))
             for user in users:
                 self._watch(user, self.units[-1])
         self._own([shard for unit in self.units for shard in unit.shards], make_optimizer)
         if hasattr(self.optimizer, "masters") and compute_dtype is not None:
             for shard in self.shards:
                 shard.narrow(compute_dtype)
+
+    def _cut(self, named: Sequence[Named]) -> Shard:
+        """What this rank keeps of parameters that are gathered together."""
+        options = {"compute_dtype": self.compute_dtype, "reduce_dtype": self.reduce_dtype}
+        return Shard(named, self.group, apart=True, **options)
 
     # -- the interface (sync.py) -------------------------------------------------------------------------------------
 
@@ -194,8 +206,10 @@ class ZeRO3(Sharded):
         for x in outputs:
             # on the output and not on the module: it fires in backward, just before the unit's first node needs weights
             x.register_hook(partial(self._entered, unit, call))
+        if outputs and not self.reshard:
+            unit.waiting.add(call)
         # armed: this forward runs inside backward (checkpointing), which needs the weights next
-        if unit.armed or self._summoned or (unit.stays and (outputs or unit.calls)):
+        if unit.armed or unit.waiting or self._summoned or (unit.stays and (outputs or unit.calls)):
             return
         if self.keep and unit.index in self.record.ahead(1):
             unit.kept = True
@@ -212,8 +226,9 @@ class ZeRO3(Sharded):
     def _left(self, unit: Unit, call: object) -> None:
         """Backward has left through the inputs of a call."""
         unit.armed.discard(call)
+        unit.waiting.discard(call)
         if not unit.armed:  # else backward of another call of this unit is still inside
-            if not self._summoned:
+            if not self._summoned and not unit.waiting:
                 unit.reshard()
             self._reduce(unit)
 
@@ -248,8 +263,9 @@ class ZeRO3(Sharded):
         """Backward is over: reduce and reshard the units that it has entered but not left."""
         for unit in self.units:
             # the first unit's inputs need no gradient, so autograd never runs its `Leave`
+            unit.waiting -= unit.armed
             unit.armed.clear()
-            if unit.state == WHOLE and not unit.kept and not self._summoned:
+            if unit.state == WHOLE and not (unit.kept or unit.waiting or self._summoned):
                 unit.reshard()
             self._reduce(unit)
         self._backward_began = False
@@ -259,6 +275,7 @@ class ZeRO3(Sharded):
             unit.reshard()
             unit.calls.clear()
             unit.armed.clear()
+            unit.waiting.clear()
 
 
 class Unit:
@@ -270,6 +287,7 @@ class Unit:
     kept      whole though nobody computes with it now, because it is the next one needed
     calls     forward calls that have begun and not ended, innermost last
     armed     those of its calls through which backward is going at the moment
+    waiting   with reshard=False, those that backward has not left yet: the unit stays whole for them
     """
 
     def __init__(self, index: int, shards: Sequence[Shard], stays: bool = False) -> None:
@@ -279,6 +297,7 @@ class Unit:
         self.works: list[Work] = []
         self.calls: list[object] = []
         self.armed: set[object] = set()
+        self.waiting: set[object] = set()
         self.windows = [list(shard.flat.windows(shard.weights)) for shard in self.shards]
         self.nothing = [_nothing(shard.weights) for shard in self.shards]
         self.reshard()

@@ -42,7 +42,7 @@ def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
 
 
 def _strategy(plan: Plan) -> str:
-    return plan.adapter.kind if plan.adapter is not None else plan.recipe.strategy if plan.layout.dp > 1 else "-"
+    return plan.adapter.kind if plan.adapter is not None else plan.recipe.sharded if plan.layout.dp > 1 else "-"
 
 
 def explain(found: Sequence[Plan]) -> str:
@@ -63,8 +63,8 @@ def simplest(found: Sequence[Plan]) -> Plan | None:
 
     def ideas(plan: Plan) -> tuple[float, ...]:
         lay, r = plan.layout, plan.recipe
-        axes = (lay.pp > 1) + (lay.tp > 1)
-        return axes, order.index(r.strategy) * (lay.dp > 1), r.checkpointing, r.stages_per_rank, plan.step_s
+        axes, hybrid = (lay.pp > 1) + (lay.tp > 1), r.shard_ranks is not None
+        return axes, order.index(r.strategy) * (lay.dp > 1) + hybrid, r.checkpointing, r.stages_per_rank, plan.step_s
 
     return min((plan for plan in found if plan.kept), key=ideas, default=None)
 
@@ -125,6 +125,17 @@ def _communication(plans: Sequence[Plan]) -> str:
         f"4 communication  {', '.join(parts) or 'none'}; {hidden:.3g} s of it hide behind {behind:.3g} s of compute. "
         f"Inside a node: {hw.intra.name}, {hw.intra.bytes_per_s / GB:.3g} GB/s, and tp stays there. "
         f"Between nodes: {hw.inter.name}, {hw.inter.bytes_per_s / GB:.3g} GB/s a device."
+        f"{_hybrid(plan)}"
+    )
+
+
+def _hybrid(plan: Plan) -> str:
+    shard = plan.recipe.shard_ranks
+    if shard is None:
+        return ""
+    return (
+        f" {plan.recipe.sharded}: {shard} neighbours along dp share one copy of the state, and weights move among them "
+        f"alone; between the {plan.layout.dp // shard} copies goes 1/{shard} of the gradients, once a step."
     )
 
 

@@ -88,6 +88,15 @@ class Keeper:
         """A bucket is complete and is reduced in place."""
         return None
 
+    def turns(self, live: Live, ahead: bool, behind: bool, numel: int) -> None:
+        """A micro-batch goes forward and one comes back; others are between the two when the first begins (`ahead`) and
+        when the second has ended (`behind`). `numel` parameters are those of blocks that are not walked."""
+        return None
+
+    def passed(self, live: Live, numel: int) -> None:
+        """Forward has been through blocks that are not walked, `numel` parameters."""
+        return None
+
     def between(self, live: Live, numel: int) -> None:
         """The gradients of blocks that are not walked, `numel` parameters, have come and gone as the others did."""
         return None

@@ -13,8 +13,13 @@ tensor-parallel group lies on one node (Megatron-LM, arXiv:2104.04473, section 3
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 AXES = ("dp", "pp", "tp")
+CUT_AXES = ("dp_shard", "dp_replicate")
+"""The two axes that dp is cut into where state is sharded in groups of its ranks and copied from group to group."""
+SHORT = MappingProxyType({"dp": "dp", "pp": "pp", "tp": "tp", "dp_shard": "shard", "dp_replicate": "copies"})
+"""A short word for each axis, for tables and pictures."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +60,16 @@ class Layout:
             raise ValueError(f"the axes of a layout are {', '.join(AXES)}, got {axis!r}")
         position = self.coords(of)
         return tuple(self.rank(**{**position, axis: index}) for index in range(getattr(self, axis)))
+
+    def cut(self, shard: int, of: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The two groups of rank `of` when dp is cut into groups of `shard`: its neighbours along dp, with whom it
+        shares one copy of the state; and those who hold in other copies what it holds in its own.
+
+            Layout(dp=4).cut(2, of=1)      [0 1] [2 3]  ->  (0, 1), (1, 3)
+
+        Raises ValueError if dp is no multiple of `shard`."""
+        if not isinstance(shard, int) or isinstance(shard, bool) or shard < 1 or self.dp % shard:
+            raise ValueError(f"dp={self.dp} ranks do not cut into groups of {shard!r}: take a divisor of {self.dp}")
+        ranks, index = self.ranks("dp", of), self.coords(of)["dp"]
+        first = index - index % shard
+        return ranks[first : first + shard], ranks[index % shard :: shard]

@@ -83,6 +83,9 @@ class Walk(Rank):
         """One micro-batch forward, and one back through each stage; `busy`: 1 with all others in flight, 0 alone."""
         total, counts = busy * self.in_flight_bytes(), self.in_flight
         newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
+        for index, (stage, keeper) in enumerate(zip(self.stages, self.keepers, strict=True)):
+            others = busy * counts[index]
+            keeper.turns(live, others > (index == newest), others > 1, stage.middle)
         self.forward(live, newest, max(0, total - self.stages[newest].held) + busy * self.unanswered())
         if final:  # the gradient that comes back proves that the last activations have arrived
             live.add(ACTIVATIONS, -self.onward())
@@ -102,6 +105,8 @@ class Walk(Rank):
                 keeper.need(live, k, ahead, (0, 0, 0, stage.profiles[k - 1].result if k else 0, 0))
             cached += profile.cached * (copies - 1)
             live.add(ACTIVATIONS, profile.held[ACTIVATIONS] * (copies - 1))
+            if copies > 1:
+                keeper.passed(live, stage.middle)
             more = cached if stage.kinds[k] != "loss" else 0  # the loss runs outside of autocast
             live.see((0, 0, 0, profile.forward[ACTIVATIONS] + more, profile.forward[OTHER]), "forward")
             live.add(ACTIVATIONS, profile.held[ACTIVATIONS])
@@ -167,7 +172,7 @@ class Walk(Rank):
 
     def formulas(self) -> dict[str, str]:
         """The formula of each kind of memory, in words."""
-        r, n = self.recipe, self.layout.dp
+        r, n = self.recipe, self.n
         local = sum(stage.numel for stage in self.stages)
         w, g = self.width, self.sums
         state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes

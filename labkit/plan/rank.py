@@ -33,7 +33,7 @@ class Rank:
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
-        self.place = layout.coords(rank)["pp"]
+        self.place, self.n = layout.coords(rank)["pp"], recipe.sharing(layout.dp)
         self.setting = setting_of(shape, layout, recipe)
         way = self.setting.way
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
@@ -58,11 +58,11 @@ class Rank:
 
     def keeper(self, stage: Stage) -> Keeper:
         """The strategy around one stage."""
-        r, n = self.recipe, self.layout.dp
+        r, n = self.recipe, self.n
         if r.strategy == "zero3":
             stays = frozenset({"token"}) if self.tied else frozenset()
             return ZeRO3Keeper(
-                stage.params, n, self.width, self.gathered, r.prefetch, stays, self.sums, r.fp32_gradients
+                stage.params, n, self.width, self.gathered, r.prefetch, stays, self.sums, r.fp32_gradients, r.reshard
             )
         kind = {"ddp": Keeper, "zero1": ZeRO1Keeper, "zero2": ZeRO2Keeper}[r.strategy]
         return kind(stage.params, n, self.width, r.bucket_bytes, self.sums, r.fp32_gradients)
@@ -76,11 +76,11 @@ class Rank:
             block, at = stage.params[stage.at], stage.at
             if stage.skipped and r.strategy in ("zero1", "zero2"):  # their blocks share buckets with their neighbours
                 layers = (*stage.params[:at], *[block] * stage.skipped, *stage.params[at:])
-                sizes += _parts(layers, self.layout.dp, self.sums, r.bucket_bytes)
+                sizes += _parts(layers, self.n, self.sums, r.bucket_bytes)
                 continue
             sizes += keeper.owned
             block_sizes = [size for _, size in block.sizes]
-            sizes += (block_sizes if r.strategy == "ddp" else [-(-sum(block_sizes) // self.layout.dp)]) * stage.skipped
+            sizes += (block_sizes if r.strategy == "ddp" else [-(-sum(block_sizes) // self.n)]) * stage.skipped
         return sizes
 
     def base(self) -> Bytes:
@@ -88,7 +88,7 @@ class Rank:
 
         With offloading, masters and the gradients that were copied for them count where the CPU is the device; a ZeRO-3
         shard is then only the source of gathers, in the gathered width."""
-        r, n, w = self.recipe, self.layout.dp, self.width
+        r, n, w = self.recipe, self.n, self.width
         weights = gradients = 0
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
             weights += keeper.weights() + stage.middle * w // (n if r.strategy == "zero3" else 1)
@@ -115,7 +115,7 @@ class Rank:
 
     def bounds(self) -> tuple[int, int]:
         """Bytes between which the highest moment lies, without walking: a search asks thousands of plans."""
-        r, n, w = self.recipe, self.layout.dp, self.width
+        r, n, w = self.recipe, self.n, self.width
         numel, states = sum(stage.numel for stage in self.stages), dict(STATES)[r.optimizer]
         owned = numel // (1 if r.strategy == "ddp" else n)
         away = r.offload and self.device != "cpu"
@@ -131,6 +131,7 @@ class Rank:
             "zero2": owned * self.sums + 4 * bucket,
         }.get(r.strategy, owned * self.sums + unit * (4 * self.sums + (2 + r.prefetch) * 2 * self.gathered))
         copies = 2 * numel if self.setting.way == "autocast" else 0
+        copies += 0 if r.reshard else numel * self.gathered
         tied = 3 * self.shape.vocab * self.shape.d_model * w * self.tied
         step = (2 + r.has_masters) * owned * r.state_bytes + 8 * 20 * (self.shape.n_layer + 2) * n
         highest = max(stage.highest for stage in self.stages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-from labkit.plan.layout import Layout
+from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
@@ -41,6 +41,9 @@ class Recipe:
     fp32_gradients   with "bf16": gradients are added up, over micro-batches and over ranks, in fp32
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
+    shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
+                     (HSDP, labkit.parallel.hsdp); None: over all of dp
+    reshard          False, with "zero3": weights gathered in forward stay whole until backward
     """
 
     strategy: str = "ddp"
@@ -62,6 +65,8 @@ class Recipe:
     prefetch: int = 1
     seed: int = 0
     recompute: str = None  # type: ignore[assignment]
+    shard_ranks: int | None = None
+    reshard: bool = True
 
     def __post_init__(self) -> None:
         self._settle_recompute()
@@ -98,6 +103,16 @@ class Recipe:
             raise ValueError(f"fp32_gradients is a choice for precision='bf16', got {self.precision!r}: leave it out")
         if self.offload and self.strategy == "ddp":
             raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
+        self._check_sharding()
+
+    def _check_sharding(self) -> None:
+        """The choices that only ZeRO-3 has. Whether dp is a multiple of `shard_ranks` is asked where dp is known."""
+        groups = self.shard_ranks
+        if groups is not None and (not isinstance(groups, int) or isinstance(groups, bool) or groups < 1):
+            raise ValueError(f"shard_ranks is a whole number of ranks, at least 1, or None for all; got {groups!r}")
+        if self.strategy != "zero3" and (groups is not None or not self.reshard):
+            given = f"shard_ranks={groups}" if groups is not None else "reshard=False"
+            raise ValueError(f"{given} is a choice for strategy='zero3', got {self.strategy!r}: leave it out")
 
     def _settle_recompute(self) -> None:
         """Let the two names of one choice agree. Of two that do not, the one that was given counts, not the stored one.
@@ -130,6 +145,20 @@ class Recipe:
     def has_masters(self) -> bool:
         """True if the optimizer keeps its own, wider copy of the weights beside them."""
         return self.weight_bytes < self.state_bytes and not self.offload
+
+    def sharing(self, dp: int) -> int:
+        """Of `dp` ranks, those that share one copy of what is sharded."""
+        return dp if self.shard_ranks is None else self.shard_ranks
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which ranks talk, by the names that the ledger has for them."""
+        return (*(("dp",) if self.shard_ranks is None else CUT_AXES), "tp", "pp")
+
+    @property
+    def sharded(self) -> str:
+        """The strategy in a word or two: `zero3`, `hsdp of 8`."""
+        return self.strategy if self.shard_ranks is None else f"hsdp of {self.shard_ranks}"
 
     @property
     def products(self) -> str:
@@ -192,6 +221,11 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
     if recipe.batch_size % layout.dp:
         raise ValueError(
             f"a batch of {recipe.batch_size} rows does not cut evenly for dp={layout.dp}: make it a multiple"
+        )
+    if recipe.shard_ranks is not None and layout.dp % recipe.shard_ranks:
+        near = max(s for s in range(1, recipe.shard_ranks + 1) if layout.dp % s == 0)
+        raise ValueError(
+            f"dp={layout.dp} ranks do not cut into groups of shard_ranks={recipe.shard_ranks}: {near} would do"
         )
     if rows < recipe.n_micro:
         raise ValueError(

@@ -1,8 +1,10 @@
 """plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
     dp x pp x tp = n_ranks
-      x strategy (ddp, zero1, zero2, zero3)  x schedule (1f1b, interleaved, zero_bubble)  x recompute  x micro-batch
+      x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
+      x micro-batch
 
+    hsdp   zero3 inside a node, where dp has ranks on several: as many as a node has besides tp and pp
     tp     inside a node only: four sums a block would cross the slow links otherwise
     sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
     gpipe  never: 1f1b takes as long and holds less
@@ -87,7 +89,7 @@ class Plan:
     def __str__(self) -> str:
         """`dp=8 pp=4 tp=8, zero1, 1f1b of 16, checkpointing: 2.1 s, 43% MFU, 61 GB`"""
         lay, r = self.layout, self.recipe
-        parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.strategy] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
+        parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.sharded] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
         parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else f"{r.n_micro} micro-batches"]
         parts += [str(self.adapter)] * (self.adapter is not None)
         parts += [r.again] * bool(r.again)
@@ -173,11 +175,11 @@ class Search:
             yield Plan(self.shape, self.hardware, layout, base, refused=reason)
             return
         sizes = [rows for rows in MICRO_ROWS if batch // layout.dp % rows == 0]
-        for strategy in STRATEGIES if layout.dp > 1 else ("ddp",):
+        for strategy, shard in self.strategies(layout):
             for schedule, v in self.schedules(layout):
                 for again in AGAIN:
                     for rows in sizes:
-                        plan = self.judge(layout, base, strategy, schedule, v, again, rows)
+                        plan = self.judge(layout, base, strategy, shard, schedule, v, again, rows)
                         if plan is not None:
                             yield plan
                         if plan is not None and plan.refused:
@@ -220,6 +222,14 @@ class Search:
             return str(error)
         return ""
 
+    def strategies(self, layout: Layout) -> list[tuple[str, int | None]]:
+        """(strategy, ranks that share one copy of its state if not all) worth trying."""
+        if layout.dp == 1:
+            return [("ddp", None)]
+        inside = self.hardware.node_size // (layout.tp * layout.pp)  # neighbours along dp on one node
+        hybrid = [("zero3", inside)] if 1 < inside < layout.dp and layout.dp % inside == 0 else []
+        return [*((strategy, None) for strategy in STRATEGIES), *hybrid]
+
     def schedules(self, layout: Layout) -> list[tuple[str, int]]:
         """(schedule, stages on a rank) worth trying."""
         if layout.pp == 1:
@@ -228,7 +238,15 @@ class Search:
         return [("1f1b", 1), *thinner, ("zero_bubble", 1)]
 
     def judge(
-        self, layout: Layout, base: Recipe, strategy: str, schedule: str, v: int, again: str, rows: int
+        self,
+        layout: Layout,
+        base: Recipe,
+        strategy: str,
+        shard: int | None,
+        schedule: str,
+        v: int,
+        again: str,
+        rows: int,
     ) -> Plan | None:
         """One plan; None for a combination that no recipe allows, or that equals another one."""
         m = base.batch_size // layout.dp // rows
@@ -239,6 +257,7 @@ class Search:
         recipe = Recipe(
             strategy, schedule, base.batch_size, m, v, recompute=again, precision=self.precision,
             sequence_parallel=layout.tp > 1 and self.shape.seq % layout.tp == 0, optimizer=base.optimizer,
+            shard_ranks=shard,
         )  # fmt: skip
         needs, reason = self.too_large(layout, recipe)
         if reason:

@@ -9,8 +9,9 @@
 
     Their sum is the step. tp cannot be hidden, because the next product needs the sum. dp is hidden behind the backward
     of the last micro-batch, except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the
-    unit before it, as far as that takes long enough. Nothing hides the gather of new weights in ZeRO-1 and 2. What is
-    hidden is not free: both want the same memory (`contention` of labkit.plan.practice).
+    unit before it, as far as that takes long enough. HSDP does so inside a group; what it sums across groups is hidden
+    behind the last backward. Nothing hides the gather of new weights in ZeRO-1 and 2. What is hidden is not free: both
+    want the same memory (`contention` of labkit.plan.practice).
 
 Sources: Narayanan et al., arXiv:2104.04473, sections 2.2 and 3.2; Li et al., arXiv:2006.15704, section 3.2.3 (overlap);
 Rajbhandari et al., arXiv:1910.02054, section 7; Thakur et al. 2005, section 3 (alpha-beta).
@@ -28,7 +29,7 @@ from labkit.plan.recipe import Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of, check_plan, setting_of, state_params
-from labkit.plan.wire import dp_moves, sums_again
+from labkit.plan.wire import dp_moves, moves, sums_again
 from labkit.plan.work import seconds_of
 
 SIMULATED = 6_000
@@ -193,11 +194,17 @@ class StepTime:
         return self.by_unit() if self.recipe.strategy == "zero3" else self.by_bucket()
 
     def along_dp(self, verb: str, n_bytes: float) -> float:
-        """Seconds of one collective along dp."""
+        """Seconds of one collective along dp, or inside a group of it that shares the state."""
         # on gloo, which serves CPUs, a reduce_scatter sums everything on every rank and keeps a part
         if self.hardware.device == "cpu" and verb == "reduce_scatter":
             verb = "all_reduce"
-        return self.hardware.collective_s(verb, self.layout.dp, self.layout.tp * self.p, n_bytes)
+        size = self.recipe.sharing(self.layout.dp)
+        return self.hardware.collective_s(verb, size, self.layout.tp * self.p, n_bytes)
+
+    def across(self, n_bytes: float) -> float:
+        """Seconds in which HSDP sums `n_bytes` of gradients across groups; 0 where there is one group."""
+        size = self.recipe.sharing(self.layout.dp)
+        return self.hardware.collective_s("all_reduce", self.layout.dp // size, size * self.layout.tp * self.p, n_bytes)
 
     def beside(self, talk: float, work: float) -> float:
         """Seconds by which communication makes work longer that goes on beside it."""
@@ -218,23 +225,30 @@ class StepTime:
         return scatters * n_buckets * one + after, scatters * open_ + after
 
     def by_unit(self) -> tuple[float, float]:
-        """ZeRO-3: a block is gathered before its forward and before its backward, and its gradients leave behind it."""
+        """ZeRO-3: a block is gathered before its forward and before its backward, and its gradients leave behind it.
+
+        HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
         n_units = max(1, self.shape.n_layer // (self.p * self.v)) * self.v
         unit = self.params / n_units
         gather = self.along_dp("all_gather", unit * self.wide)
         scatter = self.along_dp("reduce_scatter", unit * self.recipe.gradient_bytes)
-        moved = self.m * n_units * (2 * gather + scatter)
+        across = self.across(unit * self.recipe.gradient_bytes / self.recipe.sharing(self.layout.dp))
+        scatters, gathers = moves(self.recipe, self.p)
+        moved = n_units * (gathers * gather + scatters * scatter + across)
         if not self.recipe.prefetch:
             return moved, moved  # a unit that is gathered only when it is needed hides nothing
         forward = max(ahead.compute for ahead, _ in self.stages) * self.v / n_units
         backward = max(back.compute for _, back in self.stages) * self.v / n_units
         ahead = gather + (n_units - 1) * self.beside(gather, forward)  # nothing runs beside the first
-        back = gather + scatter + (n_units - 1) * self.beside(gather + scatter, backward)
-        return moved, min(self.m * (ahead + back), moved)
+        again = gather * self.recipe.reshard
+        back = again + scatter + (n_units - 1) * self.beside(again + scatter, backward)
+        last = across + (n_units - 1) * self.beside(across, backward)
+        first = gathers - self.m * self.recipe.reshard  # forwards that gather
+        return moved, min(first * ahead + self.m * back + last, moved)
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""
-        share = 1 if self.recipe.strategy == "ddp" else self.layout.dp
+        share = 1 if self.recipe.strategy == "ddp" else self.recipe.sharing(self.layout.dp)
         owned = self.params / share
         factor = {"sgd": 0.4, "lars": 0.5}.get(self.recipe.optimizer, 1.0)
         return owned * STATE_BYTES * self.recipe.state_bytes / 4 * factor / self.hardware.reachable_bytes_per_s
@@ -257,7 +271,7 @@ class StepTime:
             ("host", host, "Python's seconds an op, where they are longer than the op's", "labkit.plan.practice"),
             ("tp", spent.tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
             ("pp", pp, f"2 x {self.m} x {self.v} messages of B T D", "arXiv:2104.04473, 3.2"),
-            ("dp", dp, f"{self.recipe.strategy} over n = {n}, S = bytes of the rank's weights", "arXiv:1910.02054, 7"),
+            ("dp", dp, f"{self.recipe.sharded} over n = {n}, S = bytes of the rank's weights", "arXiv:1910.02054, 7"),
             ("overlap", open_ - dp - max(0.0, pp - sent), "sent while computing", "arXiv:2006.15704, 3.2.3"),
             ("bubble", waits, f"{self.recipe.schedule}, p = {self.p}", "labkit.plan.schedule"),
             ("optimizer", self.optimizer(), f"{STATE_BYTES} bytes a parameter owned", "torch.optim, unfused"),

@@ -5,6 +5,7 @@
     gradients                                           2      2 1    1 0       one unit's appear, one is on its way
 
 A weight that several layers use (a tied table) is a unit that stays whole from its first use to the end of backward.
+Without resharding all units do: they are gathered in the first forward, and freed one by one in the last backward.
 Sizes are those of labkit.parallel.zero3.
 """
 
@@ -19,7 +20,7 @@ from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
 
 class ZeRO3Keeper(ZeRO2Keeper):
     """One bucket for each layer, and one for the weights named in `stays`. `gathered`: bytes of an element of a
-    gathered weight; `prefetch`: how many units are gathered ahead."""
+    gathered weight; `prefetch`: how many units are gathered ahead; `reshard`: False if they stay whole for backward."""
 
     def __init__(
         self,
@@ -31,8 +32,11 @@ class ZeRO3Keeper(ZeRO2Keeper):
         stays: frozenset[str],
         sums: int = 0,
         widens: bool = False,
+        reshard: bool = True,
     ) -> None:
-        self.gathered, self.prefetch, self.stays = gathered, prefetch, stays
+        self.gathered, self.prefetch, self.stays, self.reshard = gathered, prefetch, stays, reshard
+        # whether units are not freed now, and will not be in backward; elements of blocks not walked that are whole
+        self.keeps, self.behind, self.middle = not reshard, False, 0
         super().__init__(layers, n, width, 0, sums, widens)
         self.staying = [bucket for bucket in self.buckets if any(name in stays for _, name in bucket.members)]
         self.units = {k: bucket for bucket in self.buckets for k, _ in bucket.members if bucket not in self.staying}
@@ -60,10 +64,33 @@ class ZeRO3Keeper(ZeRO2Keeper):
         """Bytes of weights between steps: 1/n of every unit."""
         return sum(self.owned) * self.width
 
+    def turns(self, live: Live, ahead: bool, behind: bool, numel: int) -> None:
+        """Without resharding, units are whole at the start if a micro-batch is ahead, at the end if one is behind."""
+        self.behind = behind
+        if ahead and not self.reshard:
+            for bucket in self.buckets:
+                if bucket not in self.whole:
+                    self.whole.add(bucket)
+                    live.add(PARAMETERS, bucket.numel * self.gathered)
+            self.passed(live, numel)
+
+    def passed(self, live: Live, numel: int) -> None:
+        """Without resharding they are whole now."""
+        if not self.reshard:
+            live.add(PARAMETERS, (numel - self.middle) * self.gathered)
+            self.middle = numel
+
+    def between(self, live: Live, numel: int) -> None:
+        """1/n of these gradients stays; their weights are freed."""
+        super().between(live, numel)
+        if not self.keeps:
+            live.add(PARAMETERS, -self.middle * self.gathered)
+            self.middle = 0
+
     def pass_begins(self, sending: bool) -> None:
         """A unit's gradients are sent when backward has left the unit, and not as soon as they are complete."""
         super().pass_begins(sending)
-        self.sending = False
+        self.sending, self.keeps = False, self.behind and not self.reshard
 
     def need(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
         """Gather a unit that is not whole yet, and start to gather the next `prefetch` ones."""
@@ -104,7 +131,8 @@ class ZeRO3Keeper(ZeRO2Keeper):
     def left(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
         """Frees the unit, then reduces its gradients if there are any."""
         if layer in self.units:
-            self.free(live, self.units[layer])
+            if not self.keeps:
+                self.free(live, self.units[layer])
             self.reduce(live, self.units[layer], more)
 
     def reduce(self, live: Live, bucket: Bucket, more: Bytes = NOTHING) -> None:
@@ -115,6 +143,16 @@ class ZeRO3Keeper(ZeRO2Keeper):
     def pass_ends(self, live: Live) -> None:
         """Frees and reduces what backward has not left yet: the first layer, and the unit that stays."""
         for bucket in self.buckets:
-            self.free(live, bucket)
+            if not self.keeps:
+                self.free(live, bucket)
             self.reduce(live, bucket)
+        self.keeps = not self.reshard
         super().pass_ends(live)
+
+    def finish(self, live: Live) -> None:
+        """Everything that is on its way arrives, and no weight stays whole."""
+        for bucket in self.buckets:
+            self.free(live, bucket)
+        live.add(PARAMETERS, -self.middle * self.gathered)
+        self.middle = 0
+        super().finish(live)

@@ -4,7 +4,11 @@
           ddp      2(n-1)/n N      one all_reduce of the gradients
           zero1    2(n-1)/n N      reduce_scatter of gradients, all_gather of weights
           zero2    (m+1)(n-1)/n N  a reduce_scatter for each of m micro-batches: whole gradients cannot wait
-          zero3    3m(n-1)/n N     two gathers and a reduce_scatter for each of m micro-batches
+          zero3    3m(n-1)/n N     two gathers and a reduce_scatter for each of m micro-batches; one gather where units
+                                   stay whole from forward to backward, and one a step where the next micro-batch
+                                   always comes before that
+          hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks; and along dp_replicate an all_reduce
+                   2(r-1)/r N/s    of this rank's part of the gradients, once a step, over r = n/s groups
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
           (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's
@@ -19,7 +23,7 @@ labkit/parallel; Rajbhandari 2020, arXiv:1910.02054, section 7; Narayanan 2021, 
 from __future__ import annotations
 
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.layout import Layout
+from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.recipe import Recipe
 
 WHOLE = ("fp32", "fp64", "bf16")
@@ -29,7 +33,7 @@ WHOLE = ("fp32", "fp64", "bf16")
 def sent_per_step(
     layout: Layout, recipe: Recipe, rank: int, *, parameter_bytes: int, n_layer: int, d_model: int, seq: int
 ) -> Breakdown:
-    """Bytes that `rank` sends in a step, by axis. `parameter_bytes` and `n_layer` are those on this rank.
+    """Bytes that `rank` sends in a step, by axis (`recipe.axes`). `parameter_bytes`, `n_layer`: those on this rank.
 
     Raises ValueError for precisions whose activations travel in half the bytes on some edges only."""
     if recipe.precision not in WHOLE:
@@ -38,7 +42,7 @@ def sent_per_step(
     place, rows = layout.coords(rank), recipe.batch_size // layout.dp
     return Breakdown(
         [
-            _dp(layout.dp, recipe, parameter_bytes),
+            *_dp(layout, recipe, place["pp"], parameter_bytes),
             _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word),
             _pp(layout, recipe, place["pp"], rows * seq * d_model * word),
         ]
@@ -50,14 +54,33 @@ def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:
     return {"zero2": (n_micro, 1), "zero3": (n_micro, 2 * n_micro)}.get(strategy, (1, 1))
 
 
-def _dp(n: int, recipe: Recipe, n_bytes: int) -> Item:
+def moves(recipe: Recipe, n_stage_ranks: int = 1, place: int = 0) -> tuple[int, float]:
+    """The same for a recipe on the rank at `place` of a pipeline, which counts where units stay whole for backward."""
     scatters, gathers = dp_moves(recipe.strategy, recipe.n_micro)
+    if recipe.strategy != "zero3" or recipe.reshard:
+        return scatters, gathers
+    schedule = recipe.schedule_for(n_stage_ranks)
+    under_way, times = dict.fromkeys(schedule.stages_of(place), 0), 0
+    for action in schedule.programs[place]:
+        times += action.kind == "F" and not under_way[action.stage]  # nobody has kept it whole
+        under_way[action.stage] += {"F": 1, "B": -1}.get(action.kind, 0)
+    return scatters, times / len(under_way)
+
+
+def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int) -> list[Item]:
+    n, axis = recipe.sharing(layout.dp), recipe.axes[0]
+    scatters, gathers = moves(recipe, layout.pp, place)
     wider = recipe.gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)  # DDP gathers gradients, too
-    formula = f"({scatters} + {gathers})(n-1)/n S, n={n}, S={n_bytes:,}"
+    formula = f"({scatters} + {gathers:g})(n-1)/n S, n={n}, S={n_bytes:,}"
     if wider != 1:
         formula = f"{moved:g}(n-1)/n S, n={n}, S={n_bytes:,} of weights, {wider:g} S of gradients"
-    return Item("dp", moved * (n - 1) / n * n_bytes, "B", formula, "arXiv:1910.02054, 7")
+    items = [Item(axis, moved * (n - 1) / n * n_bytes, "B", formula, "arXiv:1910.02054, 7")]
+    if recipe.shard_ranks is not None:
+        r, part = layout.dp // n, wider * n_bytes / n
+        crossing = f"2(r-1)/r G, r={r}, G={part:,.0f} of gradients, 1/{n}"
+        items.append(Item(CUT_AXES[1], 2 * (r - 1) / r * part, "B", crossing, "arXiv:2304.11277, 3.2.2"))
+    return items
 
 
 def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:

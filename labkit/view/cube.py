@@ -16,8 +16,10 @@ from types import MappingProxyType
 from labkit.plan.layout import AXES, Layout
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, headline, line, text, width_of
 
-COLOURS = MappingProxyType({"tp": PALETTE[0], "pp": PALETTE[1], "dp": PALETTE[3]})
-DASHES = MappingProxyType({"tp": "", "pp": "9 4", "dp": "2 3"})
+COLOURS = MappingProxyType(
+    {"tp": PALETTE[0], "pp": PALETTE[1], "dp": PALETTE[3], "dp_shard": PALETTE[3], "dp_replicate": PALETTE[5]}
+)
+DASHES = MappingProxyType({"tp": "", "pp": "9 4", "dp": "2 3", "dp_shard": "2 3", "dp_replicate": "2 6"})
 WAYS = MappingProxyType({"tp": "solid", "pp": "dashed", "dp": "dotted"})
 DOES = MappingProxyType(
     {

@@ -29,7 +29,7 @@ hidden behind compute."""
 SPENT_COLOURS = (PALETTE[0], PALETTE[2], PALETTE[6], PALETTE[1], PALETTE[7], PALETTE[3])
 AGAIN = MappingProxyType({"full": ("again",), "selective": ("selective",), "gathers": ("gathers",)})
 AGAIN_WORDS = "again: blocks are computed again in backward (checkpointing); selective: their norms and activations are"
-WORDS = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}.get
+WORDS = MappingProxyType({"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"})
 
 
 def shortlist(found: Sequence[Plan], kept: int = 6, refused: int = 6) -> list[Plan]:
@@ -53,11 +53,17 @@ def _rank(plan: Plan) -> tuple[int, float]:
     return (plan.layout.pp > 1) + (plan.layout.tp > 1), plan.needs_bytes
 
 
+def strategy_of(plan: Plan) -> str:
+    """`ZeRO-3`, or `HSDP of 8` where 8 ranks of many share one copy of the state."""
+    recipe = plan.recipe
+    return WORDS[recipe.strategy] if recipe.shard_ranks is None else f"HSDP of {recipe.shard_ranks}"
+
+
 def name_of(plan: Plan) -> tuple[str, str]:
     """Two short lines that name a plan: its layout, and its recipe."""
     lay, r = plan.layout, plan.recipe
     rows = r.batch_size // lay.dp // r.n_micro
-    parts = [WORDS(r.strategy, r.strategy)] * (lay.dp > 1) + [r.schedule] * (lay.pp > 1) + [f"{r.n_micro} x {rows}"]
+    parts = [strategy_of(plan)] * (lay.dp > 1) + [r.schedule] * (lay.pp > 1) + [f"{r.n_micro} x {rows}"]
     return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}", ", ".join([*parts, *AGAIN.get(r.recompute, ())])
 
 
@@ -211,7 +217,7 @@ def ideas_of(plan: Plan) -> int:
 def in_short(plan: Plan) -> str:
     """A plan in few words: `ZeRO-3`, `ZeRO-1, tp 8, pp 4`, `one device`."""
     lay = plan.layout
-    parts = [WORDS(plan.recipe.strategy, "")] * (lay.dp > 1)
+    parts = [strategy_of(plan)] * (lay.dp > 1)
     parts += [f"{axis} {getattr(lay, axis)}" for axis in ("tp", "pp") if getattr(lay, axis) > 1]
     return ", ".join(parts) or "one device"
 

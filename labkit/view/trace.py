@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from labkit.comm.ledger import Transfer
+from labkit.plan.layout import SHORT
 from labkit.view.cube import COLOURS, DASHES
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
 from labkit.view.units import bytes_text
 
-LANES = ("tp", "pp", "dp", "world")
+LANES = ("tp", "pp", "dp", "dp_shard", "dp_replicate", "world")
 LEFT, RIGHT, TOP, ROW, TALL = 66.0, WIDTH - 8.0, 44.0, 40.0, 26.0
 GAP = 6
 """A run goes on over up to so many transfers of other axes, but not over a message."""
@@ -81,7 +82,10 @@ def trace(ledger: Iterable[Transfer], title: str = "what one rank sends in one s
     unit = (RIGHT - LEFT) / max(1, count)
     y = TOP
     for axis in lanes:
-        body += [text(4, y + 18, axis, bold=True), line(LEFT, y + TALL / 2, RIGHT, y + TALL / 2, "1 5")]
+        body += [
+            text(4, y + 18, SHORT.get(axis, axis), bold=True),
+            line(LEFT, y + TALL / 2, RIGHT, y + TALL / 2, "1 5"),
+        ]
         for item in (run for run in parts if run.axis == axis):
             body.append(_run(item, LEFT + item.first * unit, y, max(3.0, (item.last + 1 - item.first) * unit - 1)))
         y += ROW
@@ -118,7 +122,11 @@ def _sums(parts: list[Run], lanes: list[str], y: float) -> tuple[list[str], floa
         wide = max(2.0, 330 * n_bytes / most)
         amount = f"{bytes_text(n_bytes)}, {100 * n_bytes / total:.3g}%"
         out += [line(8, y - 4, 40, y - 4, DASHES.get(axis, ""), 4, COLOURS.get(axis, PALETTE[7]))]
-        out += [text(50, y, axis, bold=True), text(98, y, verb), text(290, y, f"{calls:,} calls", "end")]
+        out += [
+            text(50, y, SHORT.get(axis, axis), bold=True),
+            text(98, y, verb),
+            text(290, y, f"{calls:,} calls", "end"),
+        ]
         out += [box(304, y - 14, wide, 19, COLOURS.get(axis, PALETTE[7]), "", amount), text(312 + wide, y, amount)]
         facts.append(f"{axis} {verb}: {calls:,} calls, {n_bytes:,} bytes sent")
         y += 27

@@ -1,13 +1,18 @@
-"""A recipe's two names of one choice: `recompute`, and the older `checkpointing`. (Others: tests/test_compose.py.)"""
+"""A recipe's two names of one choice, `recompute` and the older `checkpointing`; how its state is shared.
+
+(Others: tests/test_compose.py.)"""
 
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import asdict, replace
 
 import pytest
 
-from labkit.plan.recipe import Recipe
+from labkit.plan.layout import Layout
+from labkit.plan.recipe import Recipe, check
+from labkit.train.config import GPTConfig
 from tests.cases import cases
 
 
@@ -35,6 +40,23 @@ def test_an_unknown_choice_is_refused():
     """Would catch a recipe that recomputes nothing, for a word that nobody knows."""
     with pytest.raises(ValueError, match="none, gathers, selective, full"):
         Recipe(recompute="some")
+
+
+@cases(
+    ("choices", "told"),
+    [
+        ({"shard_ranks": 0}, "shard_ranks is a whole number of ranks, at least 1, or None for all; got 0"),
+        ({"shard_ranks": 2.0}, "at least 1, or None for all; got 2.0"),
+        ({"shard_ranks": 2, "strategy": "zero1"}, "shard_ranks=2 is a choice for strategy='zero3', got 'zero1'"),
+        ({"reshard": False, "strategy": "ddp"}, "reshard=False is a choice for strategy='zero3', got 'ddp'"),
+        ({"shard_ranks": 5}, "dp=8 ranks do not cut into groups of shard_ranks=5: 4 would do"),
+        ({"shard_ranks": 16}, "dp=8 ranks do not cut into groups of shard_ranks=16: 8 would do"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_with_the_numbers_and_the_mend(choices, told):
+    """Would catch a strategy that leaves the choice aside without a word, and a hang in groups of unequal size."""
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check(GPTConfig(tied=False), Recipe(**{"strategy": "zero3", **choices}), Layout(8))
 
 
 def test_a_recipe_is_changed_by_either_name():

@@ -78,6 +78,18 @@ def test_every_way_to_share_the_ranks_is_looked_at(large):
     assert all("spans 2 nodes of 8" in reason for reason in reasons)
 
 
+def test_sharding_in_nodes_is_tried_where_dp_has_ranks_on_several():
+    """Would catch groups that span nodes, since tp and pp lie inside of dp, and a plan that looks like ZeRO-3."""
+    found = plans(SMALL, H100, 32, 32)
+    tried = {(plan.layout.tp * plan.layout.pp, plan.recipe.shard_ranks) for plan in found if plan.recipe.shard_ranks}
+    assert tried == {(1, 8), (2, 4), (4, 2)}
+    assert not any(plan.recipe.shard_ranks for plan in plans(SMALL, H100, 8, 32))
+    hybrid = [plan for plan in found if plan.recipe.shard_ranks and plan.kept]
+    assert "hsdp of" in str(hybrid[0])
+    assert "hsdp of" in table(hybrid, 1)
+    assert "1/8 of the gradients, once a step" in explain([plan for plan in hybrid if plan.recipe.shard_ranks == 8])
+
+
 @pytest.mark.slow
 def test_the_search_for_a_thousand_ranks_is_no_more_work_than_for_a_few_dozen():
     """Would catch a prediction whose work grows with ranks, layers or micro-batches: thousands of plans have to be

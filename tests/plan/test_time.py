@@ -92,6 +92,30 @@ def test_without_prefetch_zero3_hides_nothing():
     assert parts[0]["dp"] == parts[1]["dp"]
 
 
+def test_sharding_in_nodes_crosses_them_with_an_eighth_of_the_gradients_once_a_step():
+    """Would catch groups that are priced on the wrong link, a sum between nodes for each micro-batch, or of whole
+    gradients, a unit that is gathered for backward though it is whole; and a step of plain ZeRO-3, whose gathers have
+    511 hops, that is thought as fast on 64 nodes as that of groups inside a node."""
+    n, m, weights = 64, 4, 2 * LLAMA.n_params
+    inside, between, unit = line_of(H100.intra), line_of(H100.inter), weights / LLAMA.n_layer
+
+    def step(n, **choices):
+        recipe = Recipe("zero3", batch_size=4 * n, n_micro=m, precision="bf16", recompute="selective", **choices)
+        return predict_step(LLAMA, Layout(dp=n), recipe, ALONE)
+
+    gather = LLAMA.n_layer * seconds("ring", "all_gather", 8, unit, inside)
+    across = LLAMA.n_layer * seconds("ring", "all_reduce", n // 8, unit / 8, between)
+    for reshard, moves in ((True, 3), (False, 2)):
+        hybrid = step(n, shard_ranks=8, reshard=reshard, prefetch=0)
+        assert hybrid["dp"] == pytest.approx(moves * m * gather + across, rel=0.02)
+        assert hybrid["overlap"] == 0
+        hidden = step(n, shard_ranks=8, reshard=reshard)
+        assert hidden["dp"] == hybrid["dp"]
+        assert 0.5 * hybrid["dp"] < -hidden["overlap"] < hybrid["dp"]
+    assert step(512, shard_ranks=8)["dp"] < 0.7 * step(512)["dp"]
+    assert step(512, shard_ranks=512) == pytest.approx(step(512))
+
+
 @pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)])
 @pytest.mark.parametrize("p", [2, 4])
 def test_bubbles_follow_the_laws_of_schedules(schedule, v, p):

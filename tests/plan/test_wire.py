@@ -29,7 +29,7 @@ def sent_and_law(group, recipe, layout):
     mesh = Mesh.connect(layout, group)
     step = assemble(CONFIG, recipe, mesh)
     for number in range(2):  # zero3 learns the order of its units in the first step
-        before = {axis: group.ledger.sent_bytes(axis=axis) for axis in ("dp", "tp", "pp")}
+        before = {axis: group.ledger.sent_bytes(axis=axis) for axis in recipe.axes}
         step(*batch(0, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, CONFIG.seq), number)
     sent = {axis: group.ledger.sent_bytes(axis=axis) - was for axis, was in before.items()}
     blocks = sum(path.startswith("blocks") for stage in step.stages.values() for path in stage.paths)
@@ -53,6 +53,25 @@ def test_every_rank_sends_what_the_law_says(strategy, way):
         assert sent["pp"] == law["pp"]
         assert sent["tp"] == pytest.approx(law["tp"], rel=1e-3)
         assert sent["dp"] == pytest.approx(law["dp"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "choices"),
+    [
+        ((4, 1, 1), {"shard_ranks": 2}),
+        ((4, 1, 1), {"shard_ranks": 2, "reshard": False, "precision": "bf16", "fp32_gradients": True}),
+        ((2, 2, 1), {"reshard": False}), ((2, 2, 1), {"reshard": False, "schedule": "gpipe", "shard_ranks": 1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_groups_and_units_that_stay_whole_send_what_the_law_says(sizes, choices):
+    """Would catch gradients that cross between groups in each micro-batch, bytes on an axis that has none, and a law
+    that thinks a unit whole which was freed between two micro-batches, as on the last rank of a pipeline."""
+    recipe = Recipe("zero3", batch_size=16, n_micro=4, **{"precision": "fp64", **choices})
+    for sent, law in run_threads(sent_and_law, Layout(*sizes).size, recipe, Layout(*sizes)):
+        assert sent.keys() == law.keys()
+        for axis in recipe.axes:
+            assert sent[axis] == pytest.approx(law[axis], rel=0.02), axis
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)

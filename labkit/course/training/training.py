@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 FREE = (
     "strategy", "schedule", "n_micro", "stages_per_rank", "offload", "recompute", "checkpointing", "sequence_parallel",
+    "shard_ranks", "reshard",
 )  # fmt: skip
 """Fields of a recipe that may change when a run is resumed: they decide where and when, not what, is computed."""
 
@@ -187,7 +188,7 @@ def _probed(step: Any, rows: Any, number: int, group: Group) -> tuple[float, dic
     probe = MemoryProbe()
     for stage, module in step.stages.items():
         probe.watch(module, step.syncs[stage].optimizer, f"stage{stage}")
-    before = {axis: group.ledger.sent_bytes(axis=axis) for axis in ("dp", "tp", "pp")}
+    before = {axis: group.ledger.sent_bytes(axis=axis) for axis in step.recipe.axes}
     with probe:
         loss = step(*rows, number)
     sent = {axis: group.ledger.sent_bytes(axis=axis) - was for axis, was in before.items()}

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from labkit.plan.breakdown import KINDS
-from labkit.plan.layout import Layout
+from labkit.plan.layout import SHORT, Layout
 from labkit.plan.recipe import Recipe
 from labkit.view.curve import curve
 from labkit.view.svg import Drawing
@@ -51,12 +51,13 @@ class TrainingReport:
         table.add_column("rank")
         for kind in (*KINDS, "peak"):
             table.add_column(kind, justify="right")
-        for axis in ("dp", "tp", "pp"):
-            table.add_column(f"{axis} sent", justify="right")
+        axes = Recipe(**self.recipe).axes
+        for axis in axes:
+            table.add_column(f"{SHORT[axis]} sent", justify="right")
         for rank, (memory, sent) in enumerate(zip(self.memory, self.sent, strict=True)):
             held = [binary_text(memory.get(kind, 0)) for kind in KINDS]
             law = self.law[rank] if self.law else None
-            wire = [_beside(sent.get(axis, 0), law[axis] if law else None) for axis in ("dp", "tp", "pp")]
+            wire = [_beside(sent.get(axis, 0), law[axis] if law else None) for axis in axes]
             table.add_row(str(rank), *held, binary_text(sum(memory.values())), *wire)
         return table
 
