@@ -148,6 +148,7 @@ def test_a_folder_with_another_runs_checkpoints_is_not_overwritten(run, tmp_path
     [
         ("--precision", "fp16"),
         ("--precision", "amp", "--strategy", "zero3"),
+        ("--precision", "fp8", "--strategy", "zero3"),
         ("--precision", "bf16", "--fp32-gradients", "--strategy", "zero2", "--recompute", "selective"),
     ],
     ids=" ".join,

@@ -42,7 +42,7 @@ def plan(
     batch: Annotated[int | None, typer.Option(help="Rows of a step, all devices; by default 4 Mi tokens.")] = None,
     seq: Annotated[str, typer.Option(help="Tokens of a row, such as 8192 or 128k; the model's own by default.")] = "",
     node_size: Annotated[int | None, typer.Option(help="Devices of a node; the device's own by default.")] = None,
-    precision: Annotated[str, typer.Option(help="bf16, amp, fp16, fp32 or fp64.")] = "bf16",
+    precision: Annotated[str, typer.Option(help="bf16, fp8, amp, fp16, fp32 or fp64.")] = "bf16",
     adapter: Annotated[str, typer.Option(help="Fine-tune an adapter: lora or qlora.")] = "",
     adapter_rank: Annotated[int, typer.Option(help="Its rank.")] = 16,
     tokens: Annotated[str, typer.Option(help="A budget: tokens of the whole run, such as 1T or 300B.")] = "",

@@ -5,7 +5,7 @@
     families    A100; H100 and H200; B200; the smaller cards of Ada (L4, L40S, RTX 4090); each other one by itself
 
 Of runs that share model, device, number of devices and tokens of a row only the best counts: the others say how not to
-do it. Runs in fp8 are left out, because their share is of another peak.
+do it. Runs in fp8 are left out: a share of the peak of bf16 is then no share.
 
 Further runs are those of papers. Megatron-LM's table counts recomputation as useful work, as its head says; three
 quarters of it are the flops of the model, and these are what stands here.
@@ -133,7 +133,7 @@ def _all() -> tuple[Best, ...]:
 
 def _measured(runs: Iterable[PublishedRun]) -> Iterable[Best]:
     for run in runs:
-        if not run.ran or run.step_s is None or "float8" in run.lacks:
+        if not run.ran or run.step_s is None or run.recipe.eight_bits:
             continue
         n, shape, hardware = run.layout.size, run.shape, run.hardware
         speed = run.recipe.batch_size * shape.seq / run.step_s
