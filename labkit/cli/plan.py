@@ -97,7 +97,7 @@ def _plans(
         print()
         print(explain(candidates))
         if "adapter" not in choices:
-            print(told(candidates[0].shape, hardware, n))
+            print(told(candidates[0].shape, hardware, n, candidates[0].recipe.eight_bits))
             if not candidates[0].kept:
                 print("\n".join(_with_adapters(shape, hardware, n, length)))
     write(to, lambda: [_data_of(candidate) for candidate in candidates])
@@ -139,7 +139,7 @@ def _budget(
     with words_beside(to):
         print(budget)
         if "adapter" not in choices:
-            print(told(budget.plan.shape, hardware, budget.n_ranks))
+            print(told(budget.plan.shape, hardware, budget.n_ranks, budget.plan.recipe.eight_bits))
     write(to, lambda: _data_of_budget(budget))
 
 
