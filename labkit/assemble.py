@@ -49,6 +49,7 @@ from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig
+from labkit.train.fp8 import in_fp8_
 from labkit.train.gpt import GPT, Block, cross_entropy
 from labkit.train.large_batch import LAMB, LARS, Warmup
 from labkit.train.loss_scale import Scaler
@@ -60,6 +61,7 @@ WEIGHTS = MappingProxyType(
         "fp64": torch.float64,
         "fp32": torch.float32,
         "bf16": torch.bfloat16,
+        "fp8": torch.bfloat16,
         "amp": torch.float32,
         "fp16": torch.float32,
     }
@@ -101,6 +103,8 @@ class Stage(nn.Sequential):
         if {id(layer) for _, layer in layers} >= ends and model.config.tied:
             model.head.out.weight = model.embedding.token.weight  # to_empty has separated them
         for block in [layer for _, layer in layers if isinstance(layer, Block)]:
+            if recipe.eight_bits:
+                in_fp8_(block)
             if recipe.recompute == "full":
                 block.forward = partial(checkpoint, block.forward)  # type: ignore[method-assign]
             elif recipe.recompute != "none":
@@ -145,7 +149,7 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel
     make = make_optimizer(recipe)
     if recipe.offload:
         make = Offload(make)  # its copies are fp32 masters, too
-    elif recipe.precision == "bf16":
+    elif recipe.has_masters:
         make = partial(MasterWeights, make_optimizer=make)
     if recipe.strategy == "ddp":
         return DDP(module, mesh.dp, make, recipe.bucket_bytes)

@@ -304,7 +304,8 @@ def test_a_question_that_makes_no_sense_exits_with_2(words, told):
         (("--tokens", "1T", "--days", "0"), "days must be above 0"),
         (("--adapter", "dora"), "lora, qlora"),
         (("--node-size", "0"), "1 device or more"),
-        (("--precision", "fp8"), "bf16"),
+        (("--precision", "fp9"), "bf16"),
+        (("--precision", "fp8", "--gpu", "a100-80gb"), "a device with such units: h100"),
     ],
 )
 def test_a_plan_for_what_there_is_not_is_refused_with_the_nearest(words, told):

@@ -126,7 +126,7 @@ def test_a_truncated_checkpoint_is_passed_over_and_named_when_asked_for(run, tmp
         (("--optimizer", "lamb", "--strategy", "zero1"), "use ddp"),
         (("--save-every", 2), "--out"),
         (("--schedule", "zero_bubble", "--strategy", "zero3"), "use '1f1b'"),
-        (("--precision", "amp", "--fp32-gradients"), "a choice for precision='bf16', got 'amp'"),
+        (("--precision", "amp", "--fp32-gradients"), "a choice for precision='bf16' and 'fp8', got 'amp'"),
         (("--checkpointing", "--recompute", "selective"), "give one of the two"),
         (("--offload",), "it wants zero1, zero2 or zero3"),
         (
@@ -156,6 +156,7 @@ def test_a_folder_with_another_runs_checkpoints_is_not_overwritten(run, tmp_path
     [
         ("--precision", "fp16"),
         ("--precision", "amp", "--strategy", "zero3", "--shard", "1", "--no-reshard"),
+        ("--precision", "fp8", "--strategy", "zero3"),
         ("--precision", "bf16", "--fp32-gradients", "--strategy", "zero2", "--recompute", "selective"),
     ],
     ids=" ".join,

@@ -18,9 +18,10 @@ from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel import saved
 from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.recipe import NARROW, Recipe
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
+from labkit.train.fp8 import in_fp8_
 from labkit.train.gpt import GPT, cross_entropy
 from labkit.train.large_batch import Warmup
 from tests.cases import selection
@@ -28,16 +29,19 @@ from tests.cases import selection
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=4, seq=8, tied=False)
 STEPS = 3
-DTYPES = {"fp64": torch.float64, "bf16": torch.bfloat16}  # of the weights; all others are in fp32
+DTYPES = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp8": torch.bfloat16}  # of weights; all others in fp32
 
 
 def one_process(config, recipe):
     """Losses and weights of the plain loop. "amp" and "fp16" are autocast, as in torch's own recipe; in "bf16" the
-    optimizer steps on fp32 copies of the weights, and the model computes with them rounded."""
+    optimizer steps on fp32 copies of the weights, and the model computes with them rounded, in "fp8" with linears that
+    tests/train/test_fp8.py holds against their definition."""
     torch.manual_seed(0)
     model = GPT(config, seed=recipe.seed).to(DTYPES.get(recipe.precision, torch.float32))
+    if recipe.precision == "fp8":
+        in_fp8_(model.blocks)
     params = dict(model.named_parameters())
-    masters = {name: p.detach().clone().float() if recipe.precision == "bf16" else p for name, p in params.items()}
+    masters = {name: p.detach().clone().float() if recipe.precision in NARROW else p for name, p in params.items()}
     optimizer = torch.optim.AdamW(masters.values(), recipe.lr, weight_decay=recipe.weight_decay)
     warmup, losses = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1)), []
     for number in range(STEPS):
@@ -189,7 +193,8 @@ def test_partial_recomputation_changes_no_bit(sizes, strategy, tmp_path):
     ranks that gather again in different orders."""
     seen = []
     for recompute in ("none", "gathers", "selective"):
-        recipe = recipe_of(strategy, "1f1b", None, 3, "bf16", recompute=recompute, sequence_parallel=True)
+        precision = "fp8" if strategy == "zero3" else "bf16"
+        recipe = recipe_of(strategy, "1f1b", None, 3, precision, recompute=recompute, sequence_parallel=True)
         folder = tmp_path / recompute
         folder.mkdir()
         seen.append(run(CONFIG, recipe, Layout(*sizes), folder))
@@ -214,8 +219,9 @@ def test_a_tied_head_stays_tied(strategy, position, tmp_path):
     assert apart(run(config, recipe, Layout(2, 1, 2), tmp_path), one_process(config, recipe)) < 1e-12
 
 
-PRECISIONS = ("fp32", "bf16", "amp", "fp16")
-FIRST_PRECISIONS = [("ddp", "amp"), ("zero1", "fp32"), ("zero2", "fp16"), ("zero3", "amp"), ("zero2", "bf16")]
+PRECISIONS = ("fp32", "bf16", "fp8", "amp", "fp16")
+FIRST_PRECISIONS = [("ddp", "amp"), ("zero1", "fp32"), ("zero2", "fp16"), ("zero3", "amp"), ("zero2", "bf16"),
+                    ("zero1", "fp8")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("strategy", "precision"), selection(FIRST_PRECISIONS, STRATEGIES, PRECISIONS))
@@ -226,36 +232,34 @@ def test_lower_precision_is_no_further_from_the_truth_than_one_process_is(strate
     losses, weights = run(CONFIG, recipe, layout, tmp_path)
     alone = one_process(CONFIG, recipe)
     # Loss: the rounding error of one process, and as much again for sums in another order and for zero3's bf16 norms;
-    # fp16 rounds finer than the bf16 of which the same is asked.
-    eps = {"fp32": 2.0**-23, "bf16": 2.0**-8, "amp": 2.0**-8, "fp16": 2.0**-10}[precision]
+    # fp16 rounds finer than the bf16 of which the same is asked; in fp8 each rank's part of a matrix has its own unit,
+    # so its rounding is another one, but no larger.
+    eps = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp8": 2.0**-8, "amp": 2.0**-8, "fp16": 2.0**-10}[precision]
     off = max(abs(a - b) for a, b in zip(losses, truth[0], strict=True))
     natural = max(abs(a - b) for a, b in zip(alone[0], truth[0], strict=True))
     assert off <= 4 * natural + 16 * eps
     # Weights: an AdamW step is at most lr * (1 + decay) however the gradient was rounded, so three differ by 6 lr;
     # bf16's masters begin as rounded weights.
-    rounded = {name: 2.0**-9 * truth[1][name].abs() * (precision == "bf16") for name in weights}
+    rounded = {name: 2.0**-9 * truth[1][name].abs() * (precision in NARROW) for name in weights}
     assert all((weights[name] - truth[1][name]).abs().sub(rounded[name]).max() <= 6.6 * recipe.lr for name in weights)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "n_ranks"),
+    ("strategy", "n_ranks", "precision"),
     [
-        ("ddp", 1),
-        ("zero1", 2),
-        ("zero2", 1),
-        ("zero3", 2),
-        ("hsdp", 2),
-        pytest.param("zero3", 1, marks=pytest.mark.rest),
+        ("ddp", 1, "bf16"), ("zero1", 2, "bf16"), ("zero2", 1, "bf16"), ("zero3", 2, "bf16"), ("hsdp", 2, "bf16"),
+        ("ddp", 2, "fp8"), ("zero2", 2, "fp8"), ("zero3", 2, "fp8"),
+        pytest.param("zero3", 1, "bf16", marks=pytest.mark.rest),
     ],
-)
-def test_bf16_is_a_plain_loop_with_fp32_masters_bit_by_bit(strategy, n_ranks, tmp_path):
+)  # fmt: skip
+def test_bf16_is_a_plain_loop_with_fp32_masters_bit_by_bit(strategy, n_ranks, precision, tmp_path):
     """Would catch weights that are stepped on in bf16, masters that follow the rounded weights, sums elsewhere.
 
     Each of two ranks has the same rows as the one process, so that the mean of their gradients is exact."""
     sharding = (
         {"strategy": "zero3", "shard_ranks": 1, "reshard": False} if strategy == "hsdp" else {"strategy": strategy}
     )
-    recipe = Recipe(batch_size=4, precision="bf16", weight_decay=0.1, bucket_bytes=4000, **sharding)
+    recipe = Recipe(batch_size=4, precision=precision, weight_decay=0.1, bucket_bytes=4000, **sharding)
 
     def one_of_twins(group):
         mesh = Mesh.connect(Layout(n_ranks), group)
@@ -329,6 +333,7 @@ def eight():
         ({"batch_size": 4, "n_micro": 4}, (2, 1, 1), "batch_size=8 would do"),
         ({}, (1, 1, 3), "tp = 1, 2 or 4 would do"),
         ({"sequence_parallel": True}, (1, 1, 3), "seq=8 into tp=3"),
+        ({"precision": "fp8", "schedule": "zero_bubble"}, (1, 2, 1), "an 8-bit linear computes both at once"),
     ],
 )
 def test_what_cannot_work_is_refused_on_every_rank(changes, layout, told):

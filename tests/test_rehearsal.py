@@ -132,6 +132,7 @@ MIXED = {
     "bf16": {"precision": "bf16"},
     "bf16 fp32": {"precision": "bf16", "fp32_gradients": True},
     "amp": {"precision": "amp"},
+    "fp8": {"precision": "fp8"},
 }
 WAYS = {
     "dp": (Layout(2), {}),
@@ -156,6 +157,9 @@ def mixed(strategy, mix, way):
     return layout, Recipe(strategy, batch_size=8, bucket_bytes=2**18, **MIXED[mix], **choices)
 
 
+IN_8_BITS = [
+    ("ddp", "fp8", "dp"), ("zero3", "fp8", "dp micro"), ("zero1", "fp8", "sp some again"), ("zero2", "fp8", "pp"),
+]  # fmt: skip
 FIRST_MIXED = [
     ("ddp", "bf16", "dp"), ("zero1", "bf16 fp32", "tp"), ("zero2", "amp", "offload"), ("zero3", "bf16", "dp micro"),
     ("zero1", "bf16", "pp"), ("zero3", "amp", "pp again"), ("zero2", "bf16 fp32", "sp"),
@@ -164,8 +168,12 @@ FIRST_MIXED = [
 ]  # fmt: skip
 
 
+ALL_MIXED = [*selection(FIRST_MIXED, STRATEGIES, [mix for mix in MIXED if mix != "fp8"], WAYS), *IN_8_BITS]
+"""What 8-bit copies add to bf16 comes and goes inside a linear, so a few of them are enough."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "mix", "way"), selection(FIRST_MIXED, STRATEGIES, MIXED, WAYS))
+@pytest.mark.parametrize(("strategy", "mix", "way"), ALL_MIXED)
 def test_mixed_precision_holds_and_sends_what_was_rehearsed(strategy, mix, way, clusters):
     """Would catch masters or fp32 gradients that a rehearsal lacks, and a message between stages in another dtype."""
     if case := mixed(strategy, mix, way):
@@ -184,7 +192,7 @@ back is not in the law."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "mix", "way"), selection(FIRST_MIXED, STRATEGIES, MIXED, WAYS))
+@pytest.mark.parametrize(("strategy", "mix", "way"), ALL_MIXED)
 def test_the_law_counts_mixed_precision_to_the_byte(strategy, mix, way):
     """Bugs: masters counted as parameters, 1/n of the gradients as nobody's, half gradients widened in every unit of
     ZeRO-3 (amp), the numbers a row of a tensor-parallel loss forgotten."""
@@ -252,6 +260,7 @@ def test_the_law_counts_groups_and_units_that_stay_whole_to_the_byte(config, lay
         (Layout(2, 1, 1), Recipe("zero3", batch_size=4, checkpointing=True)),
         (Layout(1, 1, 2), Recipe(batch_size=4)),
         (Layout(1, 2, 1), Recipe(batch_size=4, n_micro=2, precision="amp")),
+        (Layout(1, 1, 2), Recipe(batch_size=4, precision="fp8")),
     ],
     ids=str,
 )

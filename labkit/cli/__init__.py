@@ -152,12 +152,13 @@ def train(
     precision: Annotated[
         str,
         typer.Option(
-            help="fp32; fp64; bf16: weights, gradients and activations, with fp32 masters in the optimizer; amp: fp32 "
-            "weights, bf16 products (autocast); fp16: autocast with loss scaling."
+            help="fp32; fp64; bf16: weights, gradients and activations, with fp32 masters in the optimizer; fp8: as "
+            "bf16, but the blocks' linears multiply 8-bit copies; amp: fp32 weights, bf16 products (autocast); fp16: "
+            "autocast with loss scaling."
         ),
     ] = "fp32",
     fp32_gradients: Annotated[
-        bool, typer.Option("--fp32-gradients", help="With bf16: add gradients up in fp32.")
+        bool, typer.Option("--fp32-gradients", help="With bf16 and fp8: add gradients up in fp32.")
     ] = False,
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Run blocks again in backward: --recompute full.")

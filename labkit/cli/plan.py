@@ -42,7 +42,7 @@ def plan(
     batch: Annotated[int | None, typer.Option(help="Rows of a step, all devices; by default 4 Mi tokens.")] = None,
     seq: Annotated[str, typer.Option(help="Tokens of a row, such as 8192 or 128k; the model's own by default.")] = "",
     node_size: Annotated[int | None, typer.Option(help="Devices of a node; the device's own by default.")] = None,
-    precision: Annotated[str, typer.Option(help="bf16, amp, fp16, fp32 or fp64.")] = "bf16",
+    precision: Annotated[str, typer.Option(help="bf16, fp8, amp, fp16, fp32 or fp64.")] = "bf16",
     adapter: Annotated[str, typer.Option(help="Fine-tune an adapter: lora or qlora.")] = "",
     adapter_rank: Annotated[int, typer.Option(help="Its rank.")] = 16,
     tokens: Annotated[str, typer.Option(help="A budget: tokens of the whole run, such as 1T or 300B.")] = "",
@@ -97,7 +97,7 @@ def _plans(
         print()
         print(explain(candidates))
         if "adapter" not in choices:
-            print(told(candidates[0].shape, hardware, n))
+            print(told(candidates[0].shape, hardware, n, candidates[0].recipe.eight_bits))
             if not candidates[0].kept:
                 print("\n".join(_with_adapters(shape, hardware, n, length)))
     write(to, lambda: [_data_of(candidate) for candidate in candidates])
@@ -139,7 +139,7 @@ def _budget(
     with words_beside(to):
         print(budget)
         if "adapter" not in choices:
-            print(told(budget.plan.shape, hardware, budget.n_ranks))
+            print(told(budget.plan.shape, hardware, budget.n_ranks, budget.plan.recipe.eight_bits))
     write(to, lambda: _data_of_budget(budget))
 
 

@@ -115,7 +115,10 @@ class ColumnParallelLinear(nn.Module):
     """y_r = x W_r^T + b_r.   x [.., I] -> y_r [.., O/n]   with W[O/n, I] and b[O/n]
 
     `gather_output` joins the parts, y [.., O] on every rank, and sends (n-1)/n of y's bytes for it. `entered` says that
-    x has been through f already: linears with the same input (query, key, value) share one f instead of three."""
+    x has been through f already: linears with the same input (query, key, value) share one f instead of three.
+    `product` multiplies: F.linear, or another one with its arguments."""
+
+    product = staticmethod(F.linear)
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group, gather_output: bool, entered: bool
@@ -141,7 +144,7 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[.., I], whole on every rank -> [.., O/n], or [.., O] with `gather_output`."""
         # with `entered` the sum of dx happens once at the block's door, not once each in query, key and value
-        y = F.linear(x if self.entered else self.enter(x), self.weight, self.bias)
+        y = self.product(x if self.entered else self.enter(x), self.weight, self.bias)
         return gather_from(y, self.group) if self.gather_output else y
 
     def extra_repr(self) -> str:
@@ -152,7 +155,9 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = sum over r of x_r W_r^T, + b.   x_r [.., I/n] -> y [.., O]   with W[O, I/n] and b[O]
 
-    b is whole on every rank and added after the sum: inside it, it would count n times."""
+    b is whole on every rank and added after the sum: inside it, it would count n times. `product` as in a column."""
+
+    product = staticmethod(F.linear)
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group):
         super().__init__()
@@ -179,7 +184,7 @@ class RowParallelLinear(nn.Module):
                 f"{self.weight.shape[1] * self.group.size} inputs, got {x.shape[-1]}: give it the output of a "
                 "column-parallel layer, or cut_to(x, group)"
             )
-        return self.leave(F.linear(x, self.weight))
+        return self.leave(self.product(x, self.weight))
 
     def extra_repr(self) -> str:
         """Local shape and place, for `print(model)`."""

@@ -5,6 +5,10 @@ table): 86.9% on an A100, 80.3% on an H100. Elsewhere it is assumed, and says so
 fitted to published ones on H100 and A100 (labkit.plan.practice; `make bench` prints how well the others are foretold);
 that other devices lose as much as the nearer of the two is assumed.
 
+Rates of 8-bit products (fp8) are dense, with sums in fp32: half of what data sheets print for sparse matrices, and on
+GeForce cards half of what they print for sums in fp16. V100, A100, T4, A10G and TPU v4 have no such units. That large
+8-bit products reach the share of their peak that those of bf16 reach is assumed.
+
 GB here are 10^9 bytes where the data sheet says GB; the memory that a job can use is a little less (the driver and the
 libraries take about 1 GB).
 """
@@ -53,8 +57,8 @@ class Row(NamedTuple):
     memory_share: float = 0.85
 
 
-def _rates(fp64: float, fp32: float, bf16: float, fp16: float) -> tuple[tuple[str, float], ...]:
-    given = (("fp64", fp64), ("fp32", fp32), ("bf16", bf16), ("fp16", fp16))
+def _rates(fp64: float, fp32: float, bf16: float, fp16: float, fp8: float = 0) -> tuple[tuple[str, float], ...]:
+    given = (("fp64", fp64), ("fp32", fp32), ("bf16", bf16), ("fp16", fp16), ("fp8", fp8))
     return tuple((name, rate * 1e12) for name, rate in given if rate)
 
 
@@ -83,7 +87,7 @@ OLDER = (
 """Links that devices have and labkit.plan.link does not."""
 
 A100 = _rates(19.5, 19.5, 312, 312)
-H100 = _rates(67, 67, 989.4, 989.4)
+H100 = _rates(67, 67, 989.4, 989.4, 1978.9)
 GB = 1e9
 
 DEVICES: Mapping[str, Row] = MappingProxyType(
@@ -98,21 +102,21 @@ DEVICES: Mapping[str, Row] = MappingProxyType(
                     "NVIDIA H100 SXM data sheet, 2023", GPU),
         "h200": Row(H100, 0.803, f"{MAMF} (as H100)", 141 * GB, 4800e9, 8, "nvlink", "infiniband",
                     "NVIDIA H200 SXM data sheet, 2024", GPU),
-        "b200": Row(_rates(37, 75, 2250, 2250), 0.776, MAMF, 180 * GB, 7700e9, 8, "nvlink-b200", "infiniband",
+        "b200": Row(_rates(37, 75, 2250, 2250, 4500), 0.776, MAMF, 180 * GB, 7700e9, 8, "nvlink-b200", "infiniband",
                     "NVIDIA HGX B200 data sheet, 2025", GPU),
-        "mi300x": Row(_rates(81.7, 163.4, 1307.4, 1307.4), 0.58, MAMF, 192 * GB, 5300e9, 8, "infinity-fabric",
+        "mi300x": Row(_rates(81.7, 163.4, 1307.4, 1307.4, 2614.9), 0.58, MAMF, 192 * GB, 5300e9, 8, "infinity-fabric",
                       "infiniband", "AMD Instinct MI300X data sheet, 2023; fp64 and fp32 of vectors", GPU),
         "t4": Row(_rates(0.25, 8.1, 0, 65), 0.6, LOW_POWER, 16 * GB, 320e9, 4, "pcie3", "ethernet",
                   "NVIDIA T4 data sheet, 2019", A100_GPU),
-        "l4": Row(_rates(0.47, 30.3, 121, 121), 0.6, LOW_POWER, 24 * GB, 300e9, 8, "pcie4", "ethernet",
+        "l4": Row(_rates(0.47, 30.3, 121, 121, 242.5), 0.6, LOW_POWER, 24 * GB, 300e9, 8, "pcie4", "ethernet",
                   "NVIDIA L4 data sheet, 2023, half of its sparse rates", A100_GPU),
         "a10g": Row(_rates(0.55, 35, 70, 70), 0.8, ASSUMED, 24 * GB, 600e9, 8, "pcie4", "ethernet",
                     "NVIDIA A10G data sheet, 2022", A100_GPU),
-        "l40s": Row(_rates(1.4, 91.6, 362, 362), 0.75, ASSUMED, 48 * GB, 864e9, 8, "pcie4", "ethernet-100g",
+        "l40s": Row(_rates(1.4, 91.6, 362, 362, 733), 0.75, ASSUMED, 48 * GB, 864e9, 8, "pcie4", "ethernet-100g",
                     "NVIDIA L40S data sheet, 2023, half of its sparse rates", A100_GPU),
-        "rtx-4090": Row(_rates(1.3, 82.6, 165.2, 165.2), 0.9, ASSUMED, 24 * GB, 1008e9, 2, "pcie4", "ethernet",
+        "rtx-4090": Row(_rates(1.3, 82.6, 165.2, 165.2, 330.3), 0.9, ASSUMED, 24 * GB, 1008e9, 2, "pcie4", "ethernet",
                         "NVIDIA Ada architecture white paper, appendix A", A100_GPU),
-        "rtx-5090": Row(_rates(1.6, 104.8, 209.5, 209.5), 0.9, ASSUMED, 32 * GB, 1792e9, 2, "pcie5", "ethernet",
+        "rtx-5090": Row(_rates(1.6, 104.8, 209.5, 209.5, 419), 0.9, ASSUMED, 32 * GB, 1792e9, 2, "pcie5", "ethernet",
                         "NVIDIA RTX Blackwell architecture white paper, appendix A", A100_GPU),
         "tpu-v4": Row((("bf16", 275e12), ("fp32", 275e12 / 6)), 0.85, ASSUMED, 32 * 2**30, 1228e9, 4096, "tpu-ici",
                       "tpu-dcn", "Jouppi et al., arXiv:2304.01433, table 4; fp32 in six bf16 passes"),

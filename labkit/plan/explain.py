@@ -87,6 +87,8 @@ def _memory(plan: Plan) -> str:
         f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B: {n_bytes} N = "
         f"{n_bytes * n / GB:,.0f} GB, so at least "
         f"{-(-n_bytes * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
+        + " The blocks' linears multiply 8-bit copies; MFU is of the peak of bf16."
+        * r.eight_bits
     )
 
 

@@ -26,6 +26,8 @@ from labkit.plan.link import Link, link_of
 from labkit.plan.practice import IDEAL, Practice
 
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
+EIGHT_BITS = "fp8"
+"""What a device may have a rate for besides; only products of 8-bit copies ask for it."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,10 @@ class Hardware:
         """A device by what was measured on it: flop/s of a large product (for all precisions, or by precision), and
         bytes/s of an elementwise op. A link: a Link, a preset's name, (alpha_s, bytes_per_s); None: loopback."""
         rates = dict(flops) if isinstance(flops, Mapping) else dict.fromkeys(PRECISIONS, float(flops))
-        unknown = sorted(set(rates) - set(PRECISIONS))
+        unknown = sorted(set(rates) - {*PRECISIONS, EIGHT_BITS})
         if unknown or not rates:
-            raise ValueError(f"flop/s are told for {', '.join(PRECISIONS)}; got {', '.join(unknown) or 'none'}")
+            known = ", ".join((*PRECISIONS, EIGHT_BITS))
+            raise ValueError(f"flop/s are told for {known}; got {', '.join(unknown) or 'none'}")
         loop = intra or inter or Link("loopback", 50e-6, 1.5e9, "assumed: measure with labkit.probe.links")
         return cls(
             name,
@@ -143,10 +146,19 @@ class Hardware:
 
     def peak(self, precision: str) -> float:
         """Flop/s of dense products in this precision, by the data sheet: what MFU divides by. Half precisions stand
-        in for each other, and a precision that the device does not have runs in fp32. ValueError for an unknown one."""
-        if precision not in PRECISIONS:
-            raise ValueError(f"a precision is one of {', '.join(PRECISIONS)}, got {precision!r}")
+        in for each other, and a precision that the device does not have runs in fp32. ValueError for an unknown one.
+
+        "fp8" is asked for products of 8-bit copies. A CPU multiplies these in fp32; on another device without such
+        units they would only be slower than in bf16, which is a ValueError."""
         rates = {item.name: item.value for item in self.flops}
+        if precision == EIGHT_BITS and precision not in rates and self.device != "cpu":
+            names = ", ".join(name for name, row in DEVICES.items() if EIGHT_BITS in dict(row.flops))
+            raise ValueError(
+                f"no 8-bit rate is known of {self.name}, whose products would be no faster than in bf16: "
+                f"precision='bf16', or a device with such units: {names}"
+            )
+        if precision not in (*PRECISIONS, EIGHT_BITS):
+            raise ValueError(f"a precision is one of {', '.join((*PRECISIONS, EIGHT_BITS))}, got {precision!r}")
         twin = {"bf16": "fp16", "fp16": "bf16"}.get(precision, "fp32")
         return rates.get(precision) or rates.get(twin) or rates.get("fp32") or min(rates.values())
 

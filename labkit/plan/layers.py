@@ -14,7 +14,8 @@ v, its result and one number a row, and never the T x T scores (Dao et al., arXi
     "fp32"       4 bytes  4 bytes
     "fp64"       8        8
     "autocast"   4        products 2, norms and the residual path 4; a half copy of each weight until its backward
-    "half"       2        2: a model in bf16, or what ZeRO-3 gathers for products in half precision
+    "half"       2        2: a model in bf16, or what ZeRO-3 gathers for products in half precision; with 8-bit products
+                          (labkit.train.fp8) the same is held, and casts come and go
 
 Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm) are the plain torch program for them.
 """
@@ -25,7 +26,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.ops import Ops, Setting
+from labkit.plan.ops import HEAD, Ops, Setting
 from labkit.plan.sizes import Sizes
 from labkit.plan.tape import OTHER, Bytes, Segment, Shadow
 
@@ -147,4 +148,4 @@ class Program(Ops):
     def head(self, x: Shadow) -> Shadow:
         """[B, T, D] -> [B, T, V], over this rank's words."""
         n = self.enter(self.norm(x, "norm"))
-        return self.linear(n, self.shape.vocab // self.setting.tp, "logits", False)
+        return self.linear(n, self.shape.vocab // self.setting.tp, HEAD, False)

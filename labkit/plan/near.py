@@ -5,7 +5,7 @@
     families    A100; H100 and H200; B200; the smaller cards of Ada (L4, L40S, RTX 4090); each other one by itself
 
 Of runs that share model, device, number of devices and tokens of a row only the best counts: the others say how not to
-do it. Runs in fp8 are left out, because their share is of another peak.
+do it. Runs in fp8 are told of questions in fp8 alone: all MFU is of the peak of bf16, and they reach more of it.
 
 Further runs are those of papers. Megatron-LM's table counts recomputation as useful work, as its head says; three
 quarters of it are the flops of the model, and these are what stands here.
@@ -82,15 +82,18 @@ def _range(values: list[int]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def near(shape: ModelShape, hardware: Hardware, n_ranks: int, count: int = 1) -> list[Reached]:
+def near(
+    shape: ModelShape, hardware: Hardware, n_ranks: int, count: int = 1, eight_bits: bool = False
+) -> list[Reached]:
     """The `count` nearest of what was published, nearest first: of each source, model and device the run that is
-    nearest in devices and in tokens of a row, and those within a factor of CLOSE of the question in both.
+    nearest in devices and in tokens of a row, and those within a factor of CLOSE of the question in both. With
+    `eight_bits` of runs in fp8 alone, otherwise of all others.
 
     ValueError for counts below 1."""
     if n_ranks < 1 or count < 1:
         raise ValueError(f"n_ranks and count are whole numbers of at least 1, got {n_ranks} and {count}")
     groups: dict[tuple[str, str, str], list[Best]] = {}
-    for best in _all():
+    for best in _all(eight_bits):
         groups.setdefault((best.source, best.model, best.device), []).append(best)
 
     def away(best: Best) -> tuple[float, float]:
@@ -105,13 +108,14 @@ def near(shape: ModelShape, hardware: Hardware, n_ranks: int, count: int = 1) ->
     return sorted(reached, key=lambda group: group.distance)[:count]
 
 
-def told(shape: ModelShape, hardware: Hardware, n_ranks: int) -> str:
+def told(shape: ModelShape, hardware: Hardware, n_ranks: int, eight_bits: bool = False) -> str:
     """One line: `published near this: 40 to 46% MFU (llm-foundry, mpt-7b on 8 to 64 h100, rows of 2,048 tokens)`.
 
     Further away than a model of 4 times the size, or another family of devices, is not near: then it says so."""
-    (nearest,) = near(shape, hardware, n_ranks)
+    (nearest,) = near(shape, hardware, n_ranks, 1, eight_bits)
     far = nearest.distance > math.log(4)
-    return f"{'nothing near this is published; nearest' if far else 'published near this'}: {nearest}"
+    words = "nothing near this is published; nearest" if far else "published near this"
+    return f"{words}{', in fp8' * eight_bits}: {nearest}"
 
 
 def family(device: str) -> str:
@@ -121,10 +125,11 @@ def family(device: str) -> str:
 
 
 @cache
-def _all() -> tuple[Best, ...]:
-    """The best run of each source, model, device, number of devices and tokens of a row."""
+def _all(eight_bits: bool) -> tuple[Best, ...]:
+    """The best run of each source, model, device, number of devices and tokens of a row, in fp8 or not."""
     groups: dict[tuple[str, str, str, int, int], Best] = {}
-    for best in (*_measured(published_runs()), *_further()):
+    runs = [run for run in published_runs() if run.recipe.eight_bits == eight_bits]
+    for best in (*_measured(runs), *(() if eight_bits else _further())):
         key = best.source, best.model, best.device, best.n_ranks, best.seq
         if key not in groups or groups[key].mfu < best.mfu:
             groups[key] = best
@@ -133,7 +138,7 @@ def _all() -> tuple[Best, ...]:
 
 def _measured(runs: Iterable[PublishedRun]) -> Iterable[Best]:
     for run in runs:
-        if not run.ran or run.step_s is None or "float8" in run.lacks:
+        if not run.ran or run.step_s is None or run.lacks:  # an axis that a layout lacks has devices, too
             continue
         n, shape, hardware = run.layout.size, run.shape, run.hardware
         speed = run.recipe.batch_size * shape.seq / run.step_s

@@ -1,7 +1,7 @@
 """The ops of a GPT on shadows (tape.py): what each makes, what its derivative holds, and what its backward makes.
 
     op            holds                              backward makes
-    linear        x, [W's half copy]                 gx, gW, gb
+    linear        x, [W's half copy]                 gx, gW, gb; in 8 bits, copies of two operands for each product
     norm          x, two numbers a row               gx, gw, gb
     pointwise     x                                  gx
     attend        q, k, v, result, a number a row    gq, gk, gv
@@ -19,17 +19,20 @@ from dataclasses import dataclass
 
 from labkit.plan.recipe import RECOMPUTE
 from labkit.plan.sizes import Sizes
-from labkit.plan.tape import GRADIENTS, OTHER, Again, Node, Run, Shadow, Storage, Tape, Weight
+from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Again, Node, Run, Shadow, Storage, Tape, Weight
 
 WAYS = ("fp32", "fp64", "autocast", "half")
+HEAD = "logits"
+"""The product with the vocabulary, which is never in 8 bits."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
-    what backward runs again, `recompute`: "none", "gathers", "selective" or "full".
+    what backward runs again, `recompute`: "none", "gathers", "selective" or "full". With `eight_bits` the linears of a
+    block multiply 8-bit copies (labkit.train.fp8), which a way in half precision can.
 
-    ValueError for an unknown way or recompute, and sizes below 1."""
+    ValueError for an unknown way or recompute, 8 bits in another way, and sizes below 1."""
 
     rows: int
     seq: int
@@ -37,12 +40,15 @@ class Setting:
     in_sequence: bool = False
     way: str = "fp32"
     recompute: str = "none"
+    eight_bits: bool = False
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
             raise ValueError(f"a layer is run in one of {', '.join(WAYS)}, got {self.way!r}")
         if self.recompute not in RECOMPUTE:
             raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, got {self.recompute!r}")
+        if self.eight_bits and self.way != "half":
+            raise ValueError(f"8-bit copies are made of half precision, way='half', got {self.way!r}")
         for name in ("rows", "seq", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -101,12 +107,42 @@ class Ops:
         x = self.view(x)
         back, sizes = x.numel * x.width, [weight.numel * self.narrow for weight in weights]
         kind = GRADIENTS if self.narrow == self.wide else OTHER
+        if self.setting.eight_bits and name != HEAD:
+            return self.linear_in_8_bits(x, weights, name)
         node = self.tape.node(
             (x.node, *givers),
             lambda g: [self.tape.new(back, OTHER), *(self.tape.new(size, kind) for size in sizes)],
             (x.storage, *copies[0]),
         )
         return Shadow(self.tape.new(self.rows * out * self.narrow, name=name), self.rows * out, self.narrow, node)
+
+    def linear_in_8_bits(self, x: Shadow, weights: Sequence[Weight], name: str) -> Shadow:
+        """x W^T + b of 8-bit copies, which live as long as the product runs. Holds x."""
+        inside, weight, width = x.numel, weights[0].numel, x.width
+        outside = weight // (inside // self.rows) * self.rows
+
+        def run(g: Storage) -> list[Storage]:
+            casts = self.casts(outside, weight)
+            grads = [self.tape.new(inside * width, OTHER)]
+            casts.clear()
+            casts = self.casts(outside, inside)
+            grads.append(self.tape.new(weight * width, GRADIENTS))
+            casts.clear()
+            return [*grads, *(self.tape.new(bias.numel * width, GRADIENTS) for bias in weights[1:])]
+
+        casts = self.casts(inside, weight, kind=ACTIVATIONS)
+        y = self.tape.new(outside * width, name=name)
+        casts.clear()
+        return Shadow(y, outside, width, self.tape.node((x.node, *weights), run, (x.storage,)))
+
+    def casts(self, *sizes: int, kind: int = OTHER) -> list[Storage]:
+        """8-bit copies of tensors of these sizes, each with its unit, and each made by way of an fp32 copy."""
+        copies = []
+        for numel in sizes:
+            unit, wide = self.tape.new(4, kind), self.tape.new(4 * numel, kind)
+            copies += [unit, self.tape.new(numel, kind)]
+            del wide
+        return copies
 
     def giver(self, weight: Weight) -> Node | Weight:
         """The node or weight that takes a product's gradient: the weight, or autocast's copy, which widens it."""

@@ -15,7 +15,9 @@ from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble")
 RECOMPUTE = ("none", "gathers", "selective", "full")
-PRECISIONS = ("fp64", "fp32", "bf16", "amp", "fp16")
+PRECISIONS = ("fp64", "fp32", "bf16", "fp8", "amp", "fp16")
+NARROW = ("bf16", "fp8")
+"""Precisions of which weights and gradients are in bf16, and masters in fp32."""
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
 WHOLE_LAYERS = ("lamb", "lars")
 
@@ -37,8 +39,9 @@ class Recipe:
     checkpointing    True: the old name of recompute="full"; where both are given, recompute counts
     precision        "fp32", "fp64": everything in it
                      "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters
+                     "fp8": as bf16, but the linears of the blocks multiply 8-bit copies, scaled tensor by tensor
                      "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
-    fp32_gradients   with "bf16": gradients are added up, over micro-batches and over ranks, in fp32
+    fp32_gradients   with "bf16" and "fp8": gradients are added up, over micro-batches and over ranks, in fp32
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
@@ -99,8 +102,10 @@ class Recipe:
             raise ValueError(
                 f"{self.optimizer} looks at whole layers, {self.strategy} gives a rank 1/n of their elements: use ddp"
             )
-        if self.fp32_gradients and self.precision != "bf16":
-            raise ValueError(f"fp32_gradients is a choice for precision='bf16', got {self.precision!r}: leave it out")
+        if self.fp32_gradients and self.precision not in NARROW:
+            raise ValueError(
+                f"fp32_gradients is a choice for precision='bf16' and 'fp8', got {self.precision!r}: leave it out"
+            )
         if self.offload and self.strategy == "ddp":
             raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
         self._check_sharding()
@@ -129,7 +134,7 @@ class Recipe:
     @property
     def weight_bytes(self) -> int:
         """Bytes of a weight, and of what flows between layers (ZeRO-3 gathers, and computes, in `products`)."""
-        return {"fp64": 8, "bf16": 2}.get(self.precision, 4)
+        return 2 if self.precision in NARROW else 8 if self.precision == "fp64" else 4
 
     @property
     def gradient_bytes(self) -> int:
@@ -162,8 +167,13 @@ class Recipe:
 
     @property
     def products(self) -> str:
-        """The precision of matrix products."""
-        return "bf16" if self.precision == "amp" else self.precision
+        """The precision of matrix products, of whose peak MFU is a share; with "fp8" that of the wider ones."""
+        return "bf16" if self.precision in ("amp", "fp8") else self.precision
+
+    @property
+    def eight_bits(self) -> bool:
+        """True if the linears of the blocks multiply 8-bit numbers."""
+        return self.precision == "fp8"
 
     @property
     def again(self) -> str:
@@ -238,4 +248,9 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
         raise ValueError(
             "zero_bubble computes weight gradients long after input gradients, and "
             f"{recipe.again or 'zero3'} lets go of what they need in between: use '1f1b'"
+        )
+    if recipe.schedule == "zero_bubble" and recipe.eight_bits:
+        raise ValueError(
+            "zero_bubble computes weight gradients long after input gradients, and an 8-bit linear computes both at "
+            "once: use '1f1b'"
         )

@@ -123,8 +123,8 @@ def plans(
     `adapter` "lora" or "qlora": the model is frozen, and adapters of this `rank` on all linears of the blocks train, in
     bf16 with AdamW.
 
-    ValueError for numbers below 1, unknown presets, a headroom that is not a share, an adapter in another precision or
-    with another optimizer, and a rank that a weight cannot have."""
+    ValueError for numbers below 1, unknown presets, a headroom that is not a share, "fp8" on a device without 8-bit
+    units, an adapter in another precision or with another optimizer, and a rank that a weight cannot have."""
     shape = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
     hardware = Hardware.preset(hardware) if isinstance(hardware, str) else hardware
     for name, value in (
@@ -136,6 +136,8 @@ def plans(
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     if precision not in PRECISIONS or not 0 <= headroom < 1:
         raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}")
+    if precision == "fp8":
+        hardware.peak(precision)
     words = shape.vocab + -shape.vocab % WORDS if n_ranks > 1 else shape.vocab
     shape = shape.changed(seq=seq or shape.seq, vocab=words, name=shape.name, source=shape.source)
     search = Search(shape, hardware, headroom, precision)
@@ -250,7 +252,7 @@ class Search:
     ) -> Plan | None:
         """One plan; None for a combination that no recipe allows, or that equals another one."""
         m = base.batch_size // layout.dp // rows
-        if schedule == "zero_bubble" and (again != "none" or strategy == "zero3"):
+        if schedule == "zero_bubble" and (again != "none" or strategy == "zero3" or base.eight_bits):
             return None
         if schedule == "interleaved" and m % layout.pp:
             return None

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
-from labkit.plan.recipe import Recipe, check
+from labkit.plan.recipe import NARROW, Recipe, check
 from labkit.plan.schedule import rounds
 from labkit.plan.shape import ModelShape
 
@@ -95,14 +95,15 @@ def way_of(recipe: Recipe) -> str:
     """The name of the way in which layers are run, one of labkit.plan.ops.WAYS."""
     if recipe.precision in ("amp", "fp16"):
         return "half" if recipe.strategy == "zero3" else "autocast"
-    return "half" if recipe.precision == "bf16" else recipe.precision
+    return "half" if recipe.precision in NARROW else recipe.precision
 
 
 def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
     """The setting in which this recipe runs a layer on one rank."""
     in_sequence = recipe.sequence_parallel and layout.tp > 1
     rows = micro_rows(recipe, layout)
-    return Setting(rows, shape.seq, layout.tp, in_sequence, way_of(recipe), recipe.recompute)
+    way = way_of(recipe)
+    return Setting(rows, shape.seq, layout.tp, in_sequence, way, recipe.recompute, recipe.eight_bits)
 
 
 @lru_cache(maxsize=1024)

@@ -26,8 +26,8 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.recipe import Recipe
 
-WHOLE = ("fp32", "fp64", "bf16")
-"""Precisions in which weights and activations are of one width; gradients may be wider."""
+WHOLE = ("fp32", "fp64", "bf16", "fp8")
+"""Precisions in which weights and activations are sent in one width; gradients may be wider. 8-bit copies stay."""
 
 
 def sent_per_step(

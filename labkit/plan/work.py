@@ -10,19 +10,26 @@
     loss              few                        3 x 4 B T V
 
 Backward makes two products of each and moves twice the bytes. With autocast every weight is read in 4 bytes and written
-in 2 before it is used, and its gradient the other way round. Python issues the ops one after the other; `host` is the
-time it takes for that, which a fast device waits for (labkit.plan.time). The losses are those of labkit.plan.practice.
+in 2 before it is used, and its gradient the other way round. Products of 8-bit copies run at the rate of 8-bit units,
+and what is cast is read twice, for its largest number and for the copy. Python issues the ops one after the other;
+`host` is the time it takes for that, which a fast device waits for (labkit.plan.time). The losses are those of
+labkit.plan.practice.
 Source: Williams et al. 2009; arXiv:2104.04473, appendix.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from labkit.plan.hardware import Hardware
+from labkit.plan.hardware import EIGHT_BITS, Hardware
 from labkit.plan.ops import Setting
 from labkit.plan.shape import ModelShape
+
+CAST_BYTES = 2 + 2 + 1
+"""Bytes moved for an element that is cast to 8 bits: read for the largest, read again, written; in a kernel of its own,
+once for all linears that share it, as compilers make them (labkit casts op by op, for each linear)."""
 
 
 class Seconds(NamedTuple):
@@ -74,6 +81,22 @@ class Bench:
         if self.narrow < self.wide:
             self.op(0, (self.wide + self.narrow) * inside * out, 1)
 
+    def products_in_8_bits(self, inside: int, outs: Sequence[int]) -> None:
+        """The same for linears that share their input: each product reads 1 byte an element and writes bf16.
+
+        What is cast: the input once for all, and once more in backward, transposed; so is each weight. A gradient is
+        cast both ways in backward."""
+        x, rate = self.tokens * inside, self.hardware.op_s
+        self.op(0, CAST_BYTES * x, 1)
+        for out in outs:
+            flops = 2.0 * self.tokens * inside * out / self.practice.share(inside, out)
+            y, weight = self.tokens * out, inside * out
+            self.op(0, CAST_BYTES * weight, 1)
+            self.forward += rate(flops, x + weight + 2 * y, EIGHT_BITS)
+            self.backward += 2 * rate(0, CAST_BYTES * y, EIGHT_BITS)
+            self.backward += rate(flops, y + weight + 2 * x, EIGHT_BITS) + rate(flops, y + x + 2 * weight, EIGHT_BITS)
+            self.host += self.practice.host_s
+
     def moves(self, n_bytes: float, back: float = 2, again: bool = False) -> None:
         """An op that only moves bytes; its backward moves `back` times as many, and once more what selective
         recomputation runs `again`."""
@@ -90,8 +113,12 @@ class Bench:
         s, tp, t = self.shape, self.tp, self.tokens
         d, f = s.d_model, s.hidden // tp
         a, k = s.n_head // tp * s.width, max(1, s.kv_heads // tp) * s.width
-        for inside, out in ((d, a), (d, k), (d, k), (a, d), *((d, f),) * (2 if s.gated else 1), (f, d)):
-            self.product(inside, out)
+        for inside, *outs in ((d, a, k, k), (a, d), (d, *(f,) * (2 if s.gated else 1)), (f, d)):
+            if self.setting.eight_bits:
+                self.products_in_8_bits(inside, outs)
+            else:
+                for out in outs:
+                    self.product(inside, out)
         mixed = self.narrow * t * (2 * a + 2 * k)
         self.op(2.0 * t * self.setting.seq * a / (self.practice.attention if s.fused_attention else 0.5), mixed, 2)
         if not s.fused_attention:  # scores written, masked, their softmax taken, and read again

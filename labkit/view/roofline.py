@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from matplotlib.collections import LineCollection
 
-from labkit.plan.hardware import Hardware
+from labkit.plan.hardware import PRECISIONS, Hardware
 from labkit.plan.roofline import Operation, attainable, ridge
 from labkit.view import chart
 from labkit.view.svg import INK, PALETTE, Room, cut, width_of
@@ -65,7 +65,7 @@ def roofline(
     low = min([corner / 100, *(op.intensity / 2 for op in drawn)])
     high = max([corner * 30, *(op.intensity * 2 for op in drawn)])
     floor = min([attainable(hardware, low, precision), *(rate / 2 for rate in rates)])
-    peak = max(top, *(hardware.rate(item.name) for item in hardware.flops), *rates)
+    peak = max(top, *(hardware.rate(item.name) for item in hardware.flops if item.name in PRECISIONS), *rates)
     head = title or f"roofline of {hardware.name} in {precision}"
     facts = (
         f"ridge at {corner:.3g} flop/byte = {metric_text(top, 'flop/s')} / "
@@ -123,6 +123,8 @@ def _flat_roofs(hardware: Hardware, precision: str) -> dict[float, list[str]]:
     """Rate of large products -> the precisions that have it; that of `precision` comes first."""
     roofs: dict[float, list[str]] = {hardware.rate(precision): [precision]}
     for item in hardware.flops:
+        if item.name not in PRECISIONS:  # no op of the picture multiplies 8-bit copies
+            continue
         names = roofs.setdefault(hardware.rate(item.name), [])
         if names != [precision]:
             names.append(item.name)

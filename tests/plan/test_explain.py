@@ -17,6 +17,7 @@ from tests.cases import cases
     [
         ("bf16", False, "Weights 2 B, gradients 2 B, adamw with masters 12 B: 16 N = 108 GB"),
         ("bf16", True, "Weights 2 B, gradients 4 B, adamw with masters 12 B: 18 N = 121 GB"),
+        ("fp8", False, "16 N = 108 GB, so at least 2 devices of 80 GB before any activation. The blocks' linears"),
         ("amp", False, "Weights 4 B, gradients 4 B, adamw 8 B: 16 N = 108 GB"),
     ],
 )

@@ -64,6 +64,20 @@ def test_a_precision_that_a_device_lacks_runs_in_one_that_it_has():
     assert Hardware.preset("tpu-v4").peak("fp64") == Hardware.preset("tpu-v4").peak("fp32")
 
 
+def test_8_bit_products_are_twice_as_fast_where_there_are_units_for_them_and_refused_elsewhere():
+    """Would catch a sparse rate taken for the dense one, one with sums in fp16, and a plan of A100s in fp8."""
+    for name in DEVICES:
+        hardware = Hardware.preset(name)
+        if "fp8" in {item.name for item in hardware.flops}:
+            assert hardware.peak("fp8") == pytest.approx(2 * hardware.peak("bf16"), rel=0.015), name
+        elif hardware.device == "cpu":
+            assert hardware.peak("fp8") == hardware.peak("fp32")  # the codes are multiplied in fp32
+        else:
+            with pytest.raises(ValueError, match=f"no 8-bit rate is known of {name}"):
+                hardware.peak("fp8")
+    assert {name for name in DEVICES if "fp8" in dict(DEVICES[name].flops)} >= {"h100", "h200", "b200", "mi300x", "l4"}
+
+
 def test_measured_figures_are_taken_as_they_are():
     """Would catch an efficiency that is taken off a rate that was measured, and so contains it already."""
     here = Hardware.measured(1e11, 2e10, intra=(1e-5, 3e9), inter="ethernet", node_size=4, launch_s=1e-6)

@@ -85,6 +85,8 @@ RARER = [
     *(Recipe("zero3", batch_size=2, offload=True, precision=precision) for precision in ("bf16", "amp")),
     *(Recipe(strategy, batch_size=2, n_micro=2, precision="bf16", fp32_gradients=True) for strategy in STRATEGIES),
     Recipe("zero2", batch_size=2, precision="bf16", clip_norm=1.0),
+    Recipe(batch_size=8, precision="fp8"),
+    Recipe("zero3", batch_size=8, n_micro=2, precision="fp8", checkpointing=True, fp32_gradients=True),
     Recipe("zero3", batch_size=2, precision="fp16", clip_norm=1.0),
     Recipe("zero2", batch_size=2, precision="fp64", clip_norm=1.0),
     Recipe(batch_size=2, precision="fp16", checkpointing=True),

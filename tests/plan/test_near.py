@@ -56,6 +56,19 @@ def test_nearer_comes_first_and_far_is_called_so():
     assert family("l40s") == family("l4") == "Ada"
 
 
+def test_runs_in_8_bits_answer_questions_in_8_bits_alone():
+    """Would catch half of bf16's peak in fp8 as what a run in bf16 reaches, and the other way round."""
+    shape = ModelShape.preset("llama3-8b")
+    eight, others = near(shape, H100, 8, 99, eight_bits=True), near(shape, H100, 8, 99)
+    assert {group.runs[0].source for group in eight} == {"torchtitan"}
+    mine = [run for run in published_runs() if run.recipe.eight_bits and run.shape.seq == 8192 and run.layout.size == 8]
+    speed = mine[0].recipe.batch_size * 8192 / mine[0].step_s
+    assert eight[0].runs[0].mfu == pytest.approx(shape.changed(seq=8192).mfu(speed, 8 * H100.peak("bf16")))
+    assert all(0.2 < run.mfu < 0.55 for group in eight for run in group.runs)
+    assert max(run.mfu for group in others if group.runs[0].model == "llama3-8b" for run in group.runs) < 0.45
+    assert told(shape, H100, 8, True).startswith("published near this, in fp8: ")
+
+
 def test_further_runs_have_a_source_and_a_share_of_the_models_own_flops():
     """Would catch a share that counts recomputation, which Megatron's table does, and a model that is not there."""
     shares = {(model, n, seq): mfu for model, _, n, seq, mfu, source in FURTHER if "arXiv" in source and mfu < 0.5}

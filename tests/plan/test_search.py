@@ -147,7 +147,7 @@ def test_the_best_plan_for_70_billion_is_one_that_people_use(large):
     assert 0.35 < best.mfu < 0.7
 
 
-@pytest.mark.parametrize("precision", ["amp", "bf16", "fp16", "fp32", "fp64"])
+@pytest.mark.parametrize("precision", ["amp", "bf16", "fp8", "fp16", "fp32", "fp64"])
 def test_every_precision_of_a_recipe_can_be_planned(precision):
     """Would catch "amp", whose products are in bf16, asked of a device's table of rates."""
     best = plans(SMALL, H100, 8, 16, precision=precision)[0]

@@ -50,6 +50,35 @@ def test_compute_is_flops_over_the_rate_where_products_rule():
     assert again["compute"] == pytest.approx(SHAPE.flops(4 * SHAPE.seq, checkpointing=True).total / 1e12, rel=1e-3)
 
 
+def test_8_bit_products_run_at_their_own_rate_and_what_is_cast_moves_bytes():
+    """Would catch head or attention in 8 bits, a backward at the rate of bf16, casts that are free, and one input cast
+    for each of query, key and value."""
+    (half, eight), shape = (Recipe(batch_size=4, precision=precision) for precision in ("bf16", "fp8")), SHAPE
+    endless = Hardware.measured({"bf16": 1e12, "fp8": 3e12}, 1e18)
+    spared = [predict_step(shape, Layout(), recipe, endless)["compute"] for recipe in (half, eight)]
+    blocks = 6 * 12 * shape.d_model**2 * shape.n_layer * 4 * shape.seq  # flops of all linears of the blocks
+    assert spared[0] - spared[1] == pytest.approx(blocks * (1 / 1e12 - 1 / 3e12), rel=1e-6)
+    moving = Hardware.measured(dict.fromkeys(("bf16", "fp8"), 1e24), 1e11)
+    more = [predict_step(shape, Layout(), recipe, moving)["compute"] for recipe in (half, eight)]
+    x, w = 4 * shape.seq * shape.d_model, shape.d_model**2  # numbers of an input, and of a square weight
+    # read twice and written once: four inputs of 1, 1, 1 and 4 x, and 12 w, both ways; gradients of 4 + 4 + 1 x twice
+    casts = 5 * (2 * (7 * x + 12 * w) + 2 * 9 * x)
+    # each of three products reads one byte an element where bf16 reads two; six linears have 9 x in, 9 x out, 12 w
+    read = 2 * (9 * x + 9 * x + 12 * w)
+    assert (more[1] - more[0]) * 1e11 == pytest.approx(shape.n_layer * (casts - read), rel=1e-6)
+
+
+def test_8_bits_pay_on_an_h100_and_their_mfu_is_of_the_peak_of_bf16():
+    """Would catch a step twice as fast, as if all were in 8 bits, and a share of two different peaks."""
+    half, eight = (Recipe("zero3", batch_size=16, precision=precision) for precision in ("bf16", "fp8"))
+    shares = [mfu(LLAMA, Layout(8), recipe, H100) for recipe in (half, eight)]
+    seconds_ = [predict_step(LLAMA, Layout(8), recipe, H100).total for recipe in (half, eight)]
+    assert 1.05 < seconds_[0] / seconds_[1] < 1.6
+    assert shares[1] / shares[0] == pytest.approx(seconds_[0] / seconds_[1])
+    with pytest.raises(ValueError, match="precision='bf16', or a device with such units: h100"):
+        predict_step(LLAMA, Layout(8), eight, A100)
+
+
 def test_what_only_moves_bytes_is_as_fast_as_memory():
     """Would catch elementwise ops that cost nothing: halving the bandwidth of a machine of endless flops halves all."""
     fast, slow = (Hardware.measured(1e21, rate) for rate in (2e11, 1e11))

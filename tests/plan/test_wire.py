@@ -98,6 +98,7 @@ def test_autocast_has_no_law_here():
         ((2, 1, 1), Recipe("zero1", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),
         ((2, 1, 1), Recipe("ddp", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),
         ((2, 1, 1), Recipe("zero3", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),
+        ((2, 1, 2), Recipe("zero3", batch_size=8, n_micro=2, precision="fp8", fp32_gradients=True)),
     ],
     ids=str,
 )

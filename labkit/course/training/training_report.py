@@ -73,7 +73,7 @@ class TrainingReport:
 
     def _caption(self) -> str:
         note = "memory: at the peak of one step; sent: in that step, by this rank"
-        note += ", beside the law" if self.law else " (the laws are for fp32, fp64 and bf16)"
+        note += ", beside the law" if self.law else " (the laws are for fp32, fp64, bf16 and fp8)"
         return note + (f"\nsaved: {self.saved}" if self.saved else "")
 
 
