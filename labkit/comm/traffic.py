@@ -34,6 +34,7 @@ from array import array
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
+from labkit.comm.allocated import allocated
 from labkit.comm.message import Stamp
 from labkit.plan.share import rates
 from labkit.plan.topology import Links
@@ -63,8 +64,7 @@ class Traffic:
         # doubles in the page: the time of the last look; booked and served of each edge; then each edge's history
         self.core = 1 + 2 * self.n**2
         size = 8 * (self.core + self.n**2 * (1 + _SEGMENT * HISTORY))
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(self.fd, size)  # zeros: nothing booked, nothing served
+        self.fd = allocated(path, size, "the traffic of shaped links")  # zeros: nothing booked, nothing served
         self.memory = mmap.mmap(self.fd, size)
         self.page = memoryview(self.memory).cast("d")
         self.shares: dict[tuple[int, ...], dict[int, float]] = {}

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from labkit.comm.allocated import allocated
+
 if TYPE_CHECKING:
     from labkit.comm.ledger import Call
     from labkit.launch.around import Around
@@ -85,15 +87,15 @@ class Position(NamedTuple):
 
 
 class BlackBox:
-    """All pages of a cluster. The kernel creates the file, ranks open it; `page(rank)` writes, `read(rank)` reads."""
+    """All pages of a cluster. The kernel creates the file, ranks open it; `page(rank)` writes, `read(rank)` reads.
+
+    OSError, with `create`, if there is no room for it."""
 
     def __init__(self, path: str, n_ranks: int, create: bool = False):
-        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
-        fd = os.open(path, flags, 0o600)
+        n_bytes = n_ranks * PAGE
+        fd = allocated(path, n_bytes, f"the black box of {n_ranks} ranks", True) if create else os.open(path, os.O_RDWR)
         try:
-            if create:
-                os.ftruncate(fd, n_ranks * PAGE)
-            self.memory = mmap.mmap(fd, n_ranks * PAGE)
+            self.memory = mmap.mmap(fd, n_bytes)
         finally:
             os.close(fd)
         self.n_ranks = n_ranks

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from labkit.launch import serialize
+from labkit.launch import places, serialize
 from labkit.launch.advice import NO_WORLD
 from labkit.launch.around import MakesAround
 from labkit.launch.call import Call, error_of, stopped, undelivered
@@ -39,7 +39,8 @@ class BareCluster:
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
     meet through files in a private folder; nothing listens beyond this machine.
-    Raises ValueError for zero ranks, unknown devices, more ranks than GPUs, links for another number of ranks.
+    Raises ValueError for zero ranks, unknown devices, more ranks than GPUs, links for another number of ranks, a
+    working folder that is gone, and OSError if there is no room for the few kilobytes that the ranks share on disk.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class BareCluster:
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
+        places.check()
         self.choice = choose(n_ranks, device, links=links, around=around)
         self.n_ranks, self.timeout_s = n_ranks, timeout_s
         self._lock = threading.RLock()

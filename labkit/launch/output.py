@@ -1,7 +1,8 @@
 """What ranks print. Each rank's file descriptors 1 and 2 are one file; the kernel reads it as it grows.
 
 A file and not a pipe, since nobody has to empty it: a rank can never block on a print, whoever holds its GIL, text
-from C and from child processes arrives in order, and when a reply comes everything printed before it is there.
+from C and from child processes arrives in order, and when a reply comes everything printed before it is there. The file
+is in memory and has no name: what is printed fills no disk, and a full disk stops no print.
 """
 
 from __future__ import annotations
@@ -17,16 +18,24 @@ COLOURS = ("38;5;32", "38;5;208", "38;5;36", "38;5;162", "38;5;178", "38;5;74", 
 _NOISE = (f'  File "{Path(__file__).resolve().parent}', '  File "<string>", line 1 in <module>', "Extension modules: ")
 """Lines of a stack dump that are the launcher's own frames: never where the mistake is."""
 
-FILE_BYTES = 64 << 20
-"""A file grown past this is emptied: what a runaway rank prints must not fill the disk."""
+FILE_BYTES = 4 << 20
+"""A file grown past this is emptied: what a runaway rank prints must not fill the memory. A call that has printed so
+much is past its budget, and nothing more of it would be shown."""
 
 
 class Tail:
-    """The output of one rank: reads what is new, cuts it into lines, stops showing when the budget is spent."""
+    """The output of one rank: reads what is new, cuts it into lines, stops showing when the budget is spent.
 
-    def __init__(self, path: str, rank: int, budget_bytes: int = 256 << 10):
+    The rank writes to `path`: a file in memory as this process holds it, or one in `folder` where there is none."""
+
+    def __init__(self, folder: str, rank: int, budget_bytes: int = 256 << 10):
         self.rank, self.budget_bytes = rank, budget_bytes
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if hasattr(os, "memfd_create"):
+            self.fd = os.memfd_create(f"labkit-output{rank}", os.MFD_CLOEXEC)
+            self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        else:
+            self.path = os.path.join(folder, f"output{rank}")
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.at = 0
         self.start_call()
 

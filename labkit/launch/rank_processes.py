@@ -15,7 +15,6 @@ import os
 import pickle
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
@@ -25,6 +24,7 @@ import cloudpickle
 import psutil
 import zmq
 
+from labkit.launch import places
 from labkit.launch.around import MakesAround
 from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
@@ -164,9 +164,14 @@ class RankProcesses(Channels):
         around: MakesAround | None = None,
     ):
         self.n_ranks, self.owner = n_ranks, os.getpid()
-        self.folder = _private_folder()
-        self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
-        self.tails = [Tail(os.path.join(self.folder, f"output{rank}"), rank) for rank in range(n_ranks)]
+        cwd = places.working_folder()
+        self.folder = places.private_folder()
+        try:
+            self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        self.tails = [Tail(self.folder, rank) for rank in range(n_ranks)]
         self.sent_sources: set[str] = set()
         address = "ipc://" + os.path.join(self.folder, "wire")
         super().__init__(address, Connection(zygote().warden().detach()))
@@ -186,7 +191,7 @@ class RankProcesses(Channels):
             "fresh": fresh or not zygote().ready().can_fork,
             "torch_timeout_s": TORCH_TIMEOUT_S,
             "interface": "lo0" if sys.platform == "darwin" else "lo",
-            "cwd": os.getcwd(),
+            "cwd": cwd,
             "path": list(sys.path),
             "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},
         }
@@ -198,8 +203,12 @@ class RankProcesses(Channels):
         for rank in ranks:
             self.ended.pop(rank, None)
             self.box.wipe(rank)
-            output = os.path.join(self.folder, f"output{rank}")
-            own = {"rank": rank, "output": output, "device": self.devices[rank], "generation": self.generation}
+            own = {
+                "rank": rank,
+                "output": self.tails[rank].path,
+                "device": self.devices[rank],
+                "generation": self.generation,
+            }
             # The warden answers each message. If both sides only sent, each would fill its direction of the socket and
             # wait for ever. So the warden's answers are read before it is asked for more.
             self.waiting = self.poll(0)
@@ -221,7 +230,10 @@ class RankProcesses(Channels):
         return rank in self.pids
 
     def heal(self, everybody: bool = False) -> list[int]:
-        """A new generation: dead ranks (or `everybody`) get fresh processes, all meet again. Returns the replaced."""
+        """A new generation: dead ranks (or `everybody`) get fresh processes, all meet again. Returns the replaced.
+
+        ValueError if the folder in which they work is gone."""
+        places.check_there(self.spec["cwd"])
         for attempt in range(2):
             replaced = [rank for rank in range(self.n_ranks) if everybody or not self.alive(rank)]
             self.kill(replaced)
@@ -263,6 +275,7 @@ class RankProcesses(Channels):
         printed = "".join(
             "".join(f"  rank {t.rank} printed: {line}\n" for line in t.lines(end=True)[-5:]) for t in self.tails
         )
+        lines += [want] if (want := places.want_of_room(self.folder)) else []
         return "\n".join(lines) + ("\n" + printed if printed else "")
 
     def endpoints(self) -> frozenset[tuple[str, int]]:
@@ -293,11 +306,3 @@ class RankProcesses(Channels):
         self.box.close()
         self.pids.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _private_folder() -> str:
-    folder = tempfile.mkdtemp(prefix="labkit-")
-    if len(folder) > 80:  # a unix socket's path may have 107 bytes
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="labkit-", dir="/tmp")
-    return folder

@@ -1,15 +1,14 @@
 """The warden of one cluster: forks its ranks, reaps them, says how each ended, and leaves nothing behind.
 
 It is a fork of the zygote with a session of its own and a single thread. It obeys the notebook's kernel over one
-socket. The kernel is gone when that socket ends or when the zygote, which leaves with the kernel, is no longer the
-warden's parent; then the warden ends every rank with all that the rank started. A rank also dies with the warden
-(Linux's parent-death signal), which is why only this thread forks ranks: that signal follows the thread, not the
-process.
+socket. The kernel is gone when that socket ends, when its process ends or when that of the zygote does, which leaves
+with it; then the warden ends every rank with all that the rank started. A rank also dies with the warden (Linux's
+parent-death signal), which is why only this thread forks ranks: that signal follows the thread, not the process. What
+such a rank has started falls to the zygote, which ends it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import shutil
@@ -22,8 +21,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+from labkit.launch import linux
+
 LOOK_S = 0.5
+"""Where the system does not tell when the kernel ends, the warden looks this often."""
 
 
 class Ended(NamedTuple):
@@ -50,7 +51,7 @@ def main(fd: int, kernel_pid: int) -> None:
     code = 1
     try:
         os.setsid()
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of ranks become our children, so that we can end them
+        linux.adopt_orphans()  # those of ranks, so that we can end them
         Warden(Connection(fd), kernel_pid).serve()
         code = 0
     finally:
@@ -63,6 +64,8 @@ class Warden:
     def __init__(self, kernel: Connection, kernel_pid: int):
         self.kernel, self.kernel_pid = kernel, kernel_pid
         self.zygote_pid = os.getppid()
+        ends = linux.end_of(kernel_pid), linux.end_of(self.zygote_pid)
+        self.ends = [*ends[0], *ends[1]] if all(ends) else []
         self.ranks: dict[int, int] = {}  # pid -> rank
         self.oom_kills = _oom_kills()
         self.folder = ""
@@ -76,7 +79,9 @@ class Warden:
     def serve(self) -> None:
         """Obey commands and report deaths for as long as the kernel lives; then end all ranks."""
         while self._kernel_lives():
-            ready = wait([self.kernel, self.wake], LOOK_S)
+            ready = wait([self.kernel, self.wake, *self.ends], None if self.ends else LOOK_S)
+            if any(end in ready for end in self.ends):
+                break
             if self.wake in ready:
                 os.read(self.wake, 4096)
             self.reap()
@@ -89,7 +94,8 @@ class Warden:
         self.end()
 
     def _kernel_lives(self) -> bool:
-        # the zygote leaves when the kernel does; so does end of file, unless a fork of the kernel holds the socket
+        # the zygote leaves when the kernel does; end of file comes then, too, unless a fork of the kernel holds the
+        # socket. If one of them ended before `ends` could be opened, this tells
         return os.getppid() == self.zygote_pid and psutil.pid_exists(self.kernel_pid)
 
     def start(self, spec: dict[str, Any]) -> None:
@@ -112,7 +118,8 @@ class Warden:
             signal.set_wakeup_fd(-1)
             for sig in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(sig, signal.SIG_DFL)
-            os.close(self.wake)
+            for fd in (self.wake, *self.ends):
+                os.close(fd)
             self.kernel.close()
             from labkit.launch import worker
 
@@ -188,7 +195,7 @@ class Warden:
 def enter_rank(warden_pid: int) -> None:
     """First thing in a rank: a session of its own, and death with the warden."""
     os.setsid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    linux.die_with_parent()
     if os.getppid() != warden_pid:  # it died before we asked
         os._exit(1)
 
@@ -223,11 +230,6 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _oom_kills() -> int | None:

@@ -6,8 +6,9 @@ touches CUDA, so everything forked from it is as good as fresh, a hundred times 
     kernel ──exec──> zygote ──fork──> warden of cluster A ──fork──> ranks 0..n-1
                             ──fork──> warden of cluster B ──fork──> ranks 0..n-1
 
-It lives as long as the kernel: when the kernel's end of the socket closes, or its parent is another process than
-the kernel, the kernel is gone and so is the zygote; each warden watches the kernel in the same way.
+It lives as long as the kernel: when the kernel's end of the socket closes, or its process ends, so does the zygote;
+each warden watches the kernel in the same way. A warden that is killed takes its ranks along; what those have started
+then falls to the zygote, which ends it. Nothing is looked at now and then: an idle zygote sleeps.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import sys
 import time
 from typing import NamedTuple
 
+from labkit.launch import linux
+
 PINNED = (("OMP_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"))
 """Thread pools must not exist when ranks are forked; each rank sets its own number of threads afterwards."""
 
@@ -32,6 +35,8 @@ FIRST = ("torch", "torch.distributed", "cloudpickle", "zmq", "psutil", "labkit.l
 LATER = ("numpy", "sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch.distributed.optim")
 """Modules that most ranks need later (the first optimizer imports torch._dynamo): imported when there is time."""
 
+LOOK_S = 0.5
+"""Where the system does not tell when the kernel ends, or imports are left to be done, the zygote looks this often."""
 QUIET_S, NEXT_S = 8.0, 1.0
 """The seconds without a request for a cluster after which those imports go on: at first, and after a cluster. An import
 cannot be broken off, so a cluster would have to wait for it; but each later rank saves the time of what is imported by
@@ -132,11 +137,23 @@ def main(fd: int, kernel_pid: int) -> None:
         importlib.import_module(name)
     hello = Hello(os.getpid(), str(sys.modules["torch"].__version__), _gpus(), sys.platform == "linux")
     connection.send(pickle.dumps(hello))
+    linux.adopt_orphans()
+    ends, forks = linux.end_of(kernel_pid), set[int]()
+    deaths, wake = os.pipe()  # a death writes a byte into it, which wakes us at once
+    for fd in (deaths, wake):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     later, quiet_since, quiet_s = list(LATER), time.monotonic(), QUIET_S
     while os.getppid() == kernel_pid:
-        readable, _, _ = select.select([connection], [], [], 0.5)
-        _reap()
-        if not readable:
+        wait_s = None if ends and not later else LOOK_S
+        readable, _, _ = select.select([connection.fileno(), deaths, *ends], [], [], wait_s)
+        if any(end in readable for end in ends):
+            return
+        if deaths in readable:
+            os.read(deaths, 4096)
+        _reap(forks)
+        if connection.fileno() not in readable:
             if later and time.monotonic() - quiet_since > quiet_s:
                 _warm(later.pop(0))
             continue
@@ -150,9 +167,15 @@ def main(fd: int, kernel_pid: int) -> None:
         # the page; freeze() takes the objects of imported code out of its sight, so that their pages stay shared.
         gc.collect()
         gc.freeze()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             connection.close()
+            for fd in (deaths, wake, *ends):
+                os.close(fd)
             importlib.import_module(module.decode()).main(fds[0], kernel_pid)
+        forks.add(pid)
         for fd in fds:  # a copy left open here would keep the end of file from the other end
             os.close(fd)
 
@@ -164,12 +187,18 @@ def _warm(name: str) -> None:
         return
 
 
-def _reap() -> None:
+def _reap(forks: set[int]) -> None:
+    """Collect what has ended, and end what it has left: children that are none of our own `forks` are orphans of a
+    warden that was killed, or of its ranks. Each end of one brings its own children to us, and us here again."""
+    ended = False
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            forks.discard(pid)
+            ended = True
     except ChildProcessError:
         return
+    for orphan in linux.children() - forks if ended else ():
+        os.kill(orphan, signal.SIGKILL)  # it is there until we reap it
 
 
 def _gpus() -> tuple[str, ...]:
@@ -188,5 +217,5 @@ def _gpus() -> tuple[str, ...]:
     os.close(write)
     with open(read, encoding="utf-8") as pipe:
         names = pipe.read().splitlines()
-    _reap()
+    os.wait()
     return tuple(names)

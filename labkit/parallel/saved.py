@@ -2,8 +2,8 @@
 
     run/step-000050/                     run/step-000100.part/         being written: not looked at
         rank-0.pt   pieces of rank 0     ...
-        rank-1.pt   pieces of rank 1
-        whole.json  what there is, and how large each file is; written last
+        rank-1.pt   pieces of rank 1     run/step-000075.damaged/      set aside: not looked at
+        whole.json  what there is, and the checksum of each file; written last
 
 A piece is a run of elements of one parameter with the optimizer's state for them; a strategy says which it owns
 (`owned()` in sync.py), everything else about saving and loading is here. If several ranks hold the same elements, one
@@ -12,7 +12,9 @@ load, a rank puts each parameter together from the files, one at a time, and cut
 ZeRO-3 can go on as 2 of DDP with tp = 2, or as one plain state_dict.
 
 A folder gets its final name when everything in it is on the disk: after a run was killed while it saved, the folder
-before that one is still the latest. Bytes on the wire: two barriers. Memory to load: one whole parameter and its state.
+before that one is still the latest. Every file says of which run, step, rank and layout it is, and whole.json has the
+checksums (sealed.py); `load` compares all of it before anything changes, each rank a share of the files. Bytes on the
+wire: two barriers, and a few for each rank. Memory to load: one whole parameter and its state.
 
 Source: the idea of a rank-independent checkpoint, torch.distributed.checkpoint; the write-then-rename is POSIX's.
 """
@@ -20,10 +22,9 @@ Source: the idea of a rank-independent checkpoint, torch.distributed.checkpoint;
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,14 @@ import torch
 from torch import Tensor
 
 from labkit.comm.mesh import Mesh
+from labkit.parallel import sealed
+from labkit.parallel.sealed import Damaged, Sealed
 from labkit.parallel.sync import DataParallel, Owned, answers_for, check_state, stepped_on
 
 Parts = Mapping[str, tuple[DataParallel, str]]
 """Name in the whole model -> the strategy that has the parameter on this rank, and its name there."""
+
+NOTHING, FAILED = Sealed(0, 0), Sealed(-1, 0)
 
 
 @dataclass(frozen=True)
@@ -139,11 +144,13 @@ def parts_of(syncs: Iterable[tuple[DataParallel, Mapping[str, str]]]) -> dict[st
 
 
 def save(
-    run: str | Path, step: int, parts: Parts, mesh: Mesh, extra: Mapping[str, Any] | None = None, keep: int = 3
-) -> Path:
+    run: str | Path, step: int, parts: Parts, mesh: Mesh, extra: Mapping[str, Any] | None = None, keep: int = 3,
+    run_id: str = "",
+) -> Path:  # fmt: skip
     """Write run/step-NNNNNN; every rank calls it. `extra` (plain data) comes back from `load`. Returns the folder.
 
-    Keeps the last `keep` finished checkpoints in `run` and deletes older ones. Bytes on the wire: a few for each rank.
+    `run_id` tells runs apart; each file has it. Keeps the last `keep` finished checkpoints up to this one in `run` and
+    deletes older ones. Bytes on the wire: a few for each rank.
     Raises OSError on every rank if one cannot write; then nothing has changed but a folder `.part`."""
     final = Path(run) / f"step-{step:06d}"
     part, rank = final.with_suffix(".part"), mesh.world.rank
@@ -155,65 +162,121 @@ def save(
     for name, piece in _pieces(parts):
         if answers_for(parts[name][0], piece.cut, mesh):
             mine.setdefault(name, []).append(_packed(piece, mesh))
-    error: OSError | None = None
-    size = 0
-    try:
-        size = _write(part / f"rank-{rank}.pt", mine)
-    except OSError as failed:
-        error = failed
-    # the sizes tell every rank whether all have written; it is also the barrier before the rename
-    sizes = mesh.world.all_gather(torch.tensor([-1 if error else size], device=mesh.world.device)).tolist()
-    if min(sizes) < 0:
-        raise error or OSError(f"rank {sizes.index(-1)} could not write its part of {final}")
-    if rank == 0:
-        whole = {"step": step, "sizes": sizes, "optimizer": _optimizer(parts), "layout": vars(mesh.layout)}
-        whole["extra"] = dict(extra or {})
-        (part / "whole.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
-        if final.exists():  # the same step once more: the old one goes when the new one is whole
-            final.rename(final.with_suffix(".old"))
-        part.rename(final)  # one step for the file system: who looks sees all of it or none
-        shutil.rmtree(final.with_suffix(".old"), ignore_errors=True)
-        for old in sorted(Path(run).glob("step-*[0-9]"))[: -max(1, keep)]:
-            shutil.rmtree(old, ignore_errors=True)
-    mesh.world.barrier()
+    whole: dict[str, Any] = {"run": run_id, "step": step, "layout": vars(mesh.layout)}
+
+    def write() -> Sealed:
+        return sealed.write(part / f"rank-{rank}.pt", _seal(whole, rank), mine)
+
+    def finish() -> Sealed:
+        if rank == 0:
+            whole["files"] = [written._asdict() for written in everybody]
+            whole.update(optimizer=_optimizer(parts), extra=dict(extra or {}))
+            _finish(part, final, whole, keep)
+        return NOTHING
+
+    everybody = _tried(write, final, mesh)  # also the barrier before the rename
+    _tried(finish, final, mesh)
     return final
 
 
-def latest(run: str | Path) -> Path | None:
-    """The folder of the last complete checkpoint, or None. Unfinished and damaged ones are skipped."""
-    for folder in sorted(Path(run).glob("step-*[0-9]"), reverse=True):
-        with suppress(ValueError):
-            check(folder)
-            return folder
-    return None
-
-
-def check(folder: str | Path) -> dict[str, Any]:
-    """The contents of whole.json. ValueError if a file is missing or has another size than when it was written."""
-    folder = Path(folder)
+def _tried(writing: Callable[[], Sealed], final: Path, mesh: Mesh) -> list[Sealed]:
+    """What each rank has written, by rank, on every rank. OSError on every rank if one could not."""
+    error: OSError | None = None
+    written = FAILED
     try:
-        whole: dict[str, Any] = json.loads((folder / "whole.json").read_text(encoding="utf-8"))
-        sizes = list(whole["sizes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is no finished checkpoint: whole.json cannot be read ({error})") from None
-    for rank, size in enumerate(sizes):
-        file = folder / f"rank-{rank}.pt"
-        found_bytes = file.stat().st_size if file.is_file() else None
-        if found_bytes != size:
-            is_now = "is missing" if found_bytes is None else f"has {found_bytes:,} bytes"
-            raise ValueError(f"{file} {is_now}, {size:,} were written: load an earlier step, {folder.parent}/step-*")
+        written = writing()
+    except OSError as failed:
+        error = failed
+    rows = mesh.world.all_gather(torch.tensor(written, device=mesh.world.device)).view(-1, 2).tolist()
+    everybody = [Sealed(*row) for row in rows]
+    if FAILED in everybody:
+        raise error or OSError(f"rank {everybody.index(FAILED)} could not write its part of {final}")
+    return everybody
+
+
+def _finish(part: Path, final: Path, whole: Mapping[str, Any], keep: int) -> None:
+    """Give a folder its name now that every rank's file is in it, and delete what is too old. On rank 0."""
+    sealed.write_json(part / "whole.json", whole)
+    if final.exists():  # the same step once more: the old one goes when the new one is whole
+        final.rename(final.with_suffix(".old"))
+    part.rename(final)  # one step for the file system: who looks sees all of it or none
+    shutil.rmtree(final.with_suffix(".old"), ignore_errors=True)
+    upto = [folder for folder in folders(final.parent) if folder.name <= final.name]
+    for old in upto[max(1, keep) :]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def folders(run: str | Path) -> list[Path]:
+    """The folders of all checkpoints whose saving was finished, the latest first."""
+    return sorted(Path(run).glob("step-*[0-9]"), reverse=True)
+
+
+def latest(run: str | Path) -> Path | None:
+    """The folder of the last checkpoint that is whole, byte by byte, or None. Others are skipped."""
+    return next((folder for folder, _, fault in checked(run) if not fault), None)
+
+
+def checked(run: str | Path, mesh: Mesh | None = None, run_id: str = "") -> Iterator[tuple[Path, dict[str, Any], str]]:
+    """(folder, what `check` returned, what is wrong with it or "") for each checkpoint in `run`, the latest first.
+
+    With `run_id`, those of other runs are wrong, too."""
+    for folder in folders(run):
+        try:
+            whole = check(folder, mesh)
+            other = run_id and whole["run"] != run_id
+            fault = f"{folder} is of run {whole['run'] or 'without an id'}, and not of run {run_id}" if other else ""
+        except Damaged as error:
+            whole, fault = {}, error.fault
+        yield folder, whole, fault
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a checkpoint so that nobody takes it for one any more; returns where it is now. For one rank to call."""
+    number, kept = 1, folder.with_suffix(".damaged")
+    while kept.exists():
+        number += 1
+        kept = folder.with_suffix(f".damaged-{number}")
+    return folder.rename(kept)
+
+
+def check(folder: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
+    """The contents of whole.json, after a look at every byte of the checkpoint.
+
+    With `mesh` every rank calls it, each reads a share of the files, and all come to the same end. Damaged, which is a
+    ValueError, if a file is missing, unreadable, changed, or of another step, rank or run."""
+    folder = Path(folder)
+    rank, n_ranks = (mesh.world.rank, mesh.world.size) if mesh else (0, 1)
+    whole: dict[str, Any] = {}
+    fault = ""
+    try:
+        whole = sealed.read_json(folder / "whole.json")
+        named = re.fullmatch(r"step-(\d+)", folder.name)
+        if named and int(named[1]) != whole["step"]:
+            raise Damaged(f"{folder} holds step {whole['step']}", folder)
+        for number, kept in list(enumerate(whole["files"]))[rank::n_ranks]:
+            sealed.check(folder / f"rank-{number}.pt", _seal(whole, number), Sealed(**kept))
+    except Damaged as error:
+        fault = error.fault
+    for some in _of_all_ranks(fault, mesh) if mesh else [fault]:
+        if some:
+            raise Damaged(some, folder)
     return whole
 
 
-def load(folder: str | Path, parts: Parts, mesh: Mesh) -> dict[str, Any]:
+def _seal(whole: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    return {"run": whole["run"], "step": whole["step"], "rank": rank, "layout": whole["layout"]}
+
+
+def load(folder: str | Path, parts: Parts, mesh: Mesh, whole: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Load what this rank owns, whatever layout and strategy it was saved from. Returns `extra` and "step".
 
-    Raises ValueError, before anything is changed, for a damaged folder, for another model (the first parameters that
-    differ) and for another optimizer's state."""
-    whole = check(folder)
-    store = _Store(Path(folder), len(whole["sizes"]))
+    `whole` is what `check(folder, mesh)` has just returned, if it was called already. Raises ValueError, before
+    anything is changed, for a damaged folder (Damaged), for another model (the first parameters that differ) and for
+    another optimizer's state."""
+    whole = check(folder, mesh) if whole is None else whole
+    store = _Store(Path(folder), len(whole["files"]))
     owned = list(_pieces(parts))
-    now = _on_all_ranks({name: _whole_shape(piece, mesh) for name, piece in owned}, mesh)
+    now = _shapes_of_all_ranks({name: _whole_shape(piece, mesh) for name, piece in owned}, mesh)
     for name in sorted({*now, *store.shapes}):
         if now.get(name) != store.shapes.get(name):
             ours, saved = (f"{shapes[name]}" if name in shapes else "not there" for shapes in (now, store.shapes))
@@ -230,7 +293,7 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh) -> dict[str, Any]:
 
 def state_dict(folder: str | Path) -> dict[str, Tensor]:
     """The whole model's trained parameters, in one process, as `module.load_state_dict` takes them."""
-    store = _Store(Path(folder), len(check(folder)["sizes"]))
+    store = _Store(Path(folder), len(check(folder)["files"]))
     return {name: store.whole(name)[0].clone() for name in store.shapes}
 
 
@@ -242,11 +305,9 @@ class _Store:
         for rank in range(n_files):
             file = folder / f"rank-{rank}.pt"
             try:
-                held = torch.load(file, mmap=True, weights_only=True, map_location="cpu")
+                held = sealed.read(file)["pieces"]
             except Exception as error:
-                raise ValueError(
-                    f"{file} cannot be read ({type(error).__name__}: {error}): load an earlier step"
-                ) from None
+                raise Damaged(f"{file} cannot be read ({type(error).__name__}: {error})", folder) from None
             for name, piece in held.items():
                 self.pieces_of.setdefault(name, []).extend(piece)
         self.shapes = {name: tuple(held[0]["shape"]) for name, held in self.pieces_of.items()}
@@ -316,18 +377,15 @@ def _ours(store: _Store, name: str, piece: Piece, mesh: Mesh) -> tuple[str, int,
     return piece.name, piece.start, _cut(value, piece, mesh), ours
 
 
-def _write(file: Path, content: Any) -> int:
-    with file.open("wb") as stream:
-        torch.save(content, stream)
-        stream.flush()
-        os.fsync(stream.fileno())  # else a power cut may leave a named file without its bytes
-    return file.stat().st_size
-
-
-def _on_all_ranks(mine: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:
+def _shapes_of_all_ranks(mine: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:
     """The names and shapes of all ranks together, the same on every rank, so that all raise or none does."""
+    return {name: tuple(shape) for row in _of_all_ranks(mine, mesh) for name, shape in row.items()}
+
+
+def _of_all_ranks(mine: Any, mesh: Mesh) -> list[Any]:
+    """Each rank's plain data, by rank, on every rank."""
     text = json.dumps(mine).encode()
     longest = int(mesh.world.all_reduce(torch.tensor([len(text)], device=mesh.world.device), op="max"))
     padded = torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=mesh.world.device)
     rows = mesh.world.all_gather(padded).tolist()
-    return {name: tuple(shape) for row in rows for name, shape in json.loads(bytes(row)).items()}
+    return [json.loads(bytes(row)) for row in rows]

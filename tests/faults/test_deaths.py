@@ -153,9 +153,20 @@ def test_f18_data_loader_workers_go_too():
 
 
 def test_a_killed_warden_takes_its_ranks_along_and_says_so():
-    """Would catch ranks without anybody who looks after them."""
+    """Would catch ranks without anybody who looks after them, and what they have started left behind: a child, one in a
+    session of its own, and one whose parent has ended."""
+
+    def spawn(group):
+        leaves = "import subprocess as s; print(s.Popen(['sleep', '1000'], stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
+        return [
+            subprocess.Popen(["sleep", "1000"]).pid,
+            subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
+            int(subprocess.run([sys.executable, "-c", leaves], capture_output=True, check=True).stdout),
+        ]
+
     cluster = Cluster(2, quiet=True)
-    pids = cluster.pids
+    pids = [*cluster.pids, *(pid for reply in cluster.run(spawn) for pid in reply.value)]
+    assert all(psutil.pid_exists(pid) for pid in pids)
     os.kill(psutil.Process(pids[0]).ppid(), signal.SIGKILL)
     assert gone(pids)
     with pytest.raises(RuntimeError, match="warden"):

@@ -72,6 +72,7 @@ def test_kernel_and_warden_do_not_both_wait_until_the_other_reads(tmp_path):
     processes.folder, processes.spec = str(tmp_path), {"environment": "x" * 9000}
     processes.devices, processes.sent_sources = ["cpu"] * 64, set()
     processes.box = SimpleNamespace(wipe=lambda rank: None)
+    processes.tails = [SimpleNamespace(path="")] * n_ranks  # type: ignore[list-item]
     threads = [threading.Thread(target=work, daemon=True) for work in (answer, lambda: processes.start(range(n_ranks)))]
     for thread in threads:
         thread.start()

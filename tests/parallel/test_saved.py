@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from torch import nn
 
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
-from labkit.parallel import saved
+from labkit.parallel import saved, sealed
 from labkit.parallel.ddp import DDP
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
@@ -55,15 +57,10 @@ def steps(sync, n, first=0):
         sync.step()
 
 
-def save(group, folder, number=2, **how):
+def save(group, folder, number=2, run_id="", keep=3, **how):
     sync, parts, mesh = made(group, **how)
     steps(sync, number)
-    return saved.save(folder, number, parts, mesh, {"note": "kept"})
-
-
-def load(group, folder, **how):
-    sync, parts, mesh = made(group, **how)
-    return saved.load(folder, parts, mesh)
+    return saved.save(folder, number, parts, mesh, {"note": "kept"}, keep, run_id)
 
 
 @pytest.mark.slow
@@ -108,30 +105,71 @@ def test_only_the_last_few_stay_and_an_unfinished_one_is_not_looked_at(tmp_path)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-000004", "step-000005"]
     (tmp_path / "step-000006.part").mkdir()
     (tmp_path / "step-000007").mkdir()
+    (tmp_path / "step-000008").mkdir()
     assert saved.latest(tmp_path).name == "step-000005"
     assert saved.latest(tmp_path / "nowhere") is None
+    run_threads(lambda g: save(g, tmp_path, 6, keep=2), 2)
+    assert saved.latest(tmp_path).name == "step-000006", "later ones, which may be damaged, do not push it out"
 
 
-@pytest.mark.parametrize("damage", ["short", "gone", "bits", "whole.json"])
-def test_a_damaged_file_is_named_on_every_rank_and_the_step_before_is_found(damage, tmp_path):
-    """Would catch half a file that is loaded, and ranks of which only one notices."""
-    run_threads(lambda g: save(g, tmp_path, 2, kind="zero1"), 2)
-    folder = run_threads(lambda g: save(g, tmp_path, 3, kind="zero1"), 2)[0]
-    file = folder / ("whole.json" if damage == "whole.json" else "rank-1.pt")
-    data = file.read_bytes()
-    if damage == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(b"\0" * len(data) if damage == "bits" else data[: len(data) // 2])
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
+def block(file):
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGE = {  # what happens to mine/step-000003, beside which are mine/step-000002 and other/step-000003
+    "short": (lambda new: os.truncate(new / "rank-1.pt", 99), r"rank-1.pt has 99 bytes, [\d,]+ were written"),
+    "gone": (lambda new: (new / "rank-1.pt").unlink(), "rank-1.pt is missing"),
+    "unreadable": (lambda new: block(new / "rank-1.pt"), r"rank-1.pt cannot be read \(Is a directory\)"),
+    "one bit": (lambda new: flip(new / "rank-1.pt"), "rank-1.pt is damaged: its bytes do not have the checksum"),
+    "another step": (
+        lambda new: shutil.copy(new.parent / "step-000002/rank-1.pt", new),
+        "rank-1.pt is of step 2, and its folder of step 3",
+    ),
+    "another rank": (
+        lambda new: shutil.copy(new / "rank-0.pt", new / "rank-1.pt"),
+        "rank-1.pt is of rank 0, and its folder of rank 1",
+    ),
+    "another run": (
+        lambda new: shutil.copy(new.parents[1] / "other/step-000003/rank-1.pt", new),
+        "rank-1.pt is of run other, and its folder of run mine",
+    ),
+    "half a list": (lambda new: os.truncate(new / "whole.json", 99), "whole.json cannot be read"),
+    "one bit of the list": (
+        lambda new: (new / "whole.json").write_text((new / "whole.json").read_text().replace("kept", "kepu")),
+        "whole.json is damaged",
+    ),
+    "another step under its name": (
+        lambda new: shutil.copytree(new.parent / "step-000002", new, dirs_exist_ok=True),
+        "step-000003 holds step 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_not_as_it_was_written_is_named_on_every_rank_and_the_step_before_is_found(damage, tmp_path):
+    """Would catch one flipped bit or a file of another step, rank or run that loads, and ranks of which one notices."""
+    harm, told = DAMAGE[damage]
+    for run, step in (("other", 3), ("mine", 2), ("mine", 3)):
+        folder = run_threads(lambda g, run=run, step=step: save(g, tmp_path / run, step, run, kind="zero1"), 2)[0]
+    harm(folder)
 
     def refused(group):
-        with pytest.raises(ValueError, match=r"rank-1\.pt|whole\.json") as caught:
-            load(group, folder, kind="zero1")
+        sync, parts, mesh = made(group, "zero1")
+        before = [piece.value.clone() for piece in saved.pieces(sync)]
+        with pytest.raises(saved.Damaged, match=told) as caught:
+            saved.load(folder, parts, mesh)
+        assert all(map(torch.equal, before, [piece.value for piece in saved.pieces(sync)]))
         return str(caught.value)
 
     assert len(set(run_threads(refused, 2))) == 1
-    if damage != "bits":  # of the same size: only reading it tells
-        assert saved.latest(tmp_path).name == "step-000002"
+    assert saved.latest(tmp_path / "mine").name == "step-000002"
 
 
 @pytest.mark.parametrize(
@@ -155,20 +193,21 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_anything_c
     assert all(run_threads(refused, 2))
 
 
-def test_a_rank_that_cannot_write_stops_all_and_the_old_checkpoint_stays(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("writer", "file"), [("write", "rank-1.pt"), ("write_json", "whole.json")])
+def test_a_rank_that_cannot_write_stops_all_and_the_old_checkpoint_stays(writer, file, tmp_path, monkeypatch):
     """Would catch ranks that wait for ever for one whose disk is full."""
     run_threads(lambda g: save(g, tmp_path, 2), 2)
-    real = saved._write
+    real = getattr(sealed, writer)
 
-    def full(file, what):
-        if file.name == "rank-1.pt":
+    def full(path, *what):
+        if path.name == file:
             raise OSError("no space left on device")
-        return real(file, what)
+        return real(path, *what)
 
-    monkeypatch.setattr(saved, "_write", full)
+    monkeypatch.setattr(sealed, writer, full)
 
     def refused(group):
-        with pytest.raises(OSError, match=r"no space left|rank 1 could not write"):
+        with pytest.raises(OSError, match=r"no space left|rank \d could not write"):
             save(group, tmp_path, 3)
         return True
 

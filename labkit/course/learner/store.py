@@ -8,9 +8,13 @@ STEPS are the statements that made version 1 of the file, then those that make v
 file takes those that it lacks. `.note` tells what happened to a file:
 
     damaged, or no database    it is renamed, never overwritten, and a new one is begun
+    empty, deleted meanwhile   a new one is begun
     cannot be written          what can be read of it is kept in memory, until this notebook ends
     of a later labkit          ValueError, and the file is left alone
-    deleted meanwhile          it is created again
+
+A file that others write in turn is waited for; one that somebody holds for two seconds and does nothing with is not,
+and the error names who it is. Damage is what SQLite can see: it has no checksums, and a flipped bit in a text stays
+unseen.
 """
 
 from __future__ import annotations
@@ -19,14 +23,23 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 
-WAIT_S = 20.0
-"""How long one notebook waits for another by default."""
+from labkit.course.learner.holders import holders
+
+WAIT_S, TURNS_S = 2.0, 20.0
+"""How long one notebook waits for another that holds the file and writes nothing, and for its turn among several."""
+FORMAT = "unsupported file format"
+"""SQLite's words for a damaged number in the head of a file; the code of this error is that of an invalid statement."""
+LATEST = 1000
+"""No labkit will ever write so high a version: who reads one reads damage."""
+
+Found = TypeVar("Found")
 
 
 def data_folder() -> Path:
@@ -49,20 +62,20 @@ class Store:
         self.steps, self.name, self.wait_s = tuple(map(tuple, steps)), name, WAIT_S if wait_s is None else wait_s
         self._kept: sqlite3.Connection | None = None
         self._alone = threading.RLock()
-        self._doubted = False
+        self._doubted = self._known = False
         try:
             self._make()
         except (OSError, sqlite3.OperationalError) as error:
             if isinstance(error, sqlite3.Error) and _ours(error):
                 raise
-            self.note = f"{self.path} cannot be written ({error}): the {name} is kept until this notebook ends"
+            self.note = f"{self._held(error)} cannot be written ({error}): the {name} is kept until this notebook ends"
             self._kept = self._copied()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction in which nobody else can write. OSError if the file cannot be written now."""
         with self._open() as database:
-            database.execute("BEGIN IMMEDIATE")
+            self._in_turn(lambda: database.execute("BEGIN IMMEDIATE"))
             yield database
 
     @contextmanager
@@ -70,6 +83,7 @@ class Store:
         """The file as it is now. OSError if it cannot be read now."""
         with self._open() as database:
             database.execute("BEGIN")
+            self._in_turn(lambda: _version(database))  # takes the lock for reading
             yield database
 
     @contextmanager
@@ -84,11 +98,31 @@ class Store:
             with closing(_connect(self.path, self.wait_s)) as database, database:
                 yield database
         except sqlite3.DatabaseError as error:
-            if type(error) is sqlite3.DatabaseError:  # the file is damaged: check it when it is next opened
-                self._doubted = True
-            elif not isinstance(error, sqlite3.OperationalError) or _ours(error):
+            if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError) or _ours(error):
                 raise
-            raise OSError(f"{self.path} cannot be used now: {error}") from error
+            self._doubted = not _busy(error)  # the file may be damaged: check it when it is next opened
+            raise OSError(f"{self._held(error)} cannot be used now: {error}") from error
+
+    def _in_turn(self, look: Callable[[], Found]) -> Found:
+        """What `look` finds: wait while others write in turn, but not for one who holds the file and writes nothing."""
+        until = time.monotonic() + max(TURNS_S, self.wait_s)
+        while True:
+            before = self._written()
+            try:
+                return look()
+            except sqlite3.OperationalError as error:
+                if not _busy(error) or self._written() == before or time.monotonic() > until:
+                    raise
+
+    def _written(self) -> tuple[int, int] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size
+
+    def _held(self, error: Exception) -> str:
+        return f"{self.path} is held by {holders(self.path)} and" if _busy(error) else str(self.path)
 
     def _sound(self) -> bool:
         """True if the file is still as it was: anybody may have deleted or overwritten it."""
@@ -96,10 +130,10 @@ class Store:
             return False
         with closing(_connect(self.path, self.wait_s)) as database:
             try:
-                return _version(database) == len(self.steps)
-            except sqlite3.OperationalError:
-                raise
-            except sqlite3.DatabaseError:
+                return self._in_turn(lambda: _version(database)) == len(self.steps)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError) and str(error) != FORMAT:
+                    raise
                 return False
 
     def _make(self) -> None:
@@ -107,27 +141,61 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         was = _identity(self.path)
         try:
-            self._check()
-        except sqlite3.OperationalError:
-            raise  # locked, read-only or no room: the file itself is fine
+            blank = self._check()
+            if blank and (was or self._known):
+                self.note = f"{self.path} was {'empty' if was else 'deleted'}: a new {self.name} is begun"
         except sqlite3.DatabaseError as error:
+            # if it is locked or must not be written, or the disk is full, the file itself is fine
+            tells = str(error) == FORMAT or (_ours(error) and self._valid()) or self._only_says_read_only(error)
+            if isinstance(error, sqlite3.OperationalError) and not tells:
+                raise
             if was is not None and was == _identity(self.path):  # another notebook may have renamed it already
-                self.note = f"{error}: the old {self.name} is kept as {self._aside().name}, this one is new"
+                fault = "; ".join(line for line in str(error).splitlines() if "***" not in line)
+                self.note = f"{fault}: the old {self.name} is kept as {self._aside().name}, this one is new"
             self._check()
-        self._doubted = False
+        self._doubted, self._known = False, True
 
-    def _check(self) -> None:
+    def _valid(self) -> bool:
+        """True if the steps themselves are valid, so that a statement that fails tells of the file."""
+        self._tables()
+        return True
+
+    def _only_says_read_only(self, error: sqlite3.Error) -> bool:
+        """True if it is the head of the file that says that it must not be written."""
+        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_READONLY:
+            return False
+        # SQLite reads it: if we opened and closed the file, all locks that this process has on it would be lost
+        with closing(_connect(self.path, self.wait_s)) as database:
+            return max(database.serialize()[18:20]) > 2
+
+    def _begin(self) -> None:
+        """Make a file that is not there under another name first, so that no other notebook finds it empty."""
+        new = self.path.with_name(f"{self.path.name}.new-{os.getpid()}-{threading.get_ident()}")
+        try:
+            with closing(_connect(new, self.wait_s)) as database, database:
+                self._grow(database)
+            with suppress(OSError):  # another notebook was quicker, or this file system has no links
+                os.link(new, self.path)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _check(self) -> bool:
+        """Look whether the file is sound, and give it the tables that it lacks. Returns True if it had none."""
+        if begun := not self.path.exists():
+            self._begin()
         with closing(_connect(self.path, self.wait_s)) as database, database:
-            if (fault := database.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+            if (fault := self._in_turn(lambda: database.execute("PRAGMA quick_check").fetchone()[0])) != "ok":
                 raise sqlite3.DatabaseError(fault)
-            if _version(database) > len(self.steps):
-                raise ValueError(
-                    f"{self.path} was written by a later labkit (version {_version(database)}): update labkit"
-                )
-            database.execute("BEGIN IMMEDIATE")
+            if (version := _version(database)) > LATEST:
+                raise sqlite3.DatabaseError(f"the file says that it is of version {version:,}")
+            if version > len(self.steps):
+                raise ValueError(f"{self.path} was written by a later labkit (version {version}): update labkit")
+            self._in_turn(lambda: database.execute("BEGIN IMMEDIATE"))
+            blank = begun or not (_version(database) or _tables(database))
             self._grow(database)
             if lost := self._tables() - _tables(database):
                 raise sqlite3.DatabaseError(f"{self.path.name} has no {', '.join(sorted(lost))}")
+        return blank
 
     def _grow(self, database: sqlite3.Connection) -> None:
         """Bring a file from its version to the present one."""
@@ -162,12 +230,18 @@ class Store:
 
 
 def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=wait_s)
+    database = sqlite3.connect(path, timeout=wait_s)
+    database.text_factory = lambda text: text.decode(errors="replace")  # one flipped bit must not hide all rows
+    return database
 
 
 def _ours(error: sqlite3.Error) -> bool:
     """True if a statement was invalid, and nothing is wrong with the file."""
-    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR and str(error) != FORMAT
+
+
+def _busy(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _version(database: sqlite3.Connection) -> int:

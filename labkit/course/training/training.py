@@ -6,7 +6,9 @@
     Report <------------------------- losses, seconds, memory by kind, bytes by axis
 
 A run that is killed at any moment goes on with `resume=True` from the last whole checkpoint, with the same losses that
-it would have had: the data depend only on (seed, step), and the optimizer's state is in the checkpoint.
+it would have had: the data depend only on (seed, step), and the optimizer's state is in the checkpoint. A folder has
+one run at a time (run_lock.py). A checkpoint that is damaged or of another run is set aside, and the one before it
+taken.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.course.training.run_lock import run_lock
 from labkit.course.training.training_report import TrainingReport
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.layout import Layout
@@ -38,7 +42,7 @@ FREE = (
 
 @dataclass(frozen=True)
 class Order:
-    """Everything that the ranks need to know about a run."""
+    """Everything that the ranks need to know about a run. `run` is its folder, `run_id` stands in each checkpoint."""
 
     config: GPTConfig
     recipe: Recipe
@@ -48,13 +52,14 @@ class Order:
     save_every: int = 0
     resume: bool = False
     device: str = "auto"
+    run_id: str = ""
 
 
 def train(order: Order) -> TrainingReport:
     """Run `order.steps` steps on fresh ranks. With `order.run`, checkpoints, report and loss curve are written there.
 
-    Raises ValueError, before any rank starts, for an impossible order, and if `run` holds another run's checkpoints."""
-    from labkit.launch.cluster import BareCluster
+    Raises ValueError, before any rank starts, for an impossible order, and if `run` holds another run's checkpoints or
+    belongs to a run that is under way."""
     from labkit.plan.recipe import check
 
     check(order.config, order.recipe, order.layout)
@@ -62,17 +67,20 @@ def train(order: Order) -> TrainingReport:
         raise ValueError(f"a run has at least 1 step, got {order.steps}")
     if (order.save_every or order.resume) and not order.run:
         raise ValueError("checkpoints need a folder: --out runs/first")
-    if order.run and not order.resume and list(Path(order.run).glob("step-*[0-9]")):
-        raise ValueError(f"{order.run} holds checkpoints of an earlier run: --resume it, or choose another folder")
-    with BareCluster(order.layout.size, device=order.device, timeout_s=600) as cluster:
-        replies = [reply.value for reply in cluster.run(_life, order)]
-    report = _report(order, replies)
-    if order.run:
-        folder = Path(order.run)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
-        (folder / "loss.svg").write_text(str(report.picture()), encoding="utf-8")
+    folder = Path(order.run)
+    with run_lock(folder, order.resume) if order.run else nullcontext("") as run_id:
+        report = _trained(replace(order, run_id=run_id))
+        if order.run:
+            (folder / "report.json").write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
+            (folder / "loss.svg").write_text(str(report.picture()), encoding="utf-8")
     return report
+
+
+def _trained(order: Order) -> TrainingReport:
+    from labkit.launch.cluster import BareCluster
+
+    with BareCluster(order.layout.size, device=order.device, timeout_s=600) as cluster:
+        return _report(order, [reply.value for reply in cluster.run(_life, order)])
 
 
 def _report(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
@@ -122,7 +130,7 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
 
     mesh = Mesh.connect(order.layout, group)
     step = assemble(order.config, order.recipe, mesh)
-    losses, begin, where = _resume(order, step, mesh)
+    losses, begin, where, run_id = _resume(order, step, mesh)
     peak = peak_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
     seen: dict[str, Any] = {"memory": {}, "sent": {}}
@@ -145,7 +153,7 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
         if order.run and (last or (order.save_every and (number + 1) % order.save_every == 0)):
             note: dict[str, Any] = {"losses": losses, "config": asdict(order.config), "recipe": asdict(order.recipe)}
             note["scaler"] = step.scaler.state_dict() if step.scaler else None
-            where = str(saved.save(order.run, number + 1, step.parts, mesh, note))
+            where = str(saved.save(order.run, number + 1, step.parts, mesh, note, run_id=run_id))
     return {
         **seen,
         "losses": losses,
@@ -159,27 +167,42 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
     }
 
 
-def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]], int, str]:
+def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]], int, str, str]:
+    """(losses so far, first step to do, folder, run id), from the last checkpoint that is whole and of this run."""
     from labkit.parallel import saved
 
     if not order.resume:
-        return [], 0, ""
-    folder = saved.latest(order.run)
-    if folder is None:
-        raise ValueError(f"there is no whole checkpoint in {order.run} to resume: leave --resume out")
-    note = saved.check(folder)["extra"]
+        return [], 0, "", order.run_id
+    faults: dict[Path, str] = {}
+    for candidate, contents, fault in saved.checked(order.run, mesh, order.run_id):
+        if not fault:
+            folder, whole = candidate, contents
+            break
+        faults[candidate] = fault
+    else:
+        mend = f": {'; '.join(faults.values())}: choose another folder" if faults else ": leave --resume out"
+        raise ValueError(f"there is no whole checkpoint in {order.run} to resume{mend}")
+    _same_run(order, folder, whole["extra"])
+    extra = saved.load(folder, step.parts, mesh, whole)
+    if step.scaler and extra["scaler"]:
+        step.scaler.load_state_dict(extra["scaler"])
+    if extra["step"] >= order.steps:
+        raise ValueError(f"{folder} is at step {extra['step']}, the run ends at {order.steps}: ask for more --steps")
+    if mesh.world.rank == 0:
+        for passed, fault in faults.items():
+            aside = saved.set_aside(passed)
+            print(f"{fault}. It is kept as {aside.name}, and the run goes on from {folder.name}.", flush=True)
+    losses = [(number, loss) for number, loss in extra["losses"]]
+    return losses, extra["step"], str(folder), order.run_id or whole["run"]
+
+
+def _same_run(order: Order, folder: Path, note: dict[str, Any]) -> None:
     for name, now in (("config", asdict(order.config)), ("recipe", asdict(order.recipe))):
         free = () if name == "config" else FREE
         differs = {key: (note[name][key], now[key]) for key in now if key not in free and note[name][key] != now[key]}
         if differs:
             changes = ", ".join(f"{key} was {was}, is {is_now}" for key, (was, is_now) in differs.items())
             raise ValueError(f"{folder} was made by another {name}: {changes}")
-    extra = saved.load(folder, step.parts, mesh)
-    if step.scaler and extra["scaler"]:
-        step.scaler.load_state_dict(extra["scaler"])
-    if extra["step"] >= order.steps:
-        raise ValueError(f"{folder} is at step {extra['step']}, the run ends at {order.steps}: ask for more --steps")
-    return [(number, loss) for number, loss in extra["losses"]], extra["step"], str(folder)
 
 
 def _probed(step: Any, rows: Any, number: int, group: Group) -> tuple[float, dict[str, Any]]:

@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from labkit.course.learner import store
+from labkit.course.learner import holders, store
 from labkit.course.learner.store import Store
 
 STEPS = (("CREATE TABLE notes (id INTEGER PRIMARY KEY, said TEXT NOT NULL)",),)
@@ -82,6 +82,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_write_loses_nothing(path):
 
 
 COUNTS = """
+store.WAIT_S = 60.0  # however slow the disk is
 for number in range(25):
     kept = made(sys.argv[1]) if number % 5 == 0 else kept
     with kept.writing() as database:
@@ -109,13 +110,17 @@ database.execute("COMMIT")
 
 
 def test_a_file_that_somebody_holds_is_told_and_not_put_aside(path, monkeypatch):
-    """Would catch a lock that is taken for damage, and a notebook that waits for ever."""
+    """Would catch a lock that is taken for damage, and a notebook that waits for ever, or without saying for whom."""
     monkeypatch.setattr(store, "WAIT_S", 0.2)
     kept = made(path)
     write(kept, "one")
     child = ran(LOCKS, path)
     assert child.stdout.readline() == "locked\n"
-    with pytest.raises(OSError, match="cannot be used now: database is locked"):
+    told = rf"is held by process {child.pid} \(\S+, since \d\d:\d\d\) and cannot be used now: database is locked"
+    with pytest.raises(OSError, match=told):
+        write(kept, "lost")
+    monkeypatch.setattr(holders, "LOCKS", path.with_name("locks"))
+    with pytest.raises(OSError, match="is held by a process that cannot be seen from here and cannot be used now"):
         write(kept, "lost")
     with pytest.raises(OSError, match="locked"):
         said(kept)
@@ -129,13 +134,22 @@ def test_a_file_that_somebody_holds_is_told_and_not_put_aside(path, monkeypatch)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
+def _flipped(whole: bytes, at: int, bit: int) -> bytes:
+    return whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+
+
 def _torn(whole: bytes) -> bytes:
     return whole[:4096] + b"\xff" * 4096 + whole[8192:]
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda whole: b"no database at all " * 99, _torn, lambda whole: whole[: len(whole) // 2]],
-    ids=["another file", "torn", "cut"],
+    "damage",
+    [
+        lambda whole: b"no database at all " * 99, _torn, lambda whole: whole[: len(whole) // 2],
+        lambda whole: _flipped(whole, 18, 3), lambda whole: _flipped(whole, 47, 0),
+        lambda whole: _flipped(whole, 60, 0), lambda whole: _flipped(whole, 63, 0),
+    ],
+    ids=["another file", "torn", "cut", "not to be written", "format", "version", "no version"],
 )  # fmt: skip
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
 def test_a_damaged_file_is_put_aside_whole_and_told(damage, meanwhile, path):
@@ -202,16 +216,54 @@ def test_the_journal_of_a_damaged_file_goes_with_it(path):
     assert said(kept) == ["new"]
 
 
-def test_an_empty_file_and_a_deleted_folder_are_made_again(path):
-    """Would catch 'no such table' in the last cell of a long evening."""
+def test_an_empty_file_and_a_deleted_folder_are_made_again_with_a_note(path):
+    """Would catch 'no such table' in the last cell of a long evening, and what was kept that is gone without a word."""
     kept = made(path)
+    assert kept.note == "", "the first time, nothing was lost"
+    path.write_bytes(b"")
+    other = made(path)
+    assert other.note == f"{path} was empty: a new notebook of notes is begun"
     path.write_bytes(b"")
     write(kept, "one")
+    assert kept.note == other.note
     assert said(kept) == ["one"]
     path.unlink()
     path.parent.rmdir()
     write(kept, "two")
     assert said(kept) == ["two"]
+    assert kept.note == f"{path} was deleted: a new notebook of notes is begun"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert made(path).note == ""
+
+
+def test_one_flipped_bit_in_a_text_hides_no_other_row(path):
+    """Would catch 'Could not decode to UTF-8', for ever, for everything that a learner has done."""
+    kept = made(path)
+    write(kept, "first", "second", "third")
+    whole = path.read_bytes()
+    path.write_bytes(_flipped(whole, whole.index(b"second"), 7))
+    assert said(kept) == ["first", "\ufffdecond", "third"]
+
+
+def test_who_writes_in_turn_is_waited_for_longer_than_who_does_nothing(path, monkeypatch):
+    """Would catch a busy file that is taken for one that somebody holds."""
+    kept = made(path)
+    kept.wait_s = 0.0
+    times = iter(range(1000, 2000))
+    tries = []
+
+    def touched() -> None:
+        tries.append(os.utime(path, ns=(next(times), next(times))))
+        if len(tries) == 5:
+            held.execute("COMMIT")
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as held:
+        held.execute("BEGIN IMMEDIATE")
+        written = Store._written
+        monkeypatch.setattr(Store, "_written", lambda self: (touched(), written(self))[1])
+        write(kept, "one")
+    assert said(kept) == ["one"]
+    assert len(tries) >= 5
 
 
 def test_a_database_of_somebody_else_is_put_aside(path):

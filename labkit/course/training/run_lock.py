@@ -1,0 +1,67 @@
+"""One run a folder: a lock that dies with its owner, and the id by which a run's files are told from another's.
+
+    runs/first/run.lock    {"run": "5e2a91c07b44d310", "pid": 4242, "host": "laptop", "since": "2026-11-24 13:37:05"}
+
+The lock is the system's (flock): however a process ends, it is free afterwards, and no file has to be cleaned up. What
+is written in the file is for people, and for `--resume`, which goes on with the same id.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+
+@contextmanager
+def run_lock(folder: Path, resume: bool) -> Iterator[str]:
+    """Hold a run's folder for as long as the block runs; gives the run's id: a new one, or with `resume` the old one
+    ("" if that is not known).
+
+    Raises ValueError if another process holds it, if a new run finds checkpoints there, and if `resume` finds no
+    folder."""
+    if resume and not folder.is_dir():
+        raise ValueError(f"there is no whole checkpoint in {folder} to resume: leave --resume out")
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(_words(folder, _read(file))) from None
+        except OSError as error:  # some network file systems know no locks
+            print(f"{folder} cannot be locked ({error.strerror}): see to it that no other run writes there", flush=True)
+        if not resume and any(folder.glob("step-*[0-9]")):
+            raise ValueError(f"{folder} holds checkpoints of an earlier run: --resume it, or choose another folder")
+        run = str(_read(file).get("run", "")) if resume else secrets.token_hex(8)
+        owner = {"run": run, "pid": os.getpid(), "host": socket.gethostname()}
+        text = json.dumps({**owner, "since": time.strftime("%Y-%m-%d %H:%M:%S")})
+        file.seek(0)
+        file.write(text)
+        file.truncate()  # after writing, so that who is refused meanwhile finds words
+        file.flush()
+        yield run
+
+
+def _read(file: TextIO) -> dict[str, Any]:
+    file.seek(0)
+    try:
+        values = json.loads(file.read())
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _words(folder: Path, owner: dict[str, Any]) -> str:
+    if not owner:
+        return f"{folder} is in use by another run: wait for its end, or choose another folder"
+    return (
+        f"{folder} is in use by a run that process {owner.get('pid')} on {owner.get('host')} began at "
+        f"{owner.get('since')}: wait for its end, stop it, or choose another folder"
+    )

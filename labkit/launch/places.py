@@ -1,0 +1,68 @@
+"""The places that a cluster needs: /proc, a working folder that exists, and a private folder with room in it.
+
+Each is looked at before the first process is started, and what is wrong is said in words that name it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+PROC = Path("/proc")
+LONGEST = 80
+"""Characters of a private folder's path: a unix socket in it may have 107 bytes."""
+SCANT_BYTES = 64 << 10
+
+
+def check() -> None:
+    """ValueError if /proc is not mounted, or if the working folder is gone."""
+    if sys.platform == "linux" and not (PROC / "self" / "fd").is_dir():
+        raise ValueError(
+            f"{PROC} is not mounted here, and labkit asks it for memory, processes and sockets: mount it "
+            "(mount -t proc proc /proc), or start the container with it"
+        )
+    working_folder()
+
+
+def working_folder() -> str:
+    """The folder in which the notebook works, and its ranks with it. ValueError if it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ValueError(
+            "the working folder of this notebook was deleted or moved, and ranks work in the same one: go to one that "
+            "exists, such as os.chdir(os.path.expanduser('~')), and make the cluster again"
+        ) from None
+
+
+def check_there(folder: str) -> None:
+    """ValueError if the folder in which the ranks of a cluster work has been deleted since it was made."""
+    if not os.path.isdir(folder):
+        raise ValueError(
+            f"{folder}, in which the ranks of this cluster work, was deleted or moved, and no fresh rank can start "
+            "there: make that folder again, or go to another one and make a new cluster"
+        )
+
+
+def private_folder() -> str:
+    """A new folder that only this user can read. OSError if there is no place for it."""
+    try:
+        folder = tempfile.mkdtemp(prefix="labkit-")
+        if len(folder) > LONGEST:
+            os.rmdir(folder)
+            folder = tempfile.mkdtemp(prefix="labkit-", dir="/tmp")
+    except OSError as error:
+        raise OSError(
+            f"no private folder for the ranks can be made ({error}): make room there, or start the notebook's kernel "
+            "with TMPDIR set to a folder that has some"
+        ) from None
+    return folder
+
+
+def want_of_room(folder: str) -> str:
+    """A sentence if hardly any room is left in this folder, else ""."""
+    free = shutil.disk_usage(folder).free
+    return f"There are {free:,} bytes free in {folder}: make room there." if free < SCANT_BYTES else ""
