@@ -100,11 +100,14 @@ def grade(
         list[str] | None, typer.Option(help="Only this one, 03.2; everybody gets a row for it.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Submissions to judge at once.")] = 1,
+    unconfined: Annotated[
+        bool, typer.Option("--unconfined", help="Also where the kernel cannot confine students' programs.")
+    ] = False,
 ) -> None:
     """Check every exercise in every notebook of a class, and write a table. No notebook is run."""
     from labkit.course.classroom.grade import grade as run
 
-    Console().print(run(folder, to, seed, keys=exercise, jobs=jobs))
+    Console().print(run(folder, to, seed, keys=exercise, jobs=jobs, unconfined=unconfined))
 
 
 def progress(
