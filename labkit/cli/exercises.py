@@ -14,6 +14,7 @@ from rich.table import Table
 
 from labkit.cli.data import Home, Json, words_beside, write
 from labkit.course.server.labs import CHECKOUT
+from labkit.launch.zygote import zygote
 
 if TYPE_CHECKING:
     from labkit.course.judge.report import Report
@@ -36,6 +37,7 @@ def check(
     home: Home = None,
 ) -> None:
     """Check what you have written in exercises/: five verdicts for each. Fails if one is broken."""
+    zygote()  # it imports torch for the judge, while this process does so for itself
     from labkit.course.exercises.catalogue import problem, problems
     from labkit.course.exercises.check import check_file
     from labkit.course.exercises.junit import document, junit as as_junit

@@ -6,6 +6,7 @@ whatever the notebook has done to its own. The process is given its own inputs, 
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import io
 import linecache
@@ -34,6 +35,8 @@ from labkit.probe.memory import MemoryProbe
 
 MOMENTS = 400
 MOST_ANSWER_BYTES = 64 << 20
+INT_DIGITS_AT = 24
+"""Where the digits of a whole number begin in CPython."""
 
 
 class Program(NamedTuple):
@@ -140,7 +143,22 @@ def set_up(line: Line, parent: int, dump: int) -> None:
     torch.set_num_threads(1)
     random.seed(0)
     torch.manual_seed(0)
+    forget_seed()
     walls.confine(parent, (line.connection.fileno(), dump))
+
+
+def forget_seed() -> None:
+    """Overwrite the seed of this run in the variables of the judge that this process was forked with.
+
+    Who knows it can draw all ranks' inputs, and send any bytes while it works out the answer alone."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        for name, value in frame.f_locals.items():
+            held = {"seed": value} if name in ("seed", "drawn_seed") else value
+            seed = held.get("seed") if isinstance(held, dict) else getattr(held, "seed", None)
+            if type(seed) is int and seed > 1 << 32:  # small ones are shared with all of Python, and drawn by nobody
+                ctypes.memset(id(seed) + INT_DIGITS_AT, 0, sys.getsizeof(seed) - INT_DIGITS_AT)
+        frame = frame.f_back
 
 
 def run_attempt(

@@ -188,10 +188,11 @@ def _rules(trees: Collection[str]) -> int:
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _syscall(_CREATE_RULESET, struct.pack("=3Q", files, network, scope), ctypes.c_size_t(size), 0)
     for tree in trees if rules >= 0 else ():
-        fd = os.open(tree, os.O_PATH | os.O_CLOEXEC)
-        reads = _READ_FILES | _READ_FOLDERS if os.path.isdir(tree) else _READ_FILES
-        _syscall(_ADD_RULE, rules, 1, struct.pack("=Qi", reads, fd), 0)
-        os.close(fd)
+        with contextlib.suppress(OSError):  # a folder that this user cannot enter
+            fd = os.open(tree, os.O_PATH | os.O_CLOEXEC)
+            reads = _READ_FILES | _READ_FOLDERS if os.path.isdir(tree) else _READ_FILES
+            _syscall(_ADD_RULE, rules, 1, struct.pack("=Qi", reads, fd), 0)
+            os.close(fd)
     return rules
 
 

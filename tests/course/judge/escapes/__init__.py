@@ -10,10 +10,12 @@ where the guards stand in front of them, and in a check, as a learner meets it.
 from __future__ import annotations
 
 import ast
+import secrets
 import shutil
 import subprocess
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +57,8 @@ class Escape(NamedTuple):
 
     def _run(self, teachers_file: str, ours: bool) -> RunRecord:
         it = problem("03.2")
-        return run_case(it, Program(self.source.replace(TEACHERS_FILE, teachers_file), "", ours), it.cases()[3])
+        case = replace(it.cases()[3], seed=secrets.randbits(61) + (1 << 61))
+        return run_case(it, Program(self.source.replace(TEACHERS_FILE, teachers_file), "", ours), case)
 
     def checked(self) -> str:
         """The verdict that a learner gets; "" if it passes."""
