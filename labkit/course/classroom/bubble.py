@@ -21,8 +21,8 @@ from pathlib import Path
 from labkit.course.judge.prefork import PreforkServer
 from labkit.launch.zygote import PINNED
 
-KEPT_RIGHTS = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_READ_SEARCH")
-"""Of root's rights, those with which a judge makes a rank nobody's, and ends it."""
+KEPT_RIGHTS = ("SETUID", "SETGID", "SETPCAP", "KILL", "DAC_READ_SEARCH", "SYS_PTRACE")
+"""Of root's rights, those with which a judge makes a rank nobody's, measures it and ends it."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/sys/devices/system/cpu")
 
 
@@ -75,7 +75,7 @@ def works() -> bool:
 
 def _command() -> list[str]:
     shares = [f"--unshare-{name}" for name in ("net", "ipc", "pid", "uts", "cgroup-try")]
-    rights = [part for right in KEPT_RIGHTS for part in ("--cap-add", right)] if os.geteuid() == 0 else []
+    rights = [part for right in KEPT_RIGHTS for part in ("--cap-add", f"CAP_{right}")] if os.geteuid() == 0 else []
     bound = [part for place in map(str, _places()) for part in ("--ro-bind-try", place, place)]
     own = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *bound, "--chdir", "/"]
     return ["bwrap", *shares, *rights, *own, "--clearenv", "--die-with-parent"]

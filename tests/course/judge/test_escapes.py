@@ -37,7 +37,6 @@ def holds(escape: Escape, folder: Path) -> None:
     assert escape.checked() == escape.learner
     assert (teachers.read_text(), teachers.stat().st_mode & 0o777) == ("TOP SECRET", 0o644)
     assert set(psutil.Process().children(recursive=True)) <= before
-    assert not Path("/tmp/left_behind_by_an_attempt").exists()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""It leaves a file behind.
+"""It writes into a file of whoever runs the judge.
 
 kernel alone    PermissionError: Landlock and seccomp open nothing to write
 with guards     NameError: an attempt has no open
@@ -7,6 +7,6 @@ as a learner    rules
 
 
 def ring_reduce_scatter(x, group):
-    with open("/tmp/left_behind_by_an_attempt", "w") as file:
+    with open("/TEACHERS/FILE", "a") as file:
         file.write("x")
     return group.reduce_scatter(x)
