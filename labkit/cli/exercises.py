@@ -14,6 +14,7 @@ from rich.table import Table
 
 from labkit.cli.data import Home, Json, words_beside, write
 from labkit.course.server.labs import CHECKOUT
+from labkit.launch.zygote import zygote
 
 if TYPE_CHECKING:
     from labkit.course.judge.report import Report
@@ -36,6 +37,7 @@ def check(
     home: Home = None,
 ) -> None:
     """Check what you have written in exercises/: five verdicts for each. Fails if one is broken."""
+    zygote()  # it imports torch for the judge, while this process does so for itself
     from labkit.course.exercises.catalogue import problem, problems
     from labkit.course.exercises.check import check_file
     from labkit.course.exercises.junit import document, junit as as_junit
@@ -100,11 +102,14 @@ def grade(
         list[str] | None, typer.Option(help="Only this one, 03.2; everybody gets a row for it.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Submissions to judge at once.")] = 1,
+    unconfined: Annotated[
+        bool, typer.Option("--unconfined", help="Also where the kernel cannot confine students' programs.")
+    ] = False,
 ) -> None:
     """Check every exercise in every notebook of a class, and write a table. No notebook is run."""
     from labkit.course.classroom.grade import grade as run
 
-    Console().print(run(folder, to, seed, keys=exercise, jobs=jobs))
+    Console().print(run(folder, to, seed, keys=exercise, jobs=jobs, unconfined=unconfined))
 
 
 def progress(

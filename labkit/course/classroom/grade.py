@@ -5,7 +5,10 @@
     table = grade(Path("handed_in"), to=Path("grades.csv"))
 
 Every exercise whose function is defined in a student's notebooks is judged. Notebooks are read, never run, and nothing
-is written beside them. Each attempt is judged in fresh processes, and all students get the same hidden cases.
+is written beside them. Each attempt is judged in fresh processes, and all students get the same hidden cases. Links
+are not followed: with one for a folder, a student would earn another's marks. Where the kernel does not confine
+students' programs, nothing is judged, unless that is asked for. Where bubblewrap is installed, the judge is in a bubble
+besides (bubble.py).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
+from labkit.course.classroom.bubble import new_server, works
 from labkit.course.classroom.submission import (
     MOST_SEED,
     UNREAD,
@@ -40,8 +44,9 @@ from labkit.course.classroom.table import Row, Table
 from labkit.course.exercises.catalogue import problem, problems
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.attempt import Attempt
-from labkit.course.judge.prefork import PreforkServer
+from labkit.course.judge.prefork import PreforkServer, prefork_server
 from labkit.course.judge.report import Report
+from labkit.course.judge.wall_trials import missing
 
 MOST_FILES = 100
 MOST_JOBS = 64
@@ -58,11 +63,13 @@ class Task(NamedTuple):
 
 
 class PreforkServers:
-    """Several servers, so that as many attempts can be judged at the same time; `close` ends them all."""
+    """Several servers, so that as many attempts can be judged at the same time; `close` ends them all.
 
-    def __init__(self, count: int) -> None:
+    `new` starts one."""
+
+    def __init__(self, count: int, new: Callable[[], PreforkServer] = PreforkServer) -> None:
         self.free: queue.SimpleQueue[PreforkServer] = queue.SimpleQueue()
-        self.all = [PreforkServer() for _ in range(count)]
+        self.new, self.all = new, [new() for _ in range(count)]
         for server in self.all:
             self.free.put(server)
 
@@ -71,7 +78,7 @@ class PreforkServers:
         server = self.free.get()
         try:
             if not server.alive():
-                server = PreforkServer()
+                server = self.new()
                 self.all.append(server)
             return server.judge(key, attempt, seed)
         finally:
@@ -91,6 +98,7 @@ def grade(
     keys: Sequence[str] | None = None,
     jobs: int = 1,
     progress: bool = True,
+    unconfined: bool = False,
 ) -> Table:
     """Judge what a class has handed in.
 
@@ -100,9 +108,10 @@ def grade(
               the notebooks define
     jobs      how many attempts are judged at the same time
     progress  show on standard error how many are done
+    unconfined  judge also where the kernel lacks walls around students' programs, which then run with your rights
 
     ValueError for a folder without submissions, a place where no CSV can be written, an unknown exercise, a seed below
-    0 and jobs below 1."""
+    0, jobs below 1, and a machine whose kernel does not confine students' programs."""
     began = time.perf_counter()
     if seed is not None and not 0 <= seed < MOST_SEED:
         raise ValueError(f"a seed is a whole number from 0 to 2**61 - 1, got {seed}")
@@ -119,7 +128,8 @@ def grade(
         sort(student, folder, paths, asked, keys is not None, rows, tasks)
     outcomes: dict[int, Outcome] = {}
     try:
-        _judge(tasks, drawn, jobs, progress, outcomes)
+        if tasks:
+            _judge(tasks, drawn, jobs, progress, unconfined, outcomes)
     finally:
         table = Table(_rows(rows, tasks, outcomes), drawn, time.perf_counter() - began)
         if to is not None:
@@ -137,7 +147,9 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
-        if path.is_dir():
+        if path.is_symlink() and path.suffix != ".ipynb":
+            notebooks[path.name].append(path)  # a folder of somebody else's, or a way out: a row will say so
+        elif path.is_dir():
             notebooks[path.name] += list(_notebooks(path))
         elif path.suffix == ".ipynb":
             notebooks[path.stem].append(path)
@@ -175,22 +187,32 @@ def sort(
             rows.append(_row(student, exercise, unjudged(exercise, f"there is no definition of {exercise.name}")))
 
 
-def _judge(tasks: list[Task], seed: int, jobs: int, progress: bool, outcomes: dict[int, Outcome]) -> None:
+def _judge(
+    tasks: list[Task], seed: int, jobs: int, progress: bool, unconfined: bool, outcomes: dict[int, Outcome]
+) -> None:
     """Judge all tasks and put the results into `outcomes`, by place, as they come."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
-        line = bar.add_task(f"{len(tasks)} attempts", total=len(tasks))
-        if jobs > 1:
-            _together(tasks, seed, jobs, outcomes, lambda: bar.advance(line))
-            return
-        for place, task in enumerate(tasks):
-            outcomes[place] = judged(task.it, task.blocks, seed)  # on the same server as `check`
-            bar.advance(line)
+    one = jobs == 1 and not works()  # without a bubble the server of `check` does, which may be warm
+    servers = PreforkServers(1, prefork_server) if one else PreforkServers(min(jobs, len(tasks)), new_server)
+    try:
+        if not unconfined and (gap := missing(servers.all[0].walls())):
+            raise ValueError(f"{gap}. To judge all the same, with students' programs as your own: --unconfined")
+        with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
+            line = bar.add_task(f"{len(tasks)} attempts", total=len(tasks))
+            if jobs > 1:
+                _together(tasks, seed, jobs, servers, outcomes, lambda: bar.advance(line))
+                return
+            for place, task in enumerate(tasks):
+                outcomes[place] = judged(task.it, task.blocks, seed, servers.judge)
+                bar.advance(line)
+    finally:
+        if not one:
+            servers.close()
 
 
 def _together(
-    tasks: list[Task], seed: int, jobs: int, outcomes: dict[int, Outcome], advance: Callable[[], None]
-) -> None:
-    servers = PreforkServers(min(jobs, len(tasks)))
+    tasks: list[Task], seed: int, jobs: int, servers: PreforkServers, outcomes: dict[int, Outcome],
+    advance: Callable[[], None],
+) -> None:  # fmt: skip
     pool, stopped = ThreadPoolExecutor(jobs), threading.Event()
 
     def one(place: int) -> None:
@@ -206,7 +228,6 @@ def _together(
     finally:
         stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        servers.close()
 
 
 def _rows(rows: list[Row], tasks: list[Task], outcomes: dict[int, Outcome]) -> tuple[Row, ...]:
@@ -233,6 +254,7 @@ def _row(student: str, exercise: Problem, outcome: Outcome, note: str = "", file
 
 def _notebooks(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
+        yield from (path for name in sorted(folders) if (path := Path(place, name)).is_symlink())  # never gone into
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(place, name) for name in sorted(files) if name.endswith(".ipynb") and not name.startswith("."))
 

@@ -39,6 +39,8 @@ class TornToo(NotebookExporter):
     def from_file(self, file_stream: Any, resources: Any = None, **kw: Any) -> Any:
         """The notebook, or one that says what is wrong with the file."""
         try:
+            if _linked(Path(file_stream.name)):
+                raise ValueError("it is a symbolic link, or in a folder that is one, and these are not followed")
             if Path(file_stream.name).stat().st_size > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
             notebook = nbformat.read(file_stream, as_version=4)
@@ -57,7 +59,7 @@ def adopt(assignment: str, student: str, notebooks: list[str]) -> None:
 
     `notebooks` are the paths of what was handed in; the adopted ones are added to them. The file is copied within
     submitted/, with a line on top that says so; the original stays."""
-    handed_in = [Path(notebook) for notebook in notebooks]
+    handed_in = [path for notebook in notebooks if not _linked(path := Path(notebook))]
     if not handed_in:
         return
     folder = handed_in[0].parent
@@ -78,6 +80,11 @@ def adopt(assignment: str, student: str, notebooks: list[str]) -> None:
         except Exception:  # TornToo will say what is wrong with it
             shutil.copyfile(best, target)
         notebooks.append(str(target))
+
+
+def _linked(path: Path) -> bool:
+    """True if a file, the folder of its assignment or that of its student is a link: out of the submission, perhaps."""
+    return any(place.is_symlink() for place in (path, *list(path.parents)[:2]))
 
 
 class RestoreCells(NbGraderPreprocessor):

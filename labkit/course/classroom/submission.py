@@ -60,7 +60,9 @@ def points_of(it: Problem) -> int:
 
 def read(path: Path) -> list[str]:
     """The code of a notebook, cell by cell. ValueError, with a reason, for what is no notebook, or too large."""
-    if path.is_symlink() or not path.is_file():
+    if path.is_symlink():
+        raise ValueError(f"{path.name} is a symbolic link, and these are not followed: put the notebook itself there")
+    if not path.is_file():
         raise ValueError(f"{path.name} is no plain file: put the notebook itself there")
     size = path.stat().st_size
     if size > MOST_BYTES:

@@ -23,7 +23,7 @@ from labkit.course.judge.case_run import RunCase, run_case
 from labkit.course.judge.report import UNWRITTEN, Report
 from labkit.course.judge.run_record import RunRecord
 from labkit.course.judge.sandboxed_rank import Program
-from labkit.course.judge.static_check import refusals
+from labkit.course.judge.static_check import NUMBERS, refusals
 from labkit.course.judge.verdict_picture import of_verdict
 from labkit.course.judge.verdicts import BROKEN, OPEN, Verdict, verdicts, words_of
 
@@ -73,7 +73,9 @@ def judge(
 def unfit(problem: Problem, source: str, before: str = "") -> Verdict | None:
     """The verdict on a program that is rejected before it runs, since it is the stub, has another signature, or uses
     something forbidden; None if it may run."""
-    if broken := [*refusals(source, problem.given, problem.may), *refusals(before, problem.given, problem.may)]:
+    about_memory = any(law.verdict == "memory" for law in problem.laws)
+    may = problem.may if about_memory else {*problem.may, *NUMBERS}
+    if broken := [*refusals(source, problem.given, may, before), *refusals(before, problem.given, may, source)]:
         seen = "; ".join(str(refusal) for refusal in broken[:3])
         return Verdict("rules", BROKEN, FIT, "", seen, line=broken[0].line, probe="write it without that")
     wanted = ast.parse(problem.stub).body[-1]

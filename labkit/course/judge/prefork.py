@@ -18,9 +18,11 @@ import itertools
 import json
 import os
 import signal
+import socket
 import threading
 import time
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,20 +30,21 @@ import psutil
 
 from labkit.course.judge.attempt import Attempt
 from labkit.course.judge.report import Report
+from labkit.course.judge.wall_trials import Wall, examined, missing
 from labkit.launch.reply import Stopped
 from labkit.launch.zygote import zygote
 
-MOST_S = 120.0
-"""No check takes so long; one that does has a mistake in it that is ours."""
+MOST_S = 600.0
+"""No check takes so long, on a machine with much else to do neither; one that does has a mistake in it that is ours."""
 
 
 class PreforkServer:
     """The prefork server as the kernel sees it. Its process is asked for at once, and ready when it has imported the
-    judge."""
+    judge. `line` is a socket to a process that is a server already (classroom/bubble.py)."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: socket.socket | None = None) -> None:
         self.lock, self.numbers = threading.Lock(), itertools.count()
-        self.connection = Connection(zygote().fork("labkit.course.judge.prefork").detach())
+        self.connection = Connection((line or zygote().fork("labkit.course.judge.prefork")).detach())
 
     @functools.cached_property
     def pid(self) -> int:
@@ -50,19 +53,26 @@ class PreforkServer:
 
     def judge(self, key: str, attempt: Attempt, seed: int | None = None) -> Report:
         """The report on an attempt. KeyboardInterrupt ends the check; RuntimeError if the judge itself fails."""
-        number = next(self.numbers)
-        request = {"number": number, "key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
-        with self.lock:
-            try:
-                reply = self._ask(request)
-            except BaseException as error:
-                self.close()  # whatever was under way; the next check begins with a new one
-                if isinstance(error, KeyboardInterrupt):
-                    raise Stopped(f"Stopped before {key} was judged. Nothing of this attempt counts.") from None
-                raise
+        request = {"key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
+        reply = self._replied(request, f"Stopped before {key} was judged. Nothing of this attempt counts.")
         if "failed" in reply:
             raise RuntimeError(f"the judge itself failed on {key}:\n{reply['failed']}")
         return Report.of_dict(reply)
+
+    def walls(self) -> tuple[Wall, ...]:
+        """The kernel's walls around an attempt, which a confined process has tried, one by one."""
+        reply = self._replied({}, "Stopped before the walls around an attempt were tried.")
+        return tuple(Wall(*wall) for wall in reply["walls"])
+
+    def _replied(self, request: dict[str, Any], stopped: str) -> dict[str, Any]:
+        with self.lock:
+            try:
+                return self._ask({**request, "number": next(self.numbers)})
+            except BaseException as error:
+                self.close()  # whatever was under way; the next check begins with a new one
+                if isinstance(error, KeyboardInterrupt):
+                    raise Stopped(stopped) from None
+                raise
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.pid  # its greeting is received before any reply
@@ -123,9 +133,9 @@ def _server_of(pid: int) -> PreforkServer:  # by process id: a fork must not use
 
 def main(fd: int, kernel_pid: int) -> None:
     """The server's own life, in a fork of the zygote: each message is an attempt, and its report is sent back."""
-    from labkit.course.judge import sandbox
+    from labkit.course.judge import walls
 
-    sandbox.end_with(os.getppid())  # the zygote, which ends with the kernel
+    walls.end_with(os.getppid())  # the zygote, which ends with the kernel
     os.setsid()  # whoever ends this process's group ends all ranks, and nobody else
     # As file descriptor 1 the connection is closed in every rank (sandboxed_rank.py), so no attempt can write a report.
     os.dup2(fd, 1)
@@ -135,23 +145,32 @@ def main(fd: int, kernel_pid: int) -> None:
     # the judge, and what the first optimizer of every rank would import for seconds: before the first fork
     for name in ("labkit.course.judge.judge", "torch._dynamo"):
         importlib.import_module(name)
+    standing = examined()
+    notes = [gap] if (gap := missing(standing)) else []
     with contextlib.suppress(EOFError, ConnectionError):
         while psutil.pid_exists(kernel_pid):
-            if kernel.poll(0.5):
-                _serve(kernel, json.loads(kernel.recv_bytes()))
+            if not kernel.poll(0.5):
+                continue
+            request = json.loads(kernel.recv_bytes())
+            if "source" in request:
+                _serve(kernel, request, notes)
+                notes = []  # said once
+            else:
+                _send(kernel, {"number": request["number"], "walls": standing})
     os._exit(0)
 
 
-def _serve(kernel: Connection, request: dict[str, Any]) -> None:
-    """Judge one attempt in a fork, and wait for its end."""
-    from labkit.course.judge import sandbox
+def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> None:
+    """Judge one attempt in a fork, and wait for its end. `notes` are added to its report."""
+    from labkit.course.judge import walls
 
     server_pid = os.getpid()
     judge_pid = os.fork()
     if judge_pid == 0:
-        sandbox.end_with(server_pid)
+        walls.end_with(server_pid)
+        walls.shelter()
         with contextlib.suppress(BrokenPipeError):
-            _send(kernel, {"number": request["number"], **_judged(request)})
+            _send(kernel, {"number": request["number"], **_judged(request, notes)})
         os._exit(0)
     _, status = os.waitpid(judge_pid, 0)
     if status:
@@ -159,13 +178,13 @@ def _serve(kernel: Connection, request: dict[str, Any]) -> None:
         _send(kernel, {"number": request["number"], "failed": failure})
 
 
-def _judged(request: dict[str, Any]) -> dict[str, Any]:
+def _judged(request: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     from labkit.course.exercises.catalogue import problem
     from labkit.course.judge.judge import judge
 
     try:
         report = judge(problem(request["key"]), request["source"], request["before"], request["seed"])
-        return report.as_dict()
+        return replace(report, notes=(*report.notes, *notes)).as_dict()
     except BaseException:
         return {"failed": traceback.format_exc()}
 

@@ -1,7 +1,8 @@
-"""The sandbox: refuses, while an attempt runs, what could harm the machine, and notices a patched library.
+"""The guards in Python: they refuse, with a sentence, what an attempt has no need for, and notice a patched library.
 
-limits        no file grows, no core is dumped, memory is bounded: enforced by the kernel of Linux
-landlock      no file is created, changed or removed, no other process is signalled or called (Linux 5.13 to 6.12 on)
+The kernel keeps an attempt from the machine (walls.py), whatever becomes of these guards, which are in the attempt's
+own process. They are here for the words, and so that a check is passed by the exercise and not by a trick.
+
 events        Python's audit hook, which cannot be removed: no files, processes, connections, foreign libraries
 builtins      only those listed in static_check.py
 the library   what counts bytes cannot be replaced, and what torch and labkit consist of is compared before and after
@@ -11,9 +12,8 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import dataclasses
 import os
-import resource
-import signal
 import sys
 import types
 from collections.abc import Collection, Mapping
@@ -26,12 +26,11 @@ from labkit.comm.ledger import Ledger
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS
 from labkit.course.judge.static_check import BUILTINS, MODULES
 
-ROOM_BYTES = 4 << 30
 NEVER = (
     "socket.", "subprocess.", "os.", "shutil.", "tempfile.", "ctypes.dlopen", "pty.", "mmap.", "fcntl.", "ftplib.",
     "urllib.", "http.", "webbrowser.", "sqlite3.", "syslog.", "signal.", "winreg.", "resource.", "glob.",
 )  # fmt: skip
-HARMLESS = frozenset({"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.putenv", "os.unsetenv"})
+HARMLESS = frozenset({"builtins.id", "os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.putenv", "os.unsetenv"})
 DIRECT = ("exec", "compile", "open", "gc.", "sys.", "code.", "function.", "object.", "cpython.", "marshal.",
           "pickle.", "builtins.")  # fmt: skip
 AT_WORK = ("labkit.comm.", "labkit.course.judge.", "labkit.parallel.", "labkit.probe.", "labkit.train.")
@@ -41,52 +40,10 @@ COUNTING = ("labkit.comm.", "labkit.course.", "labkit.probe.")
 THEIRS = (ATTEMPT, HELPERS, "<string>")
 """File names of an attempt's code; "<string>" is code that `dataclass` and the like write from an attempt's words."""
 _FLAGS_AT, _IMMUTABLE = 168, 1 << 8  # PyTypeObject.tp_flags and Py_TPFLAGS_IMMUTABLETYPE, CPython 3.10 and later
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
-_CREATE_RULESET, _RESTRICT_SELF, _VERSION = 444, 446, 1
-_WRITES = sum(1 << bit for bit in (1, *range(4, 13)))  # write, remove and make; 13 is to move, 14 to cut off
 
 
 class Refused(Exception):
     """An attempt tried to do what it may not."""
-
-
-def end_with(parent: int) -> None:
-    """End this process when its parent ends, in whatever way that happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def confine(parent: int) -> None:
-    """Limit what this process may use, and end it when the judge ends."""
-    end_with(parent)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write raises an error and does not kill the process
-    if sys.platform == "linux":
-        with open("/proc/self/statm", encoding="ascii") as file:
-            now = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + ROOM_BYTES, now + ROOM_BYTES))
-
-
-def lock() -> bool:
-    """Forbid, for good, that this process changes anything on the machine. False where the kernel is too old."""
-    if sys.platform != "linux":
-        return False
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    version = call(_CREATE_RULESET, None, 0, _VERSION)
-    if version < 1:
-        return False
-    files = _WRITES | (version >= 2) << 13 | (version >= 3) << 14
-    rules = (ctypes.c_uint64 * 3)(files, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
-    ruleset = call(_CREATE_RULESET, rules, ctypes.c_size_t(24 if version >= 6 else 16 if version >= 4 else 8), 0)
-    if ruleset < 0:
-        return False
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    locked = call(_RESTRICT_SELF, ruleset, 0) == 0
-    os.close(ruleset)
-    return locked
 
 
 def watch() -> None:
@@ -112,7 +69,7 @@ def _judge(event: str, args: tuple[Any, ...]) -> None:
         mode, flags = args[1], args[2]
         if (isinstance(mode, str) and set(mode) & set("wax+")) or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             raise Refused(f"an attempt cannot write files ({args[0]!r})")
-    if event.startswith(DIRECT) and sys._getframe(2).f_code.co_filename in THEIRS:
+    if event.startswith(DIRECT) and event not in HARMLESS and sys._getframe(2).f_code.co_filename in THEIRS:
         raise Refused(f"an attempt cannot do {event} here ({', '.join(map(str, args[:1]))})")
 
 
@@ -131,7 +88,7 @@ def close() -> None:
             raise Refused(f"del .{name}: an attempt cannot change what a {type(self).__name__} is")
         object.__delattr__(self, name)
 
-    for guarded in (Group, Ledger, Work):
+    for guarded in (Group, Ledger, Work, dataclasses.Field):  # a field's name becomes a line of a method
         type.__setattr__(guarded, "__setattr__", set_by_ours)
         type.__setattr__(guarded, "__delattr__", deleted_by_ours)
     modules = [module for name, module in sys.modules.items() if name.startswith(COUNTING) and module]
@@ -152,7 +109,7 @@ def namespace(given: Collection[str]) -> types.ModuleType:
             had = {item: getattr(labkit, item) for item in names if item in given}
             return types.SimpleNamespace(**{"Group": Any, **had})  # the name is for annotations
         # the static check has settled what an attempt may import; here torch's C++ code imports in its name, too
-        if name.split(".")[0] not in ("torch", *MODULES) and name not in sys.modules:
+        if name.split(".")[0] not in ("torch", "numpy", *MODULES) and name not in sys.modules:
             raise Refused(f"an attempt cannot import {name}")
         return builtins.__import__(name, space, local, names, level)
 
@@ -196,7 +153,7 @@ def replaced(before: Fingerprint) -> list[str]:
     """Names that now mean something else, or hide what was there. (Modules of torch get new names by themselves.)"""
     ours = ("__setattr__", "__delattr__")  # close() has set these in the meantime
     now = {place: identity for place, identity in fingerprint().items() if place[1] not in ours}
-    other = {place for place, identity in before.items() if now.get(place, identity) != identity}
+    other = {place for place, identity in before.items() if place[1] not in ours and now.get(place) != identity}
     added = {place for place in now.keys() - before.keys() if place[0] not in ("torch", "torch.nn.functional")}
     return sorted(
         f"{place}.{name}" for place, name in other | {place for place in added if place[0] in _places(before)}

@@ -6,6 +6,7 @@ whatever the notebook has done to its own. The process is given its own inputs, 
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import io
 import linecache
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.comm.ledger import Ledger
 from labkit.course.exercises.problem import Problem
-from labkit.course.judge import sandbox
+from labkit.course.judge import sandbox, walls
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
 from labkit.course.judge.run_record import n_bytes, tensors
 from labkit.course.judge.sandbox import Fingerprint
@@ -34,6 +35,8 @@ from labkit.probe.memory import MemoryProbe
 
 MOMENTS = 400
 MOST_ANSWER_BYTES = 64 << 20
+INT_DIGITS_AT = 24
+"""Where the digits of a whole number begin in CPython."""
 
 
 class Program(NamedTuple):
@@ -121,26 +124,41 @@ def become_rank(
         line.tell("result", facts, data=data)
     except BaseException as error:
         kind, message = type(error).__name__, str(error)
-        line.tell("failed", kind, message[:2000], line_of(error), isinstance(error, sandbox.Refused))
+        refused = isinstance(error, sandbox.Refused | PermissionError)  # the latter is how the kernel refuses
+        line.tell("failed", kind, message[:2000], line_of(error), refused)
     finally:
         os._exit(0)
 
 
 def set_up(line: Line, parent: int, dump: int) -> None:
-    """Set limits, output, a single thread, and the same random seeds on every rank."""
-    sandbox.confine(parent)
-    nothing = os.open(os.devnull, os.O_RDWR)
+    """Set output, a single thread and the same random seeds on every rank, and raise the kernel's walls around it."""
+    nothing = os.open(os.devnull, os.O_RDONLY)  # opened here, so that no two ranks share it; what C prints is dropped
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
-    sys.stdin = open(os.devnull, encoding="utf-8")
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.stderr = Printed(line)  # type: ignore[assignment]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
-    sandbox.lock()
     torch.set_num_threads(1)
     random.seed(0)
     torch.manual_seed(0)
+    forget_seed()
+    walls.confine(parent, (line.connection.fileno(), dump))
+
+
+def forget_seed() -> None:
+    """Overwrite the seed of this run in the variables of the judge that this process was forked with.
+
+    Who knows it can draw all ranks' inputs, and send any bytes while it works out the answer alone."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        for name, value in frame.f_locals.items():
+            held = {"seed": value} if name in ("seed", "drawn_seed") else value
+            seed = held.get("seed") if isinstance(held, dict) else getattr(held, "seed", None)
+            if type(seed) is int and seed > 1 << 32:  # small ones are shared with all of Python, and drawn by nobody
+                ctypes.memset(id(seed) + INT_DIGITS_AT, 0, sys.getsizeof(seed) - INT_DIGITS_AT)
+        frame = frame.f_back
 
 
 def run_attempt(

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from labkit.comm.group import Group
+from labkit.course.judge.prefork import prefork_server
+from labkit.course.judge.wall_trials import missing
 from labkit.launch.choice import choose
 from labkit.launch.cluster import BareCluster
 from labkit.launch.zygote import Hello, zygote
@@ -108,6 +110,7 @@ def doctor(quick: bool = False) -> MachineReport:
         findings += _torch(hello)
         measured, link = _measure(repeats=3 if quick else 15)
         findings += measured
+        findings.append(_walls())
         for n_ranks in (2, 4, 8):
             choice = choose(n_ranks, "auto", hello.gpus)
             findings.append(
@@ -150,6 +153,14 @@ def _torch(hello: Hello) -> Iterator[Finding]:
         yield Finding("NCCL", nccl, "", "the version that this torch was built with")
     forked = "from a process that has imported torch once" if hello.can_fork else "each start imports torch anew"
     yield Finding("start of a rank", "fork" if hello.can_fork else "exec", "", forked)
+
+
+def _walls() -> Finding:
+    """What the kernel keeps the judge's ranks from: each wall was tried by a confined process."""
+    walls = prefork_server().walls()
+    standing = sum(wall.stands for wall in walls)
+    words = missing(walls) or "a checked attempt cannot read your files, write, connect, start or signal anything"
+    return Finding("walls of the judge", f"{standing} of {len(walls)}", "", words)
 
 
 def _rest(pid: int, at_most_s: float = 15.0) -> None:

@@ -355,6 +355,24 @@ def test_without_nbgrader_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pyt
         course.build(tmp_path, ["03"])
 
 
+def test_a_link_among_submissions_is_not_followed(tmp_path: Path) -> None:
+    """A folder that is a link to another student's earns that student's points; one to a file tells what is in it."""
+    from labkit.course.classroom.judge_cells import TornToo, adopt
+
+    own = hand_in(tmp_path / "submitted" / "ana" / "lab_03", notebook("here = 1"), "other.ipynb")
+    (tmp_path / "submitted" / "ben").symlink_to(tmp_path / "submitted" / "ana")
+    (tmp_path / "submitted" / "ana" / "lab_03" / FILE).symlink_to(own)
+    seen = []
+    for path in (own, own.with_name(FILE), tmp_path / "submitted" / "ben" / "lab_03" / own.name):
+        with path.open(encoding="utf-8") as file:
+            seen.append(TornToo().from_file(file)[0])
+    assert "here = 1" in seen[0]
+    assert all("symbolic link" in text and "here" not in text for text in seen[1:])
+    names = [str(tmp_path / "submitted" / "ben" / "lab_03" / own.name)]
+    adopt("lab_03", "ben", names)
+    assert len(names) == 1
+
+
 def test_a_cell_that_labkit_cannot_judge_gets_no_points() -> None:
     """A test of the instructor's own that nothing runs, and that nbgrader takes for passed since it shows no error."""
     from labkit.course.classroom.judge_cells import JudgeCells

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from labkit.course.classroom import grade as module
+from labkit.course.classroom.bubble import works
 from labkit.course.classroom.grade import PreforkServers, grade, submissions
 from labkit.course.classroom.submission import points_of, read
 from labkit.course.classroom.table import Row, Table
@@ -44,6 +46,14 @@ def state(folder: Path) -> dict[str, tuple[int, float]]:
     """Size and time of every file."""
     found = {str(path): path.stat() for path in folder.rglob("*") if path.exists()}
     return {name: (each.st_size, each.st_mtime) for name, each in found.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_bubble() -> Iterator[None]:
+    """Without bubblewrap, which imports torch for each table; `test_a_judge_in_a_bubble_...` has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "works", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +121,8 @@ def test_a_file_that_is_no_notebook_gets_a_row(graded: SimpleNamespace) -> None:
     torn = {Path(each.file).name: each for each in graded.table.rows if each.student == "fay" and each.file}
     assert set(torn) == {f"{name}.ipynb" for name in ("torn", "empty", "three", "list", "bytes", "link", "pipe")}
     assert {each.verdict for each in torn.values()} == {"file"}
-    assert "no plain file" in torn["link.ipynb"].cause
+    assert "is a symbolic link" in torn["link.ipynb"].cause
+    assert "no plain file" in torn["pipe.ipynb"].cause
     assert "cannot be read as a notebook" in torn["torn.ipynb"].cause
     assert str(graded.folder) not in torn["torn.ipynb"].cause
     assert [each.cause for each in graded.table.rows if each.student == "gus"][
@@ -277,8 +288,8 @@ def test_an_interruption_keeps_what_was_judged(tmp_path: Path, monkeypatch: Any)
         hand_in(tmp_path / "in" / student, notebook(problem("03.2").solution))
     real = module.judged
 
-    def pressed(it: Any, blocks: Any, seed: Any) -> Any:
-        outcome = real(it, blocks, seed)
+    def pressed(*args: Any) -> Any:
+        outcome = real(*args)
         if pressed.count:  # type: ignore[attr-defined]
             raise KeyboardInterrupt
         pressed.count += 1  # type: ignore[attr-defined]
@@ -290,6 +301,49 @@ def test_an_interruption_keeps_what_was_judged(tmp_path: Path, monkeypatch: Any)
     with pytest.raises(KeyboardInterrupt):
         grade(tmp_path / "in", tmp_path / "grades.csv", keys=["03.2"], progress=False)
     assert [each["student"] for each in csv.DictReader((tmp_path / "grades.csv").open())] == ["ana"]
+    assert left(running) == set()
+
+
+def test_a_link_earns_nothing_whatever_it_is_of(tmp_path: Path) -> None:
+    """A student's folder that is a link to another's, or that has one inside: somebody else's marks, or any file."""
+    ana = hand_in(tmp_path / "in" / "ana", notebook(problem("03.2").solution)).parent
+    (tmp_path / "in" / "ben").symlink_to(ana)
+    (tmp_path / "in" / "cleo").mkdir()
+    (tmp_path / "in" / "cleo" / "lab_03").symlink_to(ana)
+    (tmp_path / "in" / "dan").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "in" / "eve.ipynb").symlink_to(next(ana.iterdir()))
+    table = grade(tmp_path / "in", keys=["03.2"], progress=False)
+    assert [row.student for row in table.rows if row.passed] == ["ana"]
+    told = {row.student: row.cause for row in table.rows if row.verdict == "file" and not row.exercise}
+    assert set(told) == {"ben", "cleo", "dan", "eve"}
+    assert all("is a symbolic link, and these are not followed" in words for words in told.values())
+
+
+def test_strangers_programs_are_not_judged_where_the_kernel_does_not_confine_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class of programs that run as the teacher, on a machine where nobody has said so."""
+    hand_in(tmp_path / "ana", notebook(problem("03.2").solution))
+    monkeypatch.setattr(module, "missing", lambda walls: "On this machine nothing holds" if walls else "")
+    with pytest.raises(ValueError, match="nothing holds.* --unconfined"):
+        grade(tmp_path, tmp_path / "grades.csv", keys=["03.2"], progress=False)
+    assert [row.passed for row in grade(tmp_path, keys=["03.2"], progress=False, unconfined=True).rows] == [True]
+
+
+@pytest.mark.rest
+@pytest.mark.slow
+@pytest.mark.skipif(not works(), reason="bubblewrap is not installed, or may make no namespaces here")
+def test_a_judge_in_a_bubble_says_the_same_and_ends_with_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bubble that is shut so tightly that nobody passes, or that outlives the command."""
+    monkeypatch.setattr(module, "works", lambda: True)
+    hand_in(tmp_path / "ana", notebook(problem("03.2").solution))
+    hand_in(tmp_path / "ben", notebook(answers()["ben"]))
+    running = children()
+    for jobs in (1, 2):
+        rows = grade(tmp_path, keys=["03.2"], progress=False, jobs=jobs).rows
+        assert [(row.student, row.passed, row.verdict) for row in rows] == [("ana", True, ""), ("ben", False, "values")]
     assert left(running) == set()
 
 

@@ -19,7 +19,7 @@ import torch
 from labkit.comm.message import code_of
 from labkit.course.exercises.catalogue import problem
 from labkit.course.judge.case_run import run_case
-from labkit.course.judge.judge import judge
+from labkit.course.judge.judge import judge, unfit
 from labkit.course.judge.judge_wire import ATTEMPT, ring_bytes
 from labkit.course.judge.sandboxed_rank import Program, Weight, plain
 from labkit.course.judge.static_check import refusals
@@ -98,8 +98,6 @@ READ_BEFORE_IT_RUNS = {
     "numbers as text": SCATTER + "    import torch\n    torch.set_printoptions(profile='full')\n    return repr(x)",
     "numbers taken out by a function": SCATTER + "    kept = []\n    x.apply_(lambda v: kept.append(v) or v)",
     "numbers hidden in a generator's state": SCATTER + "    import torch\n    torch.set_rng_state(x.byte())",
-    "numbers leave their tensors": SCATTER + "    return x.tolist()",
-    "numbers hide in NumPy": SCATTER + "    return x.numpy()",
     "star import": "from torch import *\n" + SCATTER + "    return x",
     "not Python": SCATTER + "    return (",
     "another signature": "def ring_reduce_scatter(x):\n    return x",
@@ -117,6 +115,16 @@ def test_is_refused_before_anything_runs(name: str) -> None:
     assert report.broken.name == "rules"
     assert report.broken.seen
     assert report.n_cases == 0
+
+
+@cases("words", ("self.kept = params[0].tolist()", "self.kept = params[0].detach().numpy()", "import numpy"))
+def test_numbers_may_leave_their_tensors_only_where_memory_is_no_topic(words: str) -> None:
+    """State that is kept in lists, or in NumPy, in an exercise that counts the bytes of tensors."""
+    for key, head in (("07.2", "self.params, self.group = params, group"), ("06.1", "self.params, self.group = ")):
+        it = problem(key)
+        assert head in it.solution
+        verdict = unfit(it, it.solution.replace(head, f"{words}\n        {head}", 1))
+        assert (verdict is None) == (key == "06.1"), verdict
 
 
 SLIPS_THROUGH = {

@@ -12,7 +12,9 @@ import pytest
 
 from labkit.comm.group import Group, Work
 from labkit.comm.ledger import Ledger
+from labkit.course.exercises.catalogue import problem
 from labkit.course.judge import judge, prefork, sandbox, sandboxed_rank, static_check
+from labkit.course.judge.report import Report
 from labkit.probe.memory import MemoryProbe
 from tests.cases import cases
 
@@ -55,3 +57,13 @@ def test_the_prefork_server_names_modules_that_are_there() -> None:
     )
     assert len(named) > 1
     assert {name for name in named if importlib.util.find_spec(name) is None} == set()
+
+
+def test_the_first_report_says_which_walls_are_missing_whatever_becomes_of_the_attempt() -> None:
+    """Would catch a note that is lost on its way: a stub is refused before anything runs, and the note is there."""
+    it = problem("03.2")
+    request = {"key": it.key, "source": it.stub, "before": "", "seed": None}
+    report = Report.of_dict(prefork._judged(request, ["no walls here"]))
+    assert not report.passed
+    assert report.notes == ("no walls here",)
+    assert "no walls here" in str(report)

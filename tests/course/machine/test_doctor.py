@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from labkit.comm.group import Group
+from labkit.course.judge.wall_trials import Wall
 from labkit.course.machine import doctor as module
 from labkit.course.machine.doctor import Finding, MachineReport, doctor
 from labkit.launch.cluster import BareCluster
@@ -37,9 +38,23 @@ def test_everything_that_a_learner_asks_has_an_answer(report):
     names = {finding.name for finding in report.findings}
     assert names >= {"Python", "system", "cores", "memory", "loopback", "torch", "GPUs", "start of a rank"}
     assert names >= {"fresh cluster", "warm call", "memory of a rank", "latency alpha", "bandwidth 1/beta"}
-    assert names >= {"2 ranks use", "4 ranks use", "8 ranks use"}
+    assert names >= {"2 ranks use", "4 ranks use", "8 ranks use", "walls of the judge"}
     assert report.well
     assert all(finding.why for finding in report.findings)
+
+
+def test_walls_that_are_missing_are_named_by_the_doctor(monkeypatch):
+    """Would catch a machine without walls on which nobody says so."""
+
+    class Server:
+        def walls(self) -> tuple[Wall, ...]:
+            return (Wall("the network", False, "Linux on x86_64"), Wall("writing files", True))
+
+    monkeypatch.setattr(module, "prefork_server", Server)
+    finding = module._walls()
+    assert finding.value == "1 of 2"
+    assert "does not keep an attempt from the network" in finding.why
+    assert "Linux on x86_64" in finding.why
 
 
 @pytest.mark.slow
