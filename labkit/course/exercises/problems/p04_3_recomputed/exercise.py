@@ -16,7 +16,7 @@ from labkit.course.judge.case import Case
 from labkit.course.judge.laws import holds, order
 from labkit.course.judge.run_record import RunRecord, mark, weigh
 
-ROWS, WIDTH, HIDDEN, BLOCKS = 96, 32, 128, 3
+ROWS, WIDTH, HIDDEN, BLOCKS = 768, 48, 256, 3
 SLACK_BYTES = 8 << 10
 RUNS, BETWEEN = "a block runs", "forward is over"
 
