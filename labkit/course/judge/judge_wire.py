@@ -16,7 +16,7 @@ import ctypes
 import json
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,8 +30,19 @@ from labkit.comm.lent import mark_of
 ATTEMPT = "<attempt>"
 HELPERS = "<helpers>"
 """The file names under which an attempt, and the other code of the notebook that it uses, are compiled."""
+PIECE_BYTES = 64 << 10
 ASIDE = "aside"
 """The axis of what the exercise itself sends, and not the attempt."""
+
+
+def send(connection: Connection, head: Sequence[Any], data: Any = None) -> None:
+    """Send a head of plain data and, if `data` is not None, its bytes behind it, in pieces: memory for a whole message
+    would be counted as that of the rank."""
+    raw = None if data is None else memoryview(data)
+    connection.send_bytes(json.dumps([*head, None if raw is None else raw.nbytes]).encode())
+    for at in range(0, 0 if raw is None else raw.nbytes, PIECE_BYTES):
+        assert raw is not None
+        connection.send_bytes(raw[at : at + PIECE_BYTES])
 
 
 class Payload:
@@ -53,11 +64,11 @@ class Payload:
         """True if its bytes are no longer those of the start."""
         return self.gone or mark_of(self.kept, None) != self.mark
 
-    def taken(self) -> bytes:
-        """Its bytes as they are now."""
+    def taken(self) -> Any:
+        """Its bytes as they are now; not a copy."""
         self.read = True
         n_bytes = self.kept.numel() * self.kept.element_size()
-        return bytes(n_bytes) if self.gone or not n_bytes else ctypes.string_at(self.kept.data_ptr(), n_bytes)
+        return bytes(n_bytes) if self.gone or not n_bytes else (ctypes.c_char * n_bytes).from_address(self.kept.data_ptr())
 
 
 class Line:
@@ -76,21 +87,31 @@ class Line:
         """Refuse copies of this object and of anything that holds it: a copy would show the judge's memory."""
         raise TypeError("a group cannot be copied while an exercise is judged")
 
-    def tell(self, *head: Any, data: bytes | None = None) -> None:
+    def tell(self, *head: Any, data: Any = None) -> None:
         """Send a message that needs no answer."""
-        self.connection.send_bytes(json.dumps([*head, data is not None]).encode())
-        if data is not None:
-            self.connection.send_bytes(data)
+        send(self.connection, head, data)
 
-    def ask(self, *head: Any) -> tuple[list[Any], bytes]:
-        """Send a request and wait for the answer. ValueError with the judge's reason if it refuses."""
+    def ask(self, *head: Any, into: Tensor | None = None, ends: int = 0) -> list[Any]:
+        """Send a request and wait for the answer; bytes that come with it are put `into` a tensor. With the answer the
+        operation of number `ends` is over. ValueError with the judge's reason if it refuses."""
         self.read_late()  # whoever waits for this rank must not wait for what it only says that it sends
         self.tell(*head)
-        answer = json.loads(self.connection.recv_bytes())
-        data = self.connection.recv_bytes() if answer[-1] else b""
+        *answer, n_bytes = json.loads(self.connection.recv_bytes())
+        if ends in self.under_way:  # the tensor is the caller's again, and is looked at before it gets the answer
+            self.notice(ends)
+            del self.under_way[ends]
+        size = 0 if into is None else into.numel() * into.element_size()
+        fits, at = n_bytes in (None, 0, size), 0
+        while at < (n_bytes or 0):
+            piece = self.connection.recv_bytes()
+            if fits and into is not None:  # not with an operator of torch, which would count as the attempt's
+                ctypes.memmove(into.data_ptr() + at, piece, len(piece))
+            at += len(piece)
         if answer[0] == "refused":
             raise ValueError(answer[1])
-        return answer, data
+        if size and n_bytes != size:
+            raise ValueError(f"{n_bytes or 0} bytes came where {size} were expected")
+        return answer
 
     def number(self) -> int:
         """A new number, which names one operation under way."""
@@ -124,11 +145,6 @@ class Line:
               if payload.kept.untyped_storage().data_ptr() in places), 0
         )  # fmt: skip
 
-    def over(self, number: int) -> None:
-        """A payload is the caller's again."""
-        self.notice(number)
-        self.under_way.pop(number, None)
-
     def _read(self, number: int) -> None:
         payload = self.under_way[number]
         if not payload.read:
@@ -144,20 +160,13 @@ class Going:
     def wait(self) -> Tensor | None:
         """Block until the operation is done; return its buffer."""
         if not self._over:
-            _, data = self._line.ask("wait", self._number, line_of_attempt())
+            self._line.ask("wait", self._number, line_of_attempt(), into=self._buffer, ends=self._number)
             self._over = True
-            self._line.over(self._number)
-            if self._buffer is not None and self._buffer.numel():
-                size = self._buffer.numel() * self._buffer.element_size()
-                if len(data) != size:
-                    raise ValueError(f"{len(data)} bytes came where {size} were expected")
-                # not with an operator of torch, which would count as memory of the attempt
-                ctypes.memmove(self._buffer.data_ptr(), data, len(data))
         return self._buffer
 
     def done(self) -> bool:
         """True if `wait` would return at once."""
-        return self._over or bool(self._line.ask("done", self._number)[0][0])
+        return self._over or bool(self._line.ask("done", self._number)[0])
 
 
 class JudgeWire:

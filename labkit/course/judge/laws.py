@@ -23,7 +23,7 @@ Limits = tuple[float, float]
 MOST_SCALARS, MOST_EMPTY = 4000, 4
 NOISE_BYTES = 3 << 19
 """How many bytes of pages a rank may have beyond what a law of memory allows: imports, frames, the probe's own notes,
-a malloc's rounding. Measured: 0.1 to 1.1 MB. What an exercise of memory is about must be larger than this."""
+a malloc's rounding. What an exercise of memory is about must be larger than this, in the sizes of its cases."""
 MODEST_BYTES = 64 << 10
 """What any attempt may hold besides its allowance in proportion to inputs and outputs."""
 
@@ -73,8 +73,9 @@ def silent() -> Law:
     return sends(lambda case, rank: 0, "nothing is sent")
 
 
-def peak(limit: Callable[[Case, int], float], words: str) -> Law:
-    """A rank never holds more than `limit(case, rank)` bytes of tensors beyond its inputs."""
+def peak(limit: Callable[[Case, int], float], words: str, noise_bytes: int = NOISE_BYTES) -> Law:
+    """A rank never holds more than `limit(case, rank)` bytes of tensors beyond its inputs, and its process never grows
+    by more than `noise_bytes` beyond that."""
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank, memory in enumerate(record.memory):
@@ -82,13 +83,16 @@ def peak(limit: Callable[[Case, int], float], words: str) -> Law:
             if memory is not None and memory.peak_bytes > most:
                 return Complaint(f"at most {most:,.0f} bytes at the peak", f"{memory.peak_bytes:,}", rank)
         pages = [memory and memory.pages for memory in record.memory]
-        return beyond(record, pages, limit) or hidden(record, most=limit)
+        return beyond(record, pages, limit, noise_bytes) or hidden(record, most=limit)
 
     return Law("memory", words, broken)
 
 
-def holds(kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str) -> Law:
-    """At the end a rank holds these bytes by kind ("parameters", "gradients", "optimizer", "activations", "other")."""
+def holds(
+    kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str, noise_bytes: int = NOISE_BYTES
+) -> Law:
+    """At the end a rank holds these bytes by kind ("parameters", "gradients", "optimizer", "activations", "other"), and
+    its process has then grown by at most `noise_bytes` more."""
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank, memory in enumerate(record.memory):
@@ -98,7 +102,7 @@ def holds(kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str
                 if not low <= n_bytes <= high:
                     return Complaint(_between(low, high, f"bytes of {kind}"), f"{n_bytes:,} bytes of {kind}", rank)
         pages = [memory and memory.weighed_pages for memory in record.memory]
-        return beyond(record, pages, most) or hidden(record, most)
+        return beyond(record, pages, most, noise_bytes) or hidden(record, most)
 
     def most(case: Case, rank: int) -> float:
         return sum(_limits(wanted)[1] for wanted in kinds(case, rank).values())
@@ -107,13 +111,13 @@ def holds(kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str
 
 
 def beyond(
-    record: RunRecord, pages: Sequence[int | None], most: Callable[[Case, int], float]
+    record: RunRecord, pages: Sequence[int | None], most: Callable[[Case, int], float], noise_bytes: int
 ) -> Complaint | None:
     """A complaint about a process that has grown by more than its tensors and the noise (Linux only)."""
     for rank, n_bytes in enumerate(pages):
-        allowed = most(record.case, rank) + NOISE_BYTES
+        allowed = most(record.case, rank) + noise_bytes
         if n_bytes is not None and n_bytes > allowed:
-            wanted = f"a process that grows by at most {allowed:,.0f} bytes, of which {NOISE_BYTES:,} are for noise"
+            wanted = f"a process that grows by at most {allowed:,.0f} bytes, of which {noise_bytes:,} are for noise"
             memory = record.memory[rank]
             known = f"; tensors were {memory.peak_bytes:,} at their peak" if memory else ""
             return Complaint(wanted, f"it has grown by {n_bytes:,} bytes{known}", rank)

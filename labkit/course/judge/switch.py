@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.message import DTYPES, EAGER_BYTES, HEADER, MOST_DIMS
-from labkit.course.judge.judge_wire import ring_bytes
+from labkit.course.judge.judge_wire import PIECE_BYTES, ring_bytes, send
 from labkit.course.judge.run_record import Event, Race, Wait
 
 MOST_BYTES = 256 << 20
@@ -77,8 +77,8 @@ class Switch:
     def take(self, rank: int) -> bool:
         """Read one message of a rank. True if it was its last (`last[rank]`). EOFError if the rank is gone, Flood if
         the ranks have said too much."""
-        *head, follows = json.loads(self.lines[rank].recv_bytes(MOST_HEAD_BYTES))
-        data = self.lines[rank].recv_bytes(MOST_BYTES) if follows else b""
+        *head, n_bytes = json.loads(self.lines[rank].recv_bytes(MOST_HEAD_BYTES))
+        data = self._pieces(rank, n_bytes or 0)
         kind, *rest = head
         if kind in ("result", "failed"):
             self.last[rank] = (head, data)
@@ -87,6 +87,15 @@ class Switch:
             raise ValueError(f"a rank cannot say {kind!r}")
         getattr(self, f"_{kind}")(rank, data, *rest)
         return False
+
+    def _pieces(self, rank: int, n_bytes: int) -> bytes:
+        if n_bytes > MOST_BYTES:
+            raise Flood(f"{n_bytes:,} bytes at once")
+        pieces, left = [], n_bytes
+        while left > 0:
+            pieces.append(self.lines[rank].recv_bytes(PIECE_BYTES))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
 
     @property
     def stuck(self) -> bool:
@@ -263,9 +272,7 @@ class Switch:
 
     def _reply(self, rank: int, head: list[Any], data: bytes = b"") -> None:
         try:
-            self.lines[rank].send_bytes(json.dumps([*head, bool(data)]).encode())
-            if data:
-                self.lines[rank].send_bytes(data)
+            send(self.lines[rank], head, data or None)
         except OSError:  # the rank has died, which its closed pipe will show
             return
 
