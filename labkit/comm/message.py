@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from labkit.comm.lent import Lent
+
 SLAB_BYTES = 4096
 HEADER = struct.Struct("<BB8q3d")  # dtype code, number of dims, up to 8 sizes, stamp of the lane
 MOST_DIMS = 8
@@ -83,7 +85,9 @@ class Free:
 
 
 class Sending:
-    """A message on its way out; keeps its tensors alive until the wire no longer needs them."""
+    """A message on its way out; keeps its tensors alive until the wire no longer needs them.
+
+    On a wire that `lends`, a tensor that has changed meanwhile is an error when it is waited for."""
 
     def __init__(self, wire: Wire, x: Tensor, to: int, tag: int):
         x = x.detach()
@@ -94,7 +98,8 @@ class Sending:
         HEADER.pack_into(memory, 0, code_of(x.dtype), x.dim(), *x.shape, *(0,) * (8 - x.dim()), *self.stamp)
         slab = torch.frombuffer(memory, dtype=torch.uint8)
         self.kept: list[Tensor] = [slab]
-        if raw.numel() <= EAGER_BYTES and not wire_is_device(wire):
+        self.lent = Lent(raw, f"the tensor that was sent to member {to}") if getattr(wire, "lends", False) else None
+        if not travels_apart(wire, raw.numel()):
             slab[128 : 128 + raw.numel()] = raw
             self.handles = [wire.isend(slab, to, _announcing(tag))]
         else:
@@ -103,10 +108,12 @@ class Sending:
             self.handles = [wire.isend(slab, to, _announcing(tag)), *pieces]
 
     def wait(self) -> None:
-        """Block until the receiver has taken it."""
+        """Block until the receiver has taken it. ValueError if the tensor has changed, where that can be known."""
         for handle in self.handles:
             handle.wait()
         self.lane.rest(self.stamp)
+        if self.lent is not None:
+            self.lent.give_back()
         self.kept.clear()
 
     def done(self) -> bool:
@@ -124,7 +131,8 @@ class Receiving:
         self.header = wire.irecv(self.slab, source, _announcing(tag))
         self.pieces: list[Handle] = []
         self.lane, self.stamp = _lane(wire, source, False), UNSTAMPED
-        if into is not None and not wire_is_device(wire) and into.numel() * into.element_size() > EAGER_BYTES:
+        n_bytes = 0 if into is None or wire_is_device(wire) else into.numel() * into.element_size()
+        if into is not None and n_bytes and travels_apart(wire, n_bytes):
             self._ask(as_bytes(into))  # the size is known: the payload need not wait for the header
         self.result: Tensor | None = None
 
@@ -145,7 +153,7 @@ class Receiving:
                 f"{tuple(out.shape)} {str(out.dtype)[6:]} (into=): make them equal, or receive without into="
             )
         raw = as_bytes(out)
-        if raw.numel() <= EAGER_BYTES and not wire_is_device(self.wire):
+        if not travels_apart(self.wire, raw.numel()):
             raw.copy_(self.slab[128 : 128 + raw.numel()])
         elif not self.pieces:
             self._ask(raw)
@@ -207,6 +215,15 @@ def _cut(raw: Tensor) -> tuple[Tensor, ...]:
 def wire_is_device(wire: Any) -> bool:
     """True if payloads travel between GPUs, and so cannot be part of the header, which lies in host memory."""
     return bool(getattr(wire, "on_device", False))
+
+
+def travels_apart(wire: Any, n_bytes: int) -> bool:
+    """True if a payload of this size is a wire message of its own, and no part of the header's.
+
+    A wire that `reads_late` wants them all apart: what is copied into a header has been read at once."""
+    if wire_is_device(wire) or n_bytes > EAGER_BYTES:
+        return True
+    return n_bytes > 0 and bool(getattr(wire, "reads_late", False))
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ Collectives are labkit's own over such messages, since gloo's know nothing of th
     barrier         ceil(log2 n) rounds: tell rank + 2^k, hear from rank - 2^k          0 bytes
 
 Edges are those between global ranks, so the groups of a mesh are shaped as their world is. `verb_start` runs in a
-thread of the group, one verb after the other, as a stream of NCCL does: a backward pass overlaps with it for real.
+thread of the group, one verb after the other, as a stream of NCCL does: a backward pass overlaps with it for real. A
+tensor that changes while it is on its way is noticed (lent.py), since here it would only sometimes show.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 from labkit.comm import hops, ring
 from labkit.comm.group import Algorithm, Group
 from labkit.comm.ledger import Ledger
+from labkit.comm.lent import Lent
 from labkit.comm.message import Handle, Lane, Wire
 from labkit.comm.stream import Apart, Started, Stream
 from labkit.comm.traffic import Traffic
@@ -42,6 +44,7 @@ class Shaped:
     """Wire and collectives of one group; members by their index in it."""
 
     on_device = False  # through host memory, as gloo does: a kernel of NCCL cannot be held back
+    lends = True
 
     def __init__(self, wire: Wire, traffic: Traffic, ranks: tuple[int, ...], rank: int, device: str):
         self.wire, self.traffic, self.ranks, self.rank = wire, traffic, ranks, rank
@@ -72,17 +75,33 @@ class Shaped:
 
     def all_reduce_start(self, x: Tensor, op: str) -> Started:
         """Start the sum of x over the group in the stream, in place."""
-        return self._start(lambda: x.detach().copy_(ring.all_reduce(x.detach(), self.apart, op)))
+        lent = Lent(x.detach(), "the buffer of an all_reduce")
+
+        def reduce() -> Tensor:
+            total = ring.all_reduce(lent.x, self.apart, op)
+            lent.give_back()
+            return lent.x.copy_(total)
+
+        return self._start(reduce)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> Started:
         """Start a reduce_scatter in the stream.   [n*k, ...] -> [k, ...]"""
-        return self._start(lambda: ring.reduce_scatter(x, self.apart, op))
+        lent = Lent(x, "the tensor of a reduce_scatter")
+
+        def scatter() -> Tensor:
+            part = ring.reduce_scatter(x, self.apart, op)
+            lent.give_back()
+            return part
+
+        return self._start(scatter)
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> Started:
         """Start an all_gather in the stream.   [k, ...] -> [n*k, ...]"""
+        lent = Lent(x, "the tensor of an all_gather")
 
         def gather() -> Tensor:
             whole = ring.all_gather(x, self.apart)
+            lent.give_back()
             return whole if into is None else into.detach().copy_(whole)
 
         return self._start(gather)

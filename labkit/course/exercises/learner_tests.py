@@ -3,7 +3,8 @@
     def shown(case): return {"a ring": (True, messages, n), "a star": (False, others, n), ...}
     PROBLEM = Problem(..., **told_apart(shown))
 
-The test is given a copy of one object at a time, in random order and without its name.
+The test is given a copy of one object at a time, in random order and without its name. What it replies is read before
+it sees the next one: only True, False and numbers count, since anything else could be asked later, when all is known.
 """
 
 from __future__ import annotations
@@ -13,9 +14,22 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from labkit.course.judge.case import Case
 
+PLAIN = (bool, int, float, str, list, tuple, dict, set, frozenset)
+"""What says at once whether it is true: of these kinds themselves, and of no kind that is made of them."""
 Shown = Callable[[Case], Mapping[str, tuple[Any, ...]]]
+
+
+def settled(reply: Any) -> bool | None:
+    """A reply as it is at this moment; None where there is none. TypeError for an object with a will of its own."""
+    if reply is None or isinstance(reply, Tensor):
+        return None if reply is None else bool(reply)
+    if type(reply) not in PLAIN:
+        raise TypeError(f"the test returned a {type(reply).__name__}: return True or False")
+    return bool(reply)
 
 
 def told_apart(shown: Shown) -> dict[str, Any]:
@@ -31,8 +45,7 @@ def told_apart(shown: Shown) -> dict[str, Any]:
 
     def play(attempt: Any, group: Any, objects: list[tuple[str, list[Any]]]) -> dict[str, bool | None]:
         """The test's reply to each object by name; None where it returns nothing."""
-        replies = {name: attempt(*copy.deepcopy(args)) for name, args in objects}
-        return {name: None if reply is None else bool(reply) for name, reply in replies.items()}
+        return {name: settled(attempt(*copy.deepcopy(args))) for name, args in objects}
 
     def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """True for each object that the test must accept, False for each other one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -16,17 +16,33 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True)
 class Case:
-    """One run of an attempt: how many ranks, a seed, a dtype, and other settings of the problem (`case["rows"]`)."""
+    """One run of an attempt: how many ranks, a seed, a dtype, and other settings of the problem (`case["rows"]`).
+
+    `others` are the cases that may be tried in its place, so that no attempt knows all sizes in advance."""
 
     n_ranks: int
     dtype: torch.dtype = torch.float32
     seed: int = 0
     what: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[Case, ...] = ()
 
     @classmethod
     def of(cls, n_ranks: int, dtype: torch.dtype = torch.float32, **what: Any) -> Case:
         """A case without a seed; the judge draws one for each check."""
         return cls(n_ranks, dtype, 0, MappingProxyType(what))
+
+    def among(self, *others: Case) -> Case:
+        """This case, or one of the others: the judge draws which with the seed. As it stands it is this one."""
+        return replace(self, others=others)
+
+    def thrown(self, seed: int) -> Case:
+        """The case that is tried with this seed."""
+        return replace(Random(seed).choice((self, *self.others)), seed=seed, others=())
+
+    @property
+    def dice(self) -> Random:
+        """A random generator of this seed."""
+        return Random(self.seed)
 
     def __getitem__(self, name: str) -> Any:
         return self.what[name]

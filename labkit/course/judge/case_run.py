@@ -26,10 +26,11 @@ import torch
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.judge_wire import ATTEMPT
+from labkit.course.judge.outside import Outside, return_at_once, trim
 from labkit.course.judge.run_record import Fault, Memory, RunRecord, Wait
 from labkit.course.judge.sandbox import fingerprint
 from labkit.course.judge.sandboxed_rank import Program, become_rank
-from labkit.course.judge.switch import Switch
+from labkit.course.judge.switch import Flood, Switch
 
 RunCase = Callable[[Problem, Program, Case], RunRecord]
 PATIENCE_S = 0.3
@@ -38,6 +39,8 @@ LOOKS, LOOK_S = 10, 0.03
 """How often, and how far apart, ranks are looked at before they count as idle."""
 AT_WORK = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 """A rank in one of these states may only be slow: it waits for a processor, or for a page of memory."""
+OFTEN_S = 0.05
+"""How often it is asked whether the run goes on for too long."""
 LATEST = 20
 """A run ends after this many times the limit of its problem, whatever its ranks are doing."""
 BURNING_S = 1.0
@@ -57,11 +60,14 @@ def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
         events=tuple(switch.events),
         outputs=tuple(_output(switch.last.get(rank)) for rank in range(case.n_ranks)),
         expected=tuple(problem.answer(case, inputs)),
-        memory=tuple(_memory(switch.last.get(rank)) for rank in range(case.n_ranks)),
+        memory=tuple(_memory(switch.last.get(rank), ranks.outside, rank) for rank in range(case.n_ranks)),
         faults=ranks.faults,
         ended=ended,
         waits={**stacks, **switch.waits()} if ended in ("deadlock", "time-out") else {},
         undelivered=switch.undelivered() if ended == "finished" else {},
+        unanswered=switch.unanswered() if ended == "finished" else {},
+        races=tuple(switch.races),
+        flood=ranks.flood,
         mismatch=switch.mismatch,
         damaged={
             rank: damage for rank in range(case.n_ranks) if (damage := _told(switch.last.get(rank)).get("damaged"))
@@ -94,8 +100,11 @@ class Ranks:
         self.lines: list[Connection] = []
         self.dumps: list[int] = []
         self.faults: dict[int, Fault] = {}
+        self.flood = ""
 
     def __enter__(self) -> Ranks:
+        return_at_once()  # or free places of large blocks are inherited, which nobody gives back
+        trim()
         parent, known = os.getpid(), fingerprint()  # once for all of them
         for rank in range(self.n_ranks):
             ours, theirs = Pipe()
@@ -110,7 +119,8 @@ class Ranks:
             self.pids.append(pid)
             self.lines.append(ours)
             self.dumps.append(read)
-        self.switch = Switch(self.lines)
+        self.outside = Outside(self.pids)
+        self.switch = Switch(self.lines, self.outside.look)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,21 +136,33 @@ class Ranks:
             os.close(fd)
 
     def run(self, inputs: Sequence[tuple[Any, ...]]) -> str:
-        """Hand out the inputs and wait. Returns how the run ended: "finished", "raised", "deadlock" or "time-out"."""
+        """Hand out the inputs and wait. Returns how the run ended: "finished", "raised", "deadlock", "time-out" or
+        "flood"."""
         for line, args in zip(self.lines, inputs, strict=True):
             with contextlib.suppress(BrokenPipeError):
                 line.send_bytes(pickle.dumps(args))
         running = {line: rank for rank, line in enumerate(self.lines)}
         deadline = time.monotonic() + self.problem.timeout_s
         latest = time.monotonic() + LATEST * self.problem.timeout_s
+        look, judged = 0.0, 0.0
         while running:
-            for line in [ready for ready in wait(list(running), timeout=0.2) if isinstance(ready, Connection)]:
+            tick = self.outside.tick_s()
+            for line in [ready for ready in wait(list(running), timeout=tick) if isinstance(ready, Connection)]:
                 self._take(line, running)
+            if self.flood:
+                return "flood"
+            if time.monotonic() > look:
+                look = time.monotonic() + self.outside.tick_s()
+                for rank in running.values():
+                    self.outside.look(rank)
             if self.switch.stuck:
                 return "raised" if self.faults else "deadlock"
             if self.faults and time.monotonic() < deadline:
                 deadline = min(deadline, time.monotonic() + PATIENCE_S)
             now = time.monotonic()
+            if now < judged:  # what follows asks the system about every rank, which takes longer
+                continue
+            judged = now + OFTEN_S
             if running and (
                 self._burning(running.values()) or now > latest or (now > deadline and self._idle(running))
             ):
@@ -155,6 +177,8 @@ class Ranks:
             head, _ = self.switch.last[rank]
             if head[0] == "failed":
                 self.faults[rank] = Fault(*head[1:])
+        except Flood as flood:
+            self.flood = str(flood)
         except Exception as error:  # the rank is gone, or it has sent something that makes no sense
             self.switch.last[rank] = (["failed"], b"")
             self.faults[rank] = Fault("Ended", f"the process is gone ({self._how(rank)}; {type(error).__name__})", 0)
@@ -221,13 +245,12 @@ def _told(last: tuple[list[Any], bytes] | None) -> dict[str, Any]:
     return last[0][1] if last is not None and last[0][0] == "result" else {}
 
 
-def _memory(last: tuple[list[Any], bytes] | None) -> Memory | None:
+def _memory(last: tuple[list[Any], bytes] | None, outside: Outside, rank: int) -> Memory | None:
     memory = _told(last).get("memory")
-    return (
-        None
-        if memory is None
-        else Memory(memory["peak"], memory["now"], memory["timeline"], memory["python_bytes"], memory["scalars"])
-    )
+    if memory is None:
+        return None
+    names = ("peak", "now", "timeline", "python_bytes", "scalars")
+    return Memory(*(memory[name] for name in names), outside.peak.get(rank), outside.weighed.get(rank))
 
 
 def _output(last: tuple[list[Any], bytes] | None) -> Any:

@@ -54,7 +54,7 @@ def judge(
     records: list[RunRecord] = []
     judged: list[Verdict] = []
     for number, case in enumerate(problem.cases()):
-        record = run(problem, Program(source, before, ours), dataclasses.replace(case, seed=drawn_seed + number))
+        record = run(problem, Program(source, before, ours), case.thrown(drawn_seed + number))
         records.append(record)
         judged = verdicts(problem, record)
         if any(verdict.broken for verdict in judged):
@@ -168,6 +168,8 @@ def _alike(mine: Verdict, record: RunRecord, theirs: Verdict, other: RunRecord) 
         return len(held) == len(had) and all(
             abs(a - b) <= ABOUT_THE_SAME * max(a, b) for a, b in zip(held, had, strict=True)
         )
+    if mine.name == "values" and (record.races or other.races):  # the numbers then depend on when they were read
+        return bool(record.races) == bool(other.races)
     if mine.name == "values" and record.ended == "finished":
         return bool(record.damaged) == bool(other.damaged) and compare.same(list(record.outputs), list(other.outputs))
     if mine.name == "values":

@@ -4,6 +4,9 @@
     rank 1 ──┤ judge      all that went by. A rank can send nothing unseen, and sees only what was sent to it.
     rank 2 ──┘
 
+What is on its way belongs to the wire until `wait` returns. So the bytes are read at a moment that is drawn, between
+the start and the end of `wait`, and looked at again at its end: who writes to them meanwhile is told, with the line.
+
 A collective counts as the bytes that each rank would send in a ring, as with gloo and NCCL (comm/native.py).
 """
 
@@ -11,8 +14,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,44 +25,130 @@ from torch import Tensor
 
 from labkit.comm.group import VERBS, Group
 from labkit.comm.ledger import Ledger
+from labkit.comm.lent import mark_of
 
 ATTEMPT = "<attempt>"
 HELPERS = "<helpers>"
 """The file names under which an attempt, and the other code of the notebook that it uses, are compiled."""
+PIECE_BYTES = 64 << 10
+ASIDE = "aside"
+"""The axis of what the exercise itself sends, and not the attempt."""
+
+
+def send(connection: Connection, head: Sequence[Any], data: Any = None) -> None:
+    """Send a head of plain data and, if `data` is not None, its bytes behind it, in pieces: memory for a whole message
+    would be counted as that of the rank."""
+    raw = None if data is None else memoryview(data)
+    connection.send_bytes(json.dumps([*head, None if raw is None else raw.nbytes]).encode())
+    for at in range(0, 0 if raw is None else raw.nbytes, PIECE_BYTES):
+        assert raw is not None
+        connection.send_bytes(raw[at : at + PIECE_BYTES])
+
+
+class Payload:
+    """A tensor that is on its way: what it was at the start, and whether the judge has read it."""
+
+    __slots__ = ("kept", "mark", "read", "told")
+
+    def __init__(self, kept: Tensor):
+        self.kept, self.mark, self.read, self.told = kept, mark_of(kept, None), False, False
+
+    @property
+    def gone(self) -> bool:
+        """True if its memory has been given back (`resize_(0)`)."""
+        end = self.kept.storage_offset() + self.kept.numel()
+        return self.kept.untyped_storage().nbytes() < end * self.kept.element_size()
+
+    @property
+    def changed(self) -> bool:
+        """True if its bytes are no longer those of the start."""
+        return self.gone or mark_of(self.kept, None) != self.mark
+
+    def taken(self) -> Any:
+        """Its bytes as they are now; not a copy."""
+        self.read = True
+        n_bytes = self.kept.numel() * self.kept.element_size()
+        return bytes(n_bytes) if self.gone or not n_bytes else (ctypes.c_char * n_bytes).from_address(self.kept.data_ptr())
 
 
 class Line:
-    """A rank's end of its pipe to the judge. A message is a head of plain data, and bytes if there are any."""
+    """A rank's end of its pipe to the judge. A message is a head of plain data, and bytes if there are any.
 
-    __slots__ = ("connection", "numbers", "weigh")
+    `under_way` has the payloads that were started and not waited for, by number."""
+
+    __slots__ = ("connection", "dice", "numbers", "under_way", "weigh")
 
     def __init__(self, connection: Connection):
-        self.connection, self.numbers = connection, 0
+        self.connection, self.numbers, self.dice = connection, 0, random.Random()
+        self.under_way: dict[int, Payload] = {}
         self.weigh: Callable[[], None] = lambda: None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse copies of this object and of anything that holds it: a copy would show the judge's memory."""
         raise TypeError("a group cannot be copied while an exercise is judged")
 
-    def tell(self, *head: Any, data: bytes | None = None) -> None:
+    def tell(self, *head: Any, data: Any = None) -> None:
         """Send a message that needs no answer."""
-        self.connection.send_bytes(json.dumps([*head, data is not None]).encode())
-        if data is not None:
-            self.connection.send_bytes(data)
+        send(self.connection, head, data)
 
-    def ask(self, *head: Any) -> tuple[list[Any], bytes]:
-        """Send a request and wait for the answer. ValueError with the judge's reason if it refuses."""
+    def ask(self, *head: Any, into: Tensor | None = None, ends: int = 0) -> list[Any]:
+        """Send a request and wait for the answer; bytes that come with it are put `into` a tensor. With the answer the
+        operation of number `ends` is over. ValueError with the judge's reason if it refuses."""
+        self.read_late()  # whoever waits for this rank must not wait for what it only says that it sends
         self.tell(*head)
-        answer = json.loads(self.connection.recv_bytes())
-        data = self.connection.recv_bytes() if answer[-1] else b""
+        *answer, n_bytes = json.loads(self.connection.recv_bytes())
+        if ends in self.under_way:  # the tensor is the caller's again, and is looked at before it gets the answer
+            self.notice(ends)
+            del self.under_way[ends]
+        size = 0 if into is None else into.numel() * into.element_size()
+        fits, at = n_bytes in (None, 0, size), 0
+        while at < (n_bytes or 0):
+            piece = self.connection.recv_bytes()
+            if fits and into is not None:  # not with an operator of torch, which would count as the attempt's
+                ctypes.memmove(into.data_ptr() + at, piece, len(piece))
+            at += len(piece)
         if answer[0] == "refused":
             raise ValueError(answer[1])
-        return answer, data
+        if size and n_bytes != size:
+            raise ValueError(f"{n_bytes or 0} bytes came where {size} were expected")
+        return answer
 
     def number(self) -> int:
         """A new number, which names one operation under way."""
         self.numbers += 1
         return self.numbers
+
+    def start(self, number: int, payload: Tensor, at_once: bool = False) -> None:
+        """A payload is on its way from now on. Its bytes are read now or later, as the dice fall."""
+        self.under_way[number] = Payload(payload)
+        if at_once or self.dice.random() < 0.4:
+            self._read(number)
+
+    def read_late(self) -> None:
+        """Read what has not been read yet: this rank is about to wait, or has ended."""
+        for number in self.under_way:
+            self._read(number)
+
+    def notice(self, *numbers: int) -> None:
+        """Tell the judge which of these payloads (or of all) have changed while they were on their way, each once."""
+        for number in numbers or tuple(self.under_way):
+            payload = self.under_way.get(number)
+            if payload is not None and not payload.told and payload.changed:
+                payload.told = True
+                self.tell("changed", number, line_of_attempt())
+
+    def written(self, tensors: Iterable[Tensor]) -> None:
+        """These tensors may have been written to: see whether anything has changed that lies in their memory."""
+        places = {x.untyped_storage().data_ptr() for x in tensors if x.layout is torch.strided}
+        self.notice(
+            *(number for number, payload in self.under_way.items()
+              if payload.kept.untyped_storage().data_ptr() in places), 0
+        )  # fmt: skip
+
+    def _read(self, number: int) -> None:
+        payload = self.under_way[number]
+        if not payload.read:
+            self.tell("hand", number, data=payload.taken())
 
 
 class Going:
@@ -70,23 +160,19 @@ class Going:
     def wait(self) -> Tensor | None:
         """Block until the operation is done; return its buffer."""
         if not self._over:
-            _, data = self._line.ask("wait", self._number, line_of_attempt())
+            self._line.ask("wait", self._number, line_of_attempt(), into=self._buffer, ends=self._number)
             self._over = True
-            if self._buffer is not None and self._buffer.numel():
-                size = self._buffer.numel() * self._buffer.element_size()
-                if len(data) != size:
-                    raise ValueError(f"{len(data)} bytes came where {size} were expected")
-                # not with an operator of torch, which would count as memory of the attempt
-                ctypes.memmove(self._buffer.data_ptr(), data, len(data))
         return self._buffer
 
     def done(self) -> bool:
         """True if `wait` would return at once."""
-        return self._over or bool(self._line.ask("done", self._number)[0][0])
+        return self._over or bool(self._line.ask("done", self._number)[0])
 
 
 class JudgeWire:
     """Messages and collectives of one group. Peers are indexes in the group."""
+
+    reads_late = True
 
     def __init__(self, line: Line, axis: str, ranks: tuple[int, ...], rank: int):
         self._line, self.axis, self.ranks, self.rank, self.seq = line, axis, ranks, rank, 0
@@ -95,9 +181,11 @@ class JudgeWire:
         self.__dict__.update(self.bound)  # one object each, so that `is` tells a swapped-in algorithm
 
     def isend(self, x: Tensor, to: int, tag: int) -> Going:
-        """Hand the bytes of x to the judge, for group member `to`."""
-        number = self._line.number()
-        self._line.tell("send", number, self.axis, self.ranks[to], tag, line_of_attempt(), data=_raw(x))
+        """Start sending the bytes of x to group member `to`; a header is the wire's own, and is read at once."""
+        number, head = self._line.number(), tag % 1024 == 0
+        size = x.numel() * x.element_size()
+        self._line.tell("send", number, self.axis, self.ranks[to], tag, size, line_of_attempt())
+        self._line.start(number, x, head or self.axis == ASIDE)
         return Going(self._line, number)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> Going:
@@ -163,7 +251,8 @@ class JudgeWire:
     def _start(self, verb: str, x: Tensor, out: Tensor, op: str = "sum", source: int = 0) -> Going:
         number, self.seq = self._line.number(), self.seq + 1
         call = [verb, self.axis, self.ranks, self.seq, op, self.ranks[source], str(x.dtype)[6:], list(x.shape)]
-        self._line.tell("gather", number, *call, line_of_attempt(), data=_raw(x))
+        self._line.tell("gather", number, *call, line_of_attempt())
+        self._line.start(number, x.detach().contiguous())
         return Going(self._line, number, out)
 
 
@@ -196,7 +285,3 @@ def line_of_attempt() -> int:
         frame = frame.f_back  # type: ignore[assignment]
     return helper
 
-
-def _raw(x: Tensor) -> bytes:
-    whole = x.detach().contiguous()
-    return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())

@@ -7,12 +7,13 @@
 
     most_calls, most_sent_bytes, highest_peak      of a run record: what the busiest rank pays, for stars
 
-Bytes on the wire are those that the judge carried; the attempt's own ledger is not trusted.
+Bytes on the wire are those that the judge carried; the attempt's own ledger is not trusted. Bytes held are those of
+tensors, which the probe in a rank counts exactly, and those of pages, which the judge reads from outside (outside.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from labkit.course.exercises.problem import Complaint, Law
 from labkit.course.judge.case import Case
@@ -20,6 +21,9 @@ from labkit.course.judge.run_record import RunRecord
 
 Limits = tuple[float, float]
 MOST_SCALARS, MOST_EMPTY = 4000, 4
+NOISE_BYTES = 3 << 19
+"""How many bytes of pages a rank may have beyond what a law of memory allows: imports, frames, the probe's own notes,
+a malloc's rounding. What an exercise of memory is about must be larger than this, in the sizes of its cases."""
 MODEST_BYTES = 64 << 10
 """What any attempt may hold besides its allowance in proportion to inputs and outputs."""
 
@@ -69,21 +73,26 @@ def silent() -> Law:
     return sends(lambda case, rank: 0, "nothing is sent")
 
 
-def peak(limit: Callable[[Case, int], float], words: str) -> Law:
-    """A rank never holds more than `limit(case, rank)` bytes of tensors beyond its inputs."""
+def peak(limit: Callable[[Case, int], float], words: str, noise_bytes: int = NOISE_BYTES) -> Law:
+    """A rank never holds more than `limit(case, rank)` bytes of tensors beyond its inputs, and its process never grows
+    by more than `noise_bytes` beyond that."""
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank, memory in enumerate(record.memory):
             most = limit(record.case, rank)
             if memory is not None and memory.peak_bytes > most:
                 return Complaint(f"at most {most:,.0f} bytes at the peak", f"{memory.peak_bytes:,}", rank)
-        return hidden(record, most=lambda case, rank: limit(case, rank))
+        pages = [memory and memory.pages for memory in record.memory]
+        return beyond(record, pages, limit, noise_bytes) or hidden(record, most=limit)
 
     return Law("memory", words, broken)
 
 
-def holds(kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str) -> Law:
-    """At the end a rank holds these bytes by kind ("parameters", "gradients", "optimizer", "activations", "other")."""
+def holds(
+    kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str, noise_bytes: int = NOISE_BYTES
+) -> Law:
+    """At the end a rank holds these bytes by kind ("parameters", "gradients", "optimizer", "activations", "other"), and
+    its process has then grown by at most `noise_bytes` more."""
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank, memory in enumerate(record.memory):
@@ -92,9 +101,27 @@ def holds(kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str
                 n_bytes = memory.now.get(kind, 0) if memory is not None else 0
                 if not low <= n_bytes <= high:
                     return Complaint(_between(low, high, f"bytes of {kind}"), f"{n_bytes:,} bytes of {kind}", rank)
-        return hidden(record, most=lambda case, rank: sum(_limits(wanted)[1] for wanted in kinds(case, rank).values()))
+        pages = [memory and memory.weighed_pages for memory in record.memory]
+        return beyond(record, pages, most, noise_bytes) or hidden(record, most)
+
+    def most(case: Case, rank: int) -> float:
+        return sum(_limits(wanted)[1] for wanted in kinds(case, rank).values())
 
     return Law("memory", words, broken)
+
+
+def beyond(
+    record: RunRecord, pages: Sequence[int | None], most: Callable[[Case, int], float], noise_bytes: int
+) -> Complaint | None:
+    """A complaint about a process that has grown by more than its tensors and the noise (Linux only)."""
+    for rank, n_bytes in enumerate(pages):
+        allowed = most(record.case, rank) + noise_bytes
+        if n_bytes is not None and n_bytes > allowed:
+            wanted = f"a process that grows by at most {allowed:,.0f} bytes, of which {noise_bytes:,} are for noise"
+            memory = record.memory[rank]
+            known = f"; tensors were {memory.peak_bytes:,} at their peak" if memory else ""
+            return Complaint(wanted, f"it has grown by {n_bytes:,} bytes{known}", rank)
+    return None
 
 
 def hidden(record: RunRecord, most: Callable[[Case, int], float]) -> Complaint | None:
@@ -140,8 +167,10 @@ def most_sent_bytes(record: RunRecord) -> float:
 
 
 def highest_peak(record: RunRecord) -> float:
-    """The most bytes that any rank held."""
-    return max(memory.peak_bytes for memory in record.memory if memory is not None)
+    """The most bytes that any rank held: in tensors, or in pages beyond the noise."""
+    return max(
+        max(memory.peak_bytes, (memory.pages or 0) - NOISE_BYTES) for memory in record.memory if memory is not None
+    )
 
 
 def _limits(wanted: float | Limits) -> Limits:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.course.judge.case import Case
-
-ASIDE = "aside"
+from labkit.course.judge.judge_wire import ASIDE
 
 
 class Event(NamedTuple):
@@ -55,6 +54,8 @@ class Memory(NamedTuple):
     timeline         (seconds, bytes) of all kinds together
     python_bytes     the most that objects other than tensors took
     scalars          how many numbers were taken out of tensors, one by one
+    pages            from outside (outside.py): pages that the process had more than at its start, at most
+    weighed_pages    the same when the exercise weighed; None where there is no /proc
     """
 
     peak: Mapping[str, int]
@@ -62,6 +63,8 @@ class Memory(NamedTuple):
     timeline: Sequence[tuple[float, int]]
     python_bytes: int
     scalars: int = 0
+    pages: int | None = None
+    weighed_pages: int | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -91,9 +94,18 @@ class Wait(NamedTuple):
     line: int
 
 
+class Race(NamedTuple):
+    """A tensor that a rank changed while it was on its way: what was to happen with it, and the line that changed it
+    (or the line at which it was noticed)."""
+
+    rank: int
+    words: str
+    line: int
+
+
 @dataclass(frozen=True)
 class RunRecord:
-    """All that the judge saw of one run. `ended` is "finished", "raised", "deadlock" or "time-out"."""
+    """All that the judge saw of one run. `ended` is "finished", "raised", "deadlock", "time-out" or "flood"."""
 
     case: Case
     events: tuple[Event, ...] = ()
@@ -104,6 +116,9 @@ class RunRecord:
     ended: str = "finished"
     waits: Mapping[int, Wait] = field(default_factory=dict)
     undelivered: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    unanswered: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    races: tuple[Race, ...] = ()
+    flood: str = ""
     mismatch: str = ""
     damaged: Mapping[int, str] = field(default_factory=dict)
     printed: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ from labkit.comm.ledger import Ledger
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge import sandbox, walls
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
+from labkit.course.judge.outside import return_at_once, trim
 from labkit.course.judge.run_record import n_bytes, tensors
 from labkit.course.judge.sandbox import Fingerprint
 from labkit.probe.memory import MemoryProbe
@@ -63,34 +64,50 @@ class Printed(io.TextIOBase):
         return len(text)
 
 
-class Scalars(TorchDispatchMode):
-    """Counts the numbers that are taken out of tensors one by one: a list of them is memory that the probe misses."""
+class Listener(TorchDispatchMode):
+    """Hears every operator that an attempt calls.
 
-    count = 0
+    Counts the numbers that are taken out of tensors one by one, since a list of them is memory that the probe misses.
+    Looks, after each operator that writes, whether it has written to what is on its way, as long as its line is known.
+    """
+
+    def __init__(self, line: Line | None = None):
+        super().__init__()
+        self.line, self.count = line, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count the operation if it takes a number out of a tensor, and run it."""
+        """Run the operator, and note what it did."""
         self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if self.line is not None and self.line.under_way and func._schema.is_mutable:
+            self.line.written(tensors([*args, *(kwargs or {}).values()]))
+        return result
 
 
 class Weight:
     """Measures the memory of a rank when the exercise asks for it (`weigh`), or else at the end."""
 
-    def __init__(self) -> None:
-        self.probe, self.scalars = MemoryProbe(), Scalars()
+    def __init__(self, line: Line | None = None) -> None:
+        self.line, self.probe, self.scalars = line, MemoryProbe(), Listener(line)
         self.now: dict[str, int] = {}
         self.python_bytes = 0
         self.looked = False
 
     def look(self) -> None:
-        """Measure now. Memory of lists and the like is attributed by the line of code that allocated it."""
+        """Measure now: first the judge from outside, then the probe. Memory of lists and the like is attributed by the
+        line of code that allocated it."""
+        if self.line is not None:
+            trim()
+            self.line.ask("weigh")
         self.looked = True
         self.now = {kind: int(self.probe.now[kind]) for kind in self.probe.now}
         mine = tracemalloc.take_snapshot().filter_traces(
             [tracemalloc.Filter(True, name) for name in (ATTEMPT, HELPERS, torch._tensor_str.__file__)]
         )
         self.python_bytes = max(self.python_bytes, sum(trace.size for trace in mine.traces))
+        if self.line is not None:
+            del mine
+            self.line.ask("resume")
 
     def said(self) -> dict[str, Any]:
         """The measurements as plain data."""
@@ -168,7 +185,7 @@ def run_attempt(
     kept, source = pickle.dumps(args), program.source
     codes = compile(program.before, HELPERS, "exec"), compile(source, ATTEMPT, "exec")
     linecache.cache[ATTEMPT] = (len(source), None, source.splitlines(True), ATTEMPT)
-    weight = Weight()
+    weight = Weight(line)
     line.weigh = weight.look
     group = group_over(line, "world", tuple(range(n_ranks)), rank, Ledger())
     space = types.ModuleType("attempt") if program.ours else sandbox.namespace(problem.given)
@@ -176,6 +193,9 @@ def run_attempt(
     if not program.ours:
         sandbox.close()
         sandbox.watch()
+    return_at_once()
+    trim()
+    line.ask("begin")
     tracemalloc.start()
     with weight.probe, weight.scalars:  # memory that a program allocates at its top level counts, too
         for code in codes:
@@ -183,6 +203,8 @@ def run_attempt(
         output = problem.play(getattr(space, problem.name), group, *args)
         if not weight.looked:
             weight.look()
+        line.notice()
+        line.ask("end")
     tracemalloc.stop()
     if changed := sandbox.replaced(known):
         raise sandbox.Refused(f"the attempt has replaced {', '.join(changed[:3])}: it must leave the library as it is")

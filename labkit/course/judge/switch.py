@@ -10,54 +10,75 @@ import json
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.message import DTYPES, EAGER_BYTES, HEADER, MOST_DIMS
-from labkit.course.judge.judge_wire import ring_bytes
-from labkit.course.judge.run_record import Event, Wait
+from labkit.course.judge.judge_wire import PIECE_BYTES, ring_bytes, send
+from labkit.course.judge.run_record import Event, Race, Wait
 
 MOST_BYTES = 256 << 20
-"""A rank that sends more than this at once is taken for broken."""
+"""A rank that sends more than this at once is taken for broken, and a run whose ranks leave more than this with the
+judge, in messages that nobody takes."""
+MOST_HEAD_BYTES = 256 << 10
 MOST_EVENTS = 20_000
-SAID = ("send", "post", "gather", "wait", "done", "mark", "print")
+"""No exercise needs so many messages, receives, collectives and marks; a run that has more ends."""
+SAID = ("begin", "send", "hand", "changed", "post", "gather", "wait", "done", "mark", "weigh", "resume", "end", "print")
 MOST_PRINTED = 20_000
 
 
-class Request(NamedTuple):
-    """One rank's part in a collective."""
+class Flood(Exception):
+    """The ranks have said more than the judge keeps."""
+
+
+@dataclass
+class Parcel:
+    """What one rank sends in one operation: `data` is None until its bytes have been read, `free` is True when the
+    sender need not wait any longer."""
 
     rank: int
     number: int
-    signature: tuple[Any, ...]
-    data: bytes
+    n_bytes: int
+    signature: tuple[Any, ...] = ()
+    data: bytes | None = None
+    free: bool = False
 
 
 class Switch:
-    """`lines` are the pipes by rank. `take(rank)` reads one message of a rank and does what follows from it."""
+    """`lines` are the pipes by rank. `take(rank)` reads one message of a rank and does what follows from it.
 
-    def __init__(self, lines: Sequence[Connection]):
-        self.lines, self.began = lines, time.perf_counter()
+    `look(rank, weighed)` is called when a rank waits for an answer and can do nothing else, before it gets one."""
+
+    def __init__(self, lines: Sequence[Connection], look: Callable[[int, str], None] = lambda rank, moment: None):
+        self.lines, self.began, self.look = lines, time.perf_counter(), look
         self.events: list[Event] = []
-        self.sent: dict[tuple[Any, ...], deque[tuple[int, int, bytes]]] = defaultdict(deque)
+        self.sent: dict[tuple[Any, ...], deque[Parcel]] = defaultdict(deque)
         self.posted: dict[tuple[Any, ...], deque[tuple[int, int]]] = defaultdict(deque)
-        self.gathered: dict[tuple[Any, ...], list[Request]] = defaultdict(list)
+        self.gathered: dict[tuple[Any, ...], list[Parcel]] = defaultdict(list)
+        self.awaited: dict[tuple[int, int], tuple[Parcel, tuple[Any, ...]]] = {}
         self.ready: dict[tuple[int, int], bytes | str] = {}
         self.waiting: dict[int, tuple[int, int]] = {}
         self.names: dict[tuple[int, int], str] = {}
+        self.small: dict[tuple[Any, ...], deque[Parcel]] = defaultdict(deque)
+        self.expected: Counter[tuple[Any, ...]] = Counter()
+        self.heads: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self.races: list[Race] = []
         self.mismatch = ""
+        self.kept_bytes = self.n_said = 0
         self.credit: Counter[int] = Counter()
         self.printed = [""] * len(lines)
         self.last: dict[int, tuple[list[Any], bytes]] = {}
 
     def take(self, rank: int) -> bool:
-        """Read one message of a rank. True if it was its last (`last[rank]`). EOFError if the rank is gone."""
-        *head, follows = json.loads(self.lines[rank].recv_bytes(MOST_BYTES))
-        data = self.lines[rank].recv_bytes(MOST_BYTES) if follows else b""
+        """Read one message of a rank. True if it was its last (`last[rank]`). EOFError if the rank is gone, Flood if
+        the ranks have said too much."""
+        *head, n_bytes = json.loads(self.lines[rank].recv_bytes(MOST_HEAD_BYTES))
+        data = self._pieces(rank, n_bytes or 0)
         kind, *rest = head
         if kind in ("result", "failed"):
             self.last[rank] = (head, data)
@@ -66,6 +87,15 @@ class Switch:
             raise ValueError(f"a rank cannot say {kind!r}")
         getattr(self, f"_{kind}")(rank, data, *rest)
         return False
+
+    def _pieces(self, rank: int, n_bytes: int) -> bytes:
+        if n_bytes > MOST_BYTES:
+            raise Flood(f"{n_bytes:,} bytes at once")
+        pieces, left = [], n_bytes
+        while left > 0:
+            pieces.append(self.lines[rank].recv_bytes(PIECE_BYTES))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
 
     @property
     def stuck(self) -> bool:
@@ -79,30 +109,67 @@ class Switch:
 
     def undelivered(self) -> dict[tuple[int, int], int]:
         """Messages that nobody received, by (source, to)."""
-        lost: Counter[tuple[int, int]] = Counter()
-        for (_, source, to, tag), messages in self.sent.items():
-            if tag % 1024 == 0:  # a header; its payload travels under another tag (comm/message.py)
-                lost[source, to] += len(messages)
-        return {pair: count for pair, count in lost.items() if count}
+        return _counted(self.sent)
+
+    def unanswered(self) -> dict[tuple[int, int], int]:
+        """Receives for which no message came, by (source, to). Who asks under many tags reads bits from which of them
+        is answered."""
+        return _counted(self.posted)
 
     # -- what ranks say ----------------------------------------------------------------------------------------------
 
-    def _send(self, rank: int, data: bytes, number: int, axis: str, to: int, tag: int, line: int) -> None:
-        announced = _announced(data) if tag % 1024 == 0 else self.credit[rank] - len(data)
-        if tag % 1024 == 0:
-            extra = len(data) if _smuggles(data, announced) else _said_by_sizes(_sizes(data))
-            self._event(rank, "message", "send", to, announced + extra, axis, tag >> 11, line)
-            self.credit[rank] += announced if announced > EAGER_BYTES else 0  # a small payload came with its header
-        else:
+    def _begin(self, rank: int, data: bytes) -> None:
+        self.look(rank, "begin")
+        self._reply(rank, [])
+
+    def _weigh(self, rank: int, data: bytes) -> None:
+        self.look(rank, "weigh")
+        self._reply(rank, [])
+
+    def _end(self, rank: int, data: bytes) -> None:
+        self.look(rank, "end")
+        self._reply(rank, [])
+
+    def _resume(self, rank: int, data: bytes) -> None:
+        self.look(rank, "resume")
+        self._reply(rank, [])
+
+    def _send(self, rank: int, data: bytes, number: int, axis: str, to: int, tag: int, size: int, line: int) -> None:
+        parcel, key = Parcel(rank, number, size), (axis, rank, to, tag)
+        if tag % 1024:  # a payload; its header has gone before
+            announced = self.credit[rank] - size
             self.credit[rank] = max(0, announced)
             if announced < 0:  # a payload that no header has announced
                 self._event(rank, "message", "send", to, -announced, axis, tag >> 11, line)
+            if size <= EAGER_BYTES:
+                self.small[axis, rank, to, tag >> 10].append(parcel)
         self.names[rank, number] = f"rank {to} to receive its message (tag {tag >> 11})"
-        key = (axis, rank, to, tag)
-        self.sent[key].append((rank, number, data))
+        self.sent[key].append(parcel)
+        self.awaited[rank, number] = parcel, (key, line)
+
+    def _hand(self, rank: int, data: bytes, number: int) -> None:
+        parcel, (key, *rest) = self.awaited.pop((rank, number))
+        if len(data) != parcel.n_bytes:
+            raise ValueError(f"{len(data)} bytes came where {parcel.n_bytes} were announced")
+        parcel.data = data
+        self._keep(len(data))
+        if len(key) == 3:
+            self._work_out(key)
+            return
+        axis, _, to, tag = key
+        if tag % 1024 == 0:
+            announced = _announced(data)
+            extra = len(data) if any(data[128:]) else _said_by_sizes(_sizes(data))
+            self._event(rank, "message", "send", to, announced + extra, axis, tag >> 11, *rest)
+            self.credit[rank] += announced
         self._match(key)
+        self._free((axis, rank, to, tag >> 10))
+
+    def _changed(self, rank: int, data: bytes, number: int, line: int) -> None:
+        self.races.append(Race(rank, self.names[rank, number], line))
 
     def _post(self, rank: int, data: bytes, number: int, axis: str, source: int, tag: int, size: int) -> None:
+        self._said_more()
         self.names[rank, number] = f"a message from rank {source} (tag {tag >> 11})"
         key = (axis, source, rank, tag)
         self.posted[key].append((rank, number))
@@ -110,40 +177,69 @@ class Switch:
 
     def _match(self, key: tuple[Any, ...]) -> None:
         while self.sent[key] and self.posted[key]:
-            source, sending, data = self.sent[key].popleft()
-            to, receiving = self.posted[key].popleft()
+            data = self.sent[key][0].data
+            if data is None:  # its bytes are still to be read
+                return
+            parcel, (to, receiving) = self.sent[key].popleft(), self.posted[key].popleft()
             if key[-1] % 1024 == 0:
-                self._event(to, "arrival", "recv", source, _announced(data), key[0], key[-1] >> 11, 0)
-            self._give(source, sending, b"")
+                self.heads[to, receiving] = ("arrival", "recv", key[1], _announced(data), key[0], key[-1] >> 11, 0)
+                stream = (*key[:3], key[-1] >> 10)
+                self.expected[stream] += 0 < _announced(data) <= EAGER_BYTES
+                self._free(stream)
+            if not parcel.free:
+                self._give(parcel.rank, parcel.number, b"")
             self._give(to, receiving, data)
+
+    def _free(self, stream: tuple[Any, ...]) -> None:
+        """A small payload is its sender's again as soon as its header is taken, as if it were a part of it."""
+        while self.expected[stream] and self.small[stream] and self.small[stream][0].data is not None:
+            parcel = self.small[stream].popleft()
+            self.expected[stream] -= 1
+            if not parcel.free:
+                parcel.free = True
+                self._give(parcel.rank, parcel.number, b"")
 
     def _gather(
         self, rank: int, data: bytes, number: int, verb: str, axis: str, members: list[int], seq: int, op: str,
         source: int, dtype: str, shape: list[int], line: int,
     ) -> None:  # fmt: skip
         self.names[rank, number] = f"the others in {verb}"
-        n_bytes = ring_bytes(verb, len(members), len(data), rank == source) + _said_by_sizes(shape)
+        size = math.prod(shape) * getattr(torch, dtype).itemsize
+        n_bytes = ring_bytes(verb, len(members), size, rank == source) + _said_by_sizes(shape)
         self._event(rank, "collective", verb, None, n_bytes, axis, line=line)
         key = (axis, tuple(members), seq)
-        self.gathered[key].append(Request(rank, number, (verb, op, source, dtype, tuple(shape)), data))
+        parcel = Parcel(rank, number, size, (verb, op, source, dtype, tuple(shape)))
+        self.gathered[key].append(parcel)
+        self.awaited[rank, number] = parcel, (key,)
         requests = self.gathered[key]
         first, other = (
             requests[0],
             next((request for request in requests if request.signature != requests[0].signature), None),
         )
         if other is not None:  # also for a rank that comes after the mismatch was found: it must not wait either
-            calls = ", ".join(_told(request) for request in sorted((first, other)))
+            calls = ", ".join(_told(request) for request in sorted((first, other), key=lambda part: part.rank))
             self.mismatch = f"{calls}, in collective {seq} of the {axis} group"
             for request in requests:
                 self._give(request.rank, request.number, f"collectives do not match: {self.mismatch}")
-        elif len(requests) == len(members):
-            parts = [_tensor(request) for request in sorted(requests, key=lambda request: members.index(request.rank))]
-            for place, result in enumerate(_worked_out(verb, op, members.index(source), parts)):
-                request = next(candidate for candidate in requests if candidate.rank == members[place])
-                self._give(request.rank, request.number, _bytes(result))
+
+    def _work_out(self, key: tuple[Any, ...]) -> None:
+        """Answer a collective when all of its members have handed over their parts."""
+        _, members, _ = key
+        requests = sorted(self.gathered[key], key=lambda request: members.index(request.rank))
+        if len(requests) < len(members) or any(request.data is None for request in requests) or self.mismatch:
+            return
+        verb, op, source, *_ = requests[0].signature
+        del self.gathered[key]
+        self._keep(-sum(request.n_bytes for request in requests))
+        for request, result in zip(requests, _worked_out(verb, op, members.index(source), list(map(_tensor, requests))),
+                                   strict=True):  # fmt: skip
+            answer = _bytes(result)
+            self._keep(len(answer))
+            self._give(request.rank, request.number, answer)
 
     def _wait(self, rank: int, data: bytes, number: int, line: int) -> None:
         self.waiting[rank] = (number, line)
+        self.look(rank, "wait")
         self._answer(rank)
 
     def _done(self, rank: int, data: bytes, number: int) -> None:
@@ -166,6 +262,9 @@ class Switch:
         if (rank, number) in self.ready:
             del self.waiting[rank]
             content = self.ready.pop((rank, number))
+            self._keep(-len(content) if isinstance(content, bytes) else 0)
+            if (rank, number) in self.heads:  # who has asked for a message in advance has it when it waits for it
+                self._event(rank, *self.heads.pop((rank, number)))
             if isinstance(content, str):
                 self._reply(rank, ["refused", content])
             else:
@@ -173,9 +272,7 @@ class Switch:
 
     def _reply(self, rank: int, head: list[Any], data: bytes = b"") -> None:
         try:
-            self.lines[rank].send_bytes(json.dumps([*head, bool(data)]).encode())
-            if data:
-                self.lines[rank].send_bytes(data)
+            send(self.lines[rank], head, data or None)
         except OSError:  # the rank has died, which its closed pipe will show
             return
 
@@ -183,9 +280,27 @@ class Switch:
         self, rank: int, kind: str, what: str, to: int | None = None, n_bytes: int = 0, axis: str = "world",
         tag: int = 0, line: int = 0,
     ) -> None:  # fmt: skip
-        if len(self.events) < MOST_EVENTS:
-            at = time.perf_counter() - self.began
-            self.events.append(Event(len(self.events), at, rank, kind, what, to, n_bytes, axis, tag, line))
+        self._said_more()
+        at = time.perf_counter() - self.began
+        self.events.append(Event(len(self.events), at, rank, kind, what, to, n_bytes, axis, tag, line))
+
+    def _said_more(self) -> None:
+        self.n_said += 1
+        if self.n_said > MOST_EVENTS:
+            raise Flood(f"more than {MOST_EVENTS:,} messages, receives, collectives and marks")
+
+    def _keep(self, n_bytes: int) -> None:
+        self.kept_bytes += n_bytes
+        if self.kept_bytes > MOST_BYTES:
+            raise Flood(f"{self.kept_bytes:,} bytes are on their way, and nobody takes them")
+
+
+def _counted(parts: Mapping[tuple[Any, ...], Collection[Any]]) -> dict[tuple[int, int], int]:
+    counts: Counter[tuple[int, int]] = Counter()
+    for (_, source, to, tag), some in parts.items():
+        if tag % 1024 == 0:  # a header; its payload travels under another tag (comm/message.py)
+            counts[source, to] += len(some)
+    return {pair: count for pair, count in counts.items() if count}
 
 
 def _announced(slab: bytes) -> int:
@@ -203,18 +318,13 @@ def _said_by_sizes(sizes: Sequence[int]) -> int:
     return bits // 8 if bits > 16 else 0
 
 
-def _smuggles(slab: bytes, n_bytes: int) -> bool:
-    """True if the first page of a message holds more than its header announces (comm/message.py)."""
-    return any(slab[128 + n_bytes :]) if n_bytes <= EAGER_BYTES else any(slab[128:])
-
-
-def _told(request: Request) -> str:
+def _told(request: Parcel) -> str:
     verb, op, source, dtype, shape = request.signature
     more = f" from rank {source}" if verb == "broadcast" else f" {op}" if op != "sum" else ""
     return f"rank {request.rank} called {verb}{more} on {dtype} {tuple(shape)}"
 
 
-def _tensor(request: Request) -> Tensor:
+def _tensor(request: Parcel) -> Tensor:
     dtype, shape = getattr(torch, request.signature[3]), request.signature[4]
     raw = torch.frombuffer(bytearray(request.data), dtype=torch.uint8) if request.data else torch.empty(0)
     return raw.view(dtype).view(shape) if request.data else torch.empty(shape, dtype=dtype)

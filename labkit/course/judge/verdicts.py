@@ -22,6 +22,7 @@ from labkit.course.judge.run_record import RunRecord
 HOLDS, BROKEN, OPEN = "holds", "broken", "not judged"
 SAME_CALLS = "all ranks call the same collectives in the same order"
 ENDS = "it ends, and every message is received"
+LENT = "what is on its way is left alone until wait() returns"
 MOST_SHOWN = 300
 
 
@@ -93,6 +94,8 @@ def _said(problem: Problem, record: RunRecord, name: str, complaint: Complaint |
     if isinstance(complaint, str):
         return Verdict(name, OPEN, law)
     line = _line(record, complaint) if name != "values" else 0
+    if name == "values" and complaint.expected == LENT:
+        line = record.races[0].line
     if name == "values" and complaint.rank is not None and complaint.rank in record.faults:
         line = record.faults[complaint.rank].line
     expected, seen = complaint.expected[:MOST_SHOWN], complaint.seen[:MOST_SHOWN]
@@ -111,6 +114,8 @@ def _complaint(problem: Problem, record: RunRecord, name: str) -> Complaint | st
     """The complaint of one verdict; None if it holds; a text if it is open because the run did not end."""
     if name == "liveness":
         return _stuck(record)
+    if name == "wire" and record.flood:
+        return Complaint("as many messages as the exercise needs", record.flood)
     if name == "order" and record.mismatch:
         return Complaint(SAME_CALLS, record.mismatch, min(record.faults, default=None))
     if record.ended != "finished":
@@ -128,6 +133,9 @@ def _raised(record: RunRecord) -> Complaint:
 
 
 def _values(problem: Problem, record: RunRecord) -> Complaint | None:
+    for race in record.races:
+        seen = f"what waits for {race.words} changed while it was on its way"
+        return Complaint(LENT, f"{seen}{f', line {race.line}' if race.line else ''}", race.rank)
     for rank, expected in enumerate(record.expected):
         seen = record.outputs[rank]
         if expected is Ellipsis:
@@ -184,4 +192,8 @@ def _stuck(record: RunRecord) -> Complaint | None:
         source = next(iter(record.undelivered))[0]
         lost = tuple(message.number for message in record.sent(source) if message.kind == "message")
         return Complaint("every message is received", f"never received: {message}", source, lost)
+    if record.unanswered:
+        message = "; ".join(f"{count} from rank {a} on rank {b}" for (a, b), count in record.unanswered.items())
+        receiver = next(iter(record.unanswered))[1]
+        return Complaint("every receive gets a message", f"asked for, and never sent: {message}", receiver)
     return None

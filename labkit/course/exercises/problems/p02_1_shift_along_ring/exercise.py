@@ -30,8 +30,10 @@ def shift_along_ring(x: Tensor, by: int, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; `places` is what `by` comes to on the ring."""
-    return [Case.of(3, places=2, rows=(3, 1, 2)), Case.of(4, torch.float64, places=1, rows=(2, 2, 5, 1)),
+    """Worlds of 1 to 7 ranks; `places` is what `by` comes to on the ring."""
+    return [Case.of(3, places=2, rows=(3, 1, 2)), Case.of(4, torch.float64, places=1, rows=(2, 2, 5, 1)).among(
+                Case.of(5, torch.float16, places=4, rows=(2, 3, 1, 5, 2)),
+                Case.of(7, torch.float64, places=2, rows=(1, 3, 2, 5, 1, 2, 4))),
             Case.of(4, torch.int64, places=0, rows=(1, 2, 1, 3)), Case.of(2, torch.bfloat16, places=1, rows=(4, 2)),
             Case.of(1, places=0, rows=(3,))]  # fmt: skip
 

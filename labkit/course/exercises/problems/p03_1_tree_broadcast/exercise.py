@@ -33,10 +33,12 @@ def tree_broadcast(x: Tensor, group: Group, source: int) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks, and sources that are not rank 0: a star and a tree differ from 4 ranks on."""
+    """Worlds of 1 to 7 ranks, and sources that are not rank 0: a star and a tree differ from 4 ranks on."""
     return [
         Case.of(4, source=1, rows=3, width=5),
-        Case.of(3, source=2, rows=7, width=2),
+        Case.of(3, source=2, rows=7, width=2).among(
+            Case.of(5, torch.bfloat16, source=3, rows=2, width=4), Case.of(7, torch.int32, source=6, rows=4, width=3)
+        ),
         Case.of(4, source=0, rows=1, width=6),
         Case.of(2, source=1, rows=5, width=3),
         Case.of(1, source=0, rows=4, width=2),

@@ -29,11 +29,13 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks."""
+    """Worlds of 1 to 7 ranks."""
     return [
         Case.of(2, rows=3, width=5),
         Case.of(3, torch.float64, rows=2, width=7),
-        Case.of(4, torch.int64, rows=1, width=3),
+        Case.of(4, torch.int64, rows=1, width=3).among(
+            Case.of(5, torch.float64, rows=2, width=4), Case.of(7, torch.int32, rows=1, width=6)
+        ),
         Case.of(1, rows=4, width=2),
     ]
 

@@ -33,12 +33,12 @@ def ring_all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; tensors of 100 KB and more, so that what is held can be told from a message's scratch."""
+    """Worlds of 1 to 4 ranks; tensors of megabytes, so that what is held stands above the noise of a process."""
     return [
-        Case.of(3, rows=150, width=80),
-        Case.of(4, torch.float64, rows=70, width=60),
-        Case.of(2, torch.int64, rows=100, width=90),
-        Case.of(1, rows=200, width=130),
+        Case.of(3, rows=750, width=500).among(Case.of(3, rows=600, width=620), Case.of(3, rows=1500, width=250)),
+        Case.of(4, torch.float64, rows=270, width=520),
+        Case.of(2, torch.int64, rows=500, width=450),
+        Case.of(1, rows=1200, width=830),
     ]
 
 

@@ -34,11 +34,13 @@ def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; in the first a rank in the middle has no rows."""
+    """Worlds of 1 to 7 ranks; in the first a rank in the middle has no rows."""
     return [
         Case.of(3, width=5, empty=(1,)),
         Case.of(4, torch.float64, width=3, empty=(0, 3)),
-        Case.of(2, torch.int64, width=7, empty=()),
+        Case.of(2, torch.int64, width=7, empty=()).among(
+            Case.of(5, torch.bfloat16, width=2, empty=(4,)), Case.of(7, torch.int32, width=4, empty=(2, 3))
+        ),
         Case.of(1, width=2, empty=()),
     ]
 

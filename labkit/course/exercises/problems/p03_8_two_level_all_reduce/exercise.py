@@ -33,6 +33,8 @@ def cases() -> Sequence[Case]:
     """`nodes` nodes of `each` ranks, among them one node alone and nodes of one rank."""
     return [
         Case.of(4, nodes=2, each=2, rows=3, width=5),
+        Case.of(6, nodes=3, each=2, rows=1, width=4).among(Case.of(8, nodes=4, each=2, rows=1, width=4)),
+        Case.of(6, torch.float64, nodes=2, each=3, rows=2, width=3),
         Case.of(3, torch.float64, nodes=3, each=1, rows=2, width=3),
         Case.of(3, torch.int64, nodes=1, each=3, rows=2, width=4),
         Case.of(2, nodes=2, each=1, rows=1, width=7),

@@ -16,8 +16,9 @@ from labkit.course.judge.case import Case
 from labkit.course.judge.laws import holds, order
 from labkit.course.judge.run_record import RunRecord, mark, weigh
 
-ROWS, WIDTH, HIDDEN, BLOCKS = 96, 32, 128, 3
+ROWS, WIDTH, HIDDEN, BLOCKS = 768, 48, 256, 3
 SLACK_BYTES = 8 << 10
+NOISE_BYTES = 4 << 20  # products of matrices take room of their own, once
 RUNS, BETWEEN = "a block runs", "forward is over"
 
 
@@ -140,7 +141,7 @@ PROBLEM = Problem(
     answer=answer,
     may=("set_rng_state",),
     laws=(
-        holds(held, "after forward nothing is held but the input of each block"),
+        holds(held, "after forward nothing is held but the input of each block", NOISE_BYTES),
         order("each block runs twice: once in forward, once in backward", twice),
     ),
     library="train.checkpoint.checkpoint",

@@ -42,10 +42,10 @@ class MasterCopies:
 
 
 def cases() -> Sequence[Case]:
-    """bfloat16 and float16; tensors so large that copies of them show in what is held."""
+    """bfloat16 and float16; tensors so large that copies of them show in the pages of a process."""
     return [
-        Case.of(1, torch.bfloat16, shapes=((90, 200), (33,), (7, 400))),
-        Case.of(1, torch.float16, shapes=((25_000,), (3, 5, 8))),
+        Case.of(1, torch.bfloat16, shapes=((600, 1000), (33,), (7, 400))),
+        Case.of(1, torch.float16, shapes=((500_000,), (3, 5, 8))),
     ]
 
 
@@ -53,12 +53,13 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """Weights around 1, and the gradients of each step, all of the case's dtype. A gradient keeps its signs from step
     to step, so that small updates add up."""
     signs = [case.random(*shape, key=i).sign() for i, shape in enumerate(case["shapes"])]
+    sizes = [sign * (0.5 + case.random(*sign.shape, key=i + 50).abs()) for i, sign in enumerate(signs)]
     grads: list[list[Tensor | None]] = [
-        [sign * (0.5 + case.random(*sign.shape, key=100 * step + i + 50).abs()) for i, sign in enumerate(signs)]
-        for step in range(STEPS)
+        [sign * size.abs().roll(7919 * step) for sign, size in zip(signs, sizes, strict=True)] for step in range(STEPS)
     ]
     grads[0][-1] = None  # a parameter that this step does not use
-    return [([1 + case.random(*shape, key=7000 + i) / 8 for i, shape in enumerate(case["shapes"])], grads)]
+    weights = [1 + case.random(*shape, key=7000 + i) / 8 for i, shape in enumerate(case["shapes"])]
+    return [(weights, grads, case.dice.randint(3, STEPS))]
 
 
 def adamw(params: list[Tensor]) -> Any:
@@ -66,9 +67,9 @@ def adamw(params: list[Tensor]) -> Any:
     return torch.optim.AdamW(params, lr=LR, foreach=False)
 
 
-def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor | None]]) -> Any:
-    """Take twelve steps and weigh what is held; return the masters that the optimizer was given, and checks of the
-    parameters."""
+def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor | None]], weighed: int) -> Any:
+    """Take twelve steps, and after one of them weigh what is held; return the masters that the optimizer was given, and
+    checks of the parameters."""
     params, given = [torch.nn.Parameter(w) for w in weights], []
 
     def make(masters: list[Tensor]) -> Any:
@@ -76,11 +77,12 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
         return adamw(given)
 
     optimizer = attempt(params, make)
-    for step in grads:
+    for number, step in enumerate(grads, 1):
         for p, g in zip(params, step, strict=True):
             p.grad = None if g is None else g.to(p.dtype, copy=True)
         optimizer.step()
-    weigh(group)
+        if number == weighed:
+            weigh(group)
     rounded = [torch.equal(p.data, m.detach().to(p.dtype)) for p, m in zip(params, given, strict=False)]
     checks = {"parameters are masters, rounded": rounded, "dtypes": [str(p.dtype) for p in params]}
     return {"masters": [m.detach() for m in given], **checks}
@@ -88,7 +90,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's AdamW on float64 weights, with the same gradients."""
-    weights, grads = given[0]
+    weights, grads, _ = given[0]
     params = [torch.nn.Parameter(w.double()) for w in weights]
     optimizer = adamw(params)  # type: ignore[arg-type]
     for step in grads:

@@ -18,9 +18,10 @@ from labkit.course.judge.case import Case
 from labkit.course.judge.laws import order, sends
 from labkit.course.judge.run_record import RunRecord, aside, mark
 
-STEPS = 2
+STEPS = 3
 PATIENCE_S, LOOKS = 0.25, 20  # both must be used up: on a busy machine looks take longer, and so does rank 0
-BEGINS, LAST, IN_VAIN = "backward begins", "the last gradient is there", "rank 0 stands still until this rank begins"
+BEGINS, LAST = "backward begins", "the last gradient is there"
+IN_VAIN = "stands still until another rank begins: rank "
 
 
 class OverlappedDDP:
@@ -69,7 +70,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
          for s in range(STEPS)]
         for r in range(case.n_ranks)
     ]  # fmt: skip
-    return [([w.clone() for w in weights], mine) for mine in rows]
+    late = list(range(case.n_ranks))[:: case.n_ranks - 1 or 1]  # the first and the last: every rank waits for another
+    case.dice.shuffle(late)
+    return [([w.clone() for w in weights], mine, late) for mine in rows]
 
 
 def model_of(weights: Sequence[Tensor]) -> nn.Module:
@@ -81,19 +84,22 @@ def model_of(weights: Sequence[Tensor]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]]) -> Any:
-    """Run two backward passes. In the second the last rank begins only when rank 0 has all its gradients. If rank 0
-    waits for others in a hook, that never happens, and the last rank puts a mark in the record after a while."""
-    model, last = model_of(weights), group.size - 1
+def play(
+    attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]], late: list[int]
+) -> Any:
+    """Run three backward passes. In the second and third one rank is late: it begins when all others have all their
+    gradients. If one of them waits in a hook, that never happens, and the late rank marks which after a while."""
+    model, me = model_of(weights), group.rank
     params, gradients, here, sent = list(model.parameters()), [], [], []
-    ours = aside(group)
+    ours, late = aside(group), [-1, *late, *late][:STEPS] if group.size > 1 else [-1] * STEPS
 
     def arrived(p: Tensor) -> None:
         here.append(p)
         if len(here) % len(params) == 0:
             mark(group, LAST)
-            if len(here) == STEPS * len(params) and group.rank == 0 < last:
-                sent.append(ours.send(torch.zeros(1), last))
+            waits = late[len(here) // len(params) - 1]
+            if waits not in (-1, me):
+                sent.append(ours.send(torch.zeros(1), waits))
 
     for p in params:
         p.register_post_accumulate_grad_hook(arrived)
@@ -101,14 +107,18 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
     for step, (x, y) in enumerate(rows):
         model.zero_grad()
         loss = (model(x) - y).square().mean()
-        if step and group.rank == last > 0:
-            sent.append(ours.recv_start(0))
+        if late[step] == me:
+            told = {peer: ours.recv_start(peer) for peer in range(group.size) if peer != me}
             began, looks = time.monotonic(), 0
-            while not sent[0].done and (looks < LOOKS or time.monotonic() < began + PATIENCE_S):
+            while not all(work.done for work in told.values()) and (
+                looks < LOOKS or time.monotonic() < began + PATIENCE_S
+            ):
                 time.sleep(0.002)
                 looks += 1
-            if not sent[0].done:
-                mark(group, IN_VAIN)
+            for peer, work in told.items():
+                if not work.done:
+                    mark(group, f"{IN_VAIN}{peer}")
+            sent += told.values()
         mark(group, BEGINS)
         loss.backward()
         sync.finish()
@@ -122,7 +132,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of all rows in one process."""
     model, gradients = model_of(given[0][0]), []
     for step in range(STEPS):
-        x, y = (torch.cat([rows[step][k] for _, rows in given]) for k in (0, 1))
+        x, y = (torch.cat([rows[step][k] for _, rows, _ in given]) for k in (0, 1))
         gradients.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
     return [gradients] * case.n_ranks
 
@@ -139,8 +149,8 @@ def law(case: Case, _: int) -> tuple[float, float]:
 
 
 def overlapped(record: RunRecord) -> Complaint | None:
-    """A Complaint unless on each rank half of the bytes leave between BEGINS and LAST, and rank 0 gets to LAST while
-    the last rank has not begun."""
+    """A Complaint unless on each rank half of the bytes leave between BEGINS and LAST, and each rank gets to LAST while
+    another has not begun."""
     n = record.case.n_ranks
     for rank in range(n if n > 1 else 0):
         early, counting = 0, False
@@ -155,12 +165,13 @@ def overlapped(record: RunRecord) -> Complaint | None:
                 early = 0
             elif counting and event.kind == "collective":
                 early += event.n_bytes
-    vain = next((event for event in record.marks(n - 1) if event.what == IN_VAIN), None)
+    vain = min((event for event in record.events if event.what.startswith(IN_VAIN)), default=None)
     if vain is None:
         return None
-    wanted = f"rank 0 goes on with backward while rank {n - 1} has not begun its own"
-    stood = [event.number for event in record.of(0) if event.kind == "collective" and event.number < vain.number]
-    return Complaint(wanted, "it stands still in a hook, waiting for the others", 0, tuple(stood[-1:]))
+    still = int(vain.what.removeprefix(IN_VAIN))
+    wanted = f"rank {still} goes on with backward while rank {vain.rank} has not begun its own"
+    stood = [event.number for event in record.of(still) if event.kind == "collective" and event.number < vain.number]
+    return Complaint(wanted, "it stands still in a hook, waiting for the others", still, tuple(stood[-1:]))
 
 
 PROBLEM = Problem(

@@ -33,11 +33,11 @@ def owned_windows(sizes: list[int], group: Group) -> list[tuple[int, int, int]]:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; with three tiny parameters the last rank may own nothing."""
+    """Worlds of 1 to 7 ranks; with three tiny parameters the last rank may own nothing."""
     return [
         Case.of(3, params=7, most=900),
         Case.of(4, params=3, most=2),
-        Case.of(2, params=12, most=50),
+        Case.of(2, params=12, most=50).among(Case.of(5, params=11, most=200), Case.of(7, params=16, most=90)),
         Case.of(1, params=4, most=30),
     ]
 

@@ -41,15 +41,20 @@ class ShardedOptimizer:
 
 def cases() -> Sequence[Case]:
     """Worlds of 1 to 4 ranks; the sizes are such that the shards differ."""
-    return [Case.of(3, sizes=(6000, 300, 4500, 1200, 70)), Case.of(2, sizes=(5000, 40, 900)),
-            Case.of(4, sizes=(3000, 2000, 100, 50, 8000, 10, 4)), Case.of(1, sizes=(3000, 20))]  # fmt: skip
+    return [
+        Case.of(3, sizes=(240_000, 16_000, 180_000, 64_000, 70)).among(Case.of(3, sizes=(20_000, 260_000, 70, 200_000))),
+        Case.of(2, sizes=(250_000, 4_000, 60_000)).among(Case.of(2, sizes=(7_000, 290_000))),
+        Case.of(4, sizes=(3000, 2000, 100, 50, 280_000, 10, 4)).among(Case.of(5, sizes=(30, 300_000, 200, 9, 40, 7, 50))),
+        Case.of(1, sizes=(3000, 20)),
+    ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """Weights, and the gradients of each step; the same on all ranks."""
     weights = [case.random(size, key=i) for i, size in enumerate(case["sizes"])]
     grads = [[case.random(size, key=100 * s + i + 50) for i, size in enumerate(case["sizes"])] for s in range(STEPS)]
-    return [([w.clone() for w in weights], grads) for _ in range(case.n_ranks)]
+    weighed = case.dice.randint(1, STEPS - 1)  # before the last step, for which an attempt must still hold its state
+    return [([w.clone() for w in weights], grads, weighed) for _ in range(case.n_ranks)]
 
 
 def adamw(params: list[Tensor]) -> Any:
@@ -57,8 +62,8 @@ def adamw(params: list[Tensor]) -> Any:
     return torch.optim.AdamW(params, lr=LR, foreach=False)
 
 
-def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]]) -> Any:
-    """Take three steps and return the weights. What is held is weighed before the last step, when no parameter has a
+def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]], weighed: int) -> Any:
+    """Take three steps and return the weights. What is held is weighed between two of them, when no parameter has a
     gradient."""
     params = [torch.nn.Parameter(w.clone()) for w in weights]
     optimizer = attempt(params, adamw, group)
@@ -68,15 +73,15 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
         optimizer.step()
         for p in params:
             p.grad = None
-        if number == STEPS - 1:
+        if number == weighed:
             torch.nn.ParameterList(params)  # the probe counts a tensor as a parameter once a module has it
-            weigh(group)  # before the last step, for which an attempt must still hold its state
+            weigh(group)
     return [p.data for p in params]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's AdamW on all parameters, in one process."""
-    weights, grads = given[0]
+    weights, grads, _ = given[0]
     params = [torch.nn.Parameter(w.clone()) for w in weights]
     optimizer = adamw(params)  # type: ignore[arg-type]
     for step in grads:

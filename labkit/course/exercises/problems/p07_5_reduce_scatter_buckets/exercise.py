@@ -14,7 +14,7 @@ from labkit.comm.group import Group
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, Star
 from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak, sends
+from labkit.course.judge.laws import highest_peak, peak, sends
 from labkit.plan.collectives import sent_bytes
 
 ROWS = 3
@@ -47,10 +47,10 @@ def shard_gradients(buckets: list[list[Tensor]], group: Group) -> dict[int, Tens
 def cases() -> Sequence[Case]:
     """Worlds of 1 to 4 ranks; a bucket holds the weights of one or more consecutive layers."""
     return [
-        Case.of(3, width=128, buckets=(1, 1, 1, 1, 1, 1, 1, 1)),
-        Case.of(2, width=101, buckets=(1, 2, 1, 2, 1, 1, 1, 1)),
-        Case.of(4, width=103, buckets=(2, 1, 1, 2, 1, 1)),
-        Case.of(1, width=120, buckets=(1, 1, 1, 1, 1)),
+        Case.of(3, width=512, buckets=(1, 1, 1, 1, 1, 1, 1, 1)),
+        Case.of(2, width=501, buckets=(1, 2, 1, 2, 1, 1, 1, 1)),
+        Case.of(4, width=403, buckets=(2, 1, 1, 2, 1, 1)),
+        Case.of(1, width=520, buckets=(1, 1, 1, 1, 1)),
     ]
 
 
@@ -137,7 +137,7 @@ PROBLEM = Problem(
     ),
     star=Star(
         "bytes held at the peak, over all ranks",
-        lambda record: max(m.peak_bytes for m in record.memory if m),
+        highest_peak,
         lambda case: most(case, 2.3),
         """
 import torch

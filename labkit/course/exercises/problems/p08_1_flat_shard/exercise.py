@@ -44,10 +44,10 @@ class FlatUnit:
 def cases() -> Sequence[Case]:
     """Worlds of 1 to 4 ranks."""
     return [
-        Case.of(3, shapes=[(64, 250), (64,), (251, 64), ()]),
-        Case.of(4, torch.float64, shapes=[(3, 5, 7), (99, 101)]),
-        Case.of(2, torch.bfloat16, shapes=[(201, 200), (1,), (60, 1, 150), (4,)]),
-        Case.of(1, shapes=[(120, 110), (7,)]),
+        Case.of(3, shapes=[(640, 640), (64,), (641, 640), ()]),
+        Case.of(4, torch.float64, shapes=[(3, 5, 7), (599, 701)]),
+        Case.of(2, torch.bfloat16, shapes=[(1201, 800), (1,), (600, 1, 1000), (4,)]),
+        Case.of(1, shapes=[(820, 1110), (7,)]),
     ]
 
 

@@ -38,10 +38,10 @@ def forward_unit_by_unit(
 def cases() -> Sequence[Case]:
     """Worlds of 1 to 4 ranks."""
     return [
-        Case.of(3, width=144, units=6),
-        Case.of(4, torch.float64, width=96, units=5),
-        Case.of(2, width=150, units=4),
-        Case.of(1, width=128, units=4),
+        Case.of(3, width=810, units=6),
+        Case.of(4, torch.float64, width=560, units=5),
+        Case.of(2, width=800, units=4),
+        Case.of(1, width=800, units=4),
     ]
 
 

@@ -25,8 +25,8 @@ def dp_pp_step(stage: nn.Module, micros: list[Tensor], targets: list[Tensor], me
     This rank has stage mesh.pp.rank of copy mesh.dp.rank. micros and targets are its copy's m micro-batches, on all of
     its ranks; only the first stage reads micros, only the last reads targets. A micro-batch's loss is `mse_loss`, a
     step's the mean over all micro-batches of all copies. Activations [B, D] and their gradients go along mesh.pp, to
-    neighbours, each micro-batch's by itself, and the second enters before the first comes back; gradients of parameters
-    go along mesh.dp, once a step. Nothing goes over mesh.world."""
+    neighbours, each micro-batch's by itself, and each is passed on before the one ahead of it comes back; gradients of
+    parameters go along mesh.dp, once a step. Nothing goes over mesh.world."""
     pp, m, held = mesh.pp, len(micros), []
     last = pp.rank == pp.size - 1
     for micro, target in zip(micros, targets, strict=True):
@@ -46,8 +46,8 @@ def dp_pp_step(stage: nn.Module, micros: list[Tensor], targets: list[Tensor], me
 def cases() -> Sequence[Case]:
     """Two by two, either axis alone, and one rank. All stages have one shape: only their numbers differ."""
     return [
-        Case.of(4, torch.float64, dp=2, pp=2, micros=3, rows=2, width=5),
-        Case.of(3, torch.float64, dp=1, pp=3, micros=2, rows=3, width=4),
+        Case.of(4, torch.float64, dp=2, pp=2, micros=4, rows=2, width=5),
+        Case.of(3, torch.float64, dp=1, pp=3, micros=5, rows=3, width=4),
         Case.of(2, dp=2, pp=1, micros=2, rows=2, width=4),
         Case.of(1, dp=1, pp=1, micros=3, rows=1, width=3),
     ]
@@ -122,12 +122,18 @@ def by_itself(record: RunRecord) -> Complaint | None:
 
 
 def enters_in_time(record: RunRecord) -> Complaint | None:
-    """A Complaint if a first stage gets a gradient back before it has sent a second activation."""
-    for rank in range(0, record.case.n_ranks, record.case["pp"]):
-        mine = [event for event in record.of(rank) if event.kind in ("message", "arrival")]
-        if [event.kind for event in mine[:2]] == ["message", "arrival"]:
-            seen = "the first comes back, and then the second enters"
-            return Complaint("the second micro-batch enters before the first comes back", seen, rank, (mine[1].number,))
+    """A Complaint if a stage takes a micro-batch's gradient back before it has passed on the micro-batch behind it."""
+    pp, m = record.case["pp"], record.case["micros"]
+    for rank in (rank for rank in range(record.case.n_ranks) if rank % pp < pp - 1):
+        mine = [event for event in record.of(rank) if event.to == rank + 1 and event.kind in ("message", "arrival")]
+        passed = back = 0
+        for event in mine:
+            passed += event.kind == "message"
+            if event.kind == "arrival" and passed < min(back + 2, m):
+                seen = f"micro-batch {back} comes back, and then micro-batch {back + 1} is passed on"
+                wanted = "each micro-batch is passed on before the one ahead of it comes back"
+                return Complaint(wanted, seen, rank, (event.number,))
+            back += event.kind == "arrival"
     return None
 
 
@@ -144,6 +150,6 @@ PROBLEM = Problem(
         sends(along_dp, "along dp: 2(n-1)/n of the gradients of this stage, once a step", axis="dp"),
         sends(lambda case, rank: 0, "nothing goes over the whole world", axis="world"),
         Law("wire", "a message along pp for each micro-batch", by_itself),
-        order("the second micro-batch enters before the first comes back", enters_in_time),
+        order("each micro-batch is passed on before the one ahead of it comes back", enters_in_time),
     ),
 )
