@@ -11,7 +11,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.course.exercises.catalogue import problem
 
-LATE = "def ring_reduce_scatter(x, group):\n    while True:\n        pass\n"
+LATE = "def ring_reduce_scatter(x, group):\n    while group.rank == 0:\n        pass\n    return x\n"
+"""One rank that computes for ever is enough: it has the time of a processor until it is ended."""
 LIBRARY = """
 from labkit.comm.ring import reduce_scatter
 

@@ -24,7 +24,7 @@ from traitlets.config import PyFileConfigLoader
 from labkit.course.classroom import nbgrader_course as course
 from labkit.course.classroom.submission import points_of
 from labkit.course.exercises.catalogue import folders, problem
-from tests.course.classroom.submissions import PATCHES, allowed, answers, filled, hand_in, notebook
+from tests.course.classroom.submissions import PATCHES, answers, filled, hand_in, notebook
 
 if find_spec("nbgrader") is None:
     pytest.skip("nbgrader is optional: pip install 'labkit[classroom]'", allow_module_level=True)
@@ -33,6 +33,8 @@ SEED = 424242
 FILE = "03_collectives.ipynb"
 RAISES = "def ring_reduce_scatter(x, group):\n    raise ValueError('<script>x()</script>')\n"
 CLASS = ("ana", "ben", "cleo", "dan", "eve")
+WIRED = problem("03.2").mutants[3]
+"""What dan hands in here: an endless loop costs seconds, and test_grade.py has one."""
 
 
 def released(folder: Path) -> Any:
@@ -88,8 +90,8 @@ def others(there: Any) -> dict[str, tuple[Any, str]]:
 
 
 def nbgrader(folder: Path, *words: str) -> SimpleNamespace:
-    """Run a command of nbgrader's; which processes it started, and how long it took."""
-    began, seen = time.perf_counter(), {}
+    """Run a command of nbgrader's; which processes it started."""
+    seen: dict[int, psutil.Process] = {}
     with (folder / "log.txt").open("w+") as log:
         process = subprocess.Popen([sys.executable, "-m", "nbgrader", *words], cwd=folder, stdout=log, stderr=log)
         while process.poll() is None:
@@ -98,8 +100,7 @@ def nbgrader(folder: Path, *words: str) -> SimpleNamespace:
             except psutil.NoSuchProcess:
                 break
             time.sleep(0.05)
-        rc, s = process.wait(), time.perf_counter() - began
-        return SimpleNamespace(rc=rc, log=Path(log.name).read_text(), seen=list(seen.values()), s=s)
+        return SimpleNamespace(rc=process.wait(), log=Path(log.name).read_text(), seen=list(seen.values()))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         api = NbGraderAPI(config=configured(folder))
         steps = {"generate": api.generate_assignment("lab_03")}
         inbound = exchange / folder.name / "inbound"
-        for student, text in answers().items():
+        for student, text in (answers() | {"dan": WIRED.source(problem("03.2").solution)}).items():
             check = "pass" if student == "cleo" else None
             place = inbound / f"{student}+lab_03+2026-01-02 03:04:05 UTC"
             hand_in(place, filled(released(folder), {"03.2": text}, check), FILE)
@@ -187,7 +188,7 @@ def test_the_feedback_names_what_is_wrong_and_why(graded: SimpleNamespace) -> No
         "ana": "all five verdicts hold",
         "ben": cause,
         "cleo": "labkit.comm.ring is not to be had in this exercise",
-        "dan": "it never ends",
+        "dan": WIRED.cause,
         "eve": "ring_reduce_scatter is not written yet",
         "fay": "cannot be read as a notebook",
         "gus": "Handed in as my exercises.ipynb",
@@ -230,18 +231,6 @@ def test_no_notebook_is_executed(graded: SimpleNamespace) -> None:
     assert "ran_in_the_notebook" in (graded.folder / "submitted" / "cleo" / "lab_03" / FILE).read_text()
     assert list(graded.folder.rglob("ran_in_the_notebook*")) == []
     assert not Path("ran_in_the_notebook.txt").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.rest
-@pytest.mark.timeout(1800)
-def test_an_endless_loop_costs_its_own_time(graded: SimpleNamespace) -> None:
-    """A time-out for each case, or for all that come after."""
-    told = re.findall(r"03.2 (\w+)(?: broken)? in [\d.]+ s", graded.autograde.log)
-    assert len(told) == len(graded.scores)
-    assert told.count("liveness") == 1
-    assert "1 of 4 cases" in feedback(graded, "dan")
-    assert graded.autograde.s < allowed(len(told))
 
 
 @pytest.mark.slow

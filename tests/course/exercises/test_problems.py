@@ -5,15 +5,24 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
+from labkit.course.exercises import check
 from labkit.course.exercises.catalogue import folders, problem
 from labkit.course.exercises.exercise_files import VERDICTS
+from labkit.course.judge.attempt import Attempt
 from labkit.course.judge.case_run import RunCase, remembering
 from labkit.course.judge.judge import judge
+from labkit.course.judge.report import Report
 
+SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
 SEED = 20_070_313
 """Always the same: a red is then of what was changed, and not of the dice. benchmarks/draws.py throws them anew."""
 KEYS = [key for key, _ in folders()]
@@ -62,24 +71,56 @@ def runs() -> Callable[[str], RunCase]:
     return of
 
 
+@pytest.fixture(scope="session")
+def handed_over(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Attempt]]:
+    """What the check cells of a lab's solutions hand to the judge, by exercise. The cells run here, one after the
+    other; nothing is judged."""
+
+    @cache
+    def of(lab: str) -> dict[str, Attempt]:
+        attempts: dict[str, Attempt] = {}
+
+        def keep(key: str, attempt: Attempt) -> Report:
+            attempts[key] = attempt
+            return Report(key, "", attempt.name, (), 0.0)
+
+        (path,) = SOLUTIONS.glob(f"{lab}_*.ipynb")
+        shell = InteractiveShell.instance()
+        shell.reset()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("learner")))
+            patch.setattr(check, "prefork_server", lambda: SimpleNamespace(judge=keep))
+            for cell in nbformat.read(path, as_version=4).cells:
+                if cell.cell_type == "code":
+                    shell.run_cell(cell.source).raise_error()
+        return attempts
+
+    return of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
-def test_the_reference_passes(key: str, runs: Callable[[str], RunCase]) -> None:
-    """A law that the solution itself breaks, a case that it cannot do."""
-    report = judge(problem(key), problem(key).solution, seed=SEED, run=runs(key))
+def test_the_reference_passes_as_its_notebook_hands_it_over(
+    key: str, runs: Callable[[str], RunCase], handed_over: Callable[[str], dict[str, Attempt]]
+) -> None:
+    """A law that the solution itself breaks, a case that it cannot do, a notebook of solutions that stops in the
+    middle, a check that does not know its exercise, a star that everybody gets."""
+    it = problem(key)
+    attempt = handed_over(it.lab)[key]
+    report = judge(it, attempt.source, attempt.before, seed=SEED, run=runs(key))
     assert report.passed, str(report)
+    assert not report.starred, str(report)
     assert [verdict.name for verdict in report.verdicts] == list(VERDICTS)
 
 
 @pytest.mark.slow
 @pytest.mark.rest
 @pytest.mark.parametrize("key", STARS)
-def test_the_star_is_for_less_than_the_reference_costs(key: str, runs: Callable[[str], RunCase]) -> None:
-    """A star that everybody gets, or nobody can."""
+def test_the_star_can_be_had(key: str, runs: Callable[[str], RunCase]) -> None:
+    """A star that nobody can get. (That the reference does not, is asked of it above.)"""
     it = problem(key)
     assert it.star is not None
-    usual, best = (judge(it, attempt, seed=SEED, run=runs(key)) for attempt in (it.solution, it.star.best))
-    assert not usual.starred, str(usual)
+    best = judge(it, it.star.best, seed=SEED, run=runs(key))
     assert (best.passed, best.starred) == (True, True), str(best)
 
 
