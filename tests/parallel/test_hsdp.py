@@ -102,7 +102,8 @@ def test_units_that_stay_whole_are_gathered_once_and_freed_by_the_last_backward(
             x, _ = batch(step, 8)
             first, second = sync.module(x).sum(), sync.module(x).sum()  # both in flight
             seen.append(len([t for t in group.ledger if t.verb == "all_gather"]))
-            first.backward()
+            with sync.accumulate():
+                first.backward()
             seen.append([unit.state for unit in sync.units])
             second.backward()
             sync.finish()
