@@ -154,7 +154,7 @@ class Hardware:
         if precision == EIGHT_BITS and precision not in rates and self.device != "cpu":
             names = ", ".join(name for name, row in DEVICES.items() if EIGHT_BITS in dict(row.flops))
             raise ValueError(
-                f"no 8-bit rate is known of {self.name}, whose products would be no faster than in bf16: "
+                f"no 8-bit rate is known of {self.name}, and without 8-bit units products are no faster than in bf16: "
                 f"precision='bf16', or a device with such units: {names}"
             )
         if precision not in (*PRECISIONS, EIGHT_BITS):

@@ -21,22 +21,23 @@ million times the median. This is torchao's "tensorwise" recipe, and the "hybrid
 What it trades:
 
     error      an element is off by up to 1/16 (e4m3) or 1/8 (e5m2) of itself, against 1/256 in bf16. Errors of both
-               signs cancel in sums; one outlier makes the unit coarse for all others of its tensor
+               signs cancel in sums; one outlier makes the unit coarse for all others of its tensor (DeepSeek-V3 has a
+               unit for each tile of 128 numbers, so that it spoils its tile only; labkit has not)
     time       each product reads its operands twice more (for max |x|, and to cast) and writes 1 byte an element
     memory     not less: backward holds x and W in bf16, as the bf16 linear does, and casts them again. Holding 8-bit
                copies instead would add to what is held anyway: query, key and value share one x, and the weights are
                there. While a product runs, its two casts are there, too: 1 byte an element, 5 for a moment
     wire       nothing less: gathers of ZeRO-3 and sums over tp travel in bf16
 
-Embeddings, head, norms and attention stay in bf16, masters and the optimizer in fp32. Under tensor parallelism a rank's
-part of a tensor has a unit of its own: nothing is agreed, nothing is sent, and a finer unit errs less. What ZeRO-3 has
-gathered is whole, and has the unit of the whole.
+Embeddings, head, norms and attention stay in bf16, masters and the optimizer in fp32. Ranks agree on no unit: that of x
+is of a rank's own rows, and under tensor parallelism each part of a tensor has its own, which is no coarser than that
+of the whole. What ZeRO-3 has gathered is whole, and has the unit of the whole.
 
 On a GPU the product is one kernel; on a CPU `torch._scaled_mm` multiplies the very same codes in fp32, more slowly than
 fp32 itself. Both are one call, so that a rehearsal counts what a GPU holds. Sends nothing.
 
 Sources: Micikevicius et al., arXiv:2209.05433, sections 3 and 4 (formats, scaling per tensor); torchao/float8 (recipe;
-operands held in high precision); Peng et al., arXiv:2310.18313, section 2 (units under tensor parallelism).
+operands held in high precision); DeepSeek-V3, arXiv:2412.19437, section 3.3 (tiles).
 """
 
 from __future__ import annotations

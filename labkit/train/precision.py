@@ -15,7 +15,8 @@ That is 2 more than plain fp32 training (4 + 8 + 4): what is saved is activation
 nothing. Source: Micikevicius et al., 1710.03740, section 3.1.
 
 The other parts of precision have a file each, and can be imported from here too: number formats (`formats`), tables of
-them (`explore`), modules that stay in fp32 (`selective`), what torch.autocast changes (`autocast`).
+them (`explore`), modules that stay in fp32 (`selective`), what torch.autocast changes (`autocast`). Products of 8-bit
+numbers, which go with such masters, are in `fp8`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from labkit.plan.collectives import seconds
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
+from labkit.plan.ops import Setting
 from labkit.plan.practice import IDEAL
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
@@ -77,6 +78,8 @@ def test_8_bits_pay_on_an_h100_and_their_mfu_is_of_the_peak_of_bf16():
     assert shares[1] / shares[0] == pytest.approx(seconds_[0] / seconds_[1])
     with pytest.raises(ValueError, match="precision='bf16', or a device with such units: h100"):
         predict_step(LLAMA, Layout(8), eight, A100)
+    with pytest.raises(ValueError, match="way='half', got 'autocast'"):
+        Setting(1, 1, way="autocast", eight_bits=True)
 
 
 def test_what_only_moves_bytes_is_as_fast_as_memory():
