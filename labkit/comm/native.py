@@ -15,6 +15,7 @@ With gloo a CUDA tensor is staged through host memory: right numbers on any mach
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from datetime import timedelta
 from functools import lru_cache
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from labkit.comm import loops
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 
@@ -45,24 +47,29 @@ def start(
     device: str = "cpu",
     timeout_s: float | None = None,
     strict: bool = False,
+    interface: str = "",
 ) -> None:
     """Meet the other ranks through `store_file` (fresh for each generation) and form torch's process group.
 
-    `strict` lets torch compare every collective's shape first. Raises RuntimeError if the others do not come."""
+    `strict` lets torch compare every collective's shape first. With the name of the network `interface`, gloo's threads
+    of this group sleep while nothing happens (loops.py). Raises RuntimeError if the others do not come."""
     level = dist.DebugLevel.DETAIL if strict else dist.DebugLevel.OFF
     dist.set_debug_level(level)
     store = dist.PrefixStore(f"gen{generation}", dist.FileStore(store_file, size))
     limit = timedelta(seconds=timeout_s or 1800)
     extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
-    dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
+    with loops.asleep(interface):
+        dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
 
 
 def stop() -> None:
     """Leave every process group, whatever state it is in."""
-    companion.cache_clear()
-    if dist.is_initialized():
-        with contextlib.suppress(RuntimeError):  # a group whose connections were cut cannot say goodbye
-            dist.destroy_process_group()
+    with loops.hurried():
+        companion.cache_clear()
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):  # a group whose connections were cut cannot say goodbye
+                dist.destroy_process_group()
+        gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
 
 
 def abort() -> None:

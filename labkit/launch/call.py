@@ -164,7 +164,8 @@ class Call:
                 detail = "" if failure is None else str(failure)
             elif rank not in self.ranks:
                 state = "idle"
-            whereabouts.append(watch.observe(self.processes.box, rank, state, self.positions.get(rank), now, detail))
+            position, box = self.positions.get(rank), self.processes.box
+            whereabouts.append(watch.observe(box, rank, state, position, now, detail, self.call_id))
         return watch.join_torch(whereabouts)
 
     def snapshot(self) -> None:

@@ -130,12 +130,22 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def observe(
-    box: BlackBox, rank: int, state: str, position: Position | None, now: float, detail: str = ""
+    box: BlackBox,
+    rank: int,
+    state: str,
+    position: Position | None,
+    now: float,
+    detail: str = "",
+    call_id: int | None = None,
 ) -> Whereabouts:
-    """One rank's whereabouts from its black box (a verb of a Group) or from its stack (a call of torch itself)."""
+    """One rank's whereabouts from its black box (a verb of a Group) or from its stack (a call of torch itself).
+
+    With `call_id`, a rank whose page is still of an earlier call has not begun this one, and waits for nobody."""
     if state != "running":
         return Whereabouts(rank, state, detail=detail)
     read = box.read(rank)
+    if call_id not in (None, read.call_id):
+        return Whereabouts(rank, "running")
     if read.entry is not None:
         return _in_verb(box, rank, read, position, now)
     if position is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import pickle
 import signal
@@ -107,7 +106,6 @@ class Rank:
         try:
             native.stop()
             self._shape(generation)
-            gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
             self.page.weigh()
             spec = self.spec
             native.start(
@@ -119,6 +117,7 @@ class Rank:
                 device=spec["device"],
                 timeout_s=spec["torch_timeout_s"],
                 strict=spec["strict"],
+                interface=spec["interface"],
             )
         except Exception as error:
             self.send("joined", None, generation, f"{type(error).__name__}: {error}")

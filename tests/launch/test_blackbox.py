@@ -13,6 +13,7 @@ import pytest
 from labkit.comm.ledger import Call
 from labkit.launch import blackbox
 from labkit.launch.blackbox import _HEAD, PAGE, BlackBox, Page
+from labkit.launch.watch import observe
 from tests.waiting import LONG_S
 
 
@@ -102,6 +103,14 @@ def test_messages_may_differ_in_shape_on_their_two_ends(box):
     """Would catch a send compared with a collective."""
     page(box, 0).enter(call(0, verb="send", peer=1, shape=(4,)))
     page(box, 1).enter(call(1, verb="recv", peer=0, shape=None))
+
+
+def test_a_page_of_an_earlier_call_says_nothing_of_this_one(box):
+    """Would catch a false deadlock: ranks that were freed from a wait and are slow to begin the next call, which a
+    third rank has begun, seemed to be in that wait still."""
+    page(box, 0, call_id=1).enter(call(0))
+    assert observe(box, 0, "running", None, 0.0, call_id=1).state == "waiting"
+    assert observe(box, 0, "running", None, 0.0, call_id=2).state == "running"
 
 
 def test_a_page_that_was_wiped_says_nothing(box):

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -153,6 +154,25 @@ def test_an_idle_rank_gives_back_what_malloc_keeps(cluster):
     grown = lambda: max(full(pid) - was for pid, was in zip(pids, before, strict=True))  # noqa: E731
     assert until(lambda: grown() < 40e6), "a rank keeps what was freed"
     assert [reply.value for reply in cluster.run(lambda group: group.rank)] == [0, 1, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell gloo's threads to sleep")
+def test_idle_ranks_sleep(cluster):
+    """Would catch threads that look a hundred times a second whether there is something to do, for as long as a
+    notebook is open. A slow machine looks less often, never more."""
+
+    def woken() -> int:
+        tasks = [task for pid in cluster.pids for task in Path(f"/proc/{pid}/task").iterdir()]
+        lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+    def idle():
+        before, began = woken(), time.monotonic()
+        time.sleep(1.0)
+        return (woken() - before) / (time.monotonic() - began) < 50 * cluster.n_ranks
+
+    cluster.run(lambda group: group.barrier())
+    assert until(idle), "each rank's thread of gloo wakes a hundred times a second"
 
 
 def test_state_persists_and_restart_forgets():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import tempfile
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -14,7 +17,9 @@ from labkit import Cluster
 from labkit.comm.traffic import Traffic
 from labkit.launch import places
 from labkit.launch.blackbox import PAGE, BlackBox
+from labkit.launch.output import FILE_BYTES
 from labkit.plan.topology import Links
+from tests.waiting import LONG_S, until
 
 
 def test_the_pages_that_processes_share_have_their_room_at_once(tmp_path: Path, monkeypatch) -> None:
@@ -59,16 +64,62 @@ def test_a_folder_that_is_gone_and_a_missing_proc_are_named(tmp_path: Path, monk
 
 
 def test_what_is_printed_takes_no_room_on_disk_and_a_start_without_room_says_so(tmp_path: Path, monkeypatch) -> None:
-    """Would catch 300 KB of prints that fill a small TMPDIR: every later print and every new world fails then."""
+    """Would catch 300 KB of prints that fill a small TMPDIR: every later print and every new world fails then; and
+    memory that grows with what is printed."""
 
     def flood(group):
-        for _ in range(3_000):
+        for _ in range(60_000):
             print("x" * 100)
         return float(group.all_reduce(torch.ones(1)))
 
     with Cluster(2, quiet=True) as cluster:
         folder = Path(cluster._processes.folder)
         assert [reply.value for reply in cluster.run(flood)] == [2.0, 2.0]
-        assert sum(file.stat().st_size for file in folder.iterdir()) < 100_000 < 2 * 3_000 * 100
+        assert sum(file.stat().st_size for file in folder.iterdir()) < 100_000
+        assert [reply.output for reply in cluster.run(lambda group: print("after"))] == ["after\n"] * 2
+        assert max(os.fstat(tail.fd).st_size for tail in cluster._processes.tails) < FILE_BYTES
         monkeypatch.setattr(places, "SCANT_BYTES", 1 << 62)
         assert f"bytes free in {folder}: make room there" in cluster._processes._start_report()
+
+
+def test_an_odd_umask_a_long_path_with_spaces_and_a_thread_are_no_hindrance(tmp_path: Path, monkeypatch) -> None:
+    """Would catch a folder that its own ranks cannot open, a socket whose path is too long, and a cluster that only the
+    main thread can make."""
+    folder = tmp_path / ("long and spaced " * 12)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    sums: list[float] = []
+
+    def work() -> None:
+        with Cluster(2, quiet=True) as cluster:
+            sums.extend(reply.value for reply in cluster.run(lambda group: float(group.all_reduce(torch.ones(1)))))
+
+    before = os.umask(0o377)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LONG_S)
+    finally:
+        os.umask(before)
+    assert sums == [2.0, 2.0]
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.rest
+@pytest.mark.faults
+def test_a_rank_can_have_a_cluster_of_its_own_which_ends_with_it(tmp_path: Path) -> None:
+    """Would catch a zygote, a warden and ranks of a rank that is killed: nobody else knows of them."""
+
+    def inner(group):
+        group.state["inner"] = Cluster(2, quiet=True)
+        total = [
+            reply.value for reply in group.state["inner"].run(lambda group: float(group.all_reduce(torch.ones(1))))
+        ]
+        return total, [child.pid for child in psutil.Process().children(recursive=True)]
+
+    with Cluster(1, quiet=True, timeout_s=None) as cluster:
+        total, family = cluster.run(inner)[0].value
+        assert total == [2.0, 2.0]
+        assert len(family) == 4
+        os.kill(cluster.pids[0], signal.SIGKILL)
+        assert until(lambda: not any(map(psutil.pid_exists, family)))
