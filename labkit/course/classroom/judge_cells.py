@@ -24,11 +24,13 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade, is_solution
-from traitlets import Integer
+from traitlets import Bool, Integer
 
 from labkit.course.classroom.nbgrader_course import key_of, schema
 from labkit.course.classroom.submission import MOST_BYTES, Outcome, defined, judged, modest, plain, read
 from labkit.course.exercises.catalogue import problem
+from labkit.course.judge.prefork import prefork_server
+from labkit.course.judge.wall_trials import missing
 
 Step = tuple[NotebookNode, Mapping[str, Any]]
 
@@ -65,16 +67,16 @@ def adopt(assignment: str, student: str, notebooks: list[str]) -> None:
     folder = handed_in[0].parent
     wanted = sorted(Path("source", folder.name).glob("*.ipynb"))  # nbgrader's working directory is the course's folder
     others = [path for path in handed_in if path.name not in {released.name for released in wanted}]
-    for missing in wanted:
-        if missing.name in {path.name for path in handed_in} or not others:
+    for absent in wanted:
+        if absent.name in {path.name for path in handed_in} or not others:
             continue
-        names = set(defined(_code(missing)))
+        names = set(defined(_code(absent)))
         best = max(others, key=lambda path: (len(names & set(defined(_code(path)))), path.name))
         others.remove(best)
-        target = folder / missing.name
+        target = folder / absent.name
         try:
             copy = nbformat.read(best, as_version=4)
-            line = f"Handed in as `{plain(best.name, 100)}`, graded as `{missing.name}`."
+            line = f"Handed in as `{plain(best.name, 100)}`, graded as `{absent.name}`."
             copy.cells.insert(0, _fitting(copy, new_markdown_cell(line)))
             nbformat.write(copy, target)
         except Exception:  # TornToo will say what is wrong with it
@@ -140,9 +142,12 @@ class JudgeCells(NbGraderPreprocessor):
     seed = Integer(None, allow_none=True, min=0, help="of the hidden cases; drawn once if it is not set").tag(
         config=True
     )
+    unconfined = Bool(False, help="judge also where the kernel does not confine students' programs").tag(config=True)
 
     def preprocess(self, nb: NotebookNode, resources: Mapping[str, Any]) -> Step:
-        """Return the notebook with a verdict below each check cell."""
+        """Return the notebook with a verdict below each check cell. ValueError where the kernel lacks a wall."""
+        if not self.unconfined and (gap := missing(prefork_server().walls())):
+            raise ValueError(f"{gap}. To judge all the same: c.JudgeCells.unconfined = True")
         checks = [cell for cell in nb.cells if cell.cell_type == "code" and is_grade(cell) and not is_solution(cell)]
         blocks = [cell.source for cell in nb.cells if cell.cell_type == "code" and cell not in checks]
         for cell in nb.cells:

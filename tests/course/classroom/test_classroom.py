@@ -344,6 +344,18 @@ def test_without_nbgrader_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pyt
         course.build(tmp_path, ["03"])
 
 
+def test_nbgrader_judges_nothing_where_the_kernel_does_not_confine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of programs that run as the teacher, by the other of the two ways to grade."""
+    from labkit.course.classroom import judge_cells
+
+    monkeypatch.setattr(judge_cells, "prefork_server", lambda: SimpleNamespace(walls=lambda: ["a gap"]))
+    monkeypatch.setattr(judge_cells, "missing", lambda walls: f"there is {walls[0]}")
+    empty = nbformat.v4.new_notebook()
+    with pytest.raises(ValueError, match=r"there is a gap.* c.JudgeCells.unconfined"):
+        judge_cells.JudgeCells().preprocess(empty, {})
+    assert judge_cells.JudgeCells(unconfined=True).preprocess(empty, {})[0] is empty
+
+
 def test_a_link_among_submissions_is_not_followed(tmp_path: Path) -> None:
     """A folder that is a link to another student's earns that student's points; one to a file tells what is in it."""
     from labkit.course.classroom.judge_cells import TornToo, adopt
