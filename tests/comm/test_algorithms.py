@@ -181,3 +181,19 @@ def test_a_posted_receive_frees_the_sender_and_receives_match_in_order():
         return early[0].item(), late[0].item()
 
     assert run_threads(one, 3, timeout_s=60) == [(20.0, 21.0), (0.0, 1.0), (10.0, 11.0)]
+
+
+@cases("size", (3, 5000))
+def test_a_tensor_that_is_changed_while_it_is_on_its_way_is_named(size):
+    """Would catch a thread wire that copies at the start: on a real one such a program sends garbage now and then."""
+
+    def one(group):
+        if group.rank:
+            return group.recv(0)
+        x = torch.zeros(size)
+        work = group.send(x, 1)
+        x.add_(1)
+        return work.wait()
+
+    with pytest.raises(ValueError, match="changed while it was on its way"):
+        run_threads(one, 2, timeout_s=60)

@@ -447,3 +447,26 @@ def test_the_first_line_says_which_links_and_wrong_ones_are_refused(capsys):
         Cluster(3, device="cpu", links=Links.two_nodes(2))
     with pytest.raises(ValueError, match="links= takes Links"):
         Cluster(2, links="infiniband")
+
+
+def changed_on_its_way(group):
+    """What rank 0 is told when it writes to a buffer whose sum cannot be complete, since rank 1 has not begun."""
+    x = torch.ones(3000)
+    if group.rank == 1:
+        group.recv(0)
+    work = group.all_reduce_start(x)
+    if group.rank == 0:
+        x.add_(1)
+        group.send(torch.zeros(1), 1)
+    try:
+        work.wait()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_buffer_that_is_changed_while_its_sum_is_on_its_way_is_named(shaped):
+    """Would catch links that read at once, so that a program is right here and wrong on a GPU."""
+    told, *others = values(shaped, changed_on_its_way)
+    assert "the buffer of an all_reduce was changed while it was on its way" in told
+    assert others == [""] * 3

@@ -68,7 +68,9 @@ class Payload:
         """Its bytes as they are now; not a copy."""
         self.read = True
         n_bytes = self.kept.numel() * self.kept.element_size()
-        return bytes(n_bytes) if self.gone or not n_bytes else (ctypes.c_char * n_bytes).from_address(self.kept.data_ptr())
+        return (
+            bytes(n_bytes) if self.gone or not n_bytes else (ctypes.c_char * n_bytes).from_address(self.kept.data_ptr())
+        )
 
 
 class Line:
@@ -198,6 +200,10 @@ class JudgeWire:
         """Tell the judge how far the exercise has got; the words become an event in its record."""
         self._line.tell("mark", words, line_of_attempt())
 
+    def others_wait(self) -> bool:
+        """True if every other rank waits for an answer that the judge does not have, or has ended."""
+        return bool(self._line.ask("still")[0])
+
     def along(self, world: Group, axis: str, ranks: tuple[int, ...], rank: int) -> Group:
         """A group of other `ranks`, over the same pipe."""
         return group_over(self._line, axis, ranks, rank, world.ledger)
@@ -284,4 +290,3 @@ def line_of_attempt() -> int:
         helper = helper or frame.f_lineno * (frame.f_code.co_filename == HELPERS)
         frame = frame.f_back  # type: ignore[assignment]
     return helper
-

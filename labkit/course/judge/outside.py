@@ -83,7 +83,7 @@ class Outside:
     def look(self, rank: int, moment: str = "tick") -> None:
         """Read a rank's pages now. Before its start ("begin") nothing is read: its inputs are still to come.
 
-        Between "weigh" and "resume" the rank takes pictures of its own, and after "end" it packs its answer: those pages
+        Between "weigh" and "resume" the rank takes pictures of its own, and after "end" it packs its answer: such pages
         are not the attempt's."""
         awaited = moment == "begin" or (rank in self.base and (rank not in self.paused or moment == "resume"))
         now = page_bytes(self.pids[rank]) if awaited else None

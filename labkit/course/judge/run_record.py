@@ -161,6 +161,11 @@ def aside(group: Group) -> Group:
     return group_aside
 
 
+def others_wait(group: Any) -> bool:
+    """True if every other rank waits, or has ended: then nothing can happen before this rank does something."""
+    return bool(group.wire.others_wait())
+
+
 def weigh(group: Any) -> None:
     """Measure what this rank holds now, for laws about what is left (`holds`); by default the end of `play` counts."""
     group.wire.weigh()

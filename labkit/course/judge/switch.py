@@ -28,7 +28,22 @@ judge, in messages that nobody takes."""
 MOST_HEAD_BYTES = 256 << 10
 MOST_EVENTS = 20_000
 """No exercise needs so many messages, receives, collectives and marks; a run that has more ends."""
-SAID = ("begin", "send", "hand", "changed", "post", "gather", "wait", "done", "mark", "weigh", "resume", "end", "print")
+SAID = (
+    "begin",
+    "send",
+    "hand",
+    "changed",
+    "post",
+    "gather",
+    "wait",
+    "done",
+    "still",
+    "mark",
+    "weigh",
+    "resume",
+    "end",
+    "print",
+)
 MOST_PRINTED = 20_000
 
 
@@ -120,19 +135,19 @@ class Switch:
 
     def _begin(self, rank: int, data: bytes) -> None:
         self.look(rank, "begin")
-        self._reply(rank, [])
+        self._reply(rank, ["there"])
 
     def _weigh(self, rank: int, data: bytes) -> None:
         self.look(rank, "weigh")
-        self._reply(rank, [])
+        self._reply(rank, ["there"])
 
     def _end(self, rank: int, data: bytes) -> None:
         self.look(rank, "end")
-        self._reply(rank, [])
+        self._reply(rank, ["there"])
 
     def _resume(self, rank: int, data: bytes) -> None:
         self.look(rank, "resume")
-        self._reply(rank, [])
+        self._reply(rank, ["there"])
 
     def _send(self, rank: int, data: bytes, number: int, axis: str, to: int, tag: int, size: int, line: int) -> None:
         parcel, key = Parcel(rank, number, size), (axis, rank, to, tag)
@@ -244,6 +259,10 @@ class Switch:
 
     def _done(self, rank: int, data: bytes, number: int) -> None:
         self._reply(rank, [(rank, number) in self.ready])
+
+    def _still(self, rank: int, data: bytes) -> None:
+        others = (other for other in range(len(self.lines)) if other != rank)
+        self._reply(rank, [all(other in self.waiting or other in self.last for other in others)])
 
     def _mark(self, rank: int, data: bytes, words: str, line: int) -> None:
         self._event(rank, "mark", words, line=line)

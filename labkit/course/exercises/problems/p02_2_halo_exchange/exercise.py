@@ -39,10 +39,15 @@ def halo_exchange(x: Tensor, width: int, group: Group) -> Tensor:
 
 def cases() -> Sequence[Case]:
     """Worlds of 1 to 7 ranks, all with different numbers of rows."""
-    return [Case.of(4, rows=(5, 3, 7, 4), halo=2, width=6), Case.of(3, torch.float64, rows=(1, 4, 2), halo=1, width=3).among(
-                Case.of(5, torch.bfloat16, rows=(3, 2, 6, 2, 4), halo=2, width=4),
-                Case.of(7, torch.int32, rows=(1, 2, 1, 3, 1, 4, 2), halo=1, width=5)),
-            Case.of(2, torch.int64, rows=(3, 5), halo=3, width=2), Case.of(1, rows=(4,), halo=2, width=3)]  # fmt: skip
+    return [
+        Case.of(4, rows=(5, 3, 7, 4), halo=2, width=6),
+        Case.of(3, torch.float64, rows=(1, 4, 2), halo=1, width=3).among(
+            Case.of(5, torch.bfloat16, rows=(3, 2, 6, 2, 4), halo=2, width=4),
+            Case.of(7, torch.int32, rows=(1, 2, 1, 3, 1, 4, 2), halo=1, width=5),
+        ),
+        Case.of(2, torch.int64, rows=(3, 5), halo=3, width=2),
+        Case.of(1, rows=(4,), halo=2, width=3),
+    ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:

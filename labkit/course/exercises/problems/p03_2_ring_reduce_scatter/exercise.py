@@ -34,7 +34,7 @@ def cases() -> Sequence[Case]:
         Case.of(2, rows=3, width=5),
         Case.of(3, torch.float64, rows=2, width=7),
         Case.of(4, torch.int64, rows=1, width=3).among(
-            Case.of(5, torch.float64, rows=2, width=4), Case.of(7, torch.int32, rows=1, width=6)
+            Case.of(5, torch.float64, rows=2, width=4), Case.of(7, torch.int64, rows=1, width=6)
         ),
         Case.of(1, rows=4, width=2),
     ]

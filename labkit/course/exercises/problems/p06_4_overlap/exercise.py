@@ -16,10 +16,9 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Complaint, Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import order, sends
-from labkit.course.judge.run_record import RunRecord, aside, mark
+from labkit.course.judge.run_record import RunRecord, aside, mark, others_wait
 
 STEPS = 3
-PATIENCE_S, LOOKS = 0.25, 20  # both must be used up: on a busy machine looks take longer, and so does rank 0
 BEGINS, LAST = "backward begins", "the last gradient is there"
 IN_VAIN = "stands still until another rank begins: rank "
 
@@ -84,11 +83,9 @@ def model_of(weights: Sequence[Tensor]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def play(
-    attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]], late: list[int]
-) -> Any:
+def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]], late: list[int]) -> Any:
     """Run three backward passes. In the second and third one rank is late: it begins when all others have all their
-    gradients. If one of them waits in a hook, that never happens, and the late rank marks which after a while."""
+    gradients. If one of them waits in a hook, that never happens: the late rank marks which, as soon as all wait."""
     model, me = model_of(weights), group.rank
     params, gradients, here, sent = list(model.parameters()), [], [], []
     ours, late = aside(group), [-1, *late, *late][:STEPS] if group.size > 1 else [-1] * STEPS
@@ -109,12 +106,8 @@ def play(
         loss = (model(x) - y).square().mean()
         if late[step] == me:
             told = {peer: ours.recv_start(peer) for peer in range(group.size) if peer != me}
-            began, looks = time.monotonic(), 0
-            while not all(work.done for work in told.values()) and (
-                looks < LOOKS or time.monotonic() < began + PATIENCE_S
-            ):
+            while not all(work.done for work in told.values()) and not others_wait(group):
                 time.sleep(0.002)
-                looks += 1
             for peer, work in told.items():
                 if not work.done:
                     mark(group, f"{IN_VAIN}{peer}")

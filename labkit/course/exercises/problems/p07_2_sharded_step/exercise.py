@@ -42,9 +42,13 @@ class ShardedOptimizer:
 def cases() -> Sequence[Case]:
     """Worlds of 1 to 4 ranks; the sizes are such that the shards differ."""
     return [
-        Case.of(3, sizes=(240_000, 16_000, 180_000, 64_000, 70)).among(Case.of(3, sizes=(20_000, 260_000, 70, 200_000))),
+        Case.of(3, sizes=(240_000, 16_000, 180_000, 64_000, 70)).among(
+            Case.of(3, sizes=(20_000, 260_000, 70, 200_000))
+        ),
         Case.of(2, sizes=(250_000, 4_000, 60_000)).among(Case.of(2, sizes=(7_000, 290_000))),
-        Case.of(4, sizes=(3000, 2000, 100, 50, 280_000, 10, 4)).among(Case.of(5, sizes=(30, 300_000, 200, 9, 40, 7, 50))),
+        Case.of(4, sizes=(3000, 2000, 100, 50, 280_000, 10, 4)).among(
+            Case.of(5, sizes=(30, 300_000, 200, 9, 40, 7, 50))
+        ),
         Case.of(1, sizes=(3000, 20)),
     ]
 
