@@ -77,15 +77,30 @@ def cases(
     return folded
 
 
-def selection(kept: Iterable[tuple[Any, ...]], *axes: Iterable[Any]) -> list[Any]:
-    """For `pytest.mark.parametrize`: each with each, of which all but the kept ones are marked `rest`.
+def selection(
+    kept: Iterable[tuple[Any, ...]], *axes: Iterable[Any], there_is: Callable[..., bool] = lambda *case: True
+) -> list[Any]:
+    """For `pytest.mark.parametrize`: each value of an axis with each of every other axis, in one case or more. All but
+    the kept cases are marked `rest`.
 
-    Raises ValueError if there is no such case, or if a value is left that no kept case has."""
+    With two axes these are all cases; with three and more, where most mistakes are of two values that do not get on,
+    far fewer. `there_is` tells which cases there are. Raises ValueError if a kept case is none of them, or if a value
+    is left that no kept case has."""
     kept, columns = list(kept), [list(axis) for axis in axes]
-    product = list(itertools.product(*columns))
+    product = [case for case in itertools.product(*columns) if there_is(*case)]
     if strange := [case for case in kept if case not in product]:
         raise ValueError(f"no such cases: {strange}")
     for place, column in enumerate(columns):
         if missing := [value for value in column if value not in [case[place] for case in kept]]:
             raise ValueError(f"only in the rest: {missing}")
-    return [pytest.param(*case, marks=() if case in kept else pytest.mark.rest) for case in product]
+    chosen = [*kept]
+    waiting = set().union(*map(pairs_of, product)).difference(*map(pairs_of, kept))
+    while waiting:
+        chosen.append(max(product, key=lambda case: len(pairs_of(case) & waiting)))
+        waiting -= pairs_of(chosen[-1])
+    return [pytest.param(*case, marks=() if case in kept else pytest.mark.rest) for case in product if case in chosen]
+
+
+def pairs_of(case: tuple[Any, ...]) -> set[Any]:
+    """Each two values of a case, with the axes that they are of."""
+    return set(itertools.combinations(((axis, repr(value)) for axis, value in enumerate(case)), 2))

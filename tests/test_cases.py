@@ -96,3 +96,16 @@ def test_a_selection_has_every_case_and_marks_all_but_the_kept_ones():
         selection([("a", 1), ("b", 1)], "ab", [1, 2])
     with pytest.raises(ValueError, match=r"no such cases: \[\('c', 1\)\]"):
         selection([("c", 1)], "ab", [1, 2])
+
+
+def test_of_three_axes_a_selection_has_each_pair_of_values_and_only_cases_that_there_are():
+    """Would catch a strategy that no run has with some precision, and a pair that only a case has that is refused."""
+    made = selection(
+        [("a", 1, True), ("b", 2, False), ("c", 3, True)], "abc", [1, 2, 3], [True, False],
+        there_is=lambda letter, number, whole: (letter, number) != ("a", 2),
+    )  # fmt: skip
+    values = [case.values for case in made]
+    assert 8 <= len(values) < 16
+    assert {case[:2] for case in values} == {(a, n) for a in "abc" for n in (1, 2, 3)} - {("a", 2)}
+    assert {case[::2] for case in values} == {(a, whole) for a in "abc" for whole in (True, False)}
+    assert {case[1:] for case in values} == {(n, whole) for n in (1, 2, 3) for whole in (True, False)}

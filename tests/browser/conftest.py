@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.browser.jupyter import PATIENCE_MS, Server
+from tests.browser.jupyter import PATIENCE_MS, Server, end_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
@@ -67,13 +67,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         process.wait()
 
 
+def new_window(browser: Browser) -> Page:
+    """An empty window."""
+    opened = browser.new_context(viewport={"width": 1300, "height": 1000}).new_page()
+    opened.set_default_timeout(PATIENCE_MS)
+    return opened
+
+
 @pytest.fixture
 def page(browser: Browser, server: Server) -> Iterator[Page]:
     """A new window; the kernels that were started in it end with it."""
-    context = browser.new_context(viewport={"width": 1300, "height": 1000})
-    opened = context.new_page()
-    opened.set_default_timeout(PATIENCE_MS)
+    opened = new_window(browser)
     yield opened
-    context.close()
-    for session in server.ask("/api/sessions"):  # the next lab should not share the machine with this one's kernel
-        server.ask(f"/api/sessions/{session['id']}", "DELETE")
+    opened.context.close()
+    end_kernels(server)

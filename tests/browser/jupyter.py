@@ -57,6 +57,12 @@ class Server:
         return path
 
 
+def end_kernels(server: Server) -> None:
+    """The next notebook should not share the machine with the kernels of this one."""
+    for session in server.ask("/api/sessions"):
+        server.ask(f"/api/sessions/{session['id']}", "DELETE")
+
+
 def new_notebook(*sources: str) -> nbformat.NotebookNode:
     """A notebook of these code cells."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])

@@ -124,12 +124,3 @@ def test_the_server_listens_on_this_machine_only_and_shows_the_folder_above_the_
     assert f"--ServerApp.root_dir={ROOT}" in line
     assert "--LabApp.default_url=/lab/tree/notebooks/00_doctor_and_first_cluster.ipynb" in line
     assert root_of(Path("somewhere/mine.ipynb")) == Path("somewhere").resolve()
-
-
-@pytest.mark.rest
-@pytest.mark.timeout(900)  # all of a lab, with its server: a quarter of a minute where nobody else wants the machine
-def test_lab_00_works_in_the_server_that_make_lab_starts():
-    """Would catch whatever breaks the first thing that a new user does."""
-    done = subprocess.run([sys.executable, "-m", "labkit", "lab", "--check"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "left running: nothing" in done.stdout
