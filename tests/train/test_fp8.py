@@ -161,8 +161,8 @@ def losses(group, precision, steps=12):
 def test_losses_follow_those_of_bf16_and_of_fp32():
     """Would catch a scale that drifts, gradients that vanish, and weights that are kept in 8 bits.
 
-    bf16 is off by 2^-8 of a number at most, 8 bits by 2^-4 and gradients by 2^-3: as long as errors only add up, the loss
-    is off by up to 2^5 times as much."""
+    bf16 is off by 2^-8 of a number at most, 8 bits by 2^-4 and gradients by 2^-3: as long as errors only add up, the
+    loss is off by up to 2^5 times as much."""
     exact, half, eight = (run_threads(losses, 1, precision)[0] for precision in ("fp32", "bf16", "fp8"))
     natural = max(abs(a - b) for a, b in zip(exact, half, strict=True))
     off = [abs(a - b) for a, b in zip(exact, eight, strict=True)]
