@@ -46,7 +46,7 @@ OPEN_FILES, THREADS = 64, 512
 
 # -- prctl(2) and capabilities(7) ------------------------------------------------------------------------------------
 PDEATHSIG, _KEEPCAPS, _SECCOMP, _BOUNDING_DROP, _NO_NEW_PRIVS, _AMBIENT = 1, 8, 22, 24, 38, 47
-DAC_READ_SEARCH, _CAPABILITIES, VERSION_3 = 2, 41, 0x20080522
+SEARCH, _CAPABILITIES, _VERSION_3 = (2, 1), 41, 0x20080522  # the two rights to read all; Docker gives the second
 
 # -- landlock(7) -----------------------------------------------------------------------------------------------------
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -157,23 +157,31 @@ def _open_to_all(folder: str) -> bool:
 
 
 def _drop_rights(keep_search: bool) -> None:
-    """Become nobody, if this is root, and give up all rights. `keep_search`: but the one to read what others may not,
-    for packages in root's own folder, behind the wall that leaves only these to be read."""
+    """Become nobody, if this is root, and give up all rights. `keep_search`: but one to read what others may not, for
+    packages in root's own folder, behind the wall that leaves only these to be read."""
     if sys.platform != "linux":
         return
-    rights = 1 << DAC_READ_SEARCH if keep_search and os.geteuid() == 0 else 0
+    permitted = rights()[1]
+    kept = next((1 << right for right in SEARCH if permitted >> right & 1), 0)
+    kept = kept if keep_search and os.geteuid() == 0 else 0
     prctl(_AMBIENT, 4)  # clear all
     for right in range(_CAPABILITIES):
         prctl(_BOUNDING_DROP, right)
     if os.geteuid() == 0:
-        prctl(_KEEPCAPS, 1 if rights else 0)
+        prctl(_KEEPCAPS, 1 if kept else 0)
         with contextlib.suppress(OSError):  # a container without the right to change users; wall_trials.py will say so
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
         prctl(_KEEPCAPS, 0)
-    header = struct.pack("=Ii", VERSION_3, 0)
-    ctypes.CDLL(None).capset(header, struct.pack("=6I", rights, rights, 0, 0, 0, 0))
+    ctypes.CDLL(None).capset(struct.pack("=Ii", _VERSION_3, 0), struct.pack("=6I", kept, kept, 0, 0, 0, 0))
+
+
+def rights() -> tuple[int, ...]:
+    """Capabilities of this process: effective, permitted and inheritable, and the same three from number 32 on."""
+    held = ctypes.create_string_buffer(24)
+    ctypes.CDLL(None).capget(struct.pack("=Ii", _VERSION_3, 0), held)
+    return struct.unpack("=6I", held.raw)
 
 
 def _rules(trees: Collection[str]) -> int:
