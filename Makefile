@@ -3,7 +3,7 @@
 #                it leaves out the labs' runs, the browser, faults, the judge's mutants, and whatever else is slow
 # make test      set everything up and test every part of labkit, 12 minutes: each lab once, each class of fault, a tenth
 #                of the mutants, one journey through JupyterLab
-# make rest      what make test leaves out: the labs with two ranks, all mutants, every widget in a browser, variations
+# make rest      what make test leaves out: labs with other numbers of ranks, all mutants, every widget in a browser, more
 # make test-all  everything, 40 minutes
 # make bench     measure everything on this machine, and write benchmarks/README.md
 # make pictures  those of README anew: one run of four ranks, and the screens of what the labs store

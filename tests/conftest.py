@@ -25,7 +25,13 @@ settings.load_profile("same")
 gc.disable()  # until all tests are imported: nothing of that is garbage, and looking for some takes half a second
 
 PROBLEMS, BUILD = (f"tests/course/exercises/test_{name}.py" for name in ("problems", "build"))
-FIRST = ("tests/test_lint.py", "tests/browser", "tests/test_notebooks.py", "tests/faults", PROBLEMS)
+CLASSROOM, ATTACKS = "tests/course/classroom/test_classroom.py", "tests/course/judge/test_attacks.py"
+GRIDS = ("tests/test_compose.py", "tests/test_rehearsal.py")
+"""Files of which each test is a table of minutes, and has nothing dear in common with the next."""
+FIRST = (
+    "tests/test_lint.py", "tests/browser", "tests/test_notebooks.py", CLASSROOM, ATTACKS, *GRIDS, "tests/faults",
+    PROBLEMS,
+)  # fmt: skip
 """What takes longest is begun first, so that at the end no worker is left alone with it."""
 PROCESSOR, BEFORE = "processor_s", pytest.StashKey[float]()
 
@@ -42,6 +48,8 @@ def unit_of(test: str) -> str:
     All browser tests share a browser and a server, the tests of a lab its run, the mistakes in an exercise those runs
     that explain several of them."""
     file, _, name = test.partition("::")
+    if file in GRIDS:
+        return test.partition("[")[0]
     if file.startswith("tests/browser/"):
         return "tests/browser"
     shared = re.search(r"\[(\d\d[_.]\w+)", name)

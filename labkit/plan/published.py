@@ -154,6 +154,7 @@ def _torchtitan() -> Iterator[PublishedRun]:
             "zero3", schedule, batch_size=rows * layout.dp, n_micro=rows if pp > 1 else 1,
             stages_per_rank=2 if schedule == "interleaved" else 1, precision="fp8" if float8 else "amp",
             fp32_gradients=float8, recompute=row["recompute"], sequence_parallel=layout.tp > 1,
+            reshard=pp == 1,  # its default with a pipeline: no gathers for each micro-batch
         )  # fmt: skip
         lacks = [f"context parallelism over {row['cp']}"] * (row["cp"] != "1")
         yield PublishedRun(
