@@ -29,7 +29,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "LOOK_S", 0.1)
 
 
-@pytest.fixture(params=[3, pytest.param(2, marks=pytest.mark.rest), pytest.param(4, marks=pytest.mark.rest)])
+@pytest.fixture(params=[3, pytest.param(2, marks=pytest.mark.rest), pytest.param(5, marks=pytest.mark.rest)])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A fresh cluster that remembers k = 5 on every rank, and must leave nothing behind."""
     with Cluster(request.param, quiet=True) as made:
