@@ -250,7 +250,8 @@ def _memory(last: tuple[list[Any], bytes] | None, outside: Outside, rank: int) -
     if memory is None:
         return None
     names = ("peak", "now", "timeline", "python_bytes", "scalars")
-    return Memory(*(memory[name] for name in names), outside.peak.get(rank), outside.weighed.get(rank))
+    seen = {name: memory[name] for name in names}
+    return Memory(**seen, pages=outside.peak.get(rank), weighed_pages=outside.weighed.get(rank))
 
 
 def _output(last: tuple[list[Any], bytes] | None) -> Any:

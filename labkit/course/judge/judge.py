@@ -20,6 +20,7 @@ from labkit.course.exercises.exercise_files import VERDICTS, Mutant
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge import compare
 from labkit.course.judge.case_run import RunCase, run_case
+from labkit.course.judge.outside import missing
 from labkit.course.judge.report import UNWRITTEN, Report
 from labkit.course.judge.run_record import RunRecord
 from labkit.course.judge.sandboxed_rank import Program
@@ -66,8 +67,9 @@ def judge(
         judged[first] = judged[first]._replace(cause=cause(problem, judged[first], last, run) or judged[first].cause)
     star = _star(problem, records) if first is None else None
     printed = next((text for text in last.printed if text), "")
+    notes = (missing(),) if missing() else ()
     return Report(problem.key, problem.title, problem.name, tuple(judged), time.perf_counter() - began,
-                  len(records), len(problem.cases()), star, printed)  # fmt: skip
+                  len(records), len(problem.cases()), star, printed, notes)  # fmt: skip
 
 
 def unfit(problem: Problem, source: str, before: str = "") -> Verdict | None:

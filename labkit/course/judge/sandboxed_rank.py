@@ -29,7 +29,7 @@ from labkit.comm.ledger import Ledger
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge import sandbox, walls
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
-from labkit.course.judge.outside import return_at_once, trim
+from labkit.course.judge.outside import trim
 from labkit.course.judge.run_record import n_bytes, tensors
 from labkit.course.judge.sandbox import Fingerprint
 from labkit.probe.memory import MemoryProbe
@@ -194,7 +194,6 @@ def run_attempt(
     if not program.ours:
         sandbox.close()
         sandbox.watch()
-    return_at_once()
     trim()
     line.ask("begin")
     tracemalloc.start()

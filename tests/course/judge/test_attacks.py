@@ -477,7 +477,9 @@ def test_a_single_byte_is_not_free() -> None:
 
 FORGED = """
     w = group.send(x[:0], (me + 1) % n)
-    w.under_way.handles[0]._line.tell({words}, data={data})
+    line = w.under_way.handles[0]._line
+    line.tell({words})
+    line.tell("hand", 999, data={data})
     group.recv((me - 1) % n)
     return parts[me]
 """
@@ -486,7 +488,8 @@ FORGED = """
 @pytest.mark.parametrize(
     ("words", "data", "verdict"),
     [
-        ('"send", 999, "world", (me + 1) % n, 5, 0', "b'abcdefgh'", "wire"),  # a payload without a header
+        ('"send", 999, "world", (me + 1) % n, 5, 8, 0', "b'abcdefgh'", "wire"),  # a payload without a header
+        ('"send", 999, "world", (me + 1) % n, 5, 2, 0', "b'abcdefgh'", "values"),  # one that is longer than announced
         ('"result", {}', "b'abcdefgh'", "values"),  # the last word, before its time
         ('"answer"', "b'abcdefgh'", "values"),  # a word that a rank does not have
         ('"gather", 1', "b'abcdefgh'", "values"),  # half a sentence
@@ -502,10 +505,11 @@ def test_a_rank_that_forges_its_pipe_is_not_believed(words: str, data: str, verd
 
 def test_what_stands_behind_a_message_is_counted() -> None:
     """Eight bytes in the first page of a message that announces none."""
-    it, words = problem("03.2"), '"send", 999, "world", (me + 1) % n, 1024, 0'
+    it = problem("03.2")
     page = f"bytes([{code_of(torch.float32)}, 1]) + bytes(126)"
     sent = []
     for more in (b"", b"abcdefgh"):
+        words = f'"send", 999, "world", (me + 1) % n, 1024, {128 + len(more)}, 0'
         forged = FORGED.format(words=words, data=f"{page} + {more}").strip("\n")
         sent.append(
             run_case(it, Program(it.solution.replace("    return parts[me]", forged)), it.cases()[0]).sent_bytes(0)
