@@ -39,8 +39,8 @@ class BubbledServer(PreforkServer):
         command = [*_command(), *threads, sys.executable, "-c", code]
         with theirs:
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env={}
+            )  # env: what bubblewrap has can be read in /proc inside
         super().__init__(ours)
 
     def alive(self) -> bool:
@@ -66,7 +66,7 @@ def works() -> bool:
         return False
     try:
         done = subprocess.run(
-            [*_command(), sys.executable, "-I", "-c", ""], capture_output=True, timeout=60, check=False
+            [*_command(), sys.executable, "-I", "-c", ""], capture_output=True, timeout=60, check=False, env={}
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -78,7 +78,7 @@ def _command() -> list[str]:
     rights = [part for right in KEPT_RIGHTS for part in ("--cap-add", f"CAP_{right}")] if os.geteuid() == 0 else []
     bound = [part for place in map(str, _places()) for part in ("--ro-bind-try", place, place)]
     own = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *bound, "--chdir", "/"]
-    return ["bwrap", *shares, *rights, *own, "--clearenv", "--die-with-parent"]
+    return [shutil.which("bwrap") or "bwrap", *shares, *rights, *own, "--clearenv", "--die-with-parent"]
 
 
 def _places() -> list[Path]:

@@ -128,13 +128,9 @@ def test_numbers_may_leave_their_tensors_only_where_memory_is_no_topic(words: st
 
 
 SLIPS_THROUGH = {
-    "writes a file": SCATTER + "    f = open('left_behind', 'w')\n    f.write('x')",
     "reads nothing, but asks the system": SCATTER + "    __import__('os').system('touch left_behind')",
-    "starts a process": SCATTER + "    import subprocess\n    subprocess.Popen(['touch', 'left_behind'])",
-    "talks to the network": SCATTER + "    import socket\n    socket.create_connection(('127.0.0.1', 9), 0.1)",
     "writes with torch": SCATTER + "    import torch\n    torch.save(x, 'left_behind')",
     "removes a file": SCATTER + "    import os\n    os.remove('precious')",
-    "kills its parent": SCATTER + "    import os, signal\n    os.kill(os.getppid(), 9)",
     "patches torch": SCATTER + "    import torch\n    torch.Tensor.add_ = torch.Tensor.sub_\n"
     "    return group.reduce_scatter(x)",
     "patches what a probe says": SCATTER + "    import labkit\n    from labkit import Group\n"
