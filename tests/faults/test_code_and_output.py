@@ -239,6 +239,34 @@ def test_f40_nothing_listens_beyond_loopback_and_the_folder_is_private(warm):
     assert stat.S_IMODE(os.stat(warm._processes.folder).st_mode) == 0o700
 
 
+@pytest.mark.rest
+def test_200_mb_of_output_and_a_gib_come_back_while_dev_shm_is_tiny(tmp_path):
+    """Would catch results that lie in /dev/shm (a container gives it 64 MB), output that fills memory or a disk, and
+    a result that is cut at 2^31 bytes or copied until memory ends. The namespace of mounts is the program's own."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("needs root for a namespace of mounts")
+    program = (
+        "import os, torch, labkit\n"
+        "tiny = os.system('mount -t tmpfs -o size=64k tmpfs /dev/shm') == 0\n"
+        "def flood(group):\n"
+        "    for _ in range(50):\n"
+        "        os.write(1, b'x' * 999_999 + b'\\n')\n"
+        "    return torch.full((1 << 28,), float(group.rank)) if group.rank == 1 else None\n"
+        "with labkit.Cluster(4, quiet=True) as c:\n"
+        "    replies = c.run(flood)\n"
+        "    big = replies[1].value\n"
+        "    print()\n"
+        "    shown = len(replies[0].output)\n"
+        "    print('tiny' if tiny else 'as it is', big.nbytes, bool((big == 1).all()), shown < 1 << 22)\n"
+    )
+    command = ["unshare", "--mount", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, cwd=os.getcwd())
+    if "unshare failed" in done.stderr or "Operation not permitted" in done.stderr:
+        pytest.skip(f"cannot make a namespace of mounts here: {done.stderr.strip()[:100]}")
+    assert done.stdout.splitlines()[-1] == f"tiny {1 << 30} True True", done.stderr
+    assert len(done.stdout) < 50_000_000
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root for a network namespace")
 def test_f44_a_machine_without_network_or_name_can_start_a_cluster(tmp_path):
     """Would catch a rendezvous that resolves the host's name or wants a route to somewhere."""

@@ -86,6 +86,27 @@ def test_f20_a_killed_kernel_leaves_nothing(kernel, with_fork):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.rest
+def test_three_kernels_work_side_by_side_and_one_that_is_killed_takes_nothing_of_the_others():
+    """Would catch a zygote, a folder or a port that kernels share."""
+    kernels = [Kernel() for _ in range(3)]
+    try:
+        total = "print(cluster.run(lambda g: g.all_reduce(__import__('torch').ones(1)).item())[0].value)"
+        for one in kernels:
+            one.run(START)
+        families = [one.family() for one in kernels]
+        assert len(set().union(*families)) == sum(map(len, families)) >= 3 * 5
+        assert [one.run(total)[0].strip() for one in kernels] == ["3.0"] * 3
+        os.kill(kernels[1].manager.provisioner.pid, signal.SIGKILL)
+        assert gone(families[1])
+        assert [kernels[k].run(total)[0].strip() for k in (0, 2)] == ["3.0"] * 2
+        assert [kernels[k].family() for k in (0, 2)] == [families[0], families[2]]
+    finally:
+        for one in kernels:
+            one.close()
+    assert gone([pid for family in families for pid in family])
+
+
 def test_f21_restart_and_shutdown_leave_nothing_and_a_new_cluster_starts_at_once(kernel):
     """Would catch a port or a folder that the old cluster still holds."""
     kernel.run(START)
