@@ -158,7 +158,10 @@ def main(fd: int, kernel_pid: int) -> None:
                 _warm(later.pop(0))
             continue
         quiet_since, quiet_s = time.monotonic(), NEXT_S
-        module, fds, _, _ = socket.recv_fds(connection, 256, 4)
+        try:
+            module, fds, _, _ = socket.recv_fds(connection, 256, 4)
+        except ConnectionError:  # the kernel has ended without reading our greeting
+            return
         if not module:
             return
         # The trick of the whole launcher: a fork copies no memory, so the warden has torch imported at once. It is safe
