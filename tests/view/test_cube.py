@@ -99,7 +99,8 @@ def test_the_legend_names_each_groups_ranks_and_how_it_is_drawn():
     assert "pp group (dashed), 2 ranks: 5, 7" in said
     assert "dp group (dotted), 2 ranks: 1, 5" in said
     assert "dp group (dotted), rank 3 alone" in texts(cube(Layout(1, 2, 2), 3))
-    assert len(set(DASHES.values())) == 3
+    for drawn in (("tp", "pp", "dp"), ("tp", "pp", "dp_shard", "dp_replicate")):  # dp as one, and cut in two
+        assert len({DASHES[axis] for axis in drawn}) == len(drawn)
 
 
 def test_a_rank_outside_the_layout_is_refused():
