@@ -79,8 +79,8 @@ def confine(parent: int, keep: Collection[int] = ()) -> None:
     keep    file descriptors that stay open, besides 0, 1 and 2
 
     A wall that the kernel does not have is left out; `wall_trials.examined` says which."""
+    _close(keep)  # before the limit on open files, which would let nobody list more of them
     _limit()
-    _close(keep)
     forget()
     trees = _trees()  # found while this process may still look
     os.chdir("/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import inspect
+import os
 import pkgutil
 import re
 
@@ -67,3 +68,16 @@ def test_the_first_report_says_which_walls_are_missing_whatever_becomes_of_the_a
     assert not report.passed
     assert report.notes == ("no walls here",)
     assert "no walls here" in str(report)
+
+
+def test_a_judge_with_many_open_files_confines_its_ranks_all_the_same() -> None:
+    """Would catch a limit on open files that stands before the inherited ones are closed: then none of them is, and a
+    rank cannot even read the list of calls that it may make."""
+    it = problem("00.1")
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]
+    try:
+        report = judge.judge(it, it.solution, seed=1)
+    finally:
+        for fd in files:
+            os.close(fd)
+    assert report.passed, str(report)
