@@ -6,7 +6,8 @@ cannot be switched off, but Linux may be told that a thread's timed waits need n
 that from the one that begins it:
 
     asleep()     groups made in this block have a loop thread that ends a timed wait up to SLACK_S late. What comes
-                 on a socket wakes it at once, as before: nothing but the looks becomes rarer
+                 on a socket wakes it at once, as before: nothing but the looks becomes rarer. (Where gloo closes
+                 connections by itself, after a time-out, it waits for a look at each of them. So SLACK_S is short.)
     hurried()    while this block runs, the threads are woken every few milliseconds, by a signal that does nothing:
                  to close a connection or a group, gloo waits for such a look
 
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
-SLACK_S, HURRY_S = 1.0, 0.002
+SLACK_S, HURRY_S = 0.1, 0.002
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 _NAME = "gloo_tcp_loop"
 _NEEDED = ("_Options", "create_device")

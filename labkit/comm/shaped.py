@@ -20,6 +20,7 @@ tensor that changes while it is on its way is noticed (lent.py), since here it w
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from torch import Tensor
@@ -54,7 +55,11 @@ class Shaped:
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
         self.verbs: dict[str, Algorithm] = {name: getattr(self, name) for name in names}
         self.verbs |= {"all_to_all": self._in_order(hops.all_to_all), "barrier": self._in_order(hops.barrier)}
-        self.apart = Apart("stream", ranks, rank, self, self.verbs, Ledger(), device)
+        inside = copy(self)
+        inside.lends = (
+            False  # a verb is checked as a whole, at its end: an error in its middle would leave others waiting
+        )
+        self.apart = Apart("stream", ranks, rank, inside, self.verbs, Ledger(), device)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 

@@ -456,6 +456,7 @@ def changed_on_its_way(group):
         group.recv(0)
     work = group.all_reduce_start(x)
     if group.rank == 0:
+        time.sleep(0.3)  # by then a part of x is on its way, as a rule; the answer must be the same in any case
         x.add_(1)
         group.send(torch.zeros(1), 1)
     try:
@@ -466,7 +467,8 @@ def changed_on_its_way(group):
 
 
 def test_a_buffer_that_is_changed_while_its_sum_is_on_its_way_is_named(shaped):
-    """Would catch links that read at once, so that a program is right here and wrong on a GPU."""
+    """Would catch links that read at once, so that a program is right here and wrong on a GPU, and a rank that leaves
+    the sum in its middle: the others would wait for ever."""
     told, *others = values(shaped, changed_on_its_way)
     assert "the buffer of an all_reduce was changed while it was on its way" in told
     assert others == [""] * 3
