@@ -161,7 +161,8 @@ class Group:
             check_in_place(into, "into=", (self.size * x.shape[0], *x.shape[1:]), x)
         if x.dim() and self._asynchronous("all_gather"):
             return self._begin("all_gather", x.detach().contiguous(), self.size * _n_bytes(x), into=into)
-        whole = self.all_gather(x)
+        alone = into is not None and self.size == 1 and x.dim() > 0  # x is the whole: no copy of it besides `into`
+        whole = x if alone else self.all_gather(x)
         if into is not None:
             with torch.no_grad():
                 whole = into.copy_(whole)

@@ -298,14 +298,14 @@ def test_numbers_that_are_taken_out_of_tensors_one_by_one_are_noticed() -> None:
     """Memory that is in Python's numbers for as long as the probe looks."""
     more = "self.optimizer.step()\n        assert sum(float(v) for v in self.params[0].data)"
     report = judge(problem("07.2"), problem("07.2").solution.replace("self.optimizer.step()", more))
-    assert "one by one" in report["memory"].seen or report["liveness"].broken  # the latter where all is slow
+    assert report["memory"].broken or report["liveness"].broken  # the latter where all is slow
 
 
 SEEN = {
     ("08.2", "a default argument"): """
 import torch
 
-def kept(whole, room=torch.zeros(2 << 20, dtype=torch.uint8), at=[0]):
+def kept(whole, room=torch.zeros(64 << 20, dtype=torch.uint8), at=[0]):
     n = whole.numel() * whole.element_size()
     at[0] += n
     return room[at[0] - n : at[0]].view(whole.dtype).copy_(whole)
@@ -319,7 +319,7 @@ def forward_unit_by_unit(x, shards, layer, group):
     ("08.2", "a global"): """
 import torch
 
-pool = torch.empty(8, 1 << 16, dtype=torch.float64)
+pool = torch.empty(8, 1 << 20, dtype=torch.float64)
 
 def forward_unit_by_unit(x, shards, layer, group):
     for i, shard in enumerate(shards):
