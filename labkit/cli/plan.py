@@ -104,7 +104,7 @@ def _plans(
 
 
 def _with_adapters(shape: ModelShape, hardware: Hardware, n: int, length: int) -> list[str]:
-    """Where nothing fits: what fine-tuning with adapters does there."""
+    """Lines on fine-tuning with adapters, for devices on which no plan of full training fits."""
     from labkit.plan.search import plans
 
     lines = list[str]()

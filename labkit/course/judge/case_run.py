@@ -40,7 +40,7 @@ LOOKS, LOOK_S = 10, 0.03
 AT_WORK = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 """A rank in one of these states may only be slow: it waits for a processor, or for a page of memory."""
 OFTEN_S = 0.05
-"""How often it is asked whether the run goes on for too long."""
+"""Seconds between two looks at whether the run has gone on for too long."""
 LATEST = 20
 """A run ends after this many times the limit of its problem, whatever its ranks are doing."""
 BURNING_S = 1.0

@@ -32,7 +32,7 @@ _STATM = "/proc/{}/statm"
 
 
 def missing() -> str:
-    """What this machine lacks, in words; "" if pages can be read."""
+    """A sentence that says why pages cannot be read on this machine; "" if they can."""
     return "" if os.path.exists(_STATM.format("self")) else MISSING
 
 

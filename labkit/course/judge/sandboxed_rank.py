@@ -37,7 +37,7 @@ from labkit.probe.memory import MemoryProbe
 MOMENTS = 400
 MOST_ANSWER_BYTES = 64 << 20
 INT_DIGITS_AT = 24
-"""Where the digits of a whole number begin in CPython."""
+"""Bytes of a whole number in CPython that come before its digits."""
 
 
 class Program(NamedTuple):

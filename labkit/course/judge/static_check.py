@@ -50,7 +50,7 @@ DEFINED = METHODS | _words("""
 NUMBERS = _words("tolist numpy from_numpy")
 """Ways out of tensors, which do no harm where memory is not what the exercise is about."""
 TUPLES = _words("_replace _asdict _make _fields")
-"""What a NamedTuple has for everybody, in spite of the underscore."""
+"""Public methods of every NamedTuple; their underscore only keeps them apart from the names of fields."""
 INNER = _words("""
     wire algorithms tapped counted under_way connection _dispatch tb_frame f_globals f_locals f_back f_builtins gi_frame
     gi_code cr_frame ag_frame func_globals
