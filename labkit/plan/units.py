@@ -112,9 +112,8 @@ class ZeRO3Keeper(ZeRO2Keeper):
             return
         self.whole.add(bucket)
         live.add(PARAMETERS, bucket.numel * self.gathered)
-        if self.n == 1:  # a group of one answers with a copy
-            copy = self.cast(bucket) + bucket.numel * self.gathered
-            live.see(plus(more, (0, 0, 0, 0, copy)), "gathering")
+        if self.n == 1:  # a group of one has its answer at once; a copy in another width lives until then
+            live.see(plus(more, (0, 0, 0, 0, self.cast(bucket))), "gathering")
         else:
             self.coming.add(bucket)
             live.add(OTHER, self.cast(bucket))
