@@ -5,6 +5,7 @@
 #                of the mutants, one journey through JupyterLab
 # make rest      what make test leaves out: labs with other numbers of ranks, all mutants, every widget in a browser, more
 # make test-all  everything, 40 minutes
+# make gpu       on a machine with a GPU: its tests and its numbers, nine minutes at most; installs nothing
 # make bench     measure everything on this machine, and write benchmarks/README.md
 # make pictures  those of README anew: one run of four ranks, and the screens of what the labs store
 # make notebooks | clean
@@ -21,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab test check rest test-all bench pictures notebooks clean
+.PHONY: lab test check rest test-all gpu bench pictures notebooks clean
 .DELETE_ON_ERROR:
 
 lab: $(VENV)/.has-run
@@ -38,6 +39,15 @@ test-all: $(VENV)/.has-browser
 
 check: $(VENV)/.has-test
 	$(PYTEST) -m "not slow and not rest and not browser and not faults" $(MORE)
+
+# With the environment of `make lab` if its torch finds a GPU, and otherwise with a Python that has what labkit imports.
+gpu:
+	@python=$(PYTHON); \
+	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
+		python=$(BIN)/python; fi; \
+	$$python -c 'import cloudpickle, numpy, psutil, pytest, pytest_timeout, hypothesis, rich, torch, yaml, zmq' || { \
+		echo "$$python lacks one of the few packages that this needs; it takes no other: make PYTHON=... gpu"; exit 1; }; \
+	PYTHONPATH=. $$python benchmarks/gpu.py $(MORE)
 
 bench: $(VENV)/.has-bench
 	mkdir -p benchmarks/results
