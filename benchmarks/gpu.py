@@ -15,9 +15,6 @@ Each part runs in a process of its own with a time limit, so that one that fails
 what it said then stands on the page in its place. `--device cpu` runs the same code where there is no GPU, which is how
 it is tested: those numbers say nothing of a GPU.
 
-Long because each part is a few lines that want nothing but its own numbers.
-"""
-
 from __future__ import annotations
 
 import argparse
