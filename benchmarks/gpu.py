@@ -14,6 +14,7 @@
 Each part runs in a process of its own with a time limit, so that one that fails or hangs leaves the others their turn;
 what it said then stands on the page in its place. `--device cpu` runs the same code where there is no GPU, which is how
 it is tested: those numbers say nothing of a GPU.
+"""
 
 from __future__ import annotations
 

@@ -178,9 +178,16 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, report.json and loss.svg.")] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints; the last is always saved.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint in --out.")] = False,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic", help="This process is one that torchrun has started; dp is what there are ranks for."
+        ),
+    ] = False,
     to: Json = None,
 ) -> None:
     """Train a GPT on the shipped text, on real ranks, and say what it took."""
+    from labkit.course.training.elastic import train as run_elastically
     from labkit.course.training.training import Order, train as run
     from labkit.plan.layout import Layout
     from labkit.plan.recipe import Recipe
@@ -197,7 +204,9 @@ def train(
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):
-        report = run(order)
+        report = run_elastically(order) if elastic else run(order)
+        if report is None:
+            return  # rank 0 has it
         Console().print(report)
     write(to, lambda: asdict(report))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -60,6 +61,28 @@ def start(
     extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
     with loops.asleep(interface):
         dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
+
+
+@contextlib.contextmanager
+def by_agent(rank: int, size: int, device: str, timeout_s: float) -> Iterator[bool]:
+    """Form torch's process group of the first `size` ranks at the store that an engine's variables name.
+
+    Gives True in them. A later rank waits at the store until they have left the context, and then gives False."""
+    backend, limit = "nccl" if device.startswith("cuda") else "gloo", timedelta(seconds=timeout_s)
+    store, _, _ = next(iter(dist.rendezvous("env://", timeout=limit)))
+    if rank >= size:
+        store.wait(["labkit/over"], timedelta(days=365))
+        yield False
+        return
+    extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
+    dist.init_process_group(
+        backend, rank=rank, world_size=size, store=dist.PrefixStore("labkit", store), timeout=limit, **extra
+    )
+    yield True
+    dist.barrier()
+    if rank == 0:
+        store.set("labkit/over", "")
+    stop()
 
 
 def stop() -> None:

@@ -12,9 +12,10 @@ load, a rank puts each parameter together from the files, one at a time, and cut
 ZeRO-3 can go on as 2 of DDP with tp = 2, or as one plain state_dict.
 
 A folder gets its final name when everything in it is on the disk: after a run was killed while it saved, the folder
-before that one is still the latest. It is written behind the steps that follow (saving.py). Every file says of which run, step, rank and layout it is, and whole.json has the
-checksums (sealed.py); `load` compares all of it before anything changes, each rank a share of the files. Bytes on the
-wire: two barriers, and a few for each rank. Memory to load: one whole parameter and its state.
+before that one is still the latest. It is written behind the steps that follow (saving.py). Every file says of which
+run, step, rank and layout it is, and whole.json has the checksums (sealed.py); `load` compares all of it before
+anything changes, each rank a share of the files. Bytes on the wire: a few for each rank. Memory to load: one whole
+parameter and its state; to save: a copy of what the rank writes.
 
 Source: the idea of a rank-independent checkpoint, torch.distributed.checkpoint; the write-then-rename is POSIX's.
 """
@@ -34,8 +35,8 @@ from torch import Tensor
 
 from labkit.comm.mesh import Mesh
 from labkit.parallel import sealed
-from labkit.parallel.sealed import Damaged, Sealed
 from labkit.parallel.saving import Saving, folders
+from labkit.parallel.sealed import Damaged, Sealed
 from labkit.parallel.sync import DataParallel, Owned, answers_for, check_state, stepped_on
 
 Parts = Mapping[str, tuple[DataParallel, str]]

@@ -38,7 +38,7 @@ LOOK_S = 0.02
 
 
 class Saving:
-    """A checkpoint on its way to `folder`. `done` looks, `wait` waits: it has its name now, or OSError on every rank."""
+    """A checkpoint on its way to `folder`: `done` looks; after `wait` it has its name, or there was an OSError."""
 
     def __init__(
         self, folder: Path, part: Path, pieces: Any, whole: Mapping[str, Any], rank: int, n_ranks: int, keep: int

@@ -1,6 +1,6 @@
 """`labkit train`: real ranks train a GPT on the shipped text, and report the costs.
 
-    kernel (this file, `train`)       ranks (`_life`)
+    kernel (this file, `train`)       ranks (`life`)
     Cluster of dp x pp x tp ranks --> assemble, load the last checkpoint if told to
                                       for each step: rows of this dp rank -> TrainStep; now and then save
     Report <------------------------- losses, seconds, memory by kind, bytes by axis
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from labkit.train.config import GPTConfig
 
 
+WARM = 3
+"""Steps whose times are not compared: the first make state and learn orders, the second is probed."""
 FREE = (
     "strategy", "schedule", "n_micro", "stages_per_rank", "offload", "recompute", "checkpointing", "sequence_parallel",
     "shard_ranks", "reshard",
@@ -72,19 +74,25 @@ def train(order: Order) -> TrainingReport:
     with run_lock(folder, order.resume) if order.run else nullcontext("") as run_id:
         report = _trained(replace(order, run_id=run_id))
         if order.run:
-            (folder / "report.json").write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
-            (folder / "loss.svg").write_text(str(report.picture()), encoding="utf-8")
+            write_report(report, folder)
     return report
+
+
+def write_report(report: TrainingReport, folder: Path) -> None:
+    """Write report.json and loss.svg into a run's folder."""
+    (folder / "report.json").write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
+    (folder / "loss.svg").write_text(str(report.picture()), encoding="utf-8")
 
 
 def _trained(order: Order) -> TrainingReport:
     from labkit.launch.cluster import BareCluster
 
     with BareCluster(order.layout.size, device=order.device, timeout_s=600) as cluster:
-        return _report(order, [reply.value for reply in cluster.run(_life, order)])
+        return report_of(order, [reply.value for reply in cluster.run(life, order)])
 
 
-def _report(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
+def report_of(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
+    """The report from what `life` gave on the first ranks, or on all."""
     first, layout = replies[0], order.layout
     step_s = first["step_s"]
     tokens_per_s = order.recipe.batch_size * order.config.seq / step_s
@@ -120,13 +128,14 @@ def _report(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
 # -- on the ranks ------------------------------------------------------------------------------------------------------
 
 
-def _life(group: Group, order: Order) -> dict[str, Any]:
+def life(group: Group, order: Order) -> dict[str, Any]:
     """The training run on one rank."""
     from labkit.assemble import PRODUCTS, WEIGHTS, assemble
     from labkit.comm.mesh import Mesh
     from labkit.launch.progress import track
     from labkit.parallel import saved
     from labkit.probe.peak import peak_flops
+    from labkit.probe.straggler import OwnTime, of_all, stragglers
     from labkit.train.data import batch
 
     mesh = Mesh.connect(order.layout, group)
@@ -134,6 +143,7 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
     losses, begin, where, run_id = _resume(order, step, mesh)
     peak = peak_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
+    own = OwnTime(group)
     seen: dict[str, Any] = {"memory": {}, "sent": {}}
     saving: saved.Saving | None = None
     for number in track(range(begin, order.steps), group):
@@ -145,7 +155,8 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
             loss, seen = _probed(step, rows, number, group)
         else:
             started = time.perf_counter()
-            loss = step(*rows, number)
+            with own:
+                loss = step(*rows, number)
             seconds.append(time.perf_counter() - started)
         losses.append((number, loss))
         skipped += step.skipped
@@ -155,11 +166,17 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
         if order.run and (last or (order.save_every and (number + 1) % order.save_every == 0)):
             note: dict[str, Any] = {"losses": losses, "config": asdict(order.config), "recipe": asdict(order.recipe)}
             note["scaler"] = step.scaler.state_dict() if step.scaler else None
+            check_replicas(step, number)  # a corrupt state is never saved as a good one
             if saving is not None:
                 saving.wait(group)
             saving = saved.save_start(order.run, number + 1, step.parts, mesh, note, run_id=run_id)
     if saving is not None:
         where = str(saving.wait(group))
+    by_rank = of_all(group, own.seconds[WARM:])
+    if group.rank == 0:
+        for slow in stragglers(by_rank):
+            others = statistics.median(by_rank[:slow] + by_rank[slow + 1 :])
+            print(f"rank {slow} is slow: {by_rank[slow]:.3g} s of each step are its own, {others:.3g} s of the others'")
     return {
         **seen,
         "losses": losses,
@@ -171,6 +188,32 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
         "parameter_bytes": step.parameter_bytes,
         "n_layer": sum(path.startswith("blocks.") for stage in step.stages.values() for path in stage.paths),
     }
+
+
+def check_replicas(step: Any, number: int) -> None:
+    """ValueError on every rank if ranks that should hold the same bits after step `number` do not.
+
+    DDP: gradients and weights over dp; ZeRO-1 and 2: the weights; HSDP: each shard's gradients over its copies. ZeRO-3
+    holds nothing twice."""
+    import torch
+
+    from labkit.probe.replicas import odd_ranks
+
+    mesh, world = step.mesh, step.mesh.world
+    copies = mesh.dp if mesh.replicate is None else mesh.replicate
+    odd = torch.zeros(world.size, dtype=torch.int64, device=world.device)
+    if copies.size > 1 and (step.recipe.strategy != "zero3" or mesh.replicate is not None):
+        for sync in step.syncs.values():
+            whole = [] if mesh.replicate is not None else list(sync.module.parameters())
+            held = list(sync.grads()) if step.recipe.strategy in ("ddp", "zero3") else []
+            odd[[copies.ranks[rank] for rank in odd_ranks([*whole, *held], copies)]] = 1
+    ranks = world.all_reduce(odd, "max").nonzero().flatten().tolist()  # of all groups of replicas, on every rank
+    if ranks:
+        raise ValueError(
+            f"after step {number} the replicas on ranks {', '.join(map(str, ranks))} do not have the bits of the "
+            "others (with two replicas: of each other). A device or a link has computed or sent wrong numbers. Nothing "
+            "of this step was saved: find the device, and go on from the last checkpoint with --resume"
+        )
 
 
 def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]], int, str, str]:

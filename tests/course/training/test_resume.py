@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from labkit.comm.local import run_threads
-from labkit.course.training.training import Order, _life
+from labkit.course.training.training import Order, life
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.train.config import GPTConfig
@@ -33,7 +33,7 @@ def losses(name: str, folder: Path, steps: int, resume: bool = False) -> list[fl
     """The losses of all steps up to `steps`, trained in this layout; the checkpoint of the last lies in `folder`."""
     layout, recipe = RUNS[name]
     order = Order(CONFIG, recipe, layout, steps, str(folder), resume=resume)
-    return [loss for _, loss in run_threads(lambda group: _life(group, order), layout.size)[0]["losses"]]
+    return [loss for _, loss in run_threads(lambda group: life(group, order), layout.size)[0]["losses"]]
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_what_is_damaged_or_of_another_run_is_set_aside_with_a_sentence_and_the_
 
     def life(steps: int, resume: bool = True, run_id: str = "mine", folder: Path = run) -> list[tuple[int, float]]:
         order = Order(CONFIG, recipe, layout, steps, str(folder), 1, resume, run_id=run_id)
-        return run_threads(lambda group: _life(group, order), 2)[0]["losses"]
+        return run_threads(lambda group: life(group, order), 2)[0]["losses"]
 
     straight = life(4, resume=False)
     life(4, resume=False, run_id="other", folder=tmp_path / "other")
