@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import secrets
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
@@ -69,20 +71,45 @@ def by_agent(rank: int, size: int, device: str, timeout_s: float) -> Iterator[bo
 
     Gives True in them. A later rank waits at the store until they have left the context, and then gives False."""
     backend, limit = "nccl" if device.startswith("cuda") else "gloo", timedelta(seconds=timeout_s)
-    store, _, _ = next(iter(dist.rendezvous("env://", timeout=limit)))
+    agents, _, n_started = next(iter(dist.rendezvous("env://", timeout=limit)))
+    store = _round(dist.PrefixStore("labkit", agents), rank, n_started, timeout_s)
     if rank >= size:
-        store.wait(["labkit/over"], timedelta(days=365))
+        store.wait(["over"], timedelta(days=365))
         yield False
         return
     extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
-    dist.init_process_group(
-        backend, rank=rank, world_size=size, store=dist.PrefixStore("labkit", store), timeout=limit, **extra
-    )
+    dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
     yield True
     dist.barrier()
     if rank == 0:
-        store.set("labkit/over", "")
+        store.set("over", "")
     stop()
+
+
+def _round(store: Any, rank: int, size: int, timeout_s: float) -> Any:
+    """A part of the store for the processes that are alive now. RuntimeError if not all come.
+
+    An engine keeps its store when it starts the processes anew, and with it the addresses of those that are gone. So
+    each process says hello with a word that nobody has used; rank 0 answers to each word that it finds, and a process
+    knows by the answer to its own that rank 0 is of its round, too."""
+    word = secrets.token_hex(8)
+    if rank:
+        store.set(f"hello/{rank}", word)
+        store.wait([f"answer/{word}"], timedelta(seconds=timeout_s))
+        word = store.get(f"answer/{word}").decode()
+        store.set(f"{word}/here/{rank}", "")
+        return dist.PrefixStore(word, store)
+    missing, ends = set(range(1, size)), time.monotonic() + timeout_s
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"{word}/here/{other}"]):
+                missing.remove(other)
+            elif store.check([f"hello/{other}"]):  # perhaps of a process that is gone: then nobody reads the answer
+                store.set(f"answer/{store.get(f'hello/{other}').decode()}", word)
+        if missing and time.monotonic() > ends:
+            raise RuntimeError(f"ranks {sorted(missing)} have not come within {timeout_s:g} s")
+        time.sleep(0.01)
+    return dist.PrefixStore(word, store)
 
 
 def stop() -> None:

@@ -98,7 +98,7 @@ class Saving:
         seal = {word: self.whole[word] for word in ("run", "step", "layout")} | {"rank": self.rank}
         written = sealed.write(self.part / f"rank-{self.rank}.pt", seal, self._pieces)
         note = self._note(self.rank)
-        sealed.write_json(note.with_suffix(".new"), written._asdict())
+        sealed.write_json(note.with_suffix(".new"), {"file": written._asdict()})
         note.with_suffix(".new").rename(note)  # rank 0 never reads half a note
         self.written = written
 
@@ -128,7 +128,7 @@ class Saving:
 
     def _noted(self, rank: int) -> Sealed | None:
         with suppress(Damaged):
-            return Sealed(**sealed.read_json(self._note(rank)))
+            return Sealed(**sealed.read_json(self._note(rank))["file"])
         return None
 
 
