@@ -61,9 +61,12 @@ def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group
     along: Callable[..., Group] | None = getattr(world.wire, "along", None)
     if along is not None:  # a wire that knows how to make its groups
         return along(world, axis, mine, index)
-    handle = None
+    handle, below = None, world.wire.wire if isinstance(world.wire, shaped.Shaped) else world.wire
+    interface: str = getattr(below, "interface", "")
     for ranks in sorted({ranks_of(rank) for rank in range(world.size)}):
-        formed = native.subgroup(ranks)  # a collective of the whole world: every rank helps to form every group
+        formed = native.subgroup(
+            ranks, interface
+        )  # a collective of the whole world: every rank helps to form every group
         handle = formed if ranks == mine else handle
-    group = native.over(handle, axis, mine, index, world.device, world.ledger)
+    group = native.over(handle, axis, mine, index, world.device, world.ledger, interface=interface)
     return shaped.shape(group, world.wire.traffic) if isinstance(world.wire, shaped.Shaped) else group

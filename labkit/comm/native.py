@@ -129,9 +129,11 @@ def abort() -> None:
             dist.distributed_c10d._abort_process_group()
 
 
-def world(rank: int, size: int, device: str, ledger: Ledger, state: dict[str, Any] | None = None) -> Group:
-    """The group of all ranks, over the process group that `start` formed."""
-    return over(dist.group.WORLD, "world", tuple(range(size)), rank, device, ledger, state)
+def world(
+    rank: int, size: int, device: str, ledger: Ledger, state: dict[str, Any] | None = None, interface: str = ""
+) -> Group:
+    """The group of all ranks, over the process group that `start` formed with the same `interface`."""
+    return over(dist.group.WORLD, "world", tuple(range(size)), rank, device, ledger, state, interface)
 
 
 def over(
@@ -142,15 +144,18 @@ def over(
     device: str,
     ledger: Ledger,
     state: dict[str, Any] | None = None,
+    interface: str = "",
 ) -> Group:
     """A group over one of torch's process groups; `rank` is the index in `ranks`."""
-    wire = Native(process_group, device, len(ranks))
+    wire = Native(process_group, device, len(ranks), interface)
     return Group(axis, ranks, rank, wire, wire.algorithms(), ledger, device, state)
 
 
-def subgroup(ranks: tuple[int, ...]) -> Any:
-    """One of torch's process groups for `ranks`. Every rank of the world must call this, members or not."""
-    return dist.new_group(list(ranks))
+def subgroup(ranks: tuple[int, ...], interface: str = "") -> Any:
+    """One of torch's process groups for `ranks`. Every rank of the world must call this, members or not. Its threads
+    sleep as those of the world do, if `interface` is the world's."""
+    with loops.asleep(interface):
+        return dist.new_group(list(ranks))
 
 
 @lru_cache(maxsize=256)
@@ -224,8 +229,8 @@ class Message(UnderWay):
 class Native:
     """Wire and collectives over one process group. Peers are indexes in the group."""
 
-    def __init__(self, process_group: Any, device: str, size: int):
-        self.pg, self.device, self.size = process_group, device, size
+    def __init__(self, process_group: Any, device: str, size: int, interface: str = ""):
+        self.pg, self.device, self.size, self.interface = process_group, device, size, interface
         self.backend = dist.get_backend(process_group)
         self.on_device = self.backend == "nccl"
         self.rank, self.headers, self.up, self.down = dist.get_rank(process_group), *[process_group] * 3
@@ -233,7 +238,8 @@ class Native:
             # NCCL queues all sends and receives between two GPUs on one stream, so two ranks that both send first would
             # wait for each other. So messages to higher members and messages to lower ones have a group each.
             # NCCL also ignores tags: headers, which must find their receive by tag, go over gloo.
-            self.headers = companion(process_group, "gloo", "headers")
+            with loops.asleep(interface):
+                self.headers = companion(process_group, "gloo", "headers")
             self.up, self.down = companion(process_group, "nccl", "up"), companion(process_group, "nccl", "down")
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}

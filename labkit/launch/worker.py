@@ -136,7 +136,8 @@ class Rank:
 
     def group(self) -> Group:
         """A fresh view of the world for one call: collectives are counted from 1."""
-        world = native.world(self.rank, self.spec["n_ranks"], self.spec["device"], self.ledger, state=self.state)
+        n_ranks, device, interface = (self.spec[name] for name in ("n_ranks", "device", "interface"))
+        world = native.world(self.rank, n_ranks, device, self.ledger, self.state, interface)
         return world if self.traffic is None else shaped.shape(world, self.traffic)
 
     def call(self, call_id: int, sources: dict[str, list[str]], frames: list[Any]) -> None:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+import labkit
 from labkit import Cluster, WorkerError
 from labkit.launch import rank_processes
 from tests.faults.conftest import all_well, gone
@@ -285,6 +287,59 @@ def test_f44_a_machine_without_network_or_name_can_start_a_cluster(tmp_path):
     if "unshare failed" in done.stderr or "Operation not permitted" in done.stderr:
         pytest.skip(f"cannot make a network namespace here: {done.stderr.strip()[:100]}")
     assert "[2.0, 2.0]" in done.stdout, done.stderr
+
+
+NOBODYS = """
+import glob, os, tempfile
+import labkit
+from labkit.course.exercises.catalogue import problem
+from labkit.course.judge import judge_source
+from labkit.course.judge.walls import rights
+
+def total(group):
+    import torch
+    return group.all_reduce(torch.ones(1)).item(), os.geteuid()
+
+before = glob.glob(tempfile.gettempdir() + "/labkit-*")
+with labkit.Cluster(2, quiet=True) as cluster:
+    print([reply.value for reply in cluster.run(total)], any(rights()))
+print(judge_source("00.1", problem("00.1").solution))
+print([path for path in glob.glob(tempfile.gettempdir() + "/labkit-*") if path not in before and os.stat(path).st_uid])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to become another user")
+def test_a_user_without_any_rights_can_start_a_cluster_and_have_a_program_judged(tmp_path):
+    """Would catch a folder, a limit or a wall that only root can set up. The user is 65534, without capabilities. Where
+    Python lies in a folder that only root may enter, it sees an open one in its place, with nothing else in it."""
+    needed = sorted(
+        {Path(sys.base_prefix), Path(sys.prefix), *(Path(it.__file__).parents[1] for it in (torch, labkit))}
+    )
+    hidden: dict[Path, list[Path]] = {}
+    for path in needed:
+        for above in [folder for folder in reversed(path.parents) if not folder.stat().st_mode & 0o001][:1]:
+            hidden.setdefault(above, []).append(path)
+    steps = ["mount --make-rprivate /"]
+    for above, paths in hidden.items():
+        kept = {path: tmp_path / str(needed.index(path)) for path in paths}
+        for path, aside in kept.items():
+            aside.mkdir()
+            steps.append(f"mount --bind '{path}' '{aside}'")
+        steps.append(f"mount -t tmpfs -o mode=755 none '{above}'")
+        steps += [f"mkdir -p '{path}'; mount --bind '{aside}' '{path}'" for path, aside in kept.items()]
+    user = "--reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all"
+    steps.append(f"exec setpriv {user} '{sys.executable}' -c \"$PROGRAM\"")
+    environment = {"PATH": os.environ["PATH"], "HOME": "/", "PROGRAM": NOBODYS}
+    command = ["unshare", "--mount", "sh", "-ec", "\n".join(steps)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LONG_S, env=environment, cwd="/", check=False
+    )
+    if any(words in done.stderr for words in ("unshare: ", "mount: ", "setpriv: ")):
+        pytest.skip(f"cannot become another user here: {done.stderr.strip()[:100]}")
+    first, *report, last = done.stdout.strip().splitlines()
+    assert (first, last) == ("[(2.0, 65534), (2.0, 65534)] False", "[]"), done.stderr
+    assert "all five verdicts hold" in report[0]
+    assert not any("this machine" in line for line in report), report
 
 
 def test_sockets_of_the_learner_survive_the_freeing_of_ranks(warm):

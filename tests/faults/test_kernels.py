@@ -174,6 +174,40 @@ def test_f23_interrupts_during_recovery_do_no_harm(four, monkeypatch):
     assert replaced(before, four) == [0, 1, 2, 3]
 
 
+STUCK = """
+def stuck(group, folder):
+    open(f"{folder}/{group.rank}", "w").close()
+    while group.rank == 0:
+        time.sleep(0.05)
+    group.barrier()
+cluster.run(stuck, FOLDER)
+"""
+
+
+def test_f23_one_to_six_interrupts_in_a_row_stop_one_cell_and_nothing_else(kernel, tmp_path):
+    """Would catch a stop that comes while the last one is still at work, or when the cell has just ended, and tears
+    what the next cell needs: it runs, on the same number of processes, and they all end with the kernel."""
+    kernel.run(START)
+    n_processes = len(kernel.family())
+
+    def pressed(n: int) -> None:
+        for _ in range(n):
+            kernel.manager.interrupt_kernel()
+            time.sleep(0.05)
+
+    for n in range(1, 7):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        with once(lambda: len(list(folder.iterdir())) == 3, lambda: pressed(n)):  # noqa: B023 - over before the next
+            _, error = kernel.run(STUCK.replace("FOLDER", repr(str(folder))))
+        assert error in ("KeyboardInterrupt", "Stopped")  # the latter is labkit's, with words
+        assert kernel.run("print(sum(reply.value for reply in cluster.run(lambda group: group.rank)))") == ("3\n", None)
+        assert until(lambda: len(kernel.family()) == n_processes)
+    family = kernel.family()
+    kernel.close()
+    assert gone(family)
+
+
 def test_f24_the_kernels_signal_handlers_are_untouched():
     """Would catch what torch elastic does: replace them and never give them back."""
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)

@@ -524,14 +524,19 @@ def last_to_come(made, place):
 
 
 def test_real_ranks_wait_in_a_barrier_for_the_last_to_come(three):
-    """Would catch, between processes, what the simulated ranks above show: the late rank's own time told as waiting."""
+    """Would catch, between processes, what the simulated ranks above show: the late rank's own time told as waiting.
+    Clocks are put right within an error only, so that on a busy machine a rank may seem to leave the barrier before the
+    last one has come, by as much; it has waited until it left, and no longer."""
     made, _ = recorded(three, sleeps_before_a_barrier)
     woke, asleep = last_to_come(made, 0), made.rows[0].spans[0]
     assert asleep.t1 - asleep.t0 >= 0.05
     assert made.rows[0].entries[0].t0 >= asleep.t1
+    error_s = max(row.error_s for row in made.rows)
     for row in made.rows:
-        lacks = made.seconds - (row.end - row.begin)
-        assert seconds(made.parts[row.rank].bubble) - lacks == pytest.approx(woke - row.entries[0].t0, abs=1e-9)
+        lacks, barrier = made.seconds - (row.end - row.begin), row.entries[0]
+        assert woke <= barrier.t1 + row.error_s + error_s + 1e-9
+        waited_s = min(woke, barrier.t1) - barrier.t0
+        assert seconds(made.parts[row.rank].bubble) - lacks == pytest.approx(waited_s, abs=1e-9)
 
 
 @pytest.mark.parametrize("behind", [True, False])

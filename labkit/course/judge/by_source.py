@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from labkit.course.exercises.catalogue import problem
-from labkit.course.judge.attempt import Attempt, attempt_in
+from typing import TYPE_CHECKING
+
 from labkit.course.judge.prefork import prefork_server
-from labkit.course.judge.report import Report
+
+if TYPE_CHECKING:
+    from labkit.course.judge.report import Report
 
 
 def judge_source(exercise: str, source: str, seed: int | None = None) -> Report:
@@ -20,9 +22,13 @@ def judge_source(exercise: str, source: str, seed: int | None = None) -> Report:
     `.rank`, `.line`; None if all hold), `.seconds`, `.verdicts`, `.as_dict()`, and prints as text and HTML. Nothing is
     written to anybody's progress. A text that does not define what is asked for, or is no Python, gets a report with
     the verdict "rules". ValueError for a key that no exercise has; RuntimeError if the judge itself fails."""
+    server = prefork_server()  # it imports torch for the judge, while this process does so for itself
+    from labkit.course.exercises.catalogue import problem
+    from labkit.course.judge.attempt import Attempt, attempt_in
+
     it = problem(exercise)
     try:
         attempt = attempt_in([source], it.name)
     except ValueError:
         attempt = Attempt(it.name, source)
-    return prefork_server().judge(it.key, attempt, seed)
+    return server.judge(it.key, attempt, seed)

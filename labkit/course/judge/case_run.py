@@ -16,7 +16,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
@@ -24,6 +23,7 @@ import psutil
 import torch
 
 from labkit.course.exercises.problem import Problem
+from labkit.course.judge import late
 from labkit.course.judge.case import Case
 from labkit.course.judge.judge_wire import ATTEMPT
 from labkit.course.judge.outside import Outside, return_at_once, trim
@@ -49,7 +49,12 @@ BURNING_S = 1.0
 
 def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
     """Run an attempt on one case and record what happened."""
-    import_module("torch._dynamo")  # already imported, unless the judge runs without the prefork server (prefork.py)
+    late.fetch()
+    return run_with_what_is_here(problem, program, case)
+
+
+def run_with_what_is_here(problem: Problem, program: Program, case: Case) -> RunRecord:
+    """The same without any import before. `Late` if a rank needs one and torch's compiler is not here yet."""
     began = time.perf_counter()
     with Ranks(problem, program, case.n_ranks) as ranks:
         inputs = list(problem.inputs(case))
@@ -177,6 +182,8 @@ class Ranks:
             head, _ = self.switch.last[rank]
             if head[0] == "failed":
                 self.faults[rank] = Fault(*head[1:])
+        except late.Late:
+            raise
         except Flood as flood:
             self.flood = str(flood)
         except Exception as error:  # the rank is gone, or it has sent something that makes no sense

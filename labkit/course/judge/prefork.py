@@ -24,16 +24,21 @@ import time
 import traceback
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit.course.judge.attempt import Attempt
-from labkit.course.judge.report import Report
+from labkit.course.judge import late
 from labkit.course.judge.wall_trials import Wall, examined, missing
 from labkit.launch.reply import Stopped
 from labkit.launch.zygote import zygote
 
+if TYPE_CHECKING:
+    from labkit.course.judge.attempt import Attempt
+    from labkit.course.judge.report import Report
+
+QUIET_S = 3.0
+"""The seconds without a check after which the server imports what a later one may need (late.py)."""
 MOST_S = 600.0
 """No check takes so long, on a machine with much else to do neither; one that does has a mistake in it that is ours."""
 
@@ -53,6 +58,8 @@ class PreforkServer:
 
     def judge(self, key: str, attempt: Attempt, seed: int | None = None) -> Report:
         """The report on an attempt. KeyboardInterrupt ends the check; RuntimeError if the judge itself fails."""
+        from labkit.course.judge.report import Report  # not before the server is asked for: it loads slowly
+
         request = {"key": key, "source": attempt.source, "before": attempt.before, "seed": seed}
         reply = self._replied(request, f"Stopped before {key} was judged. Nothing of this attempt counts.")
         if "failed" in reply:
@@ -142,14 +149,15 @@ def main(fd: int, kernel_pid: int) -> None:
     os.close(fd)
     kernel = Connection(1)
     _send(kernel, {"pid": os.getpid()})
-    # the judge, and what the first optimizer of every rank would import for seconds: before the first fork
-    for name in ("labkit.course.judge.judge", "torch._dynamo"):
-        importlib.import_module(name)
+    importlib.import_module("labkit.course.judge.judge")
     standing = examined()
     notes = [gap] if (gap := missing(standing)) else []
+    quiet_since = time.monotonic()
     with contextlib.suppress(EOFError, ConnectionError):
         while psutil.pid_exists(kernel_pid):
             if not kernel.poll(0.5):
+                if not late.here() and time.monotonic() - quiet_since > QUIET_S:
+                    late.fetch()
                 continue
             request = json.loads(kernel.recv_bytes())
             if "source" in request:
@@ -157,6 +165,7 @@ def main(fd: int, kernel_pid: int) -> None:
                 notes = []  # said once
             else:
                 _send(kernel, {"number": request["number"], "walls": standing})
+            quiet_since = time.monotonic()
     os._exit(0)
 
 
@@ -169,22 +178,33 @@ def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> Non
     if judge_pid == 0:
         walls.end_with(server_pid)
         walls.shelter()
+        try:
+            reply = _judged(request, notes)
+        except late.Late:
+            os._exit(late.ENDED)
         with contextlib.suppress(BrokenPipeError):
-            _send(kernel, {"number": request["number"], **_judged(request, notes)})
+            _send(kernel, {"number": request["number"], **reply})
         os._exit(0)
     _, status = os.waitpid(judge_pid, 0)
-    if status:
+    if os.waitstatus_to_exitcode(status) == late.ENDED:
+        late.fetch()
+        _serve(kernel, request, notes)
+    elif status:
         failure = f"the judge ended with {os.waitstatus_to_exitcode(status)}"
         _send(kernel, {"number": request["number"], "failed": failure})
 
 
 def _judged(request: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     from labkit.course.exercises.catalogue import problem
+    from labkit.course.judge.case_run import run_with_what_is_here
     from labkit.course.judge.judge import judge
 
     try:
-        report = judge(problem(request["key"]), request["source"], request["before"], request["seed"])
+        it = problem(request["key"])
+        report = judge(it, request["source"], request["before"], request["seed"], run=run_with_what_is_here)
         return replace(report, notes=(*report.notes, *notes)).as_dict()
+    except late.Late:
+        raise
     except BaseException:
         return {"failed": traceback.format_exc()}
 

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.comm.ledger import Ledger
 from labkit.course.exercises.problem import Problem
-from labkit.course.judge import sandbox, walls
+from labkit.course.judge import late, sandbox, walls
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
 from labkit.course.judge.outside import trim
 from labkit.course.judge.run_record import n_bytes, tensors
@@ -74,6 +74,10 @@ class Listener(TorchDispatchMode):
     def __init__(self, line: Line | None = None):
         super().__init__()
         self.line, self.count = line, 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the usual answer imports torch's compiler, one second at the first operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and note what it did."""
@@ -194,6 +198,8 @@ def run_attempt(
     if not program.ours:
         sandbox.close()
         sandbox.watch()
+    if not late.here():
+        late.tell_of_imports(line.tell)
     trim()
     line.ask("begin")
     tracemalloc.start()

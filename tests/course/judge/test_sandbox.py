@@ -8,6 +8,8 @@ import inspect
 import os
 import pkgutil
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -81,3 +83,25 @@ def test_a_judge_with_many_open_files_confines_its_ranks_all_the_same() -> None:
         for fd in files:
             os.close(fd)
     assert report.passed, str(report)
+
+
+EARLY = """
+import json
+from multiprocessing.connection import Pipe
+from labkit.course.exercises.catalogue import problem
+from labkit.course.judge import judge, late, prefork
+ours, theirs = Pipe()
+for number, key in enumerate(("03.2", "01.3")):
+    request = {"number": number, "key": key, "source": problem(key).solution, "before": "", "seed": 1}
+    prefork._serve(theirs, request, [])
+    reply = json.loads(ours.recv_bytes())
+    print(key, reply.get("failed") or {verdict["state"] for verdict in reply["verdicts"]}, late.here())
+"""
+
+
+@pytest.mark.slow
+def test_the_first_check_imports_no_compiler_and_an_attempt_with_an_optimizer_is_judged_with_it() -> None:
+    """Would catch a rank of the first check that needs torch's compiler for nothing, which costs a second; and an
+    attempt with an optimizer that is refused, since the compiler cannot be imported among the walls."""
+    told = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=300, check=False)
+    assert told.stdout.splitlines() == ["03.2 {'holds'} False", "01.3 {'holds'} True"], told.stderr

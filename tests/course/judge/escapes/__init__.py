@@ -5,6 +5,8 @@ where the guards stand in front of them, and in a check, as a learner meets it.
 
     python -m tests.course.judge.escapes                the table, as it is on this machine
     python -m tests.course.judge.escapes --bubblewrap   beside it, what bubblewrap alone would have stopped
+
+The sandbox isolate (github.com/ioi/isolate) is not compared: Debian has no package of it, up to sid.
 """
 
 from __future__ import annotations

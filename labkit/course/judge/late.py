@@ -1,0 +1,47 @@
+"""What torch imports late: its compiler, with which the first optimizer of a process spends a second.
+
+The prefork server does without it until there is time, so that a first check need not wait. Meanwhile no rank imports
+anything while an attempt runs: among the walls much would fail, and the pages would count as the attempt's.
+
+    rank: about to import ──says so──> judge: Late ──ends──> server: fetch() ──forks──> judge, from the start
+
+So an attempt is judged with all of it or has never asked for it, and the verdicts are the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+COMPILER = "torch._dynamo"
+"""It imports NumPy, SymPy and whatever else of torch an attempt may come to need."""
+ENDED = 75
+"""The exit code of a judge that could not go on without it (EX_TEMPFAIL of sysexits.h: try again)."""
+
+
+class Late(Exception):
+    """A rank of this run was about to import something, and not all is there yet: fetch() it, and run it anew."""
+
+
+def here() -> bool:
+    """True if this process has it, from its start or since a `fetch`."""
+    return COMPILER in sys.modules
+
+
+def fetch() -> None:
+    """Import it now, in a process that runs nothing of an attempt's."""
+    importlib.import_module(COMPILER)
+
+
+def tell_of_imports(tell: Callable[[str], None]) -> None:
+    """From now on this process says when it is about to import anything, and ends. This cannot be undone."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "import":
+            tell("late")
+            os._exit(0)
+
+    sys.addaudithook(hook)
