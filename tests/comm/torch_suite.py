@@ -1,8 +1,8 @@
 """torch's own distributed test-suite (`distributed_test.py`, 285 tests), on the bridge and, beside it, on gloo.
 
-    python -m tests.comm.torch_suite                            all, with 4 ranks; about 15 minutes on 2 cores
+    python -m tests.comm.torch_suite                            all, with 4 ranks; about 10 minutes on 2 cores
     python -m tests.comm.torch_suite --only all_reduce -n 2     those whose names have it
-    ... --json benchmarks/results/torch_suite.json              what benchmarks/tables.py makes a table of
+    python benchmarks/torch_suite.py --json benchmarks/results/torch_suite.json     all, kept for benchmarks/README.md
 
 Many tests ask whether the backend is called "gloo" before they run on CPUs. Here the name compares equal to both, so
 that these gates are open; torch itself, which looks the name up, finds "labkit". The ranks of a test are forked from
@@ -195,38 +195,34 @@ def brief(reason: str) -> str:
     return (raised or lines)[-1][:200]
 
 
+def compare(n_ranks: int, only: str = "", backends: str = ",".join(BACKENDS), show: bool = False) -> dict[str, Any]:
+    """{test: {backend: [status, reason]}}; a line for each is printed as it ends."""
+    from labkit.comm import bridge
+
+    bridge.register()
+    rows: dict[str, dict[str, list[str]]] = {}
+    for backend in backends.split(","):
+        tests = suite(backend, n_ranks)
+        for name in names(tests, only):
+            begin = time.monotonic()
+            outcome = play(tests, name, n_ranks)
+            reason = brief(outcome.reason)
+            rows.setdefault(name, {})[backend] = [outcome.status, reason]
+            print(f"{backend:7} {outcome.status:8} {time.monotonic() - begin:5.1f} s {name}  {reason[:120]}", flush=True)
+            if show and outcome.status == "failed":
+                print(outcome.reason, flush=True)
+    return rows
+
+
 def main() -> None:
     """Run the tests on both backends, and say how many ended how."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=4, help="ranks")
     parser.add_argument("--only", default="", help="a pattern that names must match")
     parser.add_argument("--backends", default=",".join(BACKENDS))
-    parser.add_argument("--json", type=Path, help="where to write the outcomes; those of other tests are kept")
     parser.add_argument("--show", action="store_true", help="print tracebacks")
     given = parser.parse_args()
-    import torch
-
-    from labkit.comm import bridge
-
-    bridge.register()
-    rows: dict[str, dict[str, list[str]]] = {}
-    if given.json and given.json.exists() and given.only:
-        rows = json.loads(given.json.read_text())["tests"]
-    for backend in given.backends.split(","):
-        tests = suite(backend, given.n)
-        for name in names(tests, given.only):
-            begin = time.monotonic()
-            outcome = play(tests, name, given.n)
-            reason = brief(outcome.reason)
-            rows.setdefault(name, {})[backend] = [outcome.status, reason]
-            print(
-                f"{backend:7} {outcome.status:8} {time.monotonic() - begin:5.1f} s {name}  {reason[:120]}", flush=True
-            )
-            if given.show and outcome.status == "failed":
-                print(outcome.reason, flush=True)
-            if given.json:
-                record = {"torch": torch.__version__, "n_ranks": given.n, "tests": rows}
-                given.json.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    rows = compare(given.n, given.only, given.backends, given.show)
     print(Counter(tuple(f"{backend}: {row[backend][0]}" for backend in sorted(row)) for row in rows.values()))
 
 
