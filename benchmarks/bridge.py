@@ -1,4 +1,4 @@
-"""torch's own DistributedDataParallel on the bridge beside gloo: the same model and rows, in the same processes, in turn.
+"""torch's own DistributedDataParallel on the bridge beside gloo: one model, the same rows and processes, in turn.
 
     python benchmarks/bridge.py [--json PATH] [--quick]
 
@@ -57,7 +57,9 @@ def main() -> None:
     for n_ranks in (2, 4):
         with Cluster(n_ranks, quiet=True) as cluster:
             replies = [reply.value for reply in cluster.run(steps, 5 if given.quick else 40)]
-        slowest = {way: [max(turn) for turn in zip(*(took[way] for took in replies), strict=True)] for way in replies[0]}
+        slowest = {
+            way: [max(turn) for turn in zip(*(took[way] for took in replies), strict=True)] for way in replies[0]
+        }
         for way in ("native", "ring"):
             ratio = statistics.median(a / b for a, b in zip(slowest[way], slowest["gloo"], strict=True))
             rows.append({"way": way, "ranks": n_ranks, "ratio": ratio, "gloo_s": statistics.median(slowest["gloo"])})

@@ -272,12 +272,14 @@ def bridge(found: Any) -> list[str]:
 
 def torch_suite(found: Any) -> list[str]:
     outcomes = found["tests"].values()
-    both = {(a, b): sum((row["gloo"][0], row["labkit"][0]) == (a, b) for row in outcomes)
+    ends = [(row["gloo"][0], row["labkit"][0]) for row in outcomes]
+    both = {(a, b): ends.count((a, b))
             for a in ("passed", "skipped", "failed") for b in ("passed", "skipped", "failed")}  # fmt: skip
     reasons = Counter((row["labkit"][0], row["labkit"][1]) for row in outcomes if row["labkit"][0] != "passed")
     rows = [("on gloo", "on the bridge", "tests"), *((a, b, n) for (a, b), n in both.items() if n)]
     return [
-        f"`distributed_test.py` of torch {found['torch']}, {len(outcomes)} tests, {found['ranks']} ranks.", "",
+        f"`distributed_test.py` of torch {found['torch']}, {len(outcomes)} tests, {found['ranks'][0]} ranks, {found['ranks'][1]} "
+        "where a test wants them.", "",
         *table(rows[0], rows[1:]), "",
         *table(("on the bridge", "reason", "tests"), [(*key, n) for key, n in reasons.most_common()]),
     ]  # fmt: skip

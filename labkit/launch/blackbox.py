@@ -174,10 +174,9 @@ class Page:
 
     def leave(self, call: Call) -> None:
         """The wait is over."""
-        for k in reversed(range(len(self.stack))):  # the innermost as a rule; threads may leave in another order
-            if self.stack[k][0] is call:
-                del self.stack[k]
-                break
+        if self.stack:  # the innermost as a rule; but threads, which write here too, leave in an order of their own
+            calls = [entered for entered, _ in self.stack]
+            del self.stack[len(calls) - 1 - calls[::-1].index(call) if call in calls else -1]
         self.done += 1
         self._write()
 

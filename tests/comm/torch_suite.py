@@ -208,7 +208,9 @@ def compare(n_ranks: int, only: str = "", backends: str = ",".join(BACKENDS), sh
             outcome = play(tests, name, n_ranks)
             reason = brief(outcome.reason)
             rows.setdefault(name, {})[backend] = [outcome.status, reason]
-            print(f"{backend:7} {outcome.status:8} {time.monotonic() - begin:5.1f} s {name}  {reason[:120]}", flush=True)
+            print(
+                f"{backend:7} {outcome.status:8} {time.monotonic() - begin:5.1f} s {name}  {reason[:120]}", flush=True
+            )
             if show and outcome.status == "failed":
                 print(outcome.reason, flush=True)
     return rows
