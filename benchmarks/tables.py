@@ -278,8 +278,8 @@ def torch_suite(found: Any) -> list[str]:
     reasons = Counter((row["labkit"][0], row["labkit"][1]) for row in outcomes if row["labkit"][0] != "passed")
     rows = [("on gloo", "on the bridge", "tests"), *((a, b, n) for (a, b), n in both.items() if n)]
     return [
-        f"`distributed_test.py` of torch {found['torch']}, {len(outcomes)} tests, {found['ranks'][0]} ranks, {found['ranks'][1]} "
-        "where a test wants them.", "",
+        f"`distributed_test.py` of torch {found['torch']}, {len(outcomes)} tests, "
+        f"{found['ranks'][0]} ranks, {found['ranks'][1]} where a test wants them.", "",
         *table(rows[0], rows[1:]), "",
         *table(("on the bridge", "reason", "tests"), [(*key, n) for key, n in reasons.most_common()]),
     ]  # fmt: skip
