@@ -54,6 +54,8 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/launch.py --json benchmarks/results/launch.json
 	$(BIN)/python benchmarks/collectives.py --json benchmarks/results/collectives.json
 	$(BIN)/python benchmarks/strategies.py --json benchmarks/results/strategies.json
+	$(BIN)/python benchmarks/bridge.py --json benchmarks/results/bridge.json
+	$(BIN)/python benchmarks/torch_suite.py --json benchmarks/results/torch_suite.json
 	$(BIN)/python benchmarks/probes.py --json benchmarks/results/probes.json
 	$(BIN)/python benchmarks/held.py --json benchmarks/results/held.json
 	$(BIN)/python benchmarks/shaped.py --json benchmarks/results/shaped.json

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -261,9 +262,34 @@ def capstone(found: Any) -> list[str]:
     return table(("task", "layout", "a step", "peak"), rows)
 
 
+def bridge(found: Any) -> list[str]:
+    rows = [
+        (each["ranks"], "gloo's own verbs" if each["way"] == "native" else "labkit's ring", f"{each['ratio']:.2f}",
+         f"{each['gloo_s'] * 1e3:.0f} ms") for each in found["rows"]
+    ]  # fmt: skip
+    return table(("ranks", "the bridge on", "of gloo's step", "a step on gloo"), rows)
+
+
+def torch_suite(found: Any) -> list[str]:
+    outcomes = found["tests"].values()
+    ends = [(row["gloo"][0], row["labkit"][0]) for row in outcomes]
+    both = {(a, b): ends.count((a, b))
+            for a in ("passed", "skipped", "failed") for b in ("passed", "skipped", "failed")}  # fmt: skip
+    reasons = Counter((row["labkit"][0], row["labkit"][1]) for row in outcomes if row["labkit"][0] != "passed")
+    rows = [("on gloo", "on the bridge", "tests"), *((a, b, n) for (a, b), n in both.items() if n)]
+    return [
+        f"`distributed_test.py` of torch {found['torch']}, {len(outcomes)} tests, "
+        f"{found['ranks'][0]} ranks, {found['ranks'][1]} where a test wants them.", "",
+        *table(rows[0], rows[1:]), "",
+        *table(("on the bridge", "reason", "tests"), [(*key, n) for key, n in reasons.most_common()]),
+    ]  # fmt: skip
+
+
 BENCHES = (
     Bench("launch", "Starting ranks and calling them", launch),
     Bench("strategies", "Each mechanism beside torch's own", strategies),
+    Bench("bridge", "torch's own DDP on the bridge, beside gloo", bridge),
+    Bench("torch_suite", "torch's own distributed test-suite on the bridge", torch_suite),
     Bench("collectives", "Collectives made of send and receive, beside gloo's own", collectives),
     Bench("probes", "What measuring costs", probes),
     Bench("rehearsal", "Rehearsals: one rank of a large job on fake tensors", rehearsal),

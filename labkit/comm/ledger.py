@@ -51,6 +51,8 @@ class Call:
     dtype: str
     seq: int
     op: str = "sum"
+    line: tuple[str, int] = ("", 0)
+    """File and line of the caller, where another thread carries the call out; ("", 0): the caller itself does."""
 
 
 class Witness(Protocol):
@@ -86,8 +88,12 @@ class Ledger:
         """Record a transfer that begins now; returns its number for `close`."""
         now = time.perf_counter()
         within = "/".join(verb for verb, _ in self.within)
-        self.transfers.append(Transfer(verb, axis, to, n_bytes, now, now, within, tag))
-        return len(self.transfers) - 1
+        transfers, transfer = self.transfers, Transfer(verb, axis, to, n_bytes, now, now, within, tag)
+        number = len(transfers)
+        transfers.append(transfer)
+        while transfers[number] is not transfer:  # another thread has written one in between
+            number += 1
+        return number
 
     def charge(self, n_bytes: int) -> None:
         """Record the bytes that a backend sends for the innermost collective that is open."""
@@ -102,7 +108,9 @@ class Ledger:
     def keep(self, message: Any) -> Any:
         """Keep a message alive until it is done, also when nobody waits for it: the wire uses its memory."""
         if len(self.under_way) > 256:  # a program that never waits: drop what is done
-            self.under_way = {key: message for key, message in self.under_way.items() if not message.done()}
+            for key, old in list(self.under_way.items()):  # a list: another thread may keep one meanwhile
+                if old.done():
+                    self.under_way.pop(key, None)
         self.under_way[id(message)] = message
         return message
 
@@ -134,6 +142,24 @@ class Ledger:
             for verb, axis in verbs
         ]
         return "\n".join([f"Ledger: {len(self.transfers):,} transfers, {self.sent_bytes():,} bytes sent", *rows])
+
+
+class Aside(Ledger):
+    """The same ledger for another thread: transfers are written to `whole`, but verbs nest by themselves, and no
+    witness is told of the waits inside a call that the other thread has announced."""
+
+    def __init__(self, whole: Ledger):
+        self.whole, self.witness, self.within = whole, None, []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("transfers", "received", "under_way"):  # looked up each time: `clear` of the whole renews them
+            return getattr(self.whole, name)
+        raise AttributeError(name)
+
+    def clear(self) -> None:
+        """Forget everything that both have written so far."""
+        self.whole.clear()
+        self.within = []
 
 
 def _is(transfer: Transfer, verb: str | None) -> bool:

@@ -158,6 +158,15 @@ def subgroup(ranks: tuple[int, ...], interface: str = "") -> Any:
         return dist.new_group(list(ranks))
 
 
+def apart(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """gloo between those who meet at `store`, in none of torch's lists of groups: what another group stands on."""
+    made = dist.ProcessGroup(store, rank, size)
+    made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    return made
+
+
 @lru_cache(maxsize=256)
 def companion(process_group: Any, backend: str, use: str) -> Any:
     """A second group of the same ranks for one `use`, the same each time. All its members call this, nobody else."""
@@ -231,9 +240,9 @@ class Native:
 
     def __init__(self, process_group: Any, device: str, size: int, interface: str = ""):
         self.pg, self.device, self.size, self.interface = process_group, device, size, interface
-        self.backend = dist.get_backend(process_group)
+        self.backend = process_group.name()
         self.on_device = self.backend == "nccl"
-        self.rank, self.headers, self.up, self.down = dist.get_rank(process_group), *[process_group] * 3
+        self.rank, self.headers, self.up, self.down = process_group.rank(), *[process_group] * 3
         if self.on_device:
             # NCCL queues all sends and receives between two GPUs on one stream, so two ranks that both send first would
             # wait for each other. So messages to higher members and messages to lower ones have a group each.
@@ -328,7 +337,7 @@ class Native:
         """The source's x.   same shape"""
         group.ledger.charge(x.numel() * x.element_size() if group.rank == source else 0)
         y = self._staged(x).clone(memory_format=torch.contiguous_format)
-        dist.broadcast(y, group.ranks[source], self.pg)
+        dist.broadcast(y, group=self.pg, group_src=source)
         return self._back_on(y, x)
 
     def all_to_all(self, x: Tensor, group: Group) -> Tensor:

@@ -42,6 +42,8 @@ class Started:
         self.over = threading.Event()
         self.result: Tensor | None = None
         self.error: BaseException | None = None
+        self.told: Callable[[], None] | None = None
+        """Called in the stream's thread when the verb is over."""
 
     def run(self) -> None:
         """Carry the verb out. Runs in the stream's thread."""
@@ -53,6 +55,8 @@ class Started:
             self.error = error
         self.fn = None
         self.over.set()
+        if self.told is not None:
+            self.told()
 
     def wait(self) -> Tensor | None:
         """The verb's result, when it is done; or raise what it raised."""
@@ -71,14 +75,17 @@ class Stream:
     """The verbs that a group has under way."""
 
     def __init__(self) -> None:
-        self.waiting: queue.SimpleQueue[Started] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[Started | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
         self.last: Started | None = None
 
     def start(self, fn: Callable[[], Tensor]) -> Started:
         """Have `fn()` carried out after all that was started before."""
-        started = Started(fn)
+        return self.put(Started(fn))
+
+    def put(self, started: Started) -> Started:
+        """Have it carried out after all that was started before."""
         self.last = started
         with self.lock:
             self.waiting.put(started)
@@ -93,12 +100,26 @@ class Stream:
             continue
         self.last = None
 
+    def stop(self, limit_s: float = 1.0) -> None:
+        """Let the thread end now, not when it has been idle for a moment: Python ends badly while one is in torch."""
+        with self.lock:
+            thread = self.thread
+            if thread is not None:
+                self.waiting.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(limit_s)
+
     def _live(self) -> None:
         while True:
             try:
-                self.waiting.get(timeout=IDLE_S).run()
+                started = self.waiting.get(timeout=IDLE_S)
             except queue.Empty:
-                with self.lock:
-                    if self.waiting.empty():
-                        self.thread = None
-                        return
+                started = None
+            if started is not None:
+                started.run()
+                del started  # what the verb used is let go here, and not when the next one comes
+                continue
+            with self.lock:
+                if self.waiting.empty():
+                    self.thread = None
+                    return

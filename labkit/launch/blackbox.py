@@ -140,7 +140,7 @@ class Page:
         self.box, self.rank, self.at = box, rank, rank * PAGE
         self.call_id = self.done = 0
         self.progress = self.total = 0.0
-        self.stack: list[tuple] = []
+        self.stack: list[tuple[Call, tuple]] = []
         self.last = ""
         self.around: Around | None = None
 
@@ -163,10 +163,10 @@ class Page:
 
     def enter(self, call: Call) -> None:
         """Write what is about to be waited for. Raises ValueError if another rank posted something else for it."""
-        file, line = _learners_line()
+        file, line = call.line if call.line[0] else _learners_line()
         peer = None if call.peer is None else call.ranks[call.peer]
         fields = (call.verb, call.axis, call.ranks, peer, call.shape, call.dtype, call.seq, call.tag, file, line)
-        self.stack.append(fields)
+        self.stack.append((call, fields))
         self.last = str(Entry._make(fields))
         self._write()
         if peer is None and len(call.ranks) > 1:
@@ -174,8 +174,9 @@ class Page:
 
     def leave(self, call: Call) -> None:
         """The wait is over."""
-        if self.stack:
-            self.stack.pop()
+        if self.stack:  # the innermost as a rule; but threads, which write here too, leave in an order of their own
+            calls = [entered for entered, _ in self.stack]
+            del self.stack[len(calls) - 1 - calls[::-1].index(call) if call in calls else -1]
         self.done += 1
         self._write()
 
@@ -191,9 +192,10 @@ class Page:
             self.weigh()
         depth = len(self.stack)
         if depth:
-            packed = marshal.dumps(self.stack[-1])
+            fields = self.stack[-1][1]
+            packed = marshal.dumps(fields)
             if len(packed) > _MEMORY_AT - _CALL_AT:  # a group of very many ranks: keep the rest readable
-                packed = marshal.dumps((*self.stack[-1][:2], (), *self.stack[-1][3:]))
+                packed = marshal.dumps((*fields[:2], (), *fields[3:]))
             memory[at + _CALL_AT : at + _CALL_AT + len(packed)] = packed
             _SEAL.pack_into(memory, at + _SEAL_AT, len(packed), zlib.crc32(packed))
         now = time.monotonic()
