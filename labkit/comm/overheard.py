@@ -21,7 +21,6 @@ import torch.distributed as dist
 from labkit.comm import flight
 from labkit.comm.dumps import Frame, Message
 
-LET_GO_S = 0.02
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 
 
@@ -32,6 +31,7 @@ class Overheard:
         self._lock = threading.Lock()
         self._under_way: dict[int, tuple[Message, Any]] = {}
         self._last = 0
+        self._groups: list[Any] = []
         self._members: dict[str, tuple[int, ...]] = {}
         self.calls: Counter[tuple[str, Frame]] = Counter()
         self.bytes: Counter[tuple[str, Frame]] = Counter()
@@ -48,9 +48,9 @@ class Overheard:
         @functools.wraps(destroy)
         def remember(*args: Any, **kwargs: Any) -> Any:
             self.members()  # torch forgets them now, and the records of these groups are still to be read
-            # A thread of gloo's may wait for the GIL, to let go of a tensor. The end of a process group waits for that
-            # thread, and holds the GIL meanwhile: for ever. So it gets the GIL now.
-            time.sleep(LET_GO_S)
+            # DDP's reducer may be the last to hold a group. Where it ends, it holds the GIL and waits for gloo's threads;
+            # one of them may wait for the GIL, to let go of a tensor: for ever. So groups end with the process.
+            self._groups += list(where._world.pg_map)
             return destroy(*args, **kwargs)
 
         where.destroy_process_group = dist.destroy_process_group = remember
@@ -103,7 +103,7 @@ class Overheard:
 
 def _global(peer: Any, in_group: Any, group: Any) -> int | None:
     if peer is None and in_group is not None:
-        return dist.get_global_rank(group or dist.group.WORLD, in_group)
+        return dist.get_global_rank(group or dist.distributed_c10d._get_default_group(), in_group)
     return peer if isinstance(peer, int) else None
 
 

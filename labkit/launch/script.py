@@ -386,8 +386,8 @@ class Watched:
         if killed:
             because = "".join(f": {reason}" for reason in reasons(self._dumps())[:1])
             return killed[0], f"rank {killed[0]} {self.ended[killed[0]]}{because}"
-        for rank, (code, failure) in self.over.items():
-            if code and failure is None:
+        for rank, (code, raised) in self.over.items():
+            if code and raised is None:
                 return rank, f"rank {rank} ended with exit code {code} (sys.exit)"
         for rank, ended in self.ended.items():
             if rank < self.n_ranks and ended.code and rank not in self.over:

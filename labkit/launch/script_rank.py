@@ -68,7 +68,7 @@ def main(spec: dict[str, Any]) -> None:
     messages = [(verb, frame, n, overheard.bytes[verb, frame]) for (verb, frame), n in overheard.calls.items()]
     dump = flight.raw()
     told.send_multipart([pickle.dumps(("over", code, failure, seen, messages, overheard.members())), dump])
-    told.poll(ACKNOWLEDGED_S * 1e3)  # who leaves before this has arrived is taken for dead
+    told.poll(int(ACKNOWLEDGED_S * 1e3))  # who leaves before this has arrived is taken for dead
     told.close(linger=0)
     _leave(code)
     del words
@@ -127,7 +127,7 @@ class Control:
         channel.linger = 0
         wait_s = LOOK_S
         while True:
-            if channel.poll(wait_s * 1e3):
+            if channel.poll(int(wait_s * 1e3)):
                 channel.recv()
                 channel.send_multipart(self._where())
             wait_s = self._fetch(channel) if self.spec["record"] else LOOK_S
