@@ -51,7 +51,8 @@ def test_a_good_ddp_script_is_told_by_its_law_its_lines_and_its_memory(tmp_path,
     at = report.overlap
     assert at["hidden_s"] + at["exposed_s"] == pytest.approx(at["wire_s"])
     html = page(report)
-    assert "ddp_good.py" in html and "Bytes beside the law" in html
+    assert "ddp_good.py" in html
+    assert "Bytes beside the law" in html
     assert not re.search(r"src=|href=|<script|url\(|@import", html)
     spans = {rank: seen["overlap"]["spans"] for rank, seen in report.run.seen.items()}
     events = json.loads(write_spans(tmp_path / "t.json", spans).read_text())["traceEvents"]
@@ -101,7 +102,8 @@ def test_a_slow_rank_is_named_by_the_seconds_that_the_others_wait_for_it(capfd):
     report = script(SCRIPTS / "slow_rank.py", 3, watch=False)
     assert report.well, report.words()
     late = report.run.tally.late()[0]
-    assert late.rank == 2 and late.seconds > 7 * 0.1  # it sleeps 0.15 s in each of 8 steps
+    assert late.rank == 2
+    assert late.seconds > 7 * 0.1  # it sleeps 0.15 s in each of 8 steps
     assert report.run.tally.share == 1.0
 
 

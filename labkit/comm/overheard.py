@@ -48,8 +48,8 @@ class Overheard:
         @functools.wraps(destroy)
         def remember(*args: Any, **kwargs: Any) -> Any:
             self.members()  # torch forgets them now, and the records of these groups are still to be read
-            # DDP's reducer may be the last to hold a group. Where it ends, it holds the GIL and waits for gloo's threads;
-            # one of them may wait for the GIL, to let go of a tensor: for ever. So groups end with the process.
+            # DDP's reducer may be the last to hold a group. Where it ends, it holds the GIL and waits for threads of
+            # gloo's; one of them may wait for the GIL, to let go of a tensor: for ever. So groups end with the process.
             self._groups += list(where._world.pg_map)
             return destroy(*args, **kwargs)
 

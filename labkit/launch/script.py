@@ -202,8 +202,9 @@ class Watched:
             if now >= look_at:
                 self._look(now)
                 look_at = now + LOOK_S
-        if self.failed_at is not None:
+        if self.reason is not None or self.failed_at is not None:
             self._ask()
+        if self.failed_at is not None:
             self.stances = tuple(self._whereabouts())
             self.found_s = time.monotonic() - self.failed_at
         self.processes.kill(self.pending)
@@ -235,8 +236,10 @@ class Watched:
             elif event.kind == "fetched":
                 self._add(event.rank, event.frames[0], event.what[0])
             elif event.kind == "where":
-                position, messages, members = event.what
+                position, messages, members, whole = event.what
                 dump = self._dump(event.rank, event.frames[0], members, after=-1)
+                if whole and dump is not None:
+                    self.tally.add(dump)
                 self.positions[event.rank] = position, messages, dump
             elif event.kind == "over":
                 code, failure, seen, messages, members = event.what
@@ -280,7 +283,7 @@ class Watched:
     def _ask(self) -> None:
         asked = [rank for rank in self.pending if rank not in self.over]
         self.positions.clear()
-        self.processes.ask(asked, "where")
+        self.processes.ask(asked, "where", True)  # and all that the recorder has
         deadline = time.monotonic() + LOOK_S
         while any(rank not in self.positions and rank not in self.ended for rank in asked):
             self._take(self.processes.poll(0.02))

@@ -128,17 +128,17 @@ class Control:
         wait_s = LOOK_S
         while True:
             if channel.poll(int(wait_s * 1e3)):
-                channel.recv()
-                channel.send_multipart(self._where())
+                _, whole = pickle.loads(channel.recv())
+                channel.send_multipart(self._where(whole))
             wait_s = self._fetch(channel) if self.spec["record"] else LOOK_S
 
-    def _where(self) -> list[bytes]:
+    def _where(self, whole: bool) -> list[bytes]:
         try:
             stands = free.position(self.main_thread)
         except Exception:  # frames change while they are looked at; the next question will do
             stands = None
-        head = pickle.dumps(("where", stands, self.overheard.under_way(), self.overheard.members()))
-        return [head, flight.raw(active=True)]
+        head = pickle.dumps(("where", stands, self.overheard.under_way(), self.overheard.members(), whole))
+        return [head, flight.raw(active=not whole)]
 
     def _fetch(self, channel: zmq.Socket) -> float:
         """Send the records if enough of them are new; the seconds until this must be looked at again."""

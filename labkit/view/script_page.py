@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 
 from labkit.plan.breakdown import KINDS
@@ -67,7 +68,12 @@ def _ranks(report: ScriptReport) -> list[str]:
     took = report.run.found_s
     about = "" if took is None else f'<p class="soft">Known {seconds_text(took)} after the last sign of life.</p>'
     trace = f"<pre>{escape(error.remote_traceback.rstrip())}</pre>" if error.remote_traceback else ""
-    return ["<h2>Where everybody was</h2>", str(autopsy(found)) if found.ranks else "", about, trace]
+    return [
+        "<h2>Where everybody was</h2>",
+        str(autopsy(replace(found, headline=""))) if found.ranks else "",
+        about,
+        trace,
+    ]
 
 
 def _traffic(report: ScriptReport) -> list[str]:

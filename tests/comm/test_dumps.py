@@ -147,7 +147,7 @@ def test_bytes_are_counted_once_by_line_and_by_the_law_of_a_ring():
 
 @pytest.mark.slow
 def test_torchs_own_analyser_finds_the_same_in_dumps_of_nccl(tmp_path):
-    """Would catch a wrong idea of the form, or of what is missing: the reference is torch.distributed.flight_recorder."""
+    """Would catch a wrong idea of the form, or of what is missing: the reference is torch's own analyser."""
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
 
