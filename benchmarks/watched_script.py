@@ -2,9 +2,9 @@
 
     python benchmarks/watched_script.py [--pairs 6] [--json FILE]
 
-The same script trains with torch's DDP on two ranks, once with records fetched, questions asked and steps counted, once
-with neither; runs alternate, and each pair gives a ratio of their median steps. The steps that are looked at closely
-(the third, under a MemoryProbe, the fifth and sixth, under torch's profiler) are not in the median: they are told apart.
+The same script trains with torch's DDP on two ranks, once with records fetched and steps counted, once with
+neither; runs alternate, and each pair gives a ratio of their median steps. The steps that are looked at closely
+(the third, under a MemoryProbe, the fifth and sixth, under the profiler) are not in the median: they are told apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from labkit.launch.script import run_script
+from labkit.launch.script import watch_script
 from labkit.scripted import OBSERVER
 
 SCRIPT = """
@@ -45,7 +45,7 @@ def steps_of(script: Path, width: int, steps: int, watched: bool) -> list[float]
     """Seconds of each step of rank 0."""
     out = script.with_suffix(".txt")
     observe = OBSERVER if watched else None
-    run = run_script(script, 2, [str(width), str(steps), str(out)], observe=observe, record=watched, quiet=True)
+    run = watch_script(script, 2, [str(width), str(steps), str(out)], observe=observe, record=watched, quiet=True)
     assert run.well, run.error
     return [float(text) for text in out.read_text().strip("[]").split(",")]
 
@@ -79,9 +79,11 @@ def main() -> None:
                     "steps_3_to_6_in_steps": statistics.median(close),
                 }
             )
+            row = rows[-1]
             print(
-                f"width {width}: a step takes {rows[-1]['step_s'] * 1e3:.2f} ms; watched, {rows[-1]['ratio']:.3f} of that "
-                f"(pairs {min(ratios):.3f} to {max(ratios):.3f}); steps 3 to 6 together as long as {rows[-1]['steps_3_to_6_in_steps']:.1f}",
+                f"width {width}: a step takes {row['step_s'] * 1e3:.2f} ms; watched, {row['ratio']:.3f} of that "
+                f"(pairs {min(ratios):.3f} to {max(ratios):.3f}); steps 3 to 6 together as long as "
+                f"{row['steps_3_to_6_in_steps']:.1f}",
                 flush=True,
             )
     if arguments.json:

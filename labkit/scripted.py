@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit.comm.tally import Row
-from labkit.launch.script import ScriptRun, run_script
+from labkit.launch.script import ScriptRun, watch_script
 from labkit.launch.watch import lines, name_ranks
 from labkit.plan.breakdown import KINDS
 
@@ -60,7 +60,7 @@ def script(
     `watch=False`: count collectives and explain hangs, but measure no memory and no overlap. The report also tells of a
     script that fails; nothing is raised for it. ValueError if there is no such script."""
     observe = OBSERVER if watch else None
-    return ScriptReport(run_script(path, n_ranks, arguments, timeout_s, observe, quiet=quiet))
+    return ScriptReport(watch_script(path, n_ranks, arguments, timeout_s, observe, quiet=quiet))
 
 
 @dataclass(frozen=True)

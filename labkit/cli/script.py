@@ -11,12 +11,10 @@ from typing import Annotated
 
 import typer
 
-PASSED_ON = {"allow_interspersed_args": True, "ignore_unknown_options": True}
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(context_settings={**PASSED_ON})(script)
+    app.command(context_settings={"allow_interspersed_args": True, "ignore_unknown_options": True})(script)
 
 
 def script(

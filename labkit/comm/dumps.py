@@ -219,12 +219,12 @@ def _record(entry: Mapping[str, Any]) -> Record:
     verb = str(entry.get("profiling_name", "")).partition(":")[2].partition(" ")[0]
     p2p = bool(entry.get("is_p2p", False))
     frames = (Frame(f.get("name", ""), f.get("filename", ""), int(f.get("line", 0))) for f in entry.get("frames") or ())
-    frames = itertools.dropwhile(lambda frame: bool(_BETWEEN.search(frame.file)), frames)
+    stack = itertools.dropwhile(lambda frame: bool(_BETWEEN.search(frame.file)), frames)
     return Record(
         _number(entry), group[0], "world" if name == "default_pg" else name,
         int(entry.get("p2p_seq_id" if p2p else "collective_seq_id", 0)), verb, _shapes(entry.get("input_sizes")),
         _shapes(entry.get("output_sizes")), tuple(entry.get("input_dtypes") or ()), _over(entry),
-        int(entry.get("time_created_ns") or 0), tuple(frames), p2p, str(entry.get("state", "")),
+        int(entry.get("time_created_ns") or 0), tuple(stack), p2p, str(entry.get("state", "")),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """What may look at a script from inside its ranks, chosen by code above the launcher: memory and overlap, for example.
 
-command    run_script(..., observe="labkit.probe.sampled.Sampled")    the name of its class, which is not imported
+command    watch_script(..., observe="labkit.probe.sampled.Sampled")    the name of its class, which is not imported
 rank       observer = Sampled()          before the script's first line; then observer.begin()
            observer.failed(error)        when the script ends with an exception
            observer.result()             at its end: plain values, which travel to the command

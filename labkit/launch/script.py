@@ -85,7 +85,7 @@ class ScriptRun:
         return self.error is None
 
 
-def run_script(
+def watch_script(
     path: str | Path,
     n_ranks: int = 4,
     arguments: Sequence[str] = (),

@@ -58,7 +58,7 @@ def main(spec: dict[str, Any]) -> None:
     if spec["observer"]:
         module, _, name = spec["observer"].rpartition(".")
         observer = getattr(importlib.import_module(module), name)()
-    code, failure = run_script(spec, observer)
+    code, failure = become_script(spec, observer)
     told = _connect(context, "m", spec)
     seen = None
     try:
@@ -74,7 +74,7 @@ def main(spec: dict[str, Any]) -> None:
     del words
 
 
-def run_script(spec: dict[str, Any], observer: Observer | None) -> tuple[int, Failure | None]:
+def become_script(spec: dict[str, Any], observer: Observer | None) -> tuple[int, Failure | None]:
     """Run the script as `__main__`; its exit code, and the exception with which it ended if it did not exit."""
     path, arguments = spec["script"], spec["arguments"]
     for module in ("random", "numpy"):

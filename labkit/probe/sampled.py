@@ -102,7 +102,7 @@ class Sampled:
             ended = time.time_ns()
             profiler, self.profiler = self.profiler, None
             profiler.stop()
-            self.seen["overlap"] = timed(profiler, self.began, ended)
+            self.seen["overlap"] = overlap_of(profiler, self.began, ended)
 
     def _close(self) -> None:
         """Leave what is still open: at its step's end, and at the script's."""
@@ -177,7 +177,7 @@ def census() -> dict[str, int]:
     return out
 
 
-def timed(profiler: Any, began_ns: int, ended_ns: int) -> dict[str, Any]:
+def overlap_of(profiler: Any, began_ns: int, ended_ns: int) -> dict[str, Any]:
     """Seconds of the profiled steps: `step_s`, `compute_s` in operators, `wire_s` of collectives on their way,
     `hidden_s` of these while an operator ran, `exposed_s` of these while none did; and the spans themselves."""
     spans, compute, wire = [], [], []
