@@ -28,11 +28,13 @@ import re
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.launch.cluster import BareCluster
 from labkit.launch.reply import Reply
 from labkit.plan.topology import Links
+from labkit.scripted import ScriptReport, script
 
 if TYPE_CHECKING:
     from labkit.probe.memory import MemoryProbe
@@ -75,6 +77,15 @@ class Cluster(BareCluster):
         cap = None if memory_bytes is None else Cap(bytes_of(memory_bytes))
         self.memory_bytes = None if cap is None else cap.n_bytes
         super().__init__(n_ranks, device, timeout_s, links, strict=strict, fresh=fresh, quiet=quiet, around=cap)
+
+    def script(
+        self, path: str | Path, *arguments: str, timeout_s: float | None = 300.0, watch: bool = True
+    ) -> ScriptReport:
+        """Run a torchrun-style script, as it is, on as many ranks as this cluster has, and explain it.
+
+        The script's ranks are fresh processes; those of the cluster keep what they know. Returns the report, also of a
+        script that fails. ValueError if there is no such script."""
+        return script(path, self.n_ranks, arguments, timeout_s, watch)
 
 
 def run(

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 import labkit
-from labkit.cli import cards, claims, exercises, plan, quiz
+from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
 from labkit.course.server.labs import CHECKOUT, labs
 
@@ -33,6 +33,8 @@ claims.add_to(app)
 cards.add_to(app)
 quiz.add_to(app)
 plan.add_to(app)
+script.add_to(app)
+autopsy.add_to(app)
 
 
 class Benchmark(StrEnum):

@@ -1,4 +1,7 @@
-"""What torch itself knows of collectives in flight: its flight recorder, for code that does not go through a Group."""
+"""What torch itself knows of collectives: its flight recorder, for code that does not go through a Group.
+
+The functions that write its dump are private, and absent in some versions of torch: then there is nothing to read.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,60 @@ from typing import Any
 
 import torch.distributed as dist
 
+from labkit.comm.dumps import load, read
+
+
+def raw(active: bool = False, stacks: bool = True, entries: bool = True) -> bytes:
+    """This process's dump as torch pickles it, of all that is kept or of what is in flight; b"" where there is none.
+
+    Stacks take most of a second the first time; without `entries` only the groups' counters are written."""
+    try:
+        from torch._C import _distributed_c10d as private
+
+        name = "_dump_nccl_trace" if hasattr(private, "_dump_nccl_trace") and _nccl() else "_dump_fr_trace"
+        write = getattr(private, name)
+        return write(includeCollectives=entries, includeStackTraces=stacks, onlyActive=active)
+    except Exception:
+        return b""
+
+
+def members() -> dict[str, tuple[int, ...]]:
+    """The ranks of every process group that this process has made, by the name that the recorder uses."""
+    world = dist.distributed_c10d._world
+    return {
+        world.pg_names[group]: tuple(ranks)
+        for group, ranks in list(world.pg_group_ranks.items())
+        if group is not None and group in world.pg_names
+    }
+
+
+def enqueued() -> int:
+    """The number of collectives that this process has called so far, in all groups."""
+    data = raw(stacks=False, entries=False)
+    status = pickle.loads(data).get("pg_status", {}) if data else {}
+    return sum(group.get("last_enqueued_collective", 0) for group in status.values())
+
 
 def in_flight() -> list[dict[str, Any]]:
     """Collectives in flight on this rank by torch's flight recorder; [] where there is none.
 
     Each: group, seq, verb, shapes, dtypes, ranks. Messages (send, recv) are not recorded by torch."""
-    try:
-        # private, and absent in some versions; stack traces would cost most of a second the first time
-        from torch._C import _distributed_c10d as private
-
-        dump = pickle.loads(getattr(private, "_dump_fr_trace")(includeStackTraces=False))  # noqa: B009
-    except Exception:
+    data = raw(active=True, stacks=False)
+    if not data:
         return []
-    collectives = []
-    for entry in dump.get("entries", []):
-        if entry.get("retired", True):
-            continue
-        group = entry.get("process_group") or ("", "")
-        collectives.append(
-            {
-                "group": group[1] or group[0] or "world",
-                "seq": entry.get("collective_seq_id", 0),
-                "verb": str(entry.get("profiling_name", "")).partition(":")[2],
-                "shapes": entry.get("input_sizes", ""),
-                "dtypes": entry.get("input_dtypes", ""),
-                "ranks": _members(group[0]),
-            }
-        )
-    return collectives
+    dump = read(load(data), 0, members())
+    return [
+        {
+            "group": record.name,
+            "seq": record.seq,
+            "verb": record.verb,
+            "shapes": [list(shape) for shape in record.sizes] or "",
+            "dtypes": list(record.dtypes),
+            "ranks": dump.members.get(record.group, ()),
+        }
+        for record in dump.flying
+    ]
 
 
-def _members(name: str) -> tuple[int, ...]:
-    for group, ranks in dist.distributed_c10d._world.pg_group_ranks.items():
-        if group is not None and dist.distributed_c10d._world.pg_names.get(group) == name:
-            return tuple(ranks)
-    return ()
+def _nccl() -> bool:
+    return dist.is_initialized() and dist.get_backend() == "nccl"

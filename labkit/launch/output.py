@@ -15,7 +15,12 @@ from pathlib import Path
 COLOURS = ("38;5;32", "38;5;208", "38;5;36", "38;5;162", "38;5;178", "38;5;74", "38;5;166", "38;5;245")
 """ANSI colours of the Okabe-Ito palette: told apart by people who cannot tell red from green."""
 
-_NOISE = (f'  File "{Path(__file__).resolve().parent}', '  File "<string>", line 1 in <module>', "Extension modules: ")
+_NOISE = (
+    f'  File "{Path(__file__).resolve().parent}',
+    '  File "<string>", line 1 in <module>',
+    "Extension modules: ",
+    "USDT:",
+)
 """Lines of a stack dump that are the launcher's own frames: never where the mistake is."""
 
 FILE_BYTES = 4 << 20

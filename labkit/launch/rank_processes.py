@@ -178,6 +178,8 @@ class RankProcesses(Channels):
         self.warden.send(("keep", self.folder))
         threads = max(1, (os.cpu_count() or 1) // n_ranks)
         self.spec: dict[str, Any] = {
+            "module": "labkit.launch.worker",
+            "imports": (),
             "n_ranks": n_ranks,
             "address": address,
             "blackbox": os.path.join(self.folder, "blackbox"),

@@ -16,7 +16,6 @@ from labkit.launch.watch import lines
 
 if TYPE_CHECKING:
     from labkit.comm.ledger import Ledger
-    from labkit.launch.blackbox import Page
     from labkit.launch.watch import Autopsy
 
 _LABKIT = Path(__file__).resolve().parents[1]
@@ -60,7 +59,7 @@ class Answer(NamedTuple):
     failure: Failure | None
 
 
-def failure_of(error: BaseException, page: Page) -> Failure:
+def failure_of(error: BaseException, last_call: str) -> Failure:
     """Describe `error` where it happened. The traceback begins, and for bad input ends, at the learner's own lines."""
     report = traceback.TracebackException.from_exception(error)
     while len(report.stack) > 1 and report.stack[0].filename.startswith(_OURS):
@@ -75,7 +74,7 @@ def failure_of(error: BaseException, page: Page) -> Failure:
         pickled = cloudpickle.dumps(error.with_traceback(None))
     except Exception:
         pickled = None
-    return Failure(type(error).__name__, str(error), text, wire, pickled, page.last)
+    return Failure(type(error).__name__, str(error), text, wire, pickled, last_call)
 
 
 @dataclass(frozen=True)

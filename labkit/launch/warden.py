@@ -10,6 +10,7 @@ such a rank has started falls to the zygote, which ends it.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -99,8 +100,10 @@ class Warden:
         return os.getppid() == self.zygote_pid and psutil.pid_exists(self.kernel_pid)
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Fork one rank (or execute it afresh where the spec asks for it)."""
+        """Fork one rank (or execute it afresh where the spec asks for it), after importing what the spec names."""
         try:
+            for name in spec["imports"]:
+                importlib.import_module(name)
             if spec["fresh"]:
                 pid = _execute(spec)
             else:
@@ -121,10 +124,8 @@ class Warden:
             for fd in (self.wake, *self.ends):
                 os.close(fd)
             self.kernel.close()
-            from labkit.launch import worker
-
             enter_rank(os.getppid())
-            worker.main(spec)
+            importlib.import_module(spec["module"]).main(spec)
         finally:
             os._exit(1)
 
@@ -202,8 +203,8 @@ def enter_rank(warden_pid: int) -> None:
 
 def _execute(spec: dict[str, Any]) -> int:
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from labkit.launch import warden, worker; "
-        f"warden.enter_rank({os.getpid()}); worker.main({spec!r})"
+        f"import sys; sys.path[:] = {sys.path!r}; import importlib; from labkit.launch import warden; "
+        f"warden.enter_rank({os.getpid()}); importlib.import_module({spec['module']!r}).main({spec!r})"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL).pid
 

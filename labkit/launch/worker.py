@@ -152,7 +152,7 @@ class Rank:
             with self.around or contextlib.nullcontext():
                 value = self._run(frames)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end the call, not the rank
-            failure = failure_of(error, self.page)
+            failure = failure_of(error, self.page.last)
         seconds = time.perf_counter() - started
         self.page.weigh()
         self._flush()

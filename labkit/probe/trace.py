@@ -75,6 +75,26 @@ def write(path: str | Path, rows: Sequence[Row], parts: Mapping[int, Parts], met
     return path
 
 
+def write_spans(path: str | Path, spans: Mapping[int, Sequence[tuple[str, int, int, str]]]) -> Path:
+    """Write a trace of bare spans, rank -> (name, begin and end in nanoseconds, kind of lane); returns the path.
+
+    OSError if that cannot be written."""
+    origin = min(begin for some in spans.values() for _, begin, _, _ in some)
+    events: list[dict[str, Any]] = []
+    for rank, some in spans.items():
+        events.append(_meta(rank, 0, "process_name", {"name": f"rank {rank}"}))
+        for i, kind in enumerate(LANES):
+            bars = [Slice(a - origin, b - origin, name, {}) for name, a, b, lane in some if lane == kind]
+            for k, lane in enumerate(_lanes(bars, kind)):
+                thread = 1000 * i + k
+                events.append(_meta(rank, thread, "thread_name", {"name": kind if k == 0 else f"{kind} {k + 1}"}))
+                for bar in lane:
+                    events.append(_event("X", rank, thread, bar.t0, bar.name, kind, dur=(bar.t1 - bar.t0) / 1e3))
+    path = Path(path)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    return path
+
+
 def _slices(kind: str, row: Row, parts: Parts, leaves: Mapping[int, float], origin: float) -> Iterator[Slice]:
     def bar(t0: float, t1: float, name: str, key: tuple[str, int] | None = None, **args: Any) -> Slice:
         a, b = max(0, round((t0 - origin) * 1e9)), max(0, round((t1 - origin) * 1e9))

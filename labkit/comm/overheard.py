@@ -1,0 +1,118 @@
+"""Messages of a script that nobody has changed: send, recv, isend and irecv, as the script and torch call them.
+
+torch's flight recorder keeps no messages on gloo. So the four functions are replaced, before the script runs, by ones
+that note what they do and then do it; `batch_isend_irecv` and torch's pipelines call the same four.
+
+    recv from 2, tag 0, train.py:31     noted when it begins, struck out when it is done
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from labkit.comm import flight
+from labkit.comm.dumps import Frame, Message
+
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+
+
+class Overheard:
+    """The messages of this process: those under way, and the calls and bytes of each line since the beginning."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[int, tuple[Message, Any]] = {}
+        self._last = 0
+        self._groups: list[Any] = []
+        self._members: dict[str, tuple[int, ...]] = {}
+        self.calls: Counter[tuple[str, Frame]] = Counter()
+        self.bytes: Counter[tuple[str, Frame]] = Counter()
+
+    def hear(self) -> None:
+        """Replace torch's four functions in this process, for good."""
+        where: Any = dist.distributed_c10d
+        for name in POINT_TO_POINT:
+            heard = self._heard(name, getattr(where, name))
+            setattr(where, name, heard)
+            setattr(dist, name, heard)
+        destroy = where.destroy_process_group
+
+        @functools.wraps(destroy)
+        def remember(*args: Any, **kwargs: Any) -> Any:
+            self.members()  # torch forgets them now, and the records of these groups are still to be read
+            # DDP's reducer may be the last to hold a group. Where it ends, it holds the GIL and waits for threads of
+            # gloo's; one of them may wait for the GIL, to let go of a tensor: for ever. So groups end with the process.
+            self._groups += list(where._world.pg_map)
+            return destroy(*args, **kwargs)
+
+        where.destroy_process_group = dist.destroy_process_group = remember
+
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """The ranks of every group that there is or was, by the name that the flight recorder uses."""
+        self._members.update(flight.members())
+        return self._members
+
+    def under_way(self) -> list[Message]:
+        """Messages that are not through, oldest first. Safe from any thread."""
+        with self._lock:
+            over = [key for key, (_, work) in self._under_way.items() if work is not None and work.is_completed()]
+            for key in over:
+                del self._under_way[key]
+            return [message for message, _ in self._under_way.values()]
+
+    def _heard(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        verb = name.removeprefix("i")
+
+        @functools.wraps(original)
+        def call(tensor: Any, peer: Any = None, group: Any = None, tag: int = 0, *args: Any, **kwargs: Any) -> Any:
+            other = kwargs.pop("dst" if verb == "send" else "src", peer)
+            in_group = args[0] if args else kwargs.get(f"group_{'dst' if verb == 'send' else 'src'}")
+            key = self._begin(verb, _global(other, in_group, group), tag, tensor)
+            work = None
+            try:
+                work = original(tensor, other, group, tag, *args, **kwargs)
+            finally:
+                with self._lock:
+                    if name == verb or work is None:
+                        self._under_way.pop(key, None)
+                    elif key in self._under_way:
+                        self._under_way[key] = self._under_way[key][0], work
+            return work
+
+        return call
+
+    def _begin(self, verb: str, peer: int | None, tag: int, tensor: Any) -> int:
+        caller = _caller()
+        with self._lock:
+            self._last += 1
+            self.calls[verb, caller] += 1
+            self.bytes[verb, caller] += tensor.numel() * tensor.element_size()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            message = Message(verb, peer, tag, tuple(tensor.shape), dtype, time.monotonic(), caller)
+            self._under_way[self._last] = message, None
+            return self._last
+
+
+def _global(peer: Any, in_group: Any, group: Any) -> int | None:
+    if peer is None and in_group is not None:
+        return dist.get_global_rank(group or dist.distributed_c10d._get_default_group(), in_group)
+    return peer if isinstance(peer, int) else None
+
+
+def _caller() -> Frame:
+    frame = sys._getframe(3)
+    first = Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+    while frame is not None:
+        at = Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+        if not at.of_a_library:
+            return at
+        frame = frame.f_back  # type: ignore[assignment]
+    return first

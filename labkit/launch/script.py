@@ -1,0 +1,421 @@
+"""Anybody's torchrun-style script on ranks of this machine: started, watched, explained.
+
+    labkit script train.py -n 4 --lr 0.1
+
+    command  --->  zygote (torch is imported once)  --->  warden  --->  rank 0 ... n-1   each runs train.py as __main__
+                                                                  --->  keeper           the store of env://
+
+The ranks get torchrun's environment and find each other by themselves. What this process knows of them: what they
+print, how each ended, and what torch's flight recorder keeps of every collective, which the control thread of each rank
+sends before it is overwritten. Nothing of that is in the way of the script.
+
+    all ranks end well                        -> ScriptRun
+    one raises, exits with an error, dies     -> a moment's grace, where are the others?, root cause first, all ended
+    ranks that can never go on                -> an autopsy within seconds; all are ended
+    ranks that wait for one that still runs   -> a line that says for whom and where it is; nothing is stopped
+    no sign of life for timeout_s             -> an autopsy; all are ended
+
+Long because start, watch and end of a script are one story with one state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from labkit.comm.dumps import Dump, Frame, Message, load, read
+from labkit.comm.meeting_point import HOST
+from labkit.comm.tally import Tally
+from labkit.launch import output, places, watch
+from labkit.launch.blackbox import Position
+from labkit.launch.choice import choose
+from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
+from labkit.launch.rank_processes import Event, RankProcesses
+from labkit.launch.reply import Failure, WorkerError
+from labkit.launch.warden import Ended
+
+START_S = 120.0
+LOOK_S = 0.5
+SURE_S = 2.0
+"""Ranks that can never go on are given up when they have stood like this for so long."""
+GRACE_S = 1.0
+"""Seconds for which the others may still end for reasons of their own, after the first failure."""
+STRAGGLER_S = 5.0
+LEAVE_S = 20.0
+"""Seconds that a rank may take from the end of its script to the end of its process."""
+IMPORTS = ("labkit.launch.script_rank",)
+"""Modules that nearly every script needs (an optimizer imports torch._dynamo), imported once for all ranks."""
+OUTPUT_BYTES = 64 << 20
+MEMORY_WORDS = ("can't allocate memory", "out of memory", "Cannot allocate memory", "bad_alloc")
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """What is known at the end of a script: how it went, and everything that was seen of it.
+
+    error     None if all ranks ended well, else the root cause first
+    found_s   seconds from the last sign of life to the explanation of a hang, from the first failure for the rest
+    seen      rank -> what the observer in that rank saw
+    messages  (verb, line) -> calls and bytes of sends and receives, added up over the ranks
+    """
+
+    path: str
+    arguments: tuple[str, ...]
+    n_ranks: int
+    seconds: float
+    codes: dict[int, int | None]
+    tally: Tally = field(repr=False)
+    seen: dict[int, Any] = field(repr=False)
+    messages: dict[tuple[str, Frame], tuple[int, int]] = field(repr=False)
+    error: WorkerError | None = None
+    autopsy: watch.Autopsy | None = None
+    found_s: float | None = None
+
+    @property
+    def well(self) -> bool:
+        """True if every rank ended with exit code 0."""
+        return self.error is None
+
+
+def watch_script(
+    path: str | Path,
+    n_ranks: int = 4,
+    arguments: Sequence[str] = (),
+    timeout_s: float | None = 300.0,
+    observe: str | None = None,
+    record: bool = True,
+    quiet: bool = False,
+) -> ScriptRun:
+    """Run a script on `n_ranks` ranks to its end, whatever that is, and leave no process behind.
+
+    `observe` names what looks on from inside (launch/observer.py), such as "labkit.probe.sampled.Sampled"; without
+    `record` no records are fetched. Raises ValueError for a script that is not there, KeyboardInterrupt after all ranks
+    have been ended."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise ValueError(f"there is no script {path}: name a Python file, as for torchrun")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
+    places.check()
+    choice = choose(n_ranks, "cpu")
+    processes = RankProcesses(n_ranks + 1, choice._replace(devices=("cpu",) * (n_ranks + 1)), False, False)
+    watched = Watched(processes, n_ranks, timeout_s)
+    try:
+        if not quiet:
+            print(f"{file.name} on {n_ranks} rank{'s' if n_ranks > 1 else ''} of this machine", flush=True)
+        watched.start(str(file), tuple(arguments), observe, record)
+        watched.collect()
+        return watched.run(str(file), tuple(arguments))
+    except KeyboardInterrupt:
+        watched.show(end=True)
+        print("\n".join(["Stopped.", *(f"  {line}" for line in watch.lines(watched.stances))]), flush=True)
+        raise
+    finally:
+        processes.close()
+
+
+class Watched:
+    """The ranks of one script while it runs."""
+
+    def __init__(self, processes: RankProcesses, n_ranks: int, timeout_s: float | None):
+        self.processes, self.n_ranks, self.timeout_s = processes, n_ranks, timeout_s
+        self.tally = Tally(n_ranks)
+        self.over: dict[int, tuple[int, Failure | None]] = {}
+        self.over_at: dict[int, float] = {}
+        self.ended: dict[int, Ended] = {}
+        self.seen: dict[int, Any] = {}
+        self.messages: Counter[tuple[str, Frame]] = Counter()
+        self.message_bytes: Counter[tuple[str, Frame]] = Counter()
+        self.positions: dict[int, tuple[Position | None, list[Message], Dump | None]] = {}
+        self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
+        self.stances: tuple[watch.Whereabouts, ...] = ()
+        self.autopsy: watch.Autopsy | None = None
+        self.reason: str | None = None
+        self.port: int | None = None
+        self.failed_at: float | None = None
+        self.found_s: float | None = None
+        self.told_straggler: object = None
+        self.began = self.life_at = self.stuck_since = time.monotonic()
+        self.life: object = None
+        self.stuck: object = None
+        for tail in processes.tails:
+            tail.budget_bytes = OUTPUT_BYTES
+
+    @property
+    def pending(self) -> list[int]:
+        """Ranks whose process is there."""
+        return [rank for rank in range(self.n_ranks) if rank not in self.ended]
+
+    def start(self, path: str, arguments: tuple[str, ...], observe: str | None, record: bool) -> None:
+        """Start the keeper of the store, then the ranks. RuntimeError if the store does not come up."""
+        processes, n = self.processes, self.n_ranks
+        threads = max(1, (os.cpu_count() or 1) // n)
+        processes.spec |= {
+            "module": "labkit.launch.script_rank",
+            "n_ranks": n,
+            "keeper": n,
+            "script": path,
+            "arguments": arguments,
+            "observer": observe,
+            "imports": (*IMPORTS, *([observe.rpartition(".")[0]] if observe else [])),
+            "record": record,
+            "threads": threads,
+            "last_words": os.path.join(processes.folder, "last_words"),
+            "torchrun": {},
+        }
+        processes.spec["environment"] |= {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
+        processes.start([n])
+        deadline = time.monotonic() + START_S
+        while self.port is None and n not in self.ended and time.monotonic() < deadline:
+            self._take(processes.poll(0.05))
+        if self.port is None:
+            printed = "\n".join(processes.tails[n].lines(end=True)[-5:])
+            raise RuntimeError(
+                f"the store in which the ranks of {path} are to meet did not come up\n{printed}".rstrip()
+            )
+        processes.spec["torchrun"] = {
+            "MASTER_ADDR": HOST, "MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": "labkit", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+            "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(n),
+            
+        }  # fmt: skip
+        processes.start(range(n))
+        self.began = self.life_at = time.monotonic()
+
+    def collect(self) -> None:
+        """Watch until every rank has ended, or until it is known why it never will; then end what is left."""
+        look_at = self.began + LOOK_S
+        while self.pending and self.reason is None:
+            self._take(self.processes.poll(0.05))
+            now = time.monotonic()
+            self.show()
+            if self.failed_at is not None and now - self.failed_at > GRACE_S:
+                break
+            if now >= look_at:
+                self._look(now)
+                look_at = now + LOOK_S
+        if self.reason is not None or self.failed_at is not None:
+            self._ask()
+        if self.failed_at is not None:
+            self.stances = tuple(self._whereabouts())
+            self.found_s = time.monotonic() - self.failed_at
+        self.processes.kill(self.pending)
+        self._take(self.processes.poll(0.05))
+        self.show(end=True)
+
+    def show(self, end: bool = False) -> None:
+        """Print what the ranks have printed since the last time."""
+        output.show([(rank, text) for rank in range(self.n_ranks) for text in self.processes.tails[rank].lines(end)])
+
+    def run(self, path: str, arguments: tuple[str, ...]) -> ScriptRun:
+        """Everything that is known at the end."""
+        error = self._error()
+        codes = {rank: self.ended[rank].code if rank in self.ended else None for rank in range(self.n_ranks)}
+        messages = {key: (n, self.message_bytes[key]) for key, n in self.messages.items()}
+        return ScriptRun(
+            path, arguments, self.n_ranks, time.monotonic() - self.began, codes, self.tally, self.seen, messages,
+            error, error.autopsy if error else None, self.found_s,
+        )  # fmt: skip
+
+    # -- what the ranks tell -----------------------------------------------------------------------------------------
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.kind == "store":
+                self.port = event.what[0]
+            elif event.kind == "ended":
+                self._end(event.rank, event.what[0])
+            elif event.kind == "fetched":
+                self._add(event.rank, event.frames[0], event.what[0])
+            elif event.kind == "where":
+                position, messages, members, whole = event.what
+                dump = self._dump(event.rank, event.frames[0], members, after=-1)
+                if whole and dump is not None:
+                    self.tally.add(dump)
+                self.positions[event.rank] = position, messages, dump
+            elif event.kind == "over":
+                code, failure, seen, messages, members = event.what
+                self.over[event.rank], self.over_at[event.rank] = (code, failure), time.monotonic()
+                if seen is not None:
+                    self.seen[event.rank] = seen
+                for verb, frame, n, n_bytes in messages:
+                    self.messages[verb, frame] += n
+                    self.message_bytes[verb, frame] += n_bytes
+                self._add(event.rank, event.frames[0], members)
+                self.processes.tell(event.rank, "leave")
+                if code:
+                    self._failed()
+
+    def _end(self, rank: int, ended: Ended) -> None:
+        self.ended[rank] = ended
+        if rank < self.n_ranks and (ended.code != 0 or rank not in self.over):
+            self._failed()
+            with suppress(OSError):
+                words = Path(f"{self.processes.spec['last_words']}{rank}").read_bytes()
+                self._add(rank, words, {})
+
+    def _failed(self) -> None:
+        if self.failed_at is None and self.reason is None:
+            self.failed_at = time.monotonic()
+
+    def _add(self, rank: int, data: Any, members: dict[str, tuple[int, ...]]) -> None:
+        dump = self._dump(rank, data, members, self.tally.newest[rank])
+        if dump is not None:
+            self.tally.add(dump)
+
+    def _dump(self, rank: int, data: Any, members: dict[str, tuple[int, ...]], after: int) -> Dump | None:
+        if not data:
+            return None
+        with suppress(ValueError):  # a process that died in the middle of a word
+            return read(load(bytes(data)), rank, members, after)
+        return None
+
+    # -- is it still going anywhere? ---------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        asked = [rank for rank in self.pending if rank not in self.over]
+        self.positions.clear()
+        self.processes.ask(asked, "where", True)  # and all that the recorder has
+        deadline = time.monotonic() + LOOK_S
+        while any(rank not in self.positions and rank not in self.ended for rank in asked):
+            self._take(self.processes.poll(0.02))
+            if time.monotonic() > deadline:
+                return
+
+    def _look(self, now: float) -> None:
+        for rank in self.pending:
+            self.still[rank] = self.still[rank] + 1 if _sleeps(self.processes.pids.get(rank)) else 0
+        for rank, since in self.over_at.items():
+            if rank in self.pending and now - since > LEAVE_S:
+                self.reason = (
+                    f"rank {rank} ended its script {LEAVE_S:g} s ago, and its process does not end: it waits for a "
+                    "thread or a child process"
+                )
+        self.stances = tuple(self._whereabouts())
+        life = (
+            [position[2].last if position[2] else None for position in self.positions.values()],
+            [(tail.at, tail.hidden_bytes) for tail in self.processes.tails],
+            sorted(self.ended),
+        )
+        if life != self.life:
+            self.life, self.life_at = life, now
+        autopsy = watch.diagnose(self.stances)
+        stuck = autopsy and [(s.rank, s.call, s.line, s.waits_for) for s in autopsy.ranks if s.rank in autopsy.stuck]
+        if stuck != self.stuck:
+            self.stuck, self.stuck_since = stuck, now
+        if autopsy is not None and self.failed_at is None and now - self.stuck_since >= SURE_S:
+            because = reasons(self._dumps())[:1]
+            self.reason = " ".join([autopsy.headline, *(f"The {because[0]}." for _ in because)])
+            self.autopsy = watch.Autopsy(self.reason, autopsy.ranks, autopsy.stuck)
+            self.found_s = now - self.life_at
+        elif self.timeout_s is not None and now - self.life_at > self.timeout_s:
+            self.reason = (
+                f"Time-out: for {self.timeout_s:g} s no rank has called a collective, printed or ended. If this is "
+                "honest work, give it a longer --timeout."
+            )
+            self.autopsy = watch.Autopsy(self.reason, self.stances, tuple(self.pending))
+        else:
+            self._straggler()
+        self.processes.ask([rank for rank in self.pending if rank not in self.over], "where")
+
+    def _dumps(self) -> list[Dump]:
+        return self.tally.dumps([position[2] for position in self.positions.values() if position[2] is not None])
+
+    def _whereabouts(self) -> list[watch.Whereabouts]:
+        stands = []
+        for rank in range(self.n_ranks):
+            state, detail = "running", ""
+            code, failure = self.over.get(rank, (None, None))
+            if failure is not None:
+                state, detail = "raised", str(failure)
+            elif code:
+                state, detail = "raised", f"ended with exit code {code} (sys.exit)"
+            elif code == 0:
+                state = "finished"
+            elif rank in self.ended:
+                state, detail = "dead", str(self.ended[rank])
+            position, messages, dump = self.positions.get(rank, (None, [], None))
+            still = self.still[rank] > 1 or self.failed_at is not None
+            stands.append(Stand(rank, state, detail, still, position, tuple(messages), dump))
+        return whereabouts(stands, self._dumps(), time.time_ns(), time.monotonic())
+
+    def _straggler(self) -> None:
+        waiting = [s for s in self.stances if s.state == "waiting" and s.seconds > STRAGGLER_S and s.waits_for]
+        if not waiting:
+            return
+        first = waiting[0]
+        late = [str(self.stances[r]) for r in first.waits_for if self.stances[r].state == "running"]
+        names = watch.name_ranks([s.rank for s in waiting if (s.axis, s.seq) == (first.axis, first.seq)])
+        if late and self.told_straggler != (first.call, first.waits_for):
+            self.told_straggler = first.call, first.waits_for
+            print(
+                f"{names} waiting in {first.call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.",
+                flush=True,
+            )
+
+    # -- what it comes to --------------------------------------------------------------------------------------------
+
+    def _error(self) -> WorkerError | None:
+        failures = {rank: failure for rank, (_, failure) in self.over.items() if failure is not None}
+        if self.reason is not None:
+            autopsy = self.autopsy or watch.Autopsy(self.reason, self.stances, ())
+            gone = [b for a, b in autopsy.waits if a in autopsy.stuck and b not in autopsy.stuck]
+            return WorkerError((gone or list(autopsy.stuck) or [0])[0], self.reason, failures, autopsy)
+        rank, reason = self._root(failures)
+        if rank is None:
+            return None
+        own = {rank: failures[rank]} if rank in failures else {}
+        others = {r: f for r, f in failures.items() if r != rank}
+        return WorkerError(rank, reason, {**others, **own}, watch.Autopsy(reason, self.stances, ()))
+
+    def _root(self, failures: dict[int, Failure]) -> tuple[int | None, str]:
+        own = [rank for rank, failure in failures.items() if not failure.collateral]
+        killed = [r for r, e in self.ended.items() if r < self.n_ranks and e.signal and r not in self.over]
+        killed = [r for r in killed if self.stances and self.stances[r].state == "dead"]  # not those that we ended
+        if own:
+            failure = failures[own[0]]
+            same = [r for r in own if (failures[r].kind, failures[r].message) == (failure.kind, failure.message)]
+            starved = "ran out of memory: " if _of_memory(failure) else ""
+            first = failure.message.splitlines()[0] if failure.message else ""
+            return own[0], f"{watch.name_ranks(same)} {starved}raised {failure.kind}: {first}"
+        if killed:
+            because = "".join(f": {reason}" for reason in reasons(self._dumps())[:1])
+            return killed[0], f"rank {killed[0]} {self.ended[killed[0]]}{because}"
+        for rank, (code, raised) in self.over.items():
+            if code and raised is None:
+                return rank, f"rank {rank} ended with exit code {code} (sys.exit)"
+        for rank, ended in self.ended.items():
+            if rank < self.n_ranks and ended.code and rank not in self.over:
+                return rank, f"rank {rank} {ended}"
+        for rank, ended in self.ended.items():
+            if rank < self.n_ranks and rank not in self.over and ended.code == 0:
+                return rank, f"rank {rank} {ended}, before the end of its script"
+        if failures:
+            broken = missed(self._dumps(), tuple(failures))
+            if broken is not None:
+                rank, without = broken
+                return rank, f"rank {rank} has ended its script {without}"
+            rank = next(iter(failures))
+            return rank, f"rank {rank} raised {failures[rank].kind}: {failures[rank].message}"
+        return None, ""
+
+
+def _of_memory(failure: Failure) -> bool:
+    return failure.kind == "MemoryError" or any(words in failure.message for words in MEMORY_WORDS)
+
+
+def _sleeps(pid: int | None) -> bool:
+    """True if the main thread of a process waits for something; False while it computes, or would if it could."""
+    if pid is None:
+        return False
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_SLEEPING
+    return False

@@ -1,0 +1,172 @@
+"""The page on one run of a script: a file of HTML that needs nothing else, to be sent to a colleague.
+
+It is read on light and dark screens, at 800 pixels and wider; it has no scripts, and loads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from html import escape
+
+from labkit.plan.breakdown import KINDS
+from labkit.scripted import LISTED, ScriptReport
+from labkit.view.autopsy import autopsy
+from labkit.view.svg import KIND_COLOURS, PALETTE
+from labkit.view.units import bytes_text, plural, seconds_text
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--page:#fff;--edge:#d0d7de;--strip:#f3f5f8;--bad:#b3261e}
+@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa6b2;--page:#14181d;--edge:#39424d;--strip:#1e242b;
+--bad:#ff8a80}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:1000px;margin:0 auto;
+padding:24px}
+h1{font-size:24px;margin:0}h2{font-size:17px;margin:30px 0 8px}p.soft,td.soft,.soft{color:var(--soft)}
+.failed{color:var(--bad);font-weight:600}ol{padding-left:22px}ol li{margin:6px 0}
+table{border-collapse:collapse;width:100%}th{text-align:left;font-weight:600;color:var(--soft);font-size:13px}
+td,th{padding:5px 10px 5px 0;border-bottom:1px solid var(--edge);vertical-align:top}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+code,pre{font:13px/1.45 ui-monospace,monospace}
+pre{background:var(--strip);padding:12px;overflow-x:auto;border-radius:6px;white-space:pre-wrap;word-break:break-word}
+.bar{display:flex;height:26px;border-radius:4px;overflow:hidden;background:var(--strip);margin:6px 0}
+.bar div{color:#111;font-size:12px;line-height:26px;padding-left:6px;overflow:hidden;white-space:nowrap;
+box-sizing:border-box;min-width:0}
+.key{display:inline-block;width:12px;height:12px;border-radius:2px;margin:0 5px 0 14px;vertical-align:-1px}
+footer{margin-top:34px;color:var(--soft);font-size:13px;border-top:1px solid var(--edge);padding-top:10px}
+"""
+
+
+def page(report: ScriptReport) -> str:
+    """The whole page."""
+    run = report.run
+    name = escape(os.path.basename(run.path))
+    end = "ended well" if run.well else '<span class="failed">failed</span>'
+    arguments = f" <code>{escape(' '.join(run.arguments))}</code>" if run.arguments else ""
+    head = f"{plural(run.n_ranks, 'rank')}, {seconds_text(run.seconds)}, {plural(report.n_steps, 'step')}; it {end}"
+    body = [f"<h1>{name}</h1>", f'<p class="soft">{head}{arguments}</p>', *_first(report), *_ranks(report)]
+    body += [*_traffic(report), *_laws(report), *_overlap(report), *_memory(report), *_late(report)]
+    body += [f"<p>{escape(note)}</p>" for note in report.notes]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}: labkit script</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>{"".join(body)}'
+        "<footer>Made by labkit script. Collectives are counted by torch's flight recorder on every rank, their bytes "
+        "by the law of a ring; overlap is measured in two steps, memory in one. Bytes in KiB are of 1024.</footer>"
+        "</body></html>\n"
+    )
+
+
+def _first(report: ScriptReport) -> list[str]:
+    items = "".join(f"<li>{escape(text)}</li>" for text in report.first)
+    return ["<h2>Look at this first</h2>", f"<ol>{items}</ol>"]
+
+
+def _ranks(report: ScriptReport) -> list[str]:
+    error, found = report.run.error, report.run.autopsy
+    if error is None or found is None:
+        return []
+    took = report.run.found_s
+    about = "" if took is None else f'<p class="soft">Known {seconds_text(took)} after the last sign of life.</p>'
+    trace = f"<pre>{escape(error.remote_traceback.rstrip())}</pre>" if error.remote_traceback else ""
+    return [
+        "<h2>Where everybody was</h2>",
+        str(autopsy(replace(found, headline=""))) if found.ranks else "",
+        about,
+        trace,
+    ]
+
+
+def _traffic(report: ScriptReport) -> list[str]:
+    if not report.rows:
+        return []
+    rows = [
+        (row.verb, row.origin, _code(row.place), f"{row.calls:,.3g}", bytes_text(row.sent_bytes), row.group)
+        for row in report.rows[:LISTED]
+    ]
+    more = len(report.rows) - LISTED
+    return [
+        "<h2>Collectives by line</h2>",
+        '<p class="soft">Of one rank (a mean), over the whole run; bytes that it sends.</p>',
+        _table(("collective", "by", "line", "calls", "bytes sent", "group"), rows, numbers=(3, 4)),
+        f'<p class="soft">and {plural(more, "more line")}</p>' if more > 0 else "",
+    ]
+
+
+def _laws(report: ScriptReport) -> list[str]:
+    if not report.laws:
+        return []
+    rows = [
+        (law.what, bytes_text(law.sent_bytes), bytes_text(law.law_bytes), f"{law.ratio:.2f}", escape(law.formula))
+        for law in report.laws
+    ]
+    head = ("recognised", "sent a step", "by law", "ratio", "law")
+    return ["<h2>Bytes beside the law</h2>", _table(head, rows, numbers=(1, 2, 3))]
+
+
+def _overlap(report: ScriptReport) -> list[str]:
+    at = report.overlap
+    if not at or not at["step_s"]:
+        return []
+    alone = at["compute_s"] - at["hidden_s"]
+    rest = max(0.0, at["step_s"] - alone - at["hidden_s"] - at["exposed_s"])
+    parts = [
+        ("operators alone", alone, PALETTE[2]),
+        ("operators and wire: hidden", at["hidden_s"], PALETTE[0]),
+        ("wire alone: exposed", at["exposed_s"], PALETTE[1]),
+        ("neither: Python, data, waiting", rest, PALETTE[7]),
+    ]
+    return [
+        "<h2>A step in time</h2>",
+        f'<p class="soft">{seconds_text(at["step_s"])} on rank {at["rank"]:.0f}, which waits most for the wire; a mean '
+        "of two steps. A collective counts as on the wire also while it waits for the last rank.</p>",
+        _bar([(what, value, seconds_text(value), colour) for what, value, colour in parts]),
+    ]
+
+
+def _memory(report: ScriptReport) -> list[str]:
+    if not report.memory:
+        return []
+    peak = report.memory["peak"]
+    kinds = [(kind, peak[kind], bytes_text(peak[kind]), KIND_COLOURS[k]) for k, kind in enumerate(KINDS)]
+    rows = [(kind, bytes_text(n), _code(line), escape(what)) for kind, line, n, what in report.memory["lines"]]
+    return [
+        "<h2>Memory at its highest</h2>",
+        f'<p class="soft">{bytes_text(sum(peak.values()))} in tensors on rank {report.memory["rank"]}, which holds '
+        "most, in the third step.</p>",
+        _bar(kinds),
+        _table(("kind", "bytes", "made at line", "by, or name of one"), rows, numbers=(1,)),
+    ]
+
+
+def _late(report: ScriptReport) -> list[str]:
+    late = [entry for entry in report.run.tally.late() if entry.of]
+    if not late:
+        return []
+    rows = [(f"rank {e.rank}", f"{e.times} of {e.of}", seconds_text(e.seconds)) for e in sorted(late)]
+    head = ("rank", "came last to", "others waited for it alone")
+    return ["<h2>Who came last</h2>", _table(head, rows, numbers=(1, 2))]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    def cell(tag: str, place: int, text: str) -> str:
+        return f'<{tag} class="n">{text}</{tag}>' if place in numbers else f"<{tag}>{text}</{tag}>"
+
+    top = "".join(cell("th", place, text) for place, text in enumerate(head))
+    body = "".join("<tr>" + "".join(cell("td", k, text) for k, text in enumerate(row)) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _bar(parts: Sequence[tuple[str, float, str, str]]) -> str:
+    total = sum(value for _, value, _, _ in parts) or 1.0
+    body = keys = ""
+    for what, value, text, colour in parts:
+        share = value / total
+        inside = escape(text) if share > 0.1 else ""
+        style = f"width:{100 * share:.2f}%;background:{colour}{'' if inside else ';padding:0'}"
+        body += f'<div style="{style}">{inside}</div>'
+        keys += f'<span class="key" style="background:{colour}"></span>{escape(what)} {escape(text)}'
+    return f'<div class="bar">{body}</div><div class="soft">{keys}</div>'
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(text)}</code>" if text else '<span class="soft">–</span>'

@@ -1,0 +1,139 @@
+"""Scripts as people write them, run unchanged: what the page says of each, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from labkit.cli.script import script as command
+from labkit.plan.breakdown import KINDS
+from labkit.probe.trace import write_spans
+from labkit.scripted import script
+from labkit.view.script_page import page
+from tests.waiting import until
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def line_of(name: str, words: str) -> str:
+    """`ddp_good.py:44`, the first line of a script that has these words."""
+    lines = (SCRIPTS / name).read_text().splitlines()
+    return f"{name}:{next(number for number, line in enumerate(lines, 1) if words in line)}"
+
+
+@pytest.mark.slow
+def test_a_good_ddp_script_is_told_by_its_law_its_lines_and_its_memory(tmp_path, capfd):
+    """Would catch a rank that is no clean `__main__` (argparse, a loader's worker), a collective that is counted twice
+    or at a line of torch's, a law that is not held, and a page that loads something."""
+    report = script(SCRIPTS / "ddp_good.py", 2, ["--epochs", "1", "--width", "96"])
+    assert report.well, report.words()
+    assert re.search(r"^\[rank 0\] epoch 0: loss \d", capfd.readouterr().out, re.MULTILINE)
+    assert report.n_steps == 8
+    n_bytes = 4 * (32 * 96 + 96 + 96 * 10 + 10)
+    (law,) = report.laws
+    assert (law.what, law.law_bytes) == ("DDP", n_bytes)  # 2(n-1)/n N of 2 ranks
+    assert law.sent_bytes == pytest.approx(n_bytes, rel=0.01)
+    gradients = next(row for row in report.rows if row.origin == "DDP gradients")
+    assert (gradients.place, gradients.calls) == (line_of("ddp_good.py", "loss.backward()"), 8)
+    mine = next(row for row in report.rows if row.place == line_of("ddp_good.py", "dist.all_reduce(loss"))
+    assert (mine.origin, mine.calls) == ("your own", 1)
+    peak = report.memory["peak"]
+    assert set(peak) == set(KINDS)
+    assert peak["parameters"] == peak["gradients"] == n_bytes
+    assert peak["optimizer"] == pytest.approx(2 * n_bytes, rel=0.01)  # AdamW: m and v
+    at = report.overlap
+    assert at["hidden_s"] + at["exposed_s"] == pytest.approx(at["wire_s"])
+    html = page(report)
+    assert "ddp_good.py" in html
+    assert "Bytes beside the law" in html
+    assert not re.search(r"src=|href=|<script|url\(|@import", html)
+    spans = {rank: seen["overlap"]["spans"] for rank, seen in report.run.seen.items()}
+    events = json.loads(write_spans(tmp_path / "t.json", spans).read_text())["traceEvents"]
+    assert {e["pid"] for e in events if e["name"] == "gloo:all_reduce"} == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_good_fsdp_script_moves_three_times_its_weights(capfd):
+    """Would catch gloo's reduce_scatter, which is an all_reduce underneath, counted as one; and shards taken for N."""
+    report = script(SCRIPTS / "fsdp_good.py", 2, ["--steps", "6", "--layers", "2", "--width", "32"])
+    assert report.well, report.words()
+    (law,) = report.laws
+    n_bytes = 2 * 4 * (2 * 32 * 128 + 128 + 32)
+    assert (law.what, law.law_bytes) == ("FSDP", 1.5 * n_bytes)
+    assert law.ratio == pytest.approx(1.0, abs=0.02)
+    assert {row.verb for row in report.rows if row.origin == "FSDP"} == {"all_gather", "reduce_scatter"}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("name", "n_ranks", "what", "where"),
+    [
+        ("fsdp_forgotten.py", 3, r"rank 0 in all_gather #7.*rank 1 in barrier #7.*verb", "weight.full_tensor()"),
+        ("ddp_uneven.py", 2, r"rank 1 has ended its script without all_reduce.*rank 0 waited", "sum().backward()"),
+        ("mismatched.py", 2, r"match in sizes: rank 0 calls all_reduce \[90\].*rank 1 calls all_reduce \[81\]",
+         "dist.all_reduce(flat)"),
+        ("oom_rank.py", 2, r"rank 1 ran out of memory.*1600000000 bytes", "return x @ x"),
+        ("pipeline_stuck.py", 2, r"Deadlock: rank 0 waits in recv from rank 1; rank 1 waits in recv", "dist.recv("),
+    ],
+)  # fmt: skip
+def test_a_script_that_fails_is_explained_root_cause_first_with_its_line(name, n_ranks, what, where, capfd):
+    """Would catch a report that begins with the ranks whose connections broke, or that waits for torch's time-out."""
+    report = script(SCRIPTS / name, n_ranks)
+    assert not report.well
+    assert re.search(what, report.first[0]), report.words()
+    place = line_of(name, where)
+    file, _, line = place.partition(":")
+    assert place in report.words() or f'{file}", line {line}' in report.words()
+    assert "Where everybody was" in page(report)
+    if name == "oom_rank.py":
+        assert re.match(r"Rank 1 held [\d,]+ B in tensors, most of it activations", report.first[1])
+
+
+@pytest.mark.faults
+def test_a_slow_rank_is_named_by_the_seconds_that_the_others_wait_for_it(capfd):
+    """Would catch a page that calls the wire slow where one rank is."""
+    report = script(SCRIPTS / "slow_rank.py", 3, watch=False)
+    assert report.well, report.words()
+    late = report.run.tally.late()[0]
+    assert late.rank == 2
+    assert late.seconds > 7 * 0.1  # it sleeps 0.15 s in each of 8 steps
+    assert report.run.tally.share == 1.0
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_script_whose_command_is_interrupted_or_killed(tmp_path, number):
+    """Would catch ranks, the store or a loader's worker that outlive the command."""
+    endless = tmp_path / "endless.py"
+    endless.write_text(
+        "import os, time, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nprint('pid', os.getpid(), flush=True)\n"
+        "while True:\n    dist.barrier()\n    time.sleep(0.05)\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-m", "labkit", "script", "-n", "2", str(endless)], stdout=subprocess.PIPE, text=True
+    )
+    assert job.stdout is not None
+    pids = []
+    while len(pids) < 2:
+        line = job.stdout.readline()
+        assert line, "it ended by itself"
+        pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
+    below = [child.pid for child in psutil.Process(job.pid).children(recursive=True)]
+    job.send_signal(number)
+    job.wait(120)
+    assert until(lambda: not any(psutil.pid_exists(pid) for pid in {*pids, *below}), 120)
+
+
+def test_a_script_that_is_not_there_is_refused_in_one_sentence(tmp_path):
+    """Would catch a start of processes for nothing, and a command without words."""
+    with pytest.raises(ValueError, match="there is no script .*train.py"):
+        script(tmp_path / "train.py")
+    assert command.__doc__
