@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from labkit.comm import fake, local, native, shaped
+from labkit.comm import fake, local, native, shaped, shared
 from labkit.comm.group import Group
 from labkit.plan.layout import AXES, CUT_AXES, Layout
 
@@ -66,4 +66,6 @@ def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group
         formed = native.subgroup(ranks)  # a collective of the whole world: every rank helps to form every group
         handle = formed if ranks == mine else handle
     group = native.over(handle, axis, mine, index, world.device, world.ledger)
-    return shaped.shape(group, world.wire.traffic) if isinstance(world.wire, shaped.Shaped) else group
+    if isinstance(world.wire, shaped.Shaped):
+        return shaped.shape(group, world.wire.traffic)
+    return shared.share(group, world.wire.box) if isinstance(world.wire, shared.Shared) else group
