@@ -25,6 +25,7 @@ The memory is a nameless file (memfd): it needs no room in /dev/shm, and it ends
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import struct
@@ -39,7 +40,8 @@ from torch import Tensor
 from labkit.comm.attach import PAGE, Memory, bytes_of, slots
 from labkit.comm.message import DTYPES, EAGER_BYTES, MOST_DIMS, SLAB_BYTES, code_of, misfit
 
-LOOK_S = 0.05
+LOOK_S, HELD_S = 0.05, 0.001
+"""A sleep at most, and if letters are kept for which there was no room: nobody rings when there is."""
 SPINS = 40
 """Looks before a rank goes to sleep, where each rank has a core: together some 30 microseconds."""
 PIECE_BYTES = 512 << 10
@@ -87,7 +89,7 @@ class Mailbox:
         self.posted: dict[tuple[int, int, int], deque[In]] = {}
         self.arrived: dict[tuple[int, int, int], deque[Letter]] = {}
         self.bound: list[In] = []
-        self.rung = self.sleepers = 0
+        self.rings, self.sleepers = itertools.count(1), 0  # `next` is atomic: any thread may ring
         self.spins = SPINS if (os.cpu_count() or 1) >= n_ranks else 0
         self.scratch = mmap.mmap(-1, PIECE_BYTES)
         self.scratch_at = ctypes.addressof(ctypes.c_char.from_buffer(self.scratch))
@@ -162,8 +164,9 @@ class Mailbox:
     def ring(self, rank: int) -> None:
         """Tell a rank that there is news for it."""
         bell = self.bells[rank]
-        self.rung += 1
-        self.words[bell] = (self.rung << 10 | self.rank) & _MASK  # no two ranks ever write the same: nobody's is lost
+        self.words[bell] = (
+            next(self.rings) << 10 | self.rank
+        ) & _MASK  # no two ranks ever write the same: nobody's is lost
         with self.fence:  # an atomic operation, before which the store above is done
             pass
         if self.words[bell + _ASLEEP]:
@@ -251,8 +254,8 @@ class Mailbox:
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    def wait(self, ready: Callable[[], Any], most_s: float | None = None) -> None:
-        """Return when `ready()`, or after one sleep of `most_s`. RuntimeError if the wait is cut."""
+    def wait(self, ready: Callable[[], Any]) -> None:
+        """Return when `ready()`. RuntimeError if the wait is cut."""
         spins = self.spins
         while True:
             bell = self.words[self.bells[self.rank]]
@@ -266,21 +269,19 @@ class Mailbox:
             elif spins:
                 spins -= 1
             else:
-                self._sleep(bell, most_s or LOOK_S)
-                if most_s is not None:
-                    return
+                self._sleep(bell)
 
     def _take_bound(self) -> None:
         for message in list(self.bound):
             message.take()
 
-    def _sleep(self, bell: int, seconds: float) -> None:
+    def _sleep(self, bell: int) -> None:
         place = self.bells[self.rank]
         with self.lock:
             self.sleepers += 1
             self.words[place + _ASLEEP] = self.sleepers
         try:
-            self.memory.sleep(self.base + 4 * place, bell, min(seconds, 1e-3) if self.held else seconds)
+            self.memory.sleep(self.base + 4 * place, bell, HELD_S if self.held else LOOK_S)
         finally:
             with self.lock:
                 self.sleepers -= 1

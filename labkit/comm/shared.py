@@ -19,6 +19,8 @@ computes; one of Python's would take turns with the computing thread instead.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import zlib
 from typing import Any
 
@@ -45,20 +47,34 @@ def share(group: Group, box: Mailbox) -> Group:
 
 
 class Patient:
-    """A collective of gloo's under way. While it is waited for, messages are taken that this rank has asked for."""
+    """A collective of gloo's under way. While it is waited for, messages are taken that this rank has asked for.
+
+    gloo says of some collectives (reduce_scatter) that they are done only if a thread waits for them."""
 
     def __init__(self, under_way: UnderWay, box: Mailbox):
         self.under_way, self.box = under_way, box
+        self.over: threading.Event | None = None
 
     def wait(self) -> Tensor | None:
         """Block until gloo is through."""
-        while self.box.expecting and not self.under_way.done():
-            self.box.wait(self.under_way.done, 1e-3)
+        if self.box.expecting and not self.done():
+            self.box.wait(self.done)
         return self.under_way.wait()
 
     def done(self) -> bool:
         """True if `wait` would return at once."""
-        return self.under_way.done()
+        if self.under_way.done():
+            return True
+        if self.over is None:
+            self.over = threading.Event()
+            threading.Thread(target=self._wait_for_gloo, args=(self.under_way.work, self.over), daemon=True).start()
+        return self.over.is_set()
+
+    def _wait_for_gloo(self, work: Any, over: threading.Event) -> None:
+        with contextlib.suppress(BaseException):  # raised where the collective itself is waited for
+            work.wait()
+        over.set()
+        self.box.ring(self.box.rank)
 
 
 class Shared(Native):

@@ -108,6 +108,8 @@ class Rank:
     def join(self, generation: int, mail: str | None) -> None:
         """Leave the old world, if any, and meet the others in a new one, whose mailboxes are in the file `mail`."""
         try:
+            self.box = None
+            self.ledger.under_way.clear()  # messages of the old world, which hold its memory
             native.stop()
             self._shape(generation)
             self.box = None if mail is None else Mailbox(mail, self.spec["n_ranks"], self.rank)
