@@ -20,6 +20,8 @@ an earlier store. Sleep ends after LOOK_S in any case. While a rank waits for on
 asked for, so that no sender waits for a rank that waits.
 
 The memory is a nameless file (memfd): it needs no room in /dev/shm, and it ends with the last process that has it.
+
+Long because a box and both ends of a message change each other's state.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A rank shows the others where its tensor lies, and each takes from there what it
 
                    reads by each rank      what happens
     all_reduce     2(n-1)/n N              sum one's own part of everybody's x, then take the other sums
-      up to 64 KiB  (n-1) N                sum the whole of everybody's x: one round fewer
+      small          (n-1) N               sum the whole of everybody's x: one round fewer
     reduce_scatter  (n-1)/n N              sum one's own part of everybody's x
     all_gather      (n-1)/n N              take everybody's x
     all_to_all      (n-1)/n N              take one's own part of everybody's x
@@ -33,8 +33,8 @@ from labkit.comm.message import EAGER_BYTES
 from labkit.comm.native import Native, UnderWay
 from labkit.comm.ring import combine
 
-WHOLE_BYTES = 64 << 10
-"""Up to this size each rank sums everything itself: reading more costs less than another round."""
+WHOLE_BYTES = 256 << 10
+"""Up to so many bytes that it reads, each rank sums everything itself: more to read, but one round fewer."""
 _COLLECTIVE = -1
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -128,7 +128,7 @@ class Shared(Native):
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         mine, out = (x if x.is_contiguous() else _aside(x)).view(-1), y.view(-1)
         shown = self._show(mine)
-        if n_bytes <= WHOLE_BYTES:
+        if (n - 1) * n_bytes <= WHOLE_BYTES:
             self._reduce(shown, mine, 0, out, op)
             self._over(n_bytes)
             return y
