@@ -100,14 +100,26 @@ def strategies(found: Any) -> list[str]:
 
 
 def collectives(found: Any) -> list[str]:
-    names = ("ring", "tree", "star", "gloo", "gloo in place")
-    rows = []
+    names = ("native", "ring", "tree", "star", "ring on gloo", "gloo", "gloo in place")
+    rows, ratios = [], []
     for row in found:
         same = "exact" if row["sent"] == row["law"] else "not exact"
-        times = (seconds_text(row["seconds"][name]) for name in names)
-        rows.append((row["ranks"], bytes_text(row["bytes"]), *times, bytes_text(max(row["sent"])), same))
+        seconds, start = row["seconds"], (row["ranks"], bytes_text(row["bytes"]))
+        rows.append((*start, *(seconds_text(seconds[name]) for name in names), bytes_text(max(row["sent"])), same))
+        beside = (f"{seconds[name] / seconds['gloo in place']:.2f}" for name in ("native", "ring", "ring on gloo"))
+        most = {2: 0.5, 4: 0.7}[row["ranks"]] if row["bytes"] >= 1 << 20 else 1.0
+        ratios.append((*start, *beside, f"{most:.1f}"))
     head = ("ranks", "tensor", *names, "a rank of the ring sends", "beside the law")
-    return ["Seconds of one all_reduce, the median of the slowest rank.", "", *table(head, rows)]
+    return [
+        "Seconds of one all_reduce, the median of the slowest rank. Messages of ring, tree and star, and the native "
+        "verb of a group, go through shared memory.",
+        "",
+        *table(head, rows),
+        "",
+        "The wires: seconds in multiples of those of `torch.distributed.all_reduce` on gloo, which sums in place.",
+        "",
+        *table(("ranks", "tensor", "native verb", "ring", "ring on gloo", "goal for the native verb"), ratios),
+    ]
 
 
 def probes(found: Any) -> list[str]:

@@ -56,6 +56,8 @@ class Cluster(BareCluster):
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
     quiet          do not print the line that says what was chosen
+    wire           "auto": messages and blocking collectives of ranks on CPUs go through shared memory where the system
+                   has it; "gloo": never
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
     meet through files in a private folder; nothing listens beyond this machine.
@@ -73,10 +75,11 @@ class Cluster(BareCluster):
         strict: bool = False,
         fresh: bool = False,
         quiet: bool = False,
+        wire: str = "auto",
     ):
         cap = None if memory_bytes is None else Cap(bytes_of(memory_bytes))
         self.memory_bytes = None if cap is None else cap.n_bytes
-        super().__init__(n_ranks, device, timeout_s, links, strict=strict, fresh=fresh, quiet=quiet, around=cap)
+        super().__init__(n_ranks, device, timeout_s, links, strict, fresh, quiet, cap, wire)
 
     def script(
         self, path: str | Path, *arguments: str, timeout_s: float | None = 300.0, watch: bool = True

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.ledger import Call, Ledger
-from labkit.comm.message import MOST_DIMS, Receiving, Sending, Wire, code_of
+from labkit.comm.message import MOST_DIMS, Wire, code_of, receiving, sending
 
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 OPS = ("sum", "mean", "max", "min")
@@ -70,9 +70,9 @@ class Group:
         call = self._call("send", x, to, tag)
         if self.tap is not None:  # before the message leaves, or the receiver's tap may be called first
             self.tap("send", self.ranks[to], tag, x)
-        sending = self.ledger.keep(Sending(self.wire, x, to, self._stream(tag)))
+        message = self.ledger.keep(sending(self.wire, x, to, self._stream(tag)))
         number = self.ledger.open("send", self.axis, self.ranks[to], _n_bytes(x), tag)
-        return Work(self.ledger, call, sending, number)
+        return Work(self.ledger, call, message, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
         """Start receiving from member `source`; `wait()` gives the tensor. With `into` it lands there (same shape).
@@ -82,7 +82,7 @@ class Group:
         if into is not None:
             check_in_place(into, "into=")
         call = self._call("recv", into, source, check_tag(tag))
-        expected = Receiving(self.wire, source, self._stream(tag), into, self.device)
+        expected = receiving(self.wire, source, self._stream(tag), into, self.device)
         return Work(self.ledger, call, self.ledger.keep(expected), tap=self.tap)
 
     def recv(self, source: int, tag: int = 0, into: Tensor | None = None) -> Tensor:
@@ -99,10 +99,10 @@ class Group:
         # after it would swallow the message that belongs to the next receive.
         x = check_message(self, x, to)
         expected = self.recv_start(source, tag, into)
-        sending = self.send(x, to, tag)
+        sent = self.send(x, to, tag)
         arrived = expected.wait()
         assert arrived is not None
-        sending.wait()
+        sent.wait()
         return arrived
 
     # -- collectives -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from labkit.comm import fake, local, native, shaped
+from labkit.comm import fake, local, native, shaped, shared
 from labkit.comm.group import Group
 from labkit.plan.layout import AXES, CUT_AXES, Layout
 
@@ -64,9 +64,9 @@ def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group
     handle, below = None, world.wire.wire if isinstance(world.wire, shaped.Shaped) else world.wire
     interface: str = getattr(below, "interface", "")
     for ranks in sorted({ranks_of(rank) for rank in range(world.size)}):
-        formed = native.subgroup(
-            ranks, interface
-        )  # a collective of the whole world: every rank helps to form every group
+        formed = native.subgroup(ranks, interface)  # of the whole world: every rank helps to form every group
         handle = formed if ranks == mine else handle
     group = native.over(handle, axis, mine, index, world.device, world.ledger, interface=interface)
-    return shaped.shape(group, world.wire.traffic) if isinstance(world.wire, shaped.Shaped) else group
+    if isinstance(world.wire, shaped.Shaped):
+        return shaped.shape(group, world.wire.traffic)
+    return shared.share(group, world.wire.box) if isinstance(world.wire, shared.Shared) else group

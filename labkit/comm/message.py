@@ -147,11 +147,8 @@ class Receiving:
         out = self.into
         if out is None:
             out = torch.empty(shape, dtype=dtype, device=self.device)
-        elif tuple(out.shape) != shape or out.dtype != dtype:
-            raise ValueError(
-                f"rank {self.source} of the group sent shape {shape} {str(dtype)[6:]}, this rank expected shape "
-                f"{tuple(out.shape)} {str(out.dtype)[6:]} (into=): make them equal, or receive without into="
-            )
+        elif words := misfit(self.source, shape, dtype, out):
+            raise ValueError(words)
         raw = as_bytes(out)
         if not travels_apart(self.wire, raw.numel()):
             raw.copy_(self.slab[128 : 128 + raw.numel()])
@@ -190,6 +187,28 @@ class Receiving:
             return False
         self.open()
         return all(piece.done() for piece in self.pieces) and self.lane.here(self.stamp)
+
+
+def sending(wire: Any, x: Tensor, to: int, tag: int) -> Any:
+    """A message on its way out: the wire's own kind, if it has one, or a `Sending`."""
+    own = getattr(wire, "sending", None)
+    return Sending(wire, x, to, tag) if own is None else own(x, to, tag)
+
+
+def receiving(wire: Any, source: int, tag: int, into: Tensor | None, device: str) -> Any:
+    """A message that is expected: the wire's own kind, if it has one, or a `Receiving`."""
+    own = getattr(wire, "receiving", None)
+    return Receiving(wire, source, tag, into, device) if own is None else own(source, tag, into, device)
+
+
+def misfit(source: int, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor) -> str:
+    """The words for a message of this shape and dtype that does not fit `into`; "" if it does."""
+    if tuple(into.shape) == shape and into.dtype == dtype:
+        return ""
+    return (
+        f"rank {source} of the group sent shape {shape} {str(dtype)[6:]}, this rank expected shape "
+        f"{tuple(into.shape)} {str(into.dtype)[6:]} (into=): make them equal, or receive without into="
+    )
 
 
 def _lane(wire: Any, peer: int, outgoing: bool) -> Lane:

@@ -6,17 +6,22 @@ import os
 import re
 from typing import NamedTuple
 
+from labkit.comm import attach
 from labkit.launch import limits
 from labkit.launch.around import MakesAround
 from labkit.plan.topology import Links
 
+WIRES = ("auto", "gloo")
+
 
 class Choice(NamedTuple):
-    """The backend, the device of each rank (rank r has `devices[r]`), and the sentence that says why."""
+    """The backend, the device of each rank (rank r has `devices[r]`), the sentence that says why, and the wire of
+    messages and blocking collectives: "shared" (shared memory, comm/shared.py) or that of the backend."""
 
     backend: str
     devices: tuple[str, ...]
     sentence: str
+    wire: str = "backend"
 
 
 def choose(
@@ -25,6 +30,7 @@ def choose(
     gpus: tuple[str, ...] | None = None,
     links: Links | None = None,
     around: MakesAround | None = None,
+    wire: str = "auto",
 ) -> Choice:
     """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 
@@ -32,19 +38,24 @@ def choose(
     "cpu"     CPU and gloo
     "cuda"    a GPU for each rank and NCCL, or ValueError
     "cuda:0"  every rank on this one GPU, over gloo (NCCL wants a GPU to itself); numbers are right, speed is not
+
+    On CPUs, `wire` "auto" adds shared memory to gloo where the system has it and links are not shaped, "gloo" does not.
     """
+    if wire not in WIRES:
+        raise ValueError(f"unknown wire {wire!r}: use {' or '.join(map(repr, WIRES))}")
     if not isinstance(n_ranks, int) or isinstance(n_ranks, bool) or n_ranks < 1:
         raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
     limits.check(n_ranks)
     if around is not None:
-        choice = choose(n_ranks, device, gpus, links)
+        choice = choose(n_ranks, device, gpus, links, wire=wire)
         return choice._replace(sentence=f"{choice.sentence}; {around.words}")
     if links is not None:
-        return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus), links)
+        return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus, wire="gloo"), links)
+    neighbour = None
     if gpus is None:
         from labkit.launch.zygote import zygote
 
-        gpus = zygote().ready().gpus
+        neighbour, _, gpus, _ = zygote().ready()
     cores = os.cpu_count() or 1
     shared = re.fullmatch(r"cuda:(\d+)", device)
     if device == "auto":
@@ -53,7 +64,7 @@ def choose(
     else:
         why = "as asked"
     if device == "cpu":
-        return Choice("gloo", ("cpu",) * n_ranks, f"{_ranks(n_ranks)} on {cores} CPU cores over gloo ({why})")
+        return _on_cpus(n_ranks, f"{_ranks(n_ranks)} on {cores} CPU cores over gloo", why, wire, neighbour)
     if device == "cuda":
         if len(gpus) < n_ranks:
             if not gpus:
@@ -86,6 +97,13 @@ def choose(
     raise ValueError(
         f'unknown device {device!r}: use "auto", "cpu", "cuda" (a GPU for each rank) or "cuda:0" (all on one)'
     )
+
+
+def _on_cpus(n_ranks: int, words: str, why: str, wire: str, neighbour: int | None) -> Choice:
+    hindrance = attach.why_not(n_ranks, neighbour) if wire == "auto" and n_ranks > 1 else ""
+    if wire == "gloo" or n_ranks == 1 or hindrance:
+        return Choice("gloo", ("cpu",) * n_ranks, f"{words} ({why}{'; ' + hindrance if hindrance else ''})")
+    return Choice("gloo", ("cpu",) * n_ranks, f"{words} and shared memory ({why})", "shared")
 
 
 def _shaped(choice: Choice, links: Links) -> Choice:

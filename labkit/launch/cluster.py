@@ -35,6 +35,8 @@ class BareCluster:
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
     quiet          do not print the line that says what was chosen
+    wire           "auto": messages and blocking collectives of ranks on CPUs go through shared memory where the system
+                   has it; "gloo": never
     around         made once in each rank and entered around each of its calls (launch/around.py)
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
@@ -53,11 +55,12 @@ class BareCluster:
         fresh: bool = False,
         quiet: bool = False,
         around: MakesAround | None = None,
+        wire: str = "auto",
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
         places.check()
-        self.choice = choose(n_ranks, device, links=links, around=around)
+        self.choice = choose(n_ranks, device, links=links, around=around, wire=wire)
         self.n_ranks, self.timeout_s = n_ranks, timeout_s
         self._lock = threading.RLock()
         self._calls, self._doubt = 0, False

@@ -15,6 +15,7 @@ import socket
 import stat
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,8 +31,12 @@ _GENERATED = ("<frozen ", "<string>", "<__array_function__")
 _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
-def control(context: zmq.Context, address: str, rank: int, main_thread: int) -> None:
-    """Answer the kernel's questions for ever. Runs in a thread of its own: waiting in gloo releases the GIL."""
+def control(
+    context: zmq.Context, address: str, rank: int, main_thread: int, cut_shared: Callable[[], None]
+) -> None:  # fmt: skip
+    """Answer the kernel's questions for ever. Runs in a thread of its own: waiting in gloo releases the GIL.
+
+    `cut_shared()` frees this rank from a wait in shared memory."""
     channel = context.socket(zmq.DEALER)
     channel.linger = 0
     channel.identity = f"c{rank}.{os.getpid()}".encode()
@@ -41,6 +46,8 @@ def control(context: zmq.Context, address: str, rank: int, main_thread: int) -> 
         if question not in ("where", "cut"):
             return channel.close()
         try:
+            if question == "cut":
+                cut_shared()
             answer: Any = position(main_thread) if question == "where" else cut(detail)
         except Exception:  # frames and sockets change while they are looked at; the kernel asks again
             answer = None

@@ -16,7 +16,7 @@ import pickle
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ import cloudpickle
 import psutil
 import zmq
 
+from labkit.comm import attach
 from labkit.launch import places
 from labkit.launch.around import MakesAround
 from labkit.launch.blackbox import BlackBox
@@ -188,6 +189,7 @@ class RankProcesses(Channels):
             "links": None if links is None else pickle.dumps(links),
             "around": None if around is None else cloudpickle.dumps(around),
             "backend": choice.backend,
+            "mail": None,
             "threads": threads,
             "strict": strict,
             "fresh": fresh or not zygote().ready().can_fork,
@@ -197,7 +199,7 @@ class RankProcesses(Channels):
             "path": list(sys.path),
             "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},
         }
-        self.devices = choice.devices
+        self.devices, self.wire = choice.devices, choice.wire
 
     def start(self, ranks: Iterable[int]) -> None:
         """Fork fresh processes for `ranks`; they join the present generation by themselves."""
@@ -241,10 +243,12 @@ class RankProcesses(Channels):
             self.kill(replaced)
             previous = self._store()
             self.generation += 1
-            self.start(replaced)
-            for rank in set(range(self.n_ranks)) - set(replaced):
-                self.tell(rank, "join", None, self.generation)
-            if self._all_joined((START_S if self.spec["fresh"] else JOIN_S) + JOIN_RANK_S * self.n_ranks):
+            with self._mail() as self.spec["mail"]:
+                self.start(replaced)
+                for rank in set(range(self.n_ranks)) - set(replaced):
+                    self.tell(rank, "join", None, self.generation, self.spec["mail"])
+                met = self._all_joined((START_S if self.spec["fresh"] else JOIN_S) + JOIN_RANK_S * self.n_ranks)
+            if met:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(previous)
                 self.waiting = [event for event in self.waiting if event.kind != "ended"]  # those were replaced
@@ -253,6 +257,23 @@ class RankProcesses(Channels):
             if attempt == 0:
                 self.kill(late)
         raise RuntimeError(self._start_report())
+
+    @contextlib.contextmanager
+    def _mail(self) -> Iterator[str | None]:
+        """Memory for a generation's mailboxes while its ranks open it. It has no name: it ends with those who have it.
+
+        Where there is none left, or none is wanted, None."""
+        fd = None
+        if self.wire == "shared":
+            try:
+                fd = attach.room(self.n_ranks)
+            except OSError as error:
+                print(f"No shared memory for the ranks ({error}): their messages go over gloo.", flush=True)
+        try:
+            yield None if fd is None else f"/proc/{os.getpid()}/fd/{fd}"
+        finally:
+            if fd is not None:
+                os.close(fd)
 
     def _store(self) -> str:
         return f"{self.spec['store']}{self.generation}"

@@ -19,9 +19,10 @@ from typing import Any
 
 import zmq
 
-from labkit.comm import native, shaped
+from labkit.comm import native, shaped, shared
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
+from labkit.comm.mailbox import Mailbox
 from labkit.comm.traffic import Traffic
 from labkit.launch import free, serialize
 from labkit.launch.blackbox import BlackBox, Page
@@ -38,7 +39,7 @@ def main(spec: dict[str, Any]) -> None:
     """Become rank `spec["rank"]` and serve until the kernel says goodbye; never returns."""
     set_up_rank(spec)
     rank = Rank(spec)
-    control = (rank.context, spec["address"], rank.rank, rank.main_thread)
+    control = (rank.context, spec["address"], rank.rank, rank.main_thread, rank.cut)
     threading.Thread(target=free.control, args=control, daemon=True, name="labkit-control").start()
     rank.serve()
 
@@ -52,6 +53,7 @@ class Rank:
         self.busy, self.spared = False, 0
         self.sent: serialize.Parcel | None = None
         self.traffic: Traffic | None = None
+        self.box: Mailbox | None = None
         self.page = Page(BlackBox(spec["blackbox"], spec["n_ranks"]), self.rank)
         self.around = None if spec["around"] is None else pickle.loads(spec["around"])(spec["device"])
         self.page.around = self.around
@@ -85,8 +87,10 @@ class Rank:
 
     def serve(self) -> None:
         """Wait for messages and do what they say, for ever."""
-        self.join(self.spec["generation"])
+        self.join(self.spec["generation"], self.spec["mail"])
         while True:
+            while self.box is not None and self.box.held and not self.socket.poll(1):
+                self.box.progress()  # what a call has sent without waiting, and for which there was no room then
             if not self.socket.poll(IDLE_MS):
                 self._give_back()
             frames = self.socket.recv_multipart()
@@ -101,11 +105,14 @@ class Rank:
             else:
                 self.leave()
 
-    def join(self, generation: int) -> None:
-        """Leave the old world, if any, and meet the others in a new one."""
+    def join(self, generation: int, mail: str | None) -> None:
+        """Leave the old world, if any, and meet the others in a new one, whose mailboxes are in the file `mail`."""
         try:
+            self.box = None
+            self.ledger.under_way.clear()  # messages of the old world, which hold its memory
             native.stop()
             self._shape(generation)
+            self.box = None if mail is None else Mailbox(mail, self.spec["n_ranks"], self.rank)
             self.page.weigh()
             spec = self.spec
             native.start(
@@ -138,7 +145,14 @@ class Rank:
         """A fresh view of the world for one call: collectives are counted from 1."""
         n_ranks, device, interface = (self.spec[name] for name in ("n_ranks", "device", "interface"))
         world = native.world(self.rank, n_ranks, device, self.ledger, self.state, interface)
-        return world if self.traffic is None else shaped.shape(world, self.traffic)
+        if self.traffic is not None:
+            return shaped.shape(world, self.traffic)
+        return world if self.box is None else shared.share(world, self.box)
+
+    def cut(self) -> None:
+        """Free whoever waits in this rank for a message through shared memory. For the control thread."""
+        if self.box is not None:
+            self.box.cut()
 
     def call(self, call_id: int, sources: dict[str, list[str]], frames: list[Any]) -> None:
         """Run one call and answer it, whatever happens in it."""
