@@ -101,9 +101,10 @@ class Rank:
             else:
                 self.leave()
 
-    def join(self, generation: int) -> None:
-        """Leave the old world, if any, and meet the others in a new one."""
+    def join(self, generation: int, store: str | None = None) -> None:
+        """Leave the old world, if any, and meet the others in a new one (at another `store`, if one is named)."""
         try:
+            self.spec["store"] = store or self.spec["store"]
             native.stop()
             self._shape(generation)
             self.page.weigh()
@@ -177,7 +178,7 @@ class Rank:
         frames: list[Any] = []
         if failure is None:
             try:
-                self.sent = serialize.Parcel(value)
+                self.sent = serialize.Parcel(value, self.spec["shares_memory"])
                 frames = self.sent.frames
             except Exception as error:
                 where = serialize.why_unpicklable(value, "the value that it returned") or "the value that it returned"
@@ -216,3 +217,9 @@ class Rank:
         self._flush()
         self.socket.close()
         os._exit(0)
+
+
+if __name__ == "__main__":  # the name that torchrun, srun, Kubernetes and Ray are given; the post imports this file
+    import runpy
+
+    runpy.run_module("labkit.launch.post", run_name="__main__")
