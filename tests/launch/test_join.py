@@ -263,3 +263,24 @@ def test_a_correspondence_survives_whatever_its_connection_loses():
     assert read == list(range(20))
     assert ours.opened(theirs.note([])[0])
     assert not ours.kept
+
+
+@pytest.mark.rest
+@pytest.mark.timeout(1200)
+def test_ranks_that_ray_has_placed_join_as_those_of_torchrun_do(tmp_path):
+    """Would catch a worker that finds its number in torchrun's names only, and an example that does not run."""
+    pytest.importorskip("ray", reason="the package ray is not installed")
+    cluster = Cluster.join(2, file=tmp_path / "keys.json", host="127.0.0.1", quiet=True, start_s=5 * LONG_S)
+    example = Path(__file__).resolve().parents[2] / "examples" / "join" / "ray_tasks.py"
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
+    with (tmp_path / "log").open("ab") as out:
+        command = [sys.executable, str(example), str(tmp_path / "keys.json"), "2"]
+        engine = subprocess.Popen(command, stdout=out, stderr=out, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        replies = cluster.run(lambda group: group.all_reduce(torch.ones(3)).tolist())
+        assert [reply.value for reply in replies] == [[2.0] * 3] * 2
+        cluster.close()
+        assert engine.wait(LONG_S) == 0, (tmp_path / "log").read_text()
+    finally:
+        cluster.close()
+        end(engine)
