@@ -62,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         place = place_of(os.environ, given.rank, given.n_ranks)
+        if place["restart"] != "0" and not given.join.exists():
+            return 0  # the cluster was closed while the engine started this rank again: all is well
         return Post(ticket.read(given.join), place, _fork_warden()).serve()
     except (ValueError, ConnectionError) as error:
         print(f"labkit: {error}", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ import zmq
 from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import Cluster, WorkerError
-from labkit.launch import call, ticket
+from labkit.launch import call, serialize, ticket
 from labkit.launch.engine import place_of
 from labkit.launch.letters import Letters
 from tests.waiting import LONG_S, once, stop_button, until, waiting
@@ -77,12 +77,15 @@ def joined(folder: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-def test_joined_ranks_compute_print_remember_and_book_as_those_at_home_do(joined, folder, capsys):
+def test_joined_ranks_compute_print_remember_and_book_as_those_at_home_do(joined, folder, capsys, monkeypatch):
     """Would catch large tensors that are sent as a path of this machine, output that stays on the node, a world that
     does not add up, a cell that has names of its own, and keys that a list of processes shows."""
     big = torch.arange(1 << 19, dtype=torch.float32)
 
+    monkeypatch.setattr(serialize.Parcel, "_shared", None)  # on one machine a path would be found
+
     def work(group, big):
+        serialize.Parcel._shared = None
         print("rank", group.rank, "prints")
         os.system("echo a child prints")
         return big * group.rank, group.all_reduce(big)[-1].item(), int(os.environ["LOCAL_RANK"])
