@@ -226,7 +226,8 @@ class Group:
         self.counted[0] += 1
         call = self._call(verb, x, shape=tuple(x.shape), op=options.get("op", "sum"))
         with Watched(self.ledger, call):  # the witness compares shapes here, before anything is sent
-            number = self.ledger.open(verb, self.axis, None, (self.size - 1) * n_bytes // self.size)
+            sent = (self.size - 1) * n_bytes // self.size
+            number = self.ledger.open(verb, self.axis, None, sent, 0, self.ranks[(self.rank + 1) % self.size])
         return Work(self.ledger, call, getattr(self.wire, f"{verb}_start")(x, **options), number)
 
     def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
@@ -236,9 +237,8 @@ class Group:
             return x.clone()
         given = {key: value for key, value in options.items() if value not in ("sum", 0)}
         call = self._call(verb, x, shape=None if shape is None else tuple(shape), op=options.get("op", "sum"))
-        number = self.ledger.open(verb, self.axis, None, 0)
-        # While this stands in `within`, messages that the algorithm sends are booked under this verb, and a backend
-        # that sends by itself charges its bytes to `number`.
+        number = self.ledger.open(verb, self.axis, None, 0, 0, self.ranks[(self.rank + 1) % self.size])
+        # meanwhile messages are booked under this verb, too; a backend that sends by itself charges `number`
         self.ledger.within.append((verb, number))
         try:
             with Watched(self.ledger, call):

@@ -24,6 +24,7 @@ class Transfer(NamedTuple):
     t0, t1    seconds (time.perf_counter): handed over, done
     within    the verbs whose swapped-in algorithms sent it, outermost first: "", "all_reduce", "all_reduce/broadcast"
     tag       the tag of a message
+    next      global rank of the next member of the group, to which a ring sends; None for a message
     """
 
     verb: str
@@ -34,6 +35,7 @@ class Transfer(NamedTuple):
     t1: float
     within: str = ""
     tag: int = 0
+    next: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,21 +76,42 @@ class Ledger:
         self.within: list[tuple[str, int]] = []
         self.received: Counter[int] = Counter()
         self.under_way: dict[int, Any] = {}
+        self.rank, self.nodes = 0, tuple[str, ...]()
+
+    def place(self, rank: int, nodes: tuple[str, ...]) -> None:
+        """Say on which machine each rank lives, by rank, and whose ledger this is."""
+        self.rank, self.nodes = rank, nodes
 
     def sent_bytes(self, verb: str | None = None, axis: str | None = None) -> int:
         """Bytes that this rank sent. A message sent by a swapped-in all_reduce counts for "send" and for "all_reduce";
-        the total counts it once."""
+        the total counts it once. The axis "node" has the bytes that left this rank's machine, whatever their axis."""
+        if axis == "node":
+            mine = self.nodes[self.rank] if self.nodes else ""
+            return sum(n_bytes for (_, node), n_bytes in self.between_nodes(verb).items() if node != mine)
         return sum(t.n_bytes for t in self.transfers if _is(t, verb) and axis in (None, t.axis))
+
+    def between_nodes(self, verb: str | None = None) -> dict[tuple[str, str], int]:
+        """Bytes that this rank sent, by (its node, the receiver's); {} where all ranks are on one machine.
+
+        What a backend sends inside a collective is charged as a ring sends it: to the next rank of the group."""
+        bytes_of: Counter[tuple[str, str]] = Counter()
+        for t in self.transfers if self.nodes else ():
+            if _is(t, verb) and t.n_bytes:
+                to = t.next if t.to is None else t.to
+                bytes_of[self.nodes[self.rank], self.nodes[self.rank if to is None else to]] += t.n_bytes
+        return dict(bytes_of)
 
     def calls(self, verb: str | None = None) -> int:
         """The number of calls of a verb: a collective by its name, whatever algorithm carries it out, or "send"."""
         return sum(verb in (None, t.verb) for t in self.transfers)
 
-    def open(self, verb: str, axis: str, to: int | None, n_bytes: int, tag: int = 0) -> int:
+    def open(
+        self, verb: str, axis: str, to: int | None, n_bytes: int, tag: int = 0, following: int | None = None
+    ) -> int:
         """Record a transfer that begins now; returns its number for `close`."""
         now = time.perf_counter()
         within = "/".join(verb for verb, _ in self.within)
-        transfers, transfer = self.transfers, Transfer(verb, axis, to, n_bytes, now, now, within, tag)
+        transfers, transfer = self.transfers, Transfer(verb, axis, to, n_bytes, now, now, within, tag, following)
         number = len(transfers)
         transfers.append(transfer)
         while transfers[number] is not transfer:  # another thread has written one in between
@@ -132,7 +155,8 @@ class Ledger:
         return len(self.transfers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"witness": None, "transfers": self.transfers, "within": [], "received": self.received, "under_way": {}}
+        empty: dict[str, Any] = {"witness": None, "within": [], "under_way": {}}
+        return {**vars(self), **empty}
 
     def __repr__(self) -> str:
         verbs = sorted({(t.verb, t.axis) for t in self.transfers})

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -52,13 +53,14 @@ def start(
     strict: bool = False,
     interface: str = "",
 ) -> None:
-    """Meet the other ranks through `store_file` (fresh for each generation) and form torch's process group.
+    """Meet the other ranks through `store_file` (fresh for each generation) and form torch's process group. Ranks of
+    several machines meet in a store of torch's instead, `tcp://host:port/` (`host_store`).
 
     `strict` lets torch compare every collective's shape first. With the name of the network `interface`, gloo's threads
     of this group sleep while nothing happens (loops.py). Raises RuntimeError if the others do not come."""
     level = dist.DebugLevel.DETAIL if strict else dist.DebugLevel.OFF
     dist.set_debug_level(level)
-    store = dist.PrefixStore(f"gen{generation}", dist.FileStore(store_file, size))
+    store = dist.PrefixStore(f"gen{generation}", _store(store_file, size))
     limit = timedelta(seconds=timeout_s or 1800)
     extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
     with loops.asleep(interface):
@@ -110,6 +112,19 @@ def _round(store: Any, rank: int, size: int, timeout_s: float) -> Any:
             raise RuntimeError(f"ranks {sorted(missing)} have not come within {timeout_s:g} s")
         time.sleep(0.01)
     return dist.PrefixStore(word, store)
+
+
+def host_store(host: str) -> Any:
+    """A store in which ranks of several machines meet, served by a thread of this process on a free `.port`. What is in
+    it is neither encrypted nor guarded: torch wants a network that can be trusted."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
+def _store(place: str, size: int) -> Any:
+    if not place.startswith("tcp://"):
+        return dist.FileStore(place, size)
+    parts = urlsplit(place)
+    return dist.TCPStore(parts.hostname or "", parts.port or 0, is_master=False, wait_for_workers=False)
 
 
 def stop() -> None:

@@ -28,7 +28,7 @@ from labkit.launch import output, watch
 from labkit.launch.advice import advice
 from labkit.launch.blackbox import Position
 from labkit.launch.progress import CallBar
-from labkit.launch.rank_processes import Event, RankProcesses
+from labkit.launch.ranks import Event, Ranks
 from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
 
@@ -45,7 +45,7 @@ RELEASE_S = 2.0
 class Call:
     """One function under way on `ranks`."""
 
-    def __init__(self, processes: RankProcesses, ranks: Sequence[int], call_id: int, timeout_s: float | None):
+    def __init__(self, processes: Ranks, ranks: Sequence[int], call_id: int, timeout_s: float | None):
         self.processes, self.ranks, self.call_id, self.timeout_s = processes, tuple(ranks), call_id, timeout_s
         self.answers: dict[int, tuple[Answer, list[Any]]] = {}
         self.deaths: dict[int, Ended] = {}
@@ -195,7 +195,7 @@ class Call:
             self.processes.signal(self.pending, signal.SIGUSR2)  # the rank writes its stack, even from inside C
             time.sleep(0.05)
             for rank in self.pending:
-                self.deaths[rank] = Ended(
+                self.deaths[rank] = self.processes.lost(rank) or Ended(
                     rank, self.processes.pids.get(rank, 0), None, "SIGKILL by labkit, since nothing else freed it", None
                 )
             self.processes.kill(list(self.deaths))
@@ -260,10 +260,11 @@ def _root(call: Call, failures: dict[int, Failure], autopsy: watch.Autopsy) -> t
     if own:
         first = failures[own[0]]
         same = [r for r in own if (failures[r].kind, failures[r].message) == (first.kind, first.message)]
-        return own[0], f"{watch.name_ranks(same)} raised {first.kind}: {first.message}"
+        where = call.processes.where(own[0]) if len(same) == 1 else ""
+        return own[0], f"{watch.name_ranks(same)}{where} raised {first.kind}: {first.message}"
     if call.deaths:
         rank, ended = next(iter(call.deaths.items()))
-        return rank, f"rank {rank} {ended}{_suspicion(ended, autopsy)}"
+        return rank, f"rank {rank}{call.processes.where(rank)} {ended}{_suspicion(ended, autopsy)}"
     rank = next(iter(failures))
     return rank, f"rank {rank} raised {failures[rank].kind}: {failures[rank].message}"
 

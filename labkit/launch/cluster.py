@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 import time
 import weakref
@@ -13,8 +14,10 @@ from labkit.launch import places, serialize
 from labkit.launch.advice import NO_WORLD
 from labkit.launch.around import MakesAround
 from labkit.launch.call import Call, error_of, stopped, undelivered
-from labkit.launch.choice import choose
+from labkit.launch.choice import Choice, choose
+from labkit.launch.joined import JoinedRanks
 from labkit.launch.rank_processes import RankProcesses
+from labkit.launch.ranks import Ranks
 from labkit.launch.reply import Reply, Stopped
 from labkit.launch.state import State
 from labkit.launch.status import Status, status_of
@@ -60,13 +63,8 @@ class BareCluster:
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
         places.check()
-        self.choice = choose(n_ranks, device, links=links, around=around, wire=wire)
-        self.n_ranks, self.timeout_s = n_ranks, timeout_s
-        self._lock = threading.RLock()
-        self._calls, self._doubt = 0, False
-        self.born = time.monotonic()
-        self._processes = RankProcesses(n_ranks, self.choice, strict, fresh, links, around)
-        self._close = weakref.finalize(self, self._processes.close)
+        choice = choose(n_ranks, device, links=links, around=around, wire=wire)
+        self._begin(RankProcesses(n_ranks, choice, strict, fresh, links, around), choice, timeout_s)
         try:
             self._processes.heal(everybody=True)
         except BaseException:
@@ -74,6 +72,69 @@ class BareCluster:
             raise
         if not quiet:
             print(self.choice.sentence, flush=True)
+
+    def _begin(self, processes: Ranks, choice: Choice, timeout_s: float | None) -> None:
+        self.choice, self.n_ranks, self.timeout_s = choice, processes.n_ranks, timeout_s
+        self._lock = threading.RLock()
+        self._calls, self._doubt = 0, False
+        self.born = time.monotonic()
+        self._processes = processes
+        self._close = weakref.finalize(self, processes.close)
+
+    @classmethod
+    def join(
+        cls,
+        n_ranks: int,
+        nodes: int = 1,
+        device: str = "cpu",
+        timeout_s: float | None = 60,
+        file: str | os.PathLike[str] | None = None,
+        host: str | None = None,
+        start_s: float = 600,
+        lost_s: float = 2,
+        strict: bool = False,
+        quiet: bool = False,
+    ) -> Self:
+        """A cluster of ranks that torchrun, Slurm, Kubernetes or Ray starts, on this machine or on others.
+
+            cluster = Cluster.join(8, nodes=2)     # prints the line that starts the ranks: run it on each node
+            cluster.run(train)                     # waits until they have joined
+
+        n_ranks, nodes   how many ranks in all, and on how many machines, each with the same number
+        device           "cpu" (gloo) or "cuda" (each rank the GPU of its LOCAL_RANK, NCCL)
+        file             where the keys are written (mode 0600; default: in ~/.labkit). The nodes need this file, on a
+                         shared file system or copied: whoever can read it can run code as you
+        host             the address at which the nodes find this machine (default: they try all that it has)
+        start_s          how long a call waits for ranks that have not joined, or that their engine starts again
+        lost_s           how long a node may be unreachable before its ranks are given up for dead. That it is
+                         unreachable is noticed within 2.5 s, and said. A call outlives a shorter cut
+
+        Placement, restarts and supervision are the engine's: a rank that it starts again rejoins, as does the world, in
+        a new generation, without its names. `close()` lets the ranks end, and the engine's command returns 0.
+
+        One TCP port listens here, for ZeroMQ with CURVE: what the notebook and the ranks tell each other is encrypted,
+        and a peer without the key of `file` is never listened to. NOT encrypted, and not guarded by any key, is what
+        the ranks send each other: gloo, NCCL, and torch's store, which listen on the nodes. torch wants a network that
+        can be trusted, and so does a joined cluster. ValueError for numbers that do not fit each other.
+        """
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
+        processes = JoinedRanks(n_ranks, nodes, device, strict, file, host, start_s, lost_s)
+        cluster = cls.__new__(cls)
+        cluster._begin(processes, processes.choice, timeout_s)
+        if not quiet:
+            print(f"{processes.choice.sentence}. Start them with\n\n{processes.command}\n", flush=True)
+        return cluster
+
+    @property
+    def command(self) -> str:
+        """The line that starts the ranks of a joined cluster on each node; "" for one whose ranks live here."""
+        return self._processes.command
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The machine of each rank of a joined cluster, by rank; () if all are on this one."""
+        return self._processes.nodes
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Reply]:
         """Call `fn(group, *args, **kwargs)` on every rank; a `Reply` from each, in rank order.
@@ -99,7 +160,7 @@ class BareCluster:
         _check_call(fn, args, kwargs)
         with self._lock:
             self._ensure_open()
-            parcel = serialize.pack(fn, args, kwargs)
+            parcel = serialize.pack(fn, args, kwargs, self._processes.shares_memory)
             self._mend()
             self._calls += 1
             call = Call(self._processes, ranks, self._calls, self.timeout_s)
@@ -124,13 +185,10 @@ class BareCluster:
         self._processes.waiting = self._processes.poll(0) and []  # notes deaths; other events belong to no call
         dead = [rank for rank in range(self.n_ranks) if not self._processes.alive(rank)]
         if dead or self._doubt:
-            why = "; ".join(
-                f"rank {rank} {self._processes.ended[rank]}" for rank in dead if rank in self._processes.ended
-            )
-            self._processes.heal(everybody=self._doubt)
+            words = self._processes.mend(everybody=self._doubt)
             self._doubt = False
-            if dead:
-                print(f"While idle, {why}. A fresh process took its place (its names are gone).", flush=True)
+            if words:
+                print(words, flush=True)
 
     def _rescue(self, call: Call) -> str:
         """Free all ranks after an interrupt, and say where they were and what is left of them.
@@ -167,6 +225,7 @@ class BareCluster:
                     f"what rank {rank} returned cannot be rebuilt here ({type(error).__name__}: {error}): "
                     "return plain numbers, tensors or containers of them"
                 ) from error
+            answer.ledger.place(rank, self._processes.nodes)
             replies.append(Reply(rank, value, self._processes.tails[rank].text, answer.ledger, answer.seconds))
         return replies
 

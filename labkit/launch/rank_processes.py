@@ -15,10 +15,9 @@ import os
 import pickle
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import psutil
@@ -30,6 +29,7 @@ from labkit.launch.around import MakesAround
 from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
 from labkit.launch.output import Tail
+from labkit.launch.ranks import Event, Ranks
 from labkit.launch.warden import Ended
 from labkit.launch.zygote import zygote
 from labkit.plan.topology import Links
@@ -40,19 +40,11 @@ TORCH_TIMEOUT_S = 1800.0
 """torch's own time-out of a collective. labkit's watch is far sooner and says why; this one is the last resort."""
 
 
-class Event(NamedTuple):
-    """A message from a rank or the warden: its kind, the rank, its contents `what`, and the frames that came along."""
-
-    kind: str
-    rank: int
-    what: tuple[Any, ...]
-    frames: list[Any]
-
-
-class Channels:
+class Channels(Ranks):
     """The channels to the ranks, the ranks that are alive (`pids`) or have `ended`, and those that have joined."""
 
     def __init__(self, address: str, warden: Connection):
+        super().__init__()
         self.warden = warden
         self.context = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
@@ -60,15 +52,7 @@ class Channels:
         self.router.setsockopt(zmq.RCVHWM, 0)
         self.router.setsockopt(zmq.SNDHWM, 0)
         self.router.bind(address)
-        self.generation = 0
-        self.pids: dict[int, int] = {}
-        self.ended: dict[int, Ended] = {}
-        self.joined: dict[int, str | None] = {}
-        self.waiting: list[Event] = []
-        self.wake_read, self.wake_write = os.pipe()
-        os.set_blocking(self.wake_read, False)
-        self.poller = zmq.Poller()
-        for channel in (self.router, self.warden.fileno(), self.wake_read):
+        for channel in (self.router, self.warden.fileno()):
             self.poller.register(channel, zmq.POLLIN)
 
     def tell(self, rank: int, kind: str, *rest: Any, frames: Sequence[Any] = ()) -> None:
@@ -84,18 +68,12 @@ class Channels:
                 identity = f"c{rank}.{self.pids[rank]}".encode()
                 self.router.send_multipart([identity, pickle.dumps((question, detail))])
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """The messages that have come; waits `timeout_s` at most for the first. KeyboardInterrupt on `interrupt()`."""
-        events, self.waiting = self.waiting, []
-        ready = dict(self.poller.poll(0 if events else int(timeout_s * 1e3)))
-        if self.wake_read in ready:
-            os.read(self.wake_read, 4096)
-            raise KeyboardInterrupt
+    def receive(self, ready: dict[Any, int], events: list[Event]) -> None:
+        """Read what has come from the warden and from the ranks."""
         while self.warden.poll():
             self._from_warden(events)
         if self.router in ready:
             self._from_ranks(events)
-        return events
 
     def _from_warden(self, events: list[Event]) -> None:
         try:
@@ -130,26 +108,12 @@ class Channels:
             elif kind != "hello" and self.pids.get(int(rank)) == int(pid):  # else it is from a rank that was replaced
                 events.append(Event(kind, int(rank), tuple(details), [frame.buffer for frame in frames]))
 
-    def wait(self, until: Callable[[], Any], timeout_s: float) -> bool:
-        """Handle messages until `until()` holds; keeps the events for the next `poll`."""
-        deadline = time.monotonic() + timeout_s
-        kept: list[Event] = []
-        while not until() and time.monotonic() < deadline:
-            kept += self.poll(min(0.1, max(0.0, deadline - time.monotonic())))
-        self.waiting += kept
-        return bool(until())
-
-    def interrupt(self) -> None:
-        """Make the thread that polls raise KeyboardInterrupt."""
-        os.write(self.wake_write, b"!")
-
     def hang_up(self) -> None:
         """Close every channel."""
         self.warden.close()
         self.router.close()
         self.context.term()
-        os.close(self.wake_read)
-        os.close(self.wake_write)
+        super().hang_up()
 
 
 class RankProcesses(Channels):
@@ -173,7 +137,6 @@ class RankProcesses(Channels):
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         self.tails = [Tail(self.folder, rank) for rank in range(n_ranks)]
-        self.sent_sources: set[str] = set()
         address = "ipc://" + os.path.join(self.folder, "wire")
         super().__init__(address, Connection(zygote().warden().detach()))
         self.warden.send(("keep", self.folder))
@@ -186,6 +149,7 @@ class RankProcesses(Channels):
             "blackbox": os.path.join(self.folder, "blackbox"),
             "store": os.path.join(self.folder, "store"),
             "traffic": os.path.join(self.folder, "traffic"),
+            "shares_memory": True,
             "links": None if links is None else pickle.dumps(links),
             "around": None if around is None else cloudpickle.dumps(around),
             "backend": choice.backend,
@@ -229,10 +193,6 @@ class RankProcesses(Channels):
         self.warden.send(("kill", [self.pids[rank] for rank in ranks]))
         self.wait(lambda: not any(rank in self.pids for rank in ranks), 5.0)
 
-    def alive(self, rank: int) -> bool:
-        """True if `rank` has a process, as far as the warden has told."""
-        return rank in self.pids
-
     def heal(self, everybody: bool = False) -> list[int]:
         """A new generation: dead ranks (or `everybody`) get fresh processes, all meet again. Returns the replaced.
 
@@ -274,6 +234,13 @@ class RankProcesses(Channels):
         finally:
             if fd is not None:
                 os.close(fd)
+
+    def mend(self, everybody: bool) -> str:
+        """Replace ranks that died while idle (or `everybody`), and say which and why."""
+        dead = [rank for rank in range(self.n_ranks) if not self.alive(rank)]
+        why = "; ".join(f"rank {rank} {self.ended[rank]}" for rank in dead if rank in self.ended)
+        self.heal(everybody)
+        return f"While idle, {why}. A fresh process took its place (its names are gone)." if why else ""
 
     def _store(self) -> str:
         return f"{self.spec['store']}{self.generation}"

@@ -54,7 +54,9 @@ def set_up_rank(spec: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(spec["environment"])
     os.environ.update(GLOO_SOCKET_IFNAME=spec["interface"], RANK=str(spec["rank"]), WORLD_SIZE=str(spec["n_ranks"]))
-    os.environ.update(LOCAL_RANK=str(spec["rank"]), LOCAL_WORLD_SIZE=str(spec["n_ranks"]))
+    os.environ.update(
+        spec.get("on_node") or {"LOCAL_RANK": str(spec["rank"]), "LOCAL_WORLD_SIZE": str(spec["n_ranks"])}
+    )
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each other rank
     import torch

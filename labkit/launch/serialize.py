@@ -79,10 +79,11 @@ def _tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, p
 class Parcel:
     """An object on its way: the pickle, its small buffers, and files in shared memory for its large ones.
 
-    The sender keeps the parcel until the receiver has opened it; then the memory belongs to the receiver alone.
+    The sender keeps the parcel until the receiver has opened it; then the memory belongs to the receiver alone. Between
+    machines nothing is `shared`: large buffers are frames, too.
     """
 
-    def __init__(self, obj: Any):
+    def __init__(self, obj: Any, shared: bool = True):
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
@@ -91,7 +92,7 @@ class Parcel:
         notes: list[tuple[str, int] | None] = []
         for buffer in buffers:
             raw = buffer.raw()
-            if raw.nbytes < LARGE_BYTES:
+            if raw.nbytes < LARGE_BYTES or not shared:
                 notes.append(None)
                 self.frames.append(bytes(raw))
             else:
@@ -119,10 +120,10 @@ class Parcel:
         self.files.clear()
 
 
-def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parcel:
+def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], shared: bool = True) -> Parcel:
     """A call as a parcel. ValueError that names the part which cannot be pickled."""
     try:
-        return Parcel((fn, args, kwargs))
+        return Parcel((fn, args, kwargs), shared)
     except Exception as error:
         named = [("the function", fn), *((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()]
         reasons = (why_unpicklable(value, name) for name, value in named)

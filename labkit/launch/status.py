@@ -8,7 +8,7 @@ from html import escape
 
 import psutil
 
-from labkit.launch.rank_processes import RankProcesses
+from labkit.launch.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Status:
         capped = any(r.cap_bytes is not None for r in self.ranks)
         rows: list[tuple[str, ...]] = [("rank", "process", "device", "private", *(("held",) * capped), "doing")]
         for r in self.ranks:
-            private = f"{r.private_bytes / 1e6:.1f} MB" if r.alive else "-"
+            private = f"{r.private_bytes / 1e6:.1f} MB" if r.alive and r.private_bytes else "-"
             held = f"{r.held_bytes:,} of {r.cap_bytes:,} B" if r.alive and r.cap_bytes is not None else "-"
             rows.append((str(r.rank), str(r.pid or "-"), r.device, private, *((held,) * capped), r.doing))
         return rows
@@ -73,7 +73,7 @@ class Status:
         return f"<p>{escape(self.sentence)}; generation {self.generation}</p><table><tr>{head}</tr>{body}</table>"
 
 
-def status_of(processes: RankProcesses, sentence: str) -> Status:
+def status_of(processes: Ranks, sentence: str) -> Status:
     """Read every rank's black box and memory; asks no rank anything."""
     rows = []
     for rank in range(processes.n_ranks):
@@ -83,8 +83,10 @@ def status_of(processes: RankProcesses, sentence: str) -> Status:
         doing = str(ended) if ended and not pid else f"waiting in {entry}" if entry else "ready"
         signal = ended.signal if ended and not pid else None
         held_bytes, cap_bytes = processes.box.held(rank)
+        place = processes.devices[rank] + processes.where(rank)
+        private_bytes = 0 if processes.nodes else _private(pid)  # a process id of another machine says nothing here
         memory = (held_bytes, cap_bytes) if cap_bytes else ()
-        rows.append(RankStatus(rank, pid, bool(pid), doing, processes.devices[rank], _private(pid), signal, *memory))
+        rows.append(RankStatus(rank, pid, bool(pid), doing, place, private_bytes, signal, *memory))
     return Status(sentence, processes.generation, tuple(rows))
 
 

@@ -29,15 +29,20 @@ LOOK_S = 0.5
 
 
 class Ended(NamedTuple):
-    """The end of a rank's process: its exit code or the signal that ended it, and words if memory ran out."""
+    """The end of a rank's process: its exit code or the signal that ended it, and words if memory ran out.
+
+    `words` say what is known of a process that nobody here could reap."""
 
     rank: int
     pid: int
     code: int | None
     signal: str | None
     out_of_memory: str | None
+    words: str = ""
 
     def __str__(self) -> str:
+        if self.words:
+            return self.words
         if self.signal is None:
             return f"ended by itself with exit code {self.code} (os._exit?)"
         if self.out_of_memory:

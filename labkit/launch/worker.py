@@ -105,11 +105,13 @@ class Rank:
             else:
                 self.leave()
 
-    def join(self, generation: int, mail: str | None) -> None:
-        """Leave the old world, if any, and meet the others in a new one, whose mailboxes are in the file `mail`."""
+    def join(self, generation: int, mail: str | None, store: str | None = None) -> None:
+        """Leave the old world, if any, and meet the others in a new one (at another `store`, if one is named), whose
+        mailboxes are in the file `mail`."""
         try:
             self.box = None
             self.ledger.under_way.clear()  # messages of the old world, which hold its memory
+            self.spec["store"] = store or self.spec["store"]
             native.stop()
             self._shape(generation)
             self.box = None if mail is None else Mailbox(mail, self.spec["n_ranks"], self.rank)
@@ -192,7 +194,7 @@ class Rank:
         frames: list[Any] = []
         if failure is None:
             try:
-                self.sent = serialize.Parcel(value)
+                self.sent = serialize.Parcel(value, self.spec["shares_memory"])
                 frames = self.sent.frames
             except Exception as error:
                 where = serialize.why_unpicklable(value, "the value that it returned") or "the value that it returned"
@@ -231,3 +233,9 @@ class Rank:
         self._flush()
         self.socket.close()
         os._exit(0)
+
+
+if __name__ == "__main__":  # the name that torchrun, srun, Kubernetes and Ray are given; the post imports this file
+    import runpy
+
+    runpy.run_module("labkit.launch.post", run_name="__main__")

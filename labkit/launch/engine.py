@@ -1,0 +1,42 @@
+"""What an engine (torchrun, Slurm, Kubernetes, Ray) tells a process in its environment: which rank it is, and where."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+_NAMES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
+)
+
+
+class Place(dict[str, Any]):
+    """Which rank this is, of how many, and on which node."""
+
+
+def place_of(environment: Mapping[str, str], rank: int | None = None, n_ranks: int | None = None) -> Place:
+    """ValueError if neither the environment nor the arguments say which rank this is."""
+    for names in _NAMES:
+        values = [environment.get(name) for name in names]
+        if values[0] is not None and values[1] is not None:
+            rank, n_ranks = int(values[0]), int(values[1])
+            local, n_local = int(values[2] or 0), int(values[3] or 1)
+            break
+    else:
+        local, n_local = 0, 1
+    if rank is None or n_ranks is None:
+        raise ValueError(
+            "which rank is this? Start it with torchrun or srun, which set RANK and WORLD_SIZE (or SLURM_PROCID and "
+            "SLURM_NTASKS), or say --rank 0 --n-ranks 2"
+        )
+    return Place(
+        rank=rank,
+        n_ranks=n_ranks,
+        local=local,
+        n_local=n_local,
+        node=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        group=environment.get("GROUP_RANK") or environment.get("SLURM_NODEID") or "",
+        restart=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
