@@ -12,7 +12,7 @@ load, a rank puts each parameter together from the files, one at a time, and cut
 ZeRO-3 can go on as 2 of DDP with tp = 2, or as one plain state_dict.
 
 A folder gets its final name when everything in it is on the disk: after a run was killed while it saved, the folder
-before that one is still the latest. Every file says of which run, step, rank and layout it is, and whole.json has the
+before that one is still the latest. It is written behind the steps that follow (saving.py). Every file says of which run, step, rank and layout it is, and whole.json has the
 checksums (sealed.py); `load` compares all of it before anything changes, each rank a share of the files. Bytes on the
 wire: two barriers, and a few for each rank. Memory to load: one whole parameter and its state.
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,11 @@ from torch import Tensor
 from labkit.comm.mesh import Mesh
 from labkit.parallel import sealed
 from labkit.parallel.sealed import Damaged, Sealed
+from labkit.parallel.saving import Saving, folders
 from labkit.parallel.sync import DataParallel, Owned, answers_for, check_state, stepped_on
 
 Parts = Mapping[str, tuple[DataParallel, str]]
 """Name in the whole model -> the strategy that has the parameter on this rank, and its name there."""
-
-NOTHING, FAILED = Sealed(0, 0), Sealed(-1, 0)
 
 
 @dataclass(frozen=True)
@@ -147,68 +146,39 @@ def save(
     run: str | Path, step: int, parts: Parts, mesh: Mesh, extra: Mapping[str, Any] | None = None, keep: int = 3,
     run_id: str = "",
 ) -> Path:  # fmt: skip
-    """Write run/step-NNNNNN; every rank calls it. `extra` (plain data) comes back from `load`. Returns the folder.
+    """Write run/step-NNNNNN and wait for it; every rank calls it. `save_start` says the rest. Returns the folder."""
+    return save_start(run, step, parts, mesh, extra, keep, run_id).wait(mesh.world)
+
+
+def save_start(
+    run: str | Path, step: int, parts: Parts, mesh: Mesh, extra: Mapping[str, Any] | None = None, keep: int = 3,
+    run_id: str = "",
+) -> Saving:  # fmt: skip
+    """Copy what this rank owns, and start to write run/step-NNNNNN (saving.py); every rank calls it, and later `wait`
+    of what it returns, before the next one. `extra` (plain data) comes back from `load`.
 
     `run_id` tells runs apart; each file has it. Keeps the last `keep` finished checkpoints up to this one in `run` and
-    deletes older ones. Bytes on the wire: a few for each rank.
-    Raises OSError on every rank if one cannot write; then nothing has changed but a folder `.part`."""
+    deletes older ones. Memory: the copy, on the host, until it is written. Bytes on the wire: a barrier.
+    Raises OSError on every rank if rank 0 cannot make the folder."""
     final = Path(run) / f"step-{step:06d}"
     part, rank = final.with_suffix(".part"), mesh.world.rank
+    error = ""
     if rank == 0:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-    mesh.world.barrier()
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+        except OSError as failed:
+            error = f"{part} cannot be made ({failed.strerror})"
+    for fault in _of_all_ranks(error, mesh):  # also the barrier: nobody writes before the folder is there
+        if fault:
+            raise OSError(fault)
     mine: dict[str, list[Any]] = {}
     for name, piece in _pieces(parts):
         if answers_for(parts[name][0], piece.cut, mesh):
             mine.setdefault(name, []).append(_packed(piece, mesh))
-    whole: dict[str, Any] = {"run": run_id, "step": step, "layout": vars(mesh.layout)}
-
-    def write() -> Sealed:
-        return sealed.write(part / f"rank-{rank}.pt", _seal(whole, rank), mine)
-
-    def finish() -> Sealed:
-        if rank == 0:
-            whole["files"] = [written._asdict() for written in everybody]
-            whole.update(optimizer=_optimizer(parts), extra=dict(extra or {}))
-            _finish(part, final, whole, keep)
-        return NOTHING
-
-    everybody = _tried(write, final, mesh)  # also the barrier before the rename
-    _tried(finish, final, mesh)
-    return final
-
-
-def _tried(writing: Callable[[], Sealed], final: Path, mesh: Mesh) -> list[Sealed]:
-    """What each rank has written, by rank, on every rank. OSError on every rank if one could not."""
-    error: OSError | None = None
-    written = FAILED
-    try:
-        written = writing()
-    except OSError as failed:
-        error = failed
-    rows = mesh.world.all_gather(torch.tensor(written, device=mesh.world.device)).view(-1, 2).tolist()
-    everybody = [Sealed(*row) for row in rows]
-    if FAILED in everybody:
-        raise error or OSError(f"rank {everybody.index(FAILED)} could not write its part of {final}")
-    return everybody
-
-
-def _finish(part: Path, final: Path, whole: Mapping[str, Any], keep: int) -> None:
-    """Give a folder its name now that every rank's file is in it, and delete what is too old. On rank 0."""
-    sealed.write_json(part / "whole.json", whole)
-    if final.exists():  # the same step once more: the old one goes when the new one is whole
-        final.rename(final.with_suffix(".old"))
-    part.rename(final)  # one step for the file system: who looks sees all of it or none
-    shutil.rmtree(final.with_suffix(".old"), ignore_errors=True)
-    upto = [folder for folder in folders(final.parent) if folder.name <= final.name]
-    for old in upto[max(1, keep) :]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def folders(run: str | Path) -> list[Path]:
-    """The folders of all checkpoints whose saving was finished, the latest first."""
-    return sorted(Path(run).glob("step-*[0-9]"), reverse=True)
+    whole = {"run": run_id, "step": step, "layout": vars(mesh.layout), "optimizer": _optimizer(parts)}
+    whole["extra"] = json.loads(json.dumps(dict(extra or {})))  # as it is now: the run goes on and changes it
+    return Saving(final, part, mine, whole, rank, mesh.world.size, keep)
 
 
 def latest(run: str | Path) -> Path | None:

@@ -5,6 +5,7 @@
                                       for each step: rows of this dp rank -> TrainStep; now and then save
     Report <------------------------- losses, seconds, memory by kind, bytes by axis
 
+Checkpoints are written behind the steps that follow (labkit.parallel.saving), and the last three are kept.
 A run that is killed at any moment goes on with `resume=True` from the last whole checkpoint, with the same losses that
 it would have had: the data depend only on (seed, step), and the optimizer's state is in the checkpoint. A folder has
 one run at a time (run_lock.py). A checkpoint that is damaged or of another run is set aside, and the one before it
@@ -134,6 +135,7 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
     peak = peak_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
     seen: dict[str, Any] = {"memory": {}, "sent": {}}
+    saving: saved.Saving | None = None
     for number in track(range(begin, order.steps), group):
         rows = batch(
             order.recipe.seed, number, mesh.dp.rank, mesh.dp.size, order.recipe.batch_size, order.config.seq,
@@ -153,7 +155,11 @@ def _life(group: Group, order: Order) -> dict[str, Any]:
         if order.run and (last or (order.save_every and (number + 1) % order.save_every == 0)):
             note: dict[str, Any] = {"losses": losses, "config": asdict(order.config), "recipe": asdict(order.recipe)}
             note["scaler"] = step.scaler.state_dict() if step.scaler else None
-            where = str(saved.save(order.run, number + 1, step.parts, mesh, note, run_id=run_id))
+            if saving is not None:
+                saving.wait(group)
+            saving = saved.save_start(order.run, number + 1, step.parts, mesh, note, run_id=run_id)
+    if saving is not None:
+        where = str(saving.wait(group))
     return {
         **seen,
         "losses": losses,
