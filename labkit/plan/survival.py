@@ -87,7 +87,7 @@ class Job:
         return replace(self, block_s=self.block_s + self.write_s, write_s=0.0)
 
 
-def cost(job: Job, interval_s: float) -> Breakdown:
+def first_order(job: Job, interval_s: float) -> Breakdown:
     """Shares of the time that are lost, to first order, which is what Young's interval minimises.
 
     Checkpoints C/T, work that is done again T/2M, a save that is not yet safe W/M, and restarts R/M."""

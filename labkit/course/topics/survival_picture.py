@@ -59,7 +59,8 @@ def survival(
     sync = job.synchronous()
     law = (
         f"a failure every {job.mtbf_s / HOUR_S:.3g} h; "
-        f"best every {seconds_text(best)} with {goodput(job, best):.1%} useful; if the steps wait for the write, {goodput(sync, best_interval(sync)):.1%}"
+        f"best every {seconds_text(best)} with {goodput(job, best):.1%} useful; "
+        f"if the steps wait for the write, {goodput(sync, best_interval(sync)):.1%}"
     )
     figure = chart.Chart(412, f"{title}: {parts['useful']:.1%} useful", f"{title}: {facts}; {law}")
     figure.words(4, 42, facts)
