@@ -60,6 +60,7 @@ _ALSO = MappingProxyType(
         "course.topics.roofline_explorer": "RooflineExplorer",
         "course.topics.split_explorer": "SplitExplorer",
         "course.topics.stale_explorer": "StaleExplorer",
+        "course.topics.survival_explorer": "SurvivalExplorer",
         "course.topics.zero_explorer": "ZeROExplorer",
         "course.whiteboard.whiteboard": "Whiteboard",
         "course.widgets.play": "Play",

@@ -594,5 +594,20 @@ LABS = (
             is_asked_about_system_design(),
         ),
     )),
+    Lab("18_fault_tolerance", (
+        predicted("18-08", "hours until the job stops?", "3", "you predict 3 hours"),
+        predicted("18-16", "seconds between checkpoints", "1200", "you predict 1,200 s"),
+        predicted("18-17", "share of the time that is useful then?", "85", "you predict 85 %"),
+        predicted("18-34", "its bytes on the wire", "12.5", "you predict 12.5 %"),
+        widget(
+            "18-41", "SurvivalExplorer",
+            sees("16,384 devices, saved every 1,000 s"),
+            clicks("best interval"), sees("saved every 257 s"),
+            GOES_ON,
+            clicks("play 2,000"), sees("dots: played"),
+            types(0, "soon"), sees(NONSENSE),
+            types(0, "5 s"), slides(0, "ArrowRight"), sees("32,768 devices"),
+        ),
+    )),
 )
 # fmt: on

@@ -40,6 +40,8 @@ VOCABULARY = MappingProxyType(
         "plan.shape": "ModelShape",
         "plan.sharding": "ModelState",
         "plan.stale": "limit momentum",
+        "plan.survival": "Job young best_interval first_order goodput shares job_mtbf device_mtbf checkpoint_bytes "
+        "sharded_s gathered_s with_spares shrinking LLAMA3_DEVICE_MTBF_S",
         "plan.time": "predict_step mfu",
         "train.config": "GPTConfig",
     }

@@ -219,8 +219,9 @@ def test_cards_are_found_by_tag_lab_and_difficulty() -> None:
 
 def test_labs_and_readme_say_how_many_cards_there_are() -> None:
     """A number in prose that the deck has outgrown."""
-    for file in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))[:17]:
-        lab = file.name[:2]
+    for file in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
+        if (lab := file.name[:2]) == "17":  # which asks all of them
+            continue
         assert f"{len(the_deck().of(lab=lab))} cards ask what this lab shows" in file.read_text(), lab
     readme = (NOTEBOOKS.parent / "README.md").read_text()
     assert f"labkit.cards()  # {len(the_deck())} cards;" in readme

@@ -1,0 +1,82 @@
+"""18.3: find the rank whose sum of gradients is not what the others have, by a checksum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+
+
+def corrupt_ranks(summed: Tensor, group: Group) -> list[int]:
+    """The ranks, in order, whose `summed` differs from that of most ranks in any bit; the same list on every rank.
+
+    summed: float32 [k], equal on all ranks unless a device computes wrongly; fewer than half of the ranks do. A bit may
+    be flipped, and two numbers may have changed places. Each rank sends at most 16 bytes to each other, by
+    all_gather."""
+    bits = summed.view(torch.int32).long()
+    places = torch.arange(1, len(bits) + 1)
+    checksum = (bits * places).sum()
+    sums = group.all_gather(checksum.view(1)).tolist()
+    common = max(set(sums), key=sums.count)
+    return [rank for rank, own in enumerate(sums) if own != common]
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 3 and 4 ranks in which a device flips a bit or mixes up two numbers, and some where none does."""
+    return [
+        Case.of(3, torch.float32, numel=600, how="flip", who=1),
+        Case.of(4, torch.float32, numel=500, how="sign", who=2),
+        Case.of(3, torch.float32, numel=700, how="late", who=1),
+        Case.of(4, torch.float32, numel=900, how="swap", who=3),
+        Case.of(3, torch.float32, numel=500, how="flip", who=0),
+        Case.of(4, torch.float32, numel=500, how="none", who=0),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """The same numbers for all ranks, and what a device made of them on one."""
+    sound, dice = case.random(case["numel"]), case.dice
+    wrong = sound.clone()
+    first, second = sorted(dice.sample(range(100), 2))
+    if case["how"] == "flip":
+        wrong.view(torch.int32)[first] ^= 1  # the lowest bit
+    elif case["how"] == "sign":  # which no size shows
+        wrong[first] *= -1
+    elif case["how"] == "late":
+        wrong.view(torch.int32)[-1 - first] ^= 1
+    elif case["how"] == "swap":
+        wrong[[first, second]] = sound[[second, first]]
+    return [((wrong if rank == case["who"] else sound).clone(),) for rank in range(case.n_ranks)]
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """All bytes compared, in one process."""
+    whole = [bytes(summed.view(torch.uint8).tolist()) for (summed,) in given]
+    (common, _), *_ = Counter(whole).most_common()
+    return [[rank for rank, own in enumerate(whole) if own != common]] * case.n_ranks
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=corrupt_ranks,
+    cases=cases,
+    inputs=inputs,
+    answer=answer,
+    may=("tolist",),
+    laws=(
+        sends(
+            lambda case, rank: (case.n_ranks - 1, 16 * (case.n_ranks - 1)),
+            "each rank sends at most 16 bytes to each other, by all_gather",
+            only=("all_gather",),
+        ),
+    ),
+)

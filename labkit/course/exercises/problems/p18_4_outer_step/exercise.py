@@ -1,0 +1,96 @@
+"""18.4: DiLoCo's outer step, Nesterov SGD on the mean difference of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+
+MEETINGS = 4
+
+
+class OuterStep:
+    """Ranks that trained alone agree: SGD with Nesterov momentum on the mean of how far they have come."""
+
+    def __init__(self, weights: Tensor, lr: float, momentum: float, group: Group):
+        """weights: [k], on which all ranks agree at the start; they stay as they are."""
+        self.anchor, self.lr, self.momentum, self.group = weights.clone(), lr, momentum, group
+        self.velocity = torch.zeros_like(weights)
+
+    def agree(self, weights: Tensor) -> Tensor:
+        """What this rank has come to -> the weights with which every rank goes on.   [k] -> [k]
+
+        The gradient is the mean over ranks of (weights agreed on last - weights now). The velocity is momentum x
+        velocity + gradient, zero before the first meeting. The step goes lr x (gradient + momentum x new velocity) down
+        from the weights agreed on last. `weights` stay as they are; 2(n-1)/n of their bytes are sent by all_reduce."""
+        gradient = self.group.all_reduce(self.anchor - weights) / self.group.size
+        self.velocity = self.momentum * self.velocity + gradient
+        self.anchor = self.anchor - self.lr * (gradient + self.momentum * self.velocity)
+        return self.anchor.clone()
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks."""
+    return [
+        Case.of(2, torch.float64, numel=24),
+        Case.of(4, torch.float32, numel=1200),
+        Case.of(3, torch.float64, numel=240),
+        Case.of(1, torch.float64, numel=50),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A start, a rate and a momentum that all ranks share, and how far each rank goes alone between the meetings."""
+    start, lr, momentum = case.random(case["numel"]), case.dice.uniform(0.4, 0.8), case.dice.uniform(0.5, 0.9)
+
+    def moves(rank: int) -> list[Tensor]:
+        return [case.random(case["numel"], key=1 + 10 * rank + meeting) for meeting in range(MEETINGS)]
+
+    return [(start, lr, momentum, moves(rank)) for rank in range(case.n_ranks)]
+
+
+def play(attempt: Any, group: Group, start: Tensor, lr: float, momentum: float, moves: list[Tensor]) -> Any:
+    """The weights after each meeting."""
+    outer, weights, met = attempt(start, lr, momentum, group), start, []
+    for move in moves:
+        weights = outer.agree(weights + move)
+        met.append(weights.clone())
+    return met
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """torch's own SGD, in one process."""
+    start, lr, momentum, _ = given[0]
+    anchor = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.SGD([anchor], lr=lr, momentum=momentum, nesterov=True)
+    met = []
+    for meeting in range(MEETINGS):
+        anchor.grad = -torch.stack([moves[meeting] for *_, moves in given]).mean(0)
+        optimizer.step()
+        met.append(anchor.detach().clone())
+    return [met] * case.n_ranks
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=OuterStep,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            lambda case, rank: MEETINGS * 2 * (case.n_ranks - 1) / case.n_ranks * case["numel"] * case.item_bytes,
+            "each rank sends 2(n-1)/n of the bytes of the weights at each meeting, by one all_reduce",
+            only=("all_reduce",),
+        ),
+    ),
+)
