@@ -8,14 +8,18 @@ that the system chooses, and the socket is bound before anybody is told: no port
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 HOST = "127.0.0.1"
 
 
 def open_store(n_ranks: int) -> tuple[dist.TCPStore, int]:
     """A store that is served from this process for as long as it is held, and its port."""
+    import torch.distributed as dist  # who only wants to know the host should not wait for torch
+
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind((HOST, 0))
     listener.listen(128)

@@ -363,6 +363,8 @@ class JoinedRanks(Ranks):
             "torch_timeout_s": TORCH_TIMEOUT_S,
             "shares_memory": False,
             "mail": None,
+            "module": "labkit.launch.worker",
+            "imports": (),
             "fresh": False,
             "links": None,
             "around": None,
