@@ -255,7 +255,8 @@ class Native:
 
     def __init__(self, process_group: Any, device: str, size: int, interface: str = ""):
         self.pg, self.device, self.size, self.interface = process_group, device, size, interface
-        self.backend = process_group.name()
+        # without a group, torch's own error says what was left out; one that is in none of torch's lists has its name
+        self.backend = dist.get_backend() if process_group is None else process_group.name()
         self.on_device = self.backend == "nccl"
         self.rank, self.headers, self.up, self.down = process_group.rank(), *[process_group] * 3
         if self.on_device:

@@ -116,7 +116,7 @@ def test_a_process_that_the_system_refuses_is_told_and_the_warden_goes_on(monkey
     warden.kernel, warden.ranks = theirs, {}
     monkeypatch.setattr(os, "fork", refuse)
     monkeypatch.setattr(gc, "freeze", lambda: None)  # of this process
-    warden.start({"fresh": False, "rank": 7})
+    warden.start({"fresh": False, "rank": 7, "imports": ()})
     kind, rank, words = ours.recv()
     assert (kind, rank) == ("refused", 7)
     assert "Resource temporarily unavailable" in words
