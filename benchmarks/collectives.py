@@ -67,7 +67,7 @@ def race(group: Any, n_bytes: int, repeats: int) -> tuple[dict[str, float], int]
 def measure(quick: bool) -> list[dict[str, Any]]:
     rows = []
     for n_ranks in (2, 4):
-        with Cluster(n_ranks, device="cpu", quiet=True) as cluster:
+        with Cluster(n_ranks, device="cpu", quiet=True, wire="shared") as cluster:
             for n_bytes in SIZES:
                 repeats = (3 if n_bytes > 1 << 20 else 10) if quick else (15 if n_bytes > 1 << 20 else 60)
                 replies = cluster.run(race, n_bytes, repeats)

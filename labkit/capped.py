@@ -56,8 +56,8 @@ class Cluster(BareCluster):
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
     quiet          do not print the line that says what was chosen
-    wire           "auto": messages and blocking collectives of ranks on CPUs go through shared memory where the system
-                   has it; "gloo": never
+    wire           "gloo"; or "shared": messages and blocking collectives of ranks on CPUs go through shared memory
+                   where the system has it
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
     meet through files in a private folder; nothing listens beyond this machine.
@@ -75,7 +75,7 @@ class Cluster(BareCluster):
         strict: bool = False,
         fresh: bool = False,
         quiet: bool = False,
-        wire: str = "auto",
+        wire: str = "gloo",
     ):
         cap = None if memory_bytes is None else Cap(bytes_of(memory_bytes))
         self.memory_bytes = None if cap is None else cap.n_bytes

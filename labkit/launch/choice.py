@@ -11,7 +11,7 @@ from labkit.launch import limits
 from labkit.launch.around import MakesAround
 from labkit.plan.topology import Links
 
-WIRES = ("auto", "gloo")
+WIRES = ("gloo", "shared")
 
 
 class Choice(NamedTuple):
@@ -30,7 +30,7 @@ def choose(
     gpus: tuple[str, ...] | None = None,
     links: Links | None = None,
     around: MakesAround | None = None,
-    wire: str = "auto",
+    wire: str = "gloo",
 ) -> Choice:
     """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 
@@ -39,7 +39,7 @@ def choose(
     "cuda"    a GPU for each rank and NCCL, or ValueError
     "cuda:0"  every rank on this one GPU, over gloo (NCCL wants a GPU to itself); numbers are right, speed is not
 
-    On CPUs, `wire` "auto" adds shared memory to gloo where the system has it and links are not shaped, "gloo" does not.
+    On CPUs, `wire` "shared" adds shared memory to gloo where the system has it and links are not shaped.
     """
     if wire not in WIRES:
         raise ValueError(f"unknown wire {wire!r}: use {' or '.join(map(repr, WIRES))}")
@@ -100,7 +100,7 @@ def choose(
 
 
 def _on_cpus(n_ranks: int, words: str, why: str, wire: str, neighbour: int | None) -> Choice:
-    hindrance = attach.why_not(n_ranks, neighbour) if wire == "auto" and n_ranks > 1 else ""
+    hindrance = attach.why_not(n_ranks, neighbour) if wire == "shared" and n_ranks > 1 else ""
     if wire == "gloo" or n_ranks == 1 or hindrance:
         return Choice("gloo", ("cpu",) * n_ranks, f"{words} ({why}{'; ' + hindrance if hindrance else ''})")
     return Choice("gloo", ("cpu",) * n_ranks, f"{words} and shared memory ({why})", "shared")

@@ -38,8 +38,8 @@ class BareCluster:
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
     quiet          do not print the line that says what was chosen
-    wire           "auto": messages and blocking collectives of ranks on CPUs go through shared memory where the system
-                   has it; "gloo": never
+    wire           "gloo"; or "shared": messages and blocking collectives of ranks on CPUs go through shared memory
+                   where the system has it
     around         made once in each rank and entered around each of its calls (launch/around.py)
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
@@ -58,7 +58,7 @@ class BareCluster:
         fresh: bool = False,
         quiet: bool = False,
         around: MakesAround | None = None,
-        wire: str = "auto",
+        wire: str = "gloo",
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
