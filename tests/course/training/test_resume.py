@@ -83,16 +83,16 @@ def test_what_is_damaged_or_of_another_run_is_set_aside_with_a_sentence_and_the_
     checkpoint is whole, or takes the damaged one for the latest the next time."""
     layout, recipe, run = Layout(dp=2), Recipe("zero1", batch_size=12), tmp_path / "run"
 
-    def life(steps: int, resume: bool = True, run_id: str = "mine", folder: Path = run) -> list[tuple[int, float]]:
+    def run_to(steps: int, resume: bool = True, run_id: str = "mine", folder: Path = run) -> list[tuple[int, float]]:
         order = Order(CONFIG, recipe, layout, steps, str(folder), 1, resume, run_id=run_id)
         return run_threads(lambda group: life(group, order), 2)[0]["losses"]
 
-    straight = life(4, resume=False)
-    life(4, resume=False, run_id="other", folder=tmp_path / "other")
+    straight = run_to(4, resume=False)
+    run_to(4, resume=False, run_id="other", folder=tmp_path / "other")
     for name in ("step-000003", "step-000004"):
         shutil.rmtree(run / name)
     shutil.copytree(tmp_path / "other" / "step-000004", run / "step-000004")
-    assert life(3) == straight[:3]
+    assert run_to(3) == straight[:3]
     told = capsys.readouterr().out
     assert (
         "step-000004 is of run other, and not of run mine. It is kept as step-000004.damaged, and the run goes" in told
@@ -103,12 +103,12 @@ def test_what_is_damaged_or_of_another_run_is_set_aside_with_a_sentence_and_the_
         byte = file.read(1)[0]
         file.seek(700)
         file.write(bytes([byte ^ 1]))
-    assert life(4) == straight
+    assert run_to(4) == straight
     assert "rank-1.pt is damaged" in capsys.readouterr().out
     names = ["step-000002", "step-000003", "step-000003.damaged", "step-000004", "step-000004.damaged"]
     assert sorted(folder.name for folder in run.iterdir()) == names
     for folder in run.glob("step-*/rank-0.pt"):
         folder.unlink()
     with pytest.raises(ValueError, match=r"no whole checkpoint .*: .*step-000002/rank-0.pt is missing: choose another"):
-        life(5)
+        run_to(5)
     assert sorted(folder.name for folder in run.iterdir()) == names, "nothing is renamed if none is whole"
