@@ -54,6 +54,11 @@ class Benchmark(StrEnum):
     capstone = "capstone"
     mutation = "mutation"
     draws = "draws"
+    bridge = "bridge"
+    torch_suite = "torch_suite"
+    watched_script = "watched_script"
+    kills = "kills"
+    gpu = "gpu"
 
 
 def main() -> None:
