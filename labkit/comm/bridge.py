@@ -63,7 +63,7 @@ OPS = MappingProxyType({"SUM": "sum", "AVG": "mean", "MAX": "max", "MIN": "min"}
 FOLDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {"PRODUCT": torch.mul, "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
 )
-"""What a Group does not reduce by is folded here, rank after rank."""
+"""torch's reductions for which a Group has no `op`: the parts of all ranks are combined in rank order."""
 LOOK_S = 1e-3
 TORCHS: Any = dist.ProcessGroup
 """Any, because torch declares some of its calls with other names for arguments that it passes by place."""
@@ -138,7 +138,7 @@ class Work(dist.Work):
         return self.started.done() and self.started.error is None
 
     def exception(self) -> BaseException | None:
-        """What the verb raised, if it has."""
+        """The exception that the verb has raised; None while it runs, and if it ended well."""
         return self.started.error
 
     def result(self) -> list[Tensor]:
@@ -238,7 +238,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         self.called = name
 
     def getGroupDesc(self) -> str:
-        """What the group is for: `mesh_tp`."""
+        """The description that torch gave the group, such as `mesh_tp` for a dim of a device mesh."""
         return self.described
 
     def setGroupDesc(self, text: str) -> None:

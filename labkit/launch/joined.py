@@ -46,7 +46,7 @@ SILENT_S = 60.0
 """A rank ends when the notebook has been out of reach for so long (and longer than its own `lost_s`)."""
 TORCH_TIMEOUT_S = 1800.0
 _TIMES_AT = (24, 48)
-"""Where a page of the black box holds a time of the rank's clock."""
+"""Offsets, in a rank's page of the black box, of the numbers that are times of that rank's own clock."""
 _TIME = struct.Struct("<d")
 
 
@@ -425,7 +425,7 @@ class JoinedRanks(Ranks):
         )
 
     def _report(self) -> str:
-        """Who is there, who is not, and what was last heard of them."""
+        """The text of an error: the ranks that have joined, and what each missing one reported last."""
         n_here = self.n_ranks - len(self._missing())
         lines = [f"{n_here} of {self.n_ranks} ranks have joined (generation {self.generation}):"]
         for rank in range(self.n_ranks):

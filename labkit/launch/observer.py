@@ -23,5 +23,5 @@ class Observer(Protocol):
         ...
 
     def result(self) -> Any:
-        """What was seen, as plain values."""
+        """The measurements, as dicts, lists and numbers, which can be sent to the process that asked."""
         ...
