@@ -14,8 +14,14 @@ from labkit.parallel.local_sgd import LocalSGD, diloco, mean_of_weights, sent_by
 
 
 def net():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4)).double()
+    """Weights from a generator of their own: ranks on threads share torch's."""
+    model, draw = (
+        nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4)).double(),
+        torch.Generator().manual_seed(0),
+    )
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=draw, dtype=p.dtype) / 3)
     model[0].bias.requires_grad_(False)
     return model
 
