@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import ipywidgets as widgets
 
 from labkit.course.topics.survival_picture import Played, of_devices, survival
@@ -9,6 +11,9 @@ from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.plan.survival import LLAMA3_DEVICE_MTBF_S, LLAMA3_DEVICES, Job, best_interval, simulated
 from labkit.view.svg import Drawing
 from labkit.view.units import parsed
+
+STEP = 0.01
+"""The distance between two places of the interval's slider, in powers of ten: 2.3%."""
 
 
 class SurvivalExplorer(Explorer):
@@ -27,7 +32,7 @@ class SurvivalExplorer(Explorer):
             options=[(f"{2**k:,}", 2**k) for k in range(4, 18)], value=n_devices, description="devices"
         )
         self.interval = widgets.FloatLogSlider(
-            interval_s, min=1, max=5, step=0.02, description="interval", readout_format=".3g"
+            interval_s, min=1, max=5, step=STEP, description="interval", readout_format=".3g"
         )
         self.copy, self.write, self.restart = (
             widgets.Text(f"{value:g} s", description=name, continuous_update=False)
@@ -50,9 +55,12 @@ class SurvivalExplorer(Explorer):
         return job if self.behind.value else job.synchronous()
 
     def go_to_best(self) -> None:
-        """Move the interval to the best one by law."""
+        """Move the interval to the place of the slider that is nearest to the best one by law.
+
+        A browser would move any other value to such a place by itself, and say so a moment later."""
         try:
-            self.interval.value = min(max(best_interval(self.job()) * 1.0001, 10.0), 1e5)
+            nearest = 10 ** (round(math.log10(best_interval(self.job())) / STEP) * STEP)
+            self.interval.value = min(max(nearest, 10.0), 1e5)
         except ValueError:
             self.draw()  # which says the reason
 
