@@ -152,16 +152,16 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel
     elif recipe.has_masters:
         make = partial(MasterWeights, make_optimizer=make)
     if recipe.strategy == "ddp":
-        return DDP(module, mesh.dp, make, recipe.bucket_bytes)
+        return DDP(module, mesh.data, make, recipe.bucket_bytes)
     if recipe.strategy == "zero1":
-        return ZeRO1(module, mesh.dp, make, recipe.bucket_bytes)
+        return ZeRO1(module, mesh.data, make, recipe.bucket_bytes)
     if recipe.strategy == "zero2":
-        return ZeRO2(module, mesh.dp, make, recipe.bucket_bytes)
+        return ZeRO2(module, mesh.data, make, recipe.bucket_bytes)
     options: dict[str, Any] = {"prefetch": recipe.prefetch, "compute_dtype": PRODUCTS.get(recipe.precision)}
     options["reshard"] = recipe.reshard
     if mesh.shard is not None and mesh.replicate is not None:
-        return HSDP(module, mesh.dp, make, mesh.shard, mesh.replicate, **options)
-    return ZeRO3(module, mesh.dp, make, **options)
+        return HSDP(module, mesh.data, make, mesh.shard, mesh.replicate, **options)
+    return ZeRO3(module, mesh.data, make, **options)
 
 
 def make_optimizer(recipe: Recipe) -> MakeOptimizer:
@@ -243,11 +243,11 @@ class TrainStep:
         return self.scaler.scale(loss) if self.scaler else loss
 
     def _everybodys(self, loss: Tensor | None, factor: float) -> float:
-        """The mean over dp, from the ranks of the last stage to all: one number over the world."""
+        """The mean over all who see other tokens, from the ranks of the last stage to all: one number over the world."""
         mine = torch.zeros(1, dtype=torch.float64, device=self.mesh.world.device)
         if loss is not None and self.mesh.tp.rank == 0:
             mine += loss.double() / factor
-        return float(self.mesh.world.all_reduce(mine)) / self.mesh.dp.size
+        return float(self.mesh.world.all_reduce(mine)) / self.mesh.data.size
 
 
 def _cut(whole: Tensor, dim: int | None, tp: Group) -> Tensor:

@@ -8,13 +8,16 @@ from functools import partial
 
 from labkit.comm import fake, local, native, shaped, shared
 from labkit.comm.group import Group
-from labkit.plan.layout import AXES, CUT_AXES, Layout
+from labkit.plan.layout import CUT_AXES, GRID, Layout
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """`dp`, `pp` and `tp` are the groups that this rank belongs to; `world` holds them all. One ledger for all.
+    """`dp`, `pp`, `tp` and `cp` are the groups that this rank belongs to; `world` holds them all. One ledger for all.
 
+    data               dp x cp, those who add up gradients: `dp` itself where cp is 1; its axis in the ledger is "dp"
+    ep, expert_dp      those between whom experts are dealt out, and those who hold the same experts: `data` itself
+                       where ep is 1 (see labkit.plan.layout)
     shard, replicate   the two groups that dp was cut into (`cut`), None before: neighbours who share one copy of the
                        state, and those who hold the same part of other copies"""
 
@@ -23,6 +26,10 @@ class Mesh:
     dp: Group
     pp: Group
     tp: Group
+    cp: Group
+    data: Group
+    ep: Group
+    expert_dp: Group
     shard: Group | None = None
     replicate: Group | None = None
 
@@ -32,12 +39,15 @@ class Mesh:
 
         Raises ValueError if the layout has another number of ranks than the world."""
         if layout.size != world.size:
+            sizes = [f"{axis}={getattr(layout, axis)}" for axis in GRID if axis != "cp" or layout.cp > 1]
             raise ValueError(
-                f"{layout} needs {layout.dp} x {layout.pp} x {layout.tp} = {layout.size} ranks, "
-                f"the world has {world.size}: change one of them"
+                f"{layout} needs {' x '.join(sizes)} = {layout.size} ranks, the world has {world.size}: "
+                "change one of them"
             )
-        groups = {axis: _connect(axis, partial(layout.ranks, axis), world) for axis in AXES}
-        return cls(layout, world, **groups)
+        groups = {axis: _connect(axis, partial(layout.ranks, axis), world) for axis in (*GRID, "ep")}
+        data = groups["dp"] if layout.cp == 1 else _connect("dp", partial(layout.ranks, "data"), world)
+        expert = data if layout.ep == 1 else _connect("expert_dp", partial(layout.ranks, "expert_dp"), world)
+        return cls(layout, world, **groups, data=data, expert_dp=expert)
 
     def cut(self, shard: int) -> Mesh:
         """This mesh with dp cut into groups of `shard` neighbours. Every rank of the world must call this.
@@ -64,6 +74,8 @@ def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group
     handle, below = None, world.wire.wire if isinstance(world.wire, shaped.Shaped) else world.wire
     interface: str = getattr(below, "interface", "")
     for ranks in sorted({ranks_of(rank) for rank in range(world.size)}):
+        if len(ranks) == 1:
+            continue  # nobody to talk to
         formed = native.subgroup(ranks, interface)  # of the whole world: every rank helps to form every group
         handle = formed if ranks == mine else handle
     group = native.over(handle, axis, mine, index, world.device, world.ledger, interface=interface)
