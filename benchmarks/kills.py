@@ -78,11 +78,10 @@ def survive(folder: Path, victim: str, step: int, more_s: float, draw: random.Ra
     if "losses" in outcome:
         return "was over" if not hit else "had done", outcome["losses"]
     last = max((path.name for path in folder.glob("step-*[0-9]")), default="")
-    thread, outcome = begin(folder, bool(last) and last < f"step-{ORDER.steps:06d}")
-    if last == f"step-{ORDER.steps:06d}":  # killed between the last checkpoint and the report
-        thread.join()
+    if last == f"step-{ORDER.steps:06d}":  # killed between the last checkpoint and the report: nothing is left to do
         note = json.loads((folder / last / "whole.json").read_text())["extra"]
         return "had done", note["losses"]
+    thread, outcome = begin(folder, bool(last))
     thread.join()
     return "resumed" if last else "began anew", outcome.get("losses", [str(outcome.get("error"))])
 

@@ -243,7 +243,7 @@ class TrainStep:
         return self.scaler.scale(loss) if self.scaler else loss
 
     def _everybodys(self, loss: Tensor | None, factor: float) -> float:
-        """The mean over all who see other tokens, from the ranks of the last stage to all: one number over the world."""
+        """The mean over all tokens, from the ranks of the last stage to all: one number over the world."""
         mine = torch.zeros(1, dtype=torch.float64, device=self.mesh.world.device)
         if loss is not None and self.mesh.tp.rank == 0:
             mine += loss.double() / factor

@@ -11,8 +11,8 @@ tensor-parallel group lies on one node (Megatron-LM, arXiv:2104.04473, section 3
 
 Two groups follow from these axes:
 
-    data          dp x cp: ranks that hold the same weights and see different tokens, other rows or other parts of a row.
-                  They add up their gradients.
+    data          dp x cp: ranks that hold the same weights and see different tokens, other rows or other parts of a
+                  row. They add up their gradients.
     ep            runs of ep neighbours along dp, between whom the experts of a layer are dealt out; `expert_dp` are
                   the ranks of `data` that hold the same experts. ep is no axis of its own: it adds no ranks.
 """

@@ -30,7 +30,7 @@ def test_neighbours_in_rank_are_neighbours_in_tp():
 
 
 def test_experts_are_dealt_out_between_neighbours_along_dp():
-    """Would catch a group of experts that leaves its node, and gradients of experts added up over ranks that hold others."""
+    """Would catch experts dealt out over far ranks, and their gradients added up over ranks that hold others."""
     layout = Layout(dp=4, tp=2, cp=2, ep=2)
     assert layout.ranks("ep", 5) == (1, 5)
     assert layout.ranks("expert_dp", 5) == (5, 7, 13, 15)
