@@ -65,8 +65,9 @@ class Layout:
         return self.dp * self.pp * self.cp * self.tp
 
     def coords(self, rank: int) -> dict[str, int]:
-        """The position of `rank` along dp, pp and tp, and along cp where there is one. ValueError for a rank outside the
-        layout."""
+        """The position of `rank` along dp, pp and tp, and along cp where there is one.
+
+        ValueError for a rank outside the layout."""
         if not 0 <= rank < self.size:
             raise ValueError(f"ranks of {self} are 0 to {self.size - 1}, got {rank}")
         position, rest = dict[str, int](), rank
