@@ -1,5 +1,7 @@
 """The bridge: torch's own strategies on a labkit Group.
 
+Long because torch has thirty calls for a Group's eight verbs, and one class has to answer them all.
+
 torch.distributed has a place for other people's backends. This file fills it with the verbs of a `Group`, so that stock
 DistributedDataParallel, `fully_shard`, ZeroRedundancyOptimizer, `parallelize_module`, pipelining and context parallel
 run on whatever algorithm the group is `using`: gloo's, labkit's ring, or one that you wrote.
@@ -32,8 +34,6 @@ under "allreduce", or "_allgather_base/layers.3" where `fully_shard` has called 
     send, recv, recv_anysource                        send, recv_start: at once, beside the stream
 
 While torch has calls under way on a group, leave the group's own collectives alone: they would overtake.
-
-Long because torch has thirty calls for a Group's eight verbs, and one class has to answer them all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """ZeRO-3: each rank keeps 1/n of the weights too, and borrows the rest one unit (a layer) at a time.
 
+Long because no part can be understood alone: the hooks decide when, a `Unit` holds what, and the `Record` of one
+step tells the next what to prefetch.
+
     forward      unshard 0 | compute 0 | reshard 0 | compute 1 | reshard 1 | compute 2 | reshard 2
                                unshard 1 ------->      unshard 2 ------->                          (prefetch=1)
     backward     unshard 2 | compute 2 | reduce-scatter gradients of 2, reshard 2 | compute 1 | ...
@@ -33,9 +36,6 @@ whole from its first use until backward is over: 2m (n-1)/n of its bytes.
 backward. `reshard=False` (reshard_after_forward in PyTorch) reshards nothing in forward: a unit is whole until backward
 has left it, and with several micro-batches in flight until it has left it for the last of them. A resharded weight
 keeps its shape and reads as NaN: what computes with it by mistake shows it at once.
-
-Long because no part can be understood alone: the hooks decide when, a `Unit` holds what, and the `Record` of one
-step tells the next what to prefetch.
 
 Source: Rajbhandari et al., arXiv:1910.02054, section 5.3; Zhao et al. (PyTorch FSDP), arXiv:2304.11277, sections 3
 and 4; the recorded order: Rajbhandari et al. (ZeRO-Infinity), arXiv:2104.07857, section 6.2.
