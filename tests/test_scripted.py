@@ -12,12 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from labkit.capped import Cluster
 from labkit.cli.script import script as command
 from labkit.plan.breakdown import KINDS
 from labkit.probe.trace import write_spans
 from labkit.scripted import script
 from labkit.view.script_page import page
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -69,6 +70,100 @@ def test_a_good_fsdp_script_moves_three_times_its_weights(capfd):
     assert (law.what, law.law_bytes) == ("FSDP", 1.5 * n_bytes)
     assert law.ratio == pytest.approx(1.0, abs=0.02)
     assert {row.verb for row in report.rows if row.origin == "FSDP"} == {"all_gather", "reduce_scatter"}
+
+
+@pytest.mark.slow
+def test_a_tensor_parallel_script_sends_a_sum_of_activations_for_each_block_and_direction(capfd):
+    """Would catch sums of DTensor that are taken for the script's own, and a law of other bytes than travel."""
+    report = script(SCRIPTS / "tp_good.py", 2)
+    assert report.well, report.words()
+    n_blocks, n_bytes = 2, 4 * 16 * 32  # A, the activations between two layers
+    sums = [row for row in report.rows if (row.origin, row.verb) == ("tensor parallel", "all_reduce")]
+    n_sums = 2 * n_blocks - 1  # one a block forward, one backward: nobody wants the gradient of the data
+    assert sum(row.calls for row in sums) == 6 * n_sums  # six steps
+    assert sum(row.sent_bytes for row in sums) == 6 * n_sums * n_bytes  # 2(n-1)/n A of 2 ranks
+    assert {row.place for row in sums} == {
+        line_of("tp_good.py", "return x + self.down"), line_of("tp_good.py", "loss.backward()"),
+    }  # fmt: skip
+    (law,) = report.laws
+    assert (law.what, law.law_bytes, law.ratio) == ("TP", n_sums * n_bytes, 1.0)
+
+
+TALK = """
+import argparse, sys
+import torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+for name in ("--nodes", "--gpus", "--out", "--code", "--by"):
+    parser.add_argument(name, default="0")
+args = parser.parse_args()
+dist.init_process_group("gloo")
+x = torch.ones(4)
+dist.all_reduce(x)
+if dist.get_rank() == 0:
+    print("sum", x[0].item(), "given", args.nodes, args.gpus, args.out, flush=True)
+dist.barrier()
+if args.code != "0" and str(dist.get_rank()) in args.by:
+    sys.exit(int(args.code))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_gets_its_own_options_and_its_exit_code_is_told(tmp_path):
+    """Would catch a lab's options taken from a script that has the same, a file 08 taken for a lab, and a command that
+    ends well though a rank has not."""
+    (tmp_path / "08").write_text(TALK)
+    command = [sys.executable, "-m", "labkit", "script", "./08", "-n", "2", "--nodes", "4", "--gpus", "8", "--out", "x"]
+    job = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S)
+    assert job.returncode == 0, job.stderr
+    assert "sum 2.0 given 4 8 x" in job.stdout
+    assert not (tmp_path / "x").exists()
+    job = subprocess.run(
+        [*command, "--code", "3", "--by", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S
+    )
+    assert job.returncode == 1
+    assert "rank 1 ended with exit code 3 (sys.exit)" in job.stdout
+
+
+@pytest.mark.slow
+def test_ranks_that_all_exit_with_one_code_are_named_together_without_a_traceback(tmp_path, capfd):
+    """Would catch sys.exit(3) told as an exception, or as the doing of the first rank alone."""
+    file = tmp_path / "ends.py"
+    file.write_text(TALK)
+    report = script(file, 2, ["--code", "3", "--by", "01"], watch=False)
+    assert not report.well
+    assert report.first[0] == "ranks 0 and 1 ended with exit code 3 (sys.exit)"
+    assert report.run.codes == {0: 3, 1: 3}
+    assert "Traceback" not in report.words() + capfd.readouterr().err
+
+
+@pytest.mark.faults
+def test_a_script_without_a_sign_of_life_is_ended_after_the_time_that_it_was_given(tmp_path, capfd):
+    """Would catch --timeout that is not heard, and a report that does not say where the silent ranks are."""
+    file = tmp_path / "silent.py"
+    file.write_text("import time, torch.distributed as dist\ndist.init_process_group('gloo')\ntime.sleep(3600)\n")
+    report = script(file, 2, timeout_s=3, watch=False)
+    assert report.first[0].startswith("Time-out: for 3 s no rank has called a collective")
+    assert "--timeout" in report.first[0]
+    assert "silent.py:3" in report.words()
+    with pytest.raises(ValueError, match="timeout_s must be more than 0"):
+        script(file, 2, timeout_s=-1)
+
+
+@pytest.mark.slow
+def test_a_cluster_runs_a_script_on_ranks_beside_its_own(tmp_path, capfd):
+    """Would catch another number of ranks than the cluster's, and a cluster that forgets or hangs after a script."""
+    file = tmp_path / "talk.py"
+    file.write_text(TALK)
+    with Cluster(2, device="cpu", quiet=True) as cluster:
+        cluster.run(lambda group: group.state.update(mine=group.rank + 1))
+        report = cluster.script(file, ["--out", "here"], watch=False)
+        assert (report.well, report.run.n_ranks) == (True, 2), report.words()
+        assert "[rank 0] sum 2.0 given 0 0 here" in capfd.readouterr().out
+        (row,) = [row for row in report.rows if row.verb == "all_reduce"]
+        line = TALK.splitlines().index("dist.all_reduce(x)") + 1
+        assert (row.place, row.calls, row.sent_bytes) == (f"talk.py:{line}", 1, 16)
+        assert [reply.value for reply in cluster.run(lambda group: group.state["mine"])] == [1, 2]
 
 
 @pytest.mark.faults

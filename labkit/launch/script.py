@@ -391,7 +391,8 @@ class Watched:
             return killed[0], f"rank {killed[0]} {self.ended[killed[0]]}{because}"
         for rank, (code, raised) in self.over.items():
             if code and raised is None:
-                return rank, f"rank {rank} ended with exit code {code} (sys.exit)"
+                same = [r for r, over in self.over.items() if over == (code, None)]
+                return rank, f"{watch.name_ranks(sorted(same))} ended with exit code {code} (sys.exit)"
         for rank, ended in self.ended.items():
             if rank < self.n_ranks and ended.code and rank not in self.over:
                 return rank, f"rank {rank} {ended}"
