@@ -82,7 +82,7 @@ class Cluster(BareCluster):
         super().__init__(n_ranks, device, timeout_s, links, strict, fresh, quiet, cap, wire)
 
     def script(
-        self, path: str | Path, *arguments: str, timeout_s: float | None = 300.0, watch: bool = True
+        self, path: str | Path, *arguments: str | float | Path, timeout_s: float | None = 300.0, watch: bool = True
     ) -> ScriptReport:
         """Run a torchrun-style script, as it is, on as many ranks as this cluster has, and explain it.
 

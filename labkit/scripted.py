@@ -50,7 +50,7 @@ class Law(NamedTuple):
 def script(
     path: str | Path,
     n_ranks: int = 4,
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str | float | Path] = (),
     timeout_s: float | None = 300.0,
     watch: bool = True,
     quiet: bool = False,

@@ -157,13 +157,15 @@ def test_a_cluster_runs_a_script_on_ranks_beside_its_own(tmp_path, capfd):
     file.write_text(TALK)
     with Cluster(2, device="cpu", quiet=True) as cluster:
         cluster.run(lambda group: group.state.update(mine=group.rank + 1))
-        report = cluster.script(file, ["--out", "here"], watch=False)
+        report = cluster.script(file, "--out", "here", "--gpus", 8, watch=False)
         assert (report.well, report.run.n_ranks) == (True, 2), report.words()
-        assert "[rank 0] sum 2.0 given 0 0 here" in capfd.readouterr().out
+        assert "[rank 0] sum 2.0 given 0 8 here" in capfd.readouterr().out
         (row,) = [row for row in report.rows if row.verb == "all_reduce"]
         line = TALK.splitlines().index("dist.all_reduce(x)") + 1
         assert (row.place, row.calls, row.sent_bytes) == (f"talk.py:{line}", 1, 16)
         assert [reply.value for reply in cluster.run(lambda group: group.state["mine"])] == [1, 2]
+        with pytest.raises(ValueError, match="each by itself"):
+            cluster.script(file, ["--out", "here"])
 
 
 @pytest.mark.faults

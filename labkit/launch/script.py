@@ -88,7 +88,7 @@ class ScriptRun:
 def watch_script(
     path: str | Path,
     n_ranks: int = 4,
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str | float | Path] = (),
     timeout_s: float | None = 300.0,
     observe: str | None = None,
     record: bool = True,
@@ -97,11 +97,14 @@ def watch_script(
     """Run a script on `n_ranks` ranks to its end, whatever that is, and leave no process behind.
 
     `observe` names what looks on from inside (launch/observer.py), such as "labkit.probe.sampled.Sampled"; without
-    `record` no records are fetched. Raises ValueError for a script that is not there, KeyboardInterrupt after all ranks
-    have been ended."""
+    `record` no records are fetched. Raises ValueError for a script that is not there and for arguments that
+    are no words, KeyboardInterrupt after all ranks have been ended."""
     file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"there is no script {path}: name a Python file, as for torchrun")
+    if isinstance(arguments, str) or not all(isinstance(word, str | int | float | Path) for word in arguments):
+        raise ValueError(f'a script gets words and numbers, each by itself, such as "--lr", 0.1; got {arguments!r}')
+    words = tuple(str(word) for word in arguments)
     if timeout_s is not None and not timeout_s > 0:
         raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
     places.check()
@@ -111,9 +114,9 @@ def watch_script(
     try:
         if not quiet:
             print(f"{file.name} on {n_ranks} rank{'s' if n_ranks > 1 else ''} of this machine", flush=True)
-        watched.start(str(file), tuple(arguments), observe, record)
+        watched.start(str(file), words, observe, record)
         watched.collect()
-        return watched.run(str(file), tuple(arguments))
+        return watched.run(str(file), words)
     except KeyboardInterrupt:
         watched.show(end=True)
         print("\n".join(["Stopped.", *(f"  {line}" for line in watch.lines(watched.stances))]), flush=True)

@@ -110,7 +110,16 @@ def _reference(chart: Chart) -> str:
     if chart.steps == 1 and ours and table and table.norm > 0:
         return f"first gradient {ours.norm / table.norm:.3g} times as long"
     first, last = (f"{chart.losses[at]:.3g} (in one process {losses[at]:.3g})" for at in (0, -1))
-    return f"first loss {first}, last {last}"
+    return f"first loss {first}, last {last}{_apart(chart.losses, losses)}"
+
+
+def _apart(ours: tuple[float, ...], theirs: tuple[float, ...]) -> str:
+    """The step in which losses that were those of one process leave them; "" if they never were, or never do."""
+    off = [abs(a - b) for a, b in zip(ours, theirs, strict=False)]
+    step = next((number for number, far in enumerate(off) if far > 1e-6), 0)
+    if step < 2:
+        return ""
+    return f"; alike before step {step}, which has {ours[step]:.3g} (in one process {theirs[step]:.3g})"
 
 
 READERS: MappingProxyType[str, Callable[[Chart], str]] = MappingProxyType(

@@ -27,6 +27,7 @@ CAUSES = [each.cause for each in clinic.cases]
 VALUES_ARE_WRONG = {
     "fp16 overflow", "silent underflow", "accumulation without normalisation", "ranks differ by seed",
     "ranks differ by buffers", "found_inf not agreed", "LoRA on the wrong layers",
+    "a checkpoint that does not load",
 }  # fmt: skip
 
 
@@ -92,6 +93,18 @@ def slower(group, steps):
         task.step_down(model.parameters(), accumulation.LR / 8)
         losses.append(total)
     return losses, model
+
+
+@pytest.mark.slow
+def test_the_reference_names_the_step_in_which_a_curve_leaves_that_of_one_process(cluster):
+    """Would catch a restart from nothing that looks like slow learning, and a step named where there is none."""
+    vera = clinic.examine(cluster, clinic.admit("Vera"), tests=("reference",))
+    first, again = vera.losses[0], vera.alone[0][8]
+    assert clinic.signs(vera)["reference"].endswith(
+        f"; alike before step 8, which has {first:.3g} (in one process {again:.3g})"
+    )
+    well = clinic.examine(cluster, clinic.admit("Vera"), "repaired", tests=("reference",))
+    assert "alike before" not in clinic.signs(well)["reference"]
 
 
 @pytest.mark.slow
