@@ -41,7 +41,7 @@ def mean_of_weights(anchors: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def diloco(anchors: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The outer step of DiLoCo: SGD with Nesterov momentum, lr 0.7 and momentum 0.9 (arXiv:2311.08105, section 3)."""
+    """The outer step of DiLoCo: SGD with Nesterov momentum, lr 0.7 and momentum 0.9 (arXiv:2311.08105)."""
     return torch.optim.SGD(anchors, lr=0.7, momentum=0.9, nesterov=True)
 
 

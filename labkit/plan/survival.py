@@ -17,7 +17,8 @@ save costs as much as a longer restart, and does not change the best interval.
 
 `simulated` plays the same run event by event, and knows none of these formulas.
 
-Sources: Young 1974 (Comm. ACM 17(9)); Daly 2006 (Future Generation Computer Systems 22(3)), equation 37;
+Sources: Young 1974 (Comm. ACM 17(9)); Daly 2006 (Future Generation Computer Systems 22(3)),
+whose figures 3 to 5 give 117, 57 and 9.1 minutes for M of 24 h, 6 h and 15 min and C of 5 min (tests hold `daly` to it);
 Llama 3: arXiv:2407.21783, section 3.3.4.
 """
 
@@ -32,7 +33,7 @@ from itertools import islice
 from labkit.plan.breakdown import Breakdown, Item
 
 YOUNG = "Young 1974"
-DALY = "Daly 2006, equation 37"
+DALY = "Daly 2006"
 HOUR_S, DAY_S = 3600.0, 86_400.0
 LLAMA3_DEVICES, LLAMA3_DAYS, LLAMA3_INTERRUPTIONS = 16_384, 54, 419
 """Llama 3 405B: unexpected interruptions on H100 in 54 days (47 more were planned), with more than 90% of the time
@@ -141,10 +142,10 @@ def shares(job: Job, interval_s: float) -> Breakdown:
     whole = mean * math.exp(grown)
     useful, blocked = counted * interval_s, counted * job.block_s
     rows = [
-        ("useful", useful, "T e^-((R + W)/M) / (M (e^((T + C)/M) - 1))", "Daly 2006"),
+        ("useful", useful, "T e^-((R + W)/M) / (M (e^((T + C)/M) - 1))", DALY),
         ("checkpoints", blocked, "C / T of the useful share", "arithmetic"),
         ("lost", mean - useful - blocked, "the rest of each stretch between failures", "arithmetic"),
-        ("restarts", whole - mean, "M (e^(R/M) - 1) each", "Daly 2006, section 3"),
+        ("restarts", whole - mean, "M (e^(R/M) - 1) each", DALY),
     ]
     return Breakdown(Item(name, value / whole, "", formula, source) for name, value, formula, source in rows)
 

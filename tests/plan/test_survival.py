@@ -60,6 +60,12 @@ def test_law_and_simulation_agree_within_the_error(job, factor):
         assert events.shares[item.name] == pytest.approx(item.value, abs=0.02), item.name
 
 
+@pytest.mark.parametrize(("mtbf_min", "published_min"), [(24 * 60, 117), (6 * 60, 57), (15, 9.1)])
+def test_dalys_interval_is_that_of_his_figures(mtbf_min, published_min):
+    """Would catch a coefficient of the series that is not his: figures 3 to 5 of the paper, for a dump of 5 minutes."""
+    assert daly(Job(60 * mtbf_min, 60 * 5)) / 60 == pytest.approx(published_min, rel=0.006)
+
+
 def test_the_intervals_are_where_the_costs_are_least():
     """Would catch a lost factor 2 under the root."""
     for job in JOBS:
