@@ -39,8 +39,8 @@ def script(
 
     Options that labkit does not know go to the script; all that stands after -- does.
 
-    labkit script 08 --nodes 4 --gpus 8 --out FOLDER writes the training that a lab teaches as a program for torchrun and
-    a batch file for Slurm, and starts nothing."""
+    labkit script 08 --nodes 4 --gpus 8 --out FOLDER writes the training that a lab teaches as a program for torchrun
+    and a batch file for Slurm, and starts nothing."""
     if path.isascii() and path.isdigit():
         given = [name for name in OF_A_SCRIPT if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"]
         if given:

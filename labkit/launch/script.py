@@ -52,8 +52,8 @@ STRAGGLER_S = 5.0
 LEAVE_S = 20.0
 """Seconds that a rank may take from the end of its script to the end of its process."""
 IMPORTS = ("labkit.launch.script_rank", "torch._dynamo", "torch._inductor.codecache")
-"""Modules that nearly every rank needs, imported once for all of them: an optimizer and DTensor import torch._dynamo, and
-torch imports the last one where it puts the flight recorder's stacks into words. That happens in the control thread: if
+"""Modules that nearly every rank needs, imported once for all: an optimizer and DTensor import torch._dynamo, and torch
+imports the last one where it puts the flight recorder's stacks into words. That happens in the control thread: if
 the script imported torch._dynamo at the same moment, each would wait for the other's half, and the script would see a
 module without its names."""
 OUTPUT_BYTES = 64 << 20

@@ -18,7 +18,7 @@ save costs as much as a longer restart, and does not change the best interval.
 `simulated` plays the same run event by event, and knows none of these formulas.
 
 Sources: Young 1974 (Comm. ACM 17(9)); Daly 2006 (Future Generation Computer Systems 22(3)),
-whose figures 3 to 5 give 117, 57 and 9.1 minutes for M of 24 h, 6 h and 15 min and C of 5 min (tests hold `daly` to it);
+whose figures 3 to 5 give 117, 57 and 9.1 minutes for M of 24 h, 6 h and 15 min and C of 5 min;
 Llama 3: arXiv:2407.21783, section 3.3.4.
 """
 

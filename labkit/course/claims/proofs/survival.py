@@ -6,6 +6,7 @@ import contextlib
 import io
 import random
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,9 +51,7 @@ def c108() -> Finding:
         young_s = survival.young(job)
         tried = [young_s * 1.3 ** (k - 6) for k in range(13)]
         best = max(survival.simulated(job, interval_s, 1500).goodput for interval_s in tried)
-        settings.append(
-            Setting(name, best, survival.simulated(job, young_s, 1500).goodput, "of the time", within=0.02)
-        )
+        settings.append(Setting(name, best, survival.simulated(job, young_s, 1500).goodput, "of the time", within=0.02))
     return Finding.of(settings, premise="a checkpoint is short beside the time between failures")
 
 
@@ -85,17 +84,21 @@ def c109() -> Finding:
     return Finding.of(settings, gathered_bytes=whole, largest_of_4_bytes=max(sizes))
 
 
+def sgd(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Plain gradient descent."""
+    return torch.optim.SGD(params, lr=0.1)
+
+
 def sent(group: Group, every: int, steps: int) -> float:
     """Bytes that this rank sends in `steps` steps of DiLoCo, as a share of those of DDP."""
     by_way = []
     for way in ("diloco", "ddp"):
         torch.manual_seed(0)
         model = nn.Linear(64, 64)
-        sgd = torch.optim.SGD
         if way == "ddp":
-            sync: DDP | LocalSGD = DDP(model, group, lambda params: sgd(params, lr=0.1))
+            sync: DDP | LocalSGD = DDP(model, group, sgd)
         else:
-            sync = LocalSGD(model, group, lambda params: sgd(params, lr=0.1), every, diloco)
+            sync = LocalSGD(model, group, sgd, every, diloco)
         group.ledger.clear()
         for _ in range(steps):
             sync.zero_grad()
