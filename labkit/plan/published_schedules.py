@@ -106,8 +106,8 @@ def dualpipe(n_ranks: int, n_micro: int) -> Schedule:
     p, m = n_ranks, n_micro
     if p % 2 or m < 2:
         raise ValueError(
-            "dualpipe pairs ranks, and micro-batches enter at both ends: it wants an even number of ranks and at least 2 "
-            f"micro-batches, got n_ranks={p}, n_micro={m}: dualpipe_v({p}, {m}) takes any number"
+            "dualpipe pairs ranks, and micro-batches enter at both ends: it wants an even number of ranks and 2 "
+            f"micro-batches or more, got n_ranks={p}, n_micro={m}: dualpipe_v({p}, {m}) takes any number"
         )
     down, up = range((m + 1) // 2), range((m + 1) // 2, m)
     programs = []
