@@ -152,7 +152,8 @@ def test_a_zero_bubble_pipeline_holds_what_was_predicted(four, layout, n_micro):
 @pytest.mark.parametrize(
     ("schedule", "n_micro", "recompute"),
     selection(
-        [("zero_bubble", 8, "full"), ("zero_bubble", 4, "none"), ("zb_h2", 8, "full"), ("zb_v", 8, "none"), ("v_half", 8, "full"),
+        [("zero_bubble", 8, "full"), ("zero_bubble", 4, "none"), ("zb_h2", 8, "full"), ("zb_v", 8, "none"),
+         ("v_half", 8, "full"),
          ("v_min", 8, "selective"), ("dualpipe_v", 8, "none")],
         SPLIT, [4, 8], ["none", "selective", "full"],
         there_is=lambda schedule, n_micro, recompute: (n_micro, recompute) != (4, "full"),
