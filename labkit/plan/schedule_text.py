@@ -70,7 +70,8 @@ def from_text(text: str, name: str = "by hand") -> Schedule:
         if gap := next((k for k, n in enumerate(numbers) if n != k), None):
             at = next(place for (_, action), place in places.items() if action[index] == numbers[gap])
             raise ValueError(f"{at}: {what} count from 0, without gaps, and {gap} is not there: number them anew")
-    n_stages, n_micro = (max(action[index] for _, action in places) + 1 for index in (1, 2))
+    n_stages = max(action.stage for _, action in places) + 1
+    n_micro = max(action.micro for _, action in places) + 1
     if homes is None:
         homes = _found(rows, n_stages)
     made = Schedule(name, len(rows), n_stages, n_micro, tuple(map(tuple, rows)), homes)

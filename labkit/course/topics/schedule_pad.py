@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from functools import partial
 from html import escape
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ MOST_RANKS, WIDTH, FORWARD_S = 8, 4, 0.004
 
 def published(name: str, p: int = 4, m: int = 8) -> Schedule:
     """A published schedule by its name, for p ranks and m micro-batches. ValueError for a name that is not known."""
-    makers = {
+    makers: dict[str, Callable[[int, int], Schedule]] = {
         "1f1b": one_f_one_b, "gpipe": gpipe, "interleaved": partial(interleaved, stages_per_rank=2), "zb_h2": zb_h2,
         "zero_bubble": zero_bubble, "zb_v": zb_v, "v_half": v_half, "v_min": v_min, "dualpipe": dualpipe,
         "dualpipe_v": dualpipe_v,
@@ -117,10 +118,10 @@ def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: fl
     A rank's part of the model takes `forward_s` for a forward. The same model on one process is what it is held to."""
     torch.manual_seed(0)
     stages = [SlowStage(forward_s * schedule.n_ranks / schedule.n_stages) for _ in range(schedule.n_stages)]
-    micros = [[torch.randn(2, WIDTH, dtype=torch.float64) for _ in range(schedule.n_micro)] for _ in range(2)]
+    inputs, targets = ([torch.randn(2, WIDTH, dtype=torch.float64) for _ in range(schedule.n_micro)] for _ in range(2))
     alone = nn.Sequential(*(copy.deepcopy(stage.linear) for stage in stages))
     total = torch.zeros((), dtype=torch.float64)
-    for x, target in zip(*micros, strict=True):
+    for x, target in zip(inputs, targets, strict=True):
         for linear in alone:
             x = linear(x).tanh()
         total = total + nn.functional.mse_loss(x, target) / schedule.n_micro
@@ -130,7 +131,7 @@ def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: fl
         mine = {stage: copy.deepcopy(stages[stage]) for stage in schedule.stages_of(group.rank)}
         pipeline = Pipeline(mine, schedule, group, loss=nn.functional.mse_loss)
         group.barrier()
-        loss = pipeline.step(*micros)
+        loss = pipeline.step(inputs, targets)
         gaps = [0.0 if loss is None else float((loss - total.detach()).abs())]
         for stage, module in mine.items():
             pairs = zip(module.linear.parameters(), alone[stage].parameters(), strict=True)
