@@ -67,7 +67,7 @@ def from_text(text: str, name: str = "by hand") -> Schedule:
         raise ValueError(f"{sum(map(len, rows)):,} actions are more than {MOST:,}: take fewer micro-batches")
     for what, index in (("stages", 1), ("micro-batches", 2)):
         numbers = sorted({action[index] for _, action in places})
-        if gap := next((k for k, n in enumerate(numbers) if n != k), None):
+        if (gap := next((k for k, n in enumerate(numbers) if n != k), None)) is not None:
             at = next(place for (_, action), place in places.items() if action[index] == numbers[gap])
             raise ValueError(f"{at}: {what} count from 0, without gaps, and {gap} is not there: number them anew")
     n_stages = max(action.stage for _, action in places) + 1

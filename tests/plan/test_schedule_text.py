@@ -52,6 +52,7 @@ WRONG = [
     ("F0 B0\nB0 F0", "line 1, column 4: schedule 'by hand' deadlocks: rank 0 at 0B0 needs 1B0; rank 1 at 1B0"),
     ("0F0 0B0 0B0", "line 1, column 5: schedule 'by hand' does twice 0B0"),
     ("0F0 0F2 0B0 0B2", "line 1, column 5: micro-batches count from 0, without gaps, and 1 is not there"),
+    ("0F1 0B1", "line 1, column 1: micro-batches count from 0, without gaps, and 0 is not there"),
     ("0F0 2F0\n2B0 0B0", "line 1, column 5: stages count from 0, without gaps, and 1 is not there"),
     ("placement: 0 x\n0F0 0B0", "line 1, column 14: 'x' is no rank: write the rank of each stage"),
     (
