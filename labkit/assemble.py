@@ -47,7 +47,7 @@ from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
-from labkit.train.checkpoint import checkpoint
+from labkit.train.checkpoint import checkpoint, checkpoint_once
 from labkit.train.config import GPTConfig
 from labkit.train.fp8 import in_fp8_
 from labkit.train.gpt import GPT, Block, cross_entropy
@@ -106,7 +106,8 @@ class Stage(nn.Sequential):
             if recipe.eight_bits:
                 in_fp8_(block)
             if recipe.recompute == "full":
-                block.forward = partial(checkpoint, block.forward)  # type: ignore[method-assign]
+                again = checkpoint_once if recipe.splits else checkpoint
+                block.forward = partial(again, block.forward)  # type: ignore[method-assign]
             elif recipe.recompute != "none":
                 recompute_selectively_(block, gathers_only=recipe.recompute == "gathers")
         # ZeRO-3 needs no autocast: it gathers weights in the dtype of the products

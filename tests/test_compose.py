@@ -18,7 +18,7 @@ from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel import saved
 from labkit.plan.layout import Layout
-from labkit.plan.recipe import NARROW, Recipe
+from labkit.plan.recipe import IN_V, NARROW, SPLIT, Recipe
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.fp8 import in_fp8_
@@ -96,7 +96,7 @@ def truth():
 
 
 def recipe_of(strategy, schedule, checkpointing, n_micro, precision="fp64", **more):
-    stages = 2 if schedule == "interleaved" else 1
+    stages = 2 if schedule in ("interleaved", *IN_V) else 1
     return Recipe(
         strategy, schedule, 16, n_micro, stages, checkpointing, precision=precision, weight_decay=0.1, warmup_steps=2,
         clip_norm=0.5, bucket_bytes=4000, **more,
@@ -125,23 +125,22 @@ def test_every_layout_and_strategy_trains_as_one_process_does(sizes, strategy, t
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
 
 
-SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble")
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble", "v_min")
 FIRST_SCHEDULES = [
     ("naive", "zero3", False), ("gpipe", "zero2", True), ("1f1b", "ddp", False), ("1f1b", "zero3", True),
-    ("interleaved", "zero1", True), ("interleaved", "zero3", False), ("zero_bubble", "zero2", False),
+    ("interleaved", "zero1", True), ("interleaved", "zero3", False), ("zero_bubble", "zero2", True),
+    ("v_min", "zero1", False),
 ]  # fmt: skip
 
 
-def zero_bubble_cannot(schedule, strategy, checkpointing):
-    """Whether zero_bubble is refused: see the test below."""
-    return schedule == "zero_bubble" and (checkpointing or strategy == "zero3")
+def cannot(schedule, strategy, checkpointing):
+    """Whether it is refused: see the test below."""
+    return schedule in SPLIT and strategy == "zero3"
 
 
 @pytest.mark.parametrize(
     ("schedule", "strategy", "checkpointing"),
-    selection(
-        FIRST_SCHEDULES, SCHEDULES, STRATEGIES, [False, True], there_is=lambda *case: not zero_bubble_cannot(*case)
-    ),
+    selection(FIRST_SCHEDULES, SCHEDULES, STRATEGIES, [False, True], there_is=lambda *case: not cannot(*case)),
 )
 def test_every_schedule_with_every_strategy_in_three_dimensions(schedule, strategy, checkpointing, truth, tmp_path):
     """Would catch a strategy that arms itself in forward, and a schedule that mixes up micro-batches."""
@@ -149,11 +148,27 @@ def test_every_schedule_with_every_strategy_in_three_dimensions(schedule, strate
     assert apart(run(CONFIG, recipe, Layout(2, 2, 2), tmp_path), truth) < 1e-12
 
 
-@cases(("strategy", "checkpointing"), [("zero3", False), *((strategy, True) for strategy in STRATEGIES)])
-def test_zero_bubble_is_refused_where_nothing_is_left_to_do_later(strategy, checkpointing, tmp_path):
+@cases("schedule", SPLIT)
+def test_a_backward_in_two_halves_is_refused_where_nothing_is_left_to_do_later(schedule, tmp_path):
     """Would catch an error in the middle of a step in place of a sentence."""
     with pytest.raises(ValueError, match="use '1f1b'"):
-        run(CONFIG, recipe_of(strategy, "zero_bubble", checkpointing, 3), Layout(2, 2, 2), tmp_path)
+        run(CONFIG, recipe_of("zero3", schedule, False, 3), Layout(2, 2, 2), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    selection(
+        [("zero_bubble", "gathers"), ("zb_v", "full"), ("v_half", "selective"), ("dualpipe_v", "full"),
+         ("zb_h2", "full")],
+        [name for name in SPLIT if name != "v_min"], ["full", "selective", "gathers"],
+    ),
+)  # fmt: skip
+def test_backwards_in_two_halves_train_as_one_process_does_also_with_recomputation(
+    schedule, recompute, truth, tmp_path
+):
+    """Would catch values that B has made again and W finds gone, and stages of a V on the wrong rank."""
+    recipe = recipe_of("zero1", schedule, None, 4, recompute=recompute, sequence_parallel=True)
+    assert apart(run(CONFIG, recipe, Layout(1, 2, 2), tmp_path), truth) < 1e-12
 
 
 @pytest.mark.rest

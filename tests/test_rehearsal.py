@@ -212,7 +212,8 @@ def test_the_law_counts_mixed_precision_to_the_byte(strategy, mix, way):
 
 RARER = [
     (Layout(2, 2, 1), Recipe("zero1", "gpipe", batch_size=8, n_micro=4, precision="bf16", clip_norm=1.0)),
-    (Layout(1, 2, 2), Recipe("ddp", "zero_bubble", batch_size=8, n_micro=3, precision="fp64")),
+    (Layout(1, 2, 2), Recipe("ddp", "zero_bubble", batch_size=8, n_micro=3, precision="fp64", recompute="full")),
+    (Layout(2, 2, 1), Recipe("zero1", "v_half", batch_size=8, n_micro=4, stages_per_rank=2)),
     (Layout(1, 2, 2), Recipe(batch_size=8, n_micro=2, sequence_parallel=True)),
     (Layout(4, 1, 1), Recipe("zero3", batch_size=8, n_micro=2, precision="bf16", clip_norm=1.0, shard_ranks=2)),
     (Layout(2, 2, 1), Recipe("zero3", batch_size=8, n_micro=4, reshard=False, shard_ranks=1)),

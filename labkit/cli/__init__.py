@@ -146,9 +146,13 @@ def train(
         int | None, typer.Option(help="HSDP: zero3 in groups of so many dp ranks, a copy of the model in each.")
     ] = None,
     reshard: Annotated[bool, typer.Option(help="zero3: give weights back between forward and backward.")] = True,
-    schedule: Annotated[str, typer.Option(help="naive, gpipe, 1f1b, interleaved or zero_bubble.")] = "1f1b",
+    schedule: Annotated[
+        str, typer.Option(help="naive, gpipe, 1f1b, interleaved, zero_bubble, zb_h2, zb_v, v_half, v_min, dualpipe_v.")
+    ] = "1f1b",
     micro: Annotated[int, typer.Option(help="Micro-batches of a step on each dp rank.")] = 1,
-    stages_per_rank: Annotated[int, typer.Option(help="Stages on a rank, for interleaved.")] = 1,
+    stages_per_rank: Annotated[
+        int, typer.Option(help="Stages on a rank: for interleaved, and 2 for zb_v, v_half, v_min, dualpipe_v.")
+    ] = 1,
     steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 50,
     batch: Annotated[int, typer.Option(help="Rows of a step, over all ranks.")] = 8,
     seq: Annotated[int, typer.Option(help="Bytes of text in a row.")] = 128,

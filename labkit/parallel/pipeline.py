@@ -21,8 +21,14 @@ may have its own data-parallel strategy, whose sums run while other stages still
 A schedule may split a backward in two: B for the gradient of the input, for which the neighbour waits, and W for those
 of the weights, which can fill a bubble (`input_first`).
 
+A stage may have copies on several ranks, each for a part of the micro-batches (two directions, as in DualPipe). When
+the step ends, those ranks give each other the gradients of their parts, and all have the sum: n copies send (n-1) times
+the bytes of the stage's gradients each, once a step.
+
+Long because one loop runs every schedule, with its messages, copies, and a backward in two halves.
+
 Source: Huang et al., arXiv:1811.06965, section 2; Narayanan et al., arXiv:2104.04473, section 2.2; B and W: Qi et al.,
-arXiv:2401.10241, section 1.
+arXiv:2401.10241, section 1; copies: DeepSeek-AI, arXiv:2412.19437, section 3.2.1.
 """
 
 from __future__ import annotations
@@ -51,6 +57,9 @@ class Sync(Protocol):
 
     def finish(self) -> None:
         """The gradients are complete: send what has not been sent, and wait."""
+
+    def grads(self) -> Iterable[Tensor]:
+        """The gradients that this rank owns after `finish`; asked for if the stage has copies on other ranks."""
 
 
 class Held(NamedTuple):
@@ -95,6 +104,7 @@ class Pipeline:
         self.end, self.order = schedule.n_stages - 1, one_order(schedule, group)
         self.sharded = {stage for stage, module in self.stages.items() if any(map(_is_sharded, module.parameters()))}
         self.spans: list[Span] = []
+        self.copied = {stage: ranks for stage in mine if len(ranks := schedule.ranks_of(stage)) > 1}
 
     def step(
         self,
@@ -104,24 +114,61 @@ class Pipeline:
     ) -> Tensor | None:
         """Forward and backward of one batch, given as n_micro micro-batches of any sizes; adds to the gradients.
 
-        Returns the mean loss over micro-batches on the rank of the last stage, None elsewhere. Every micro-batch counts
-        the same whatever its size, unless `loss_weights` gives their weights (numbers of tokens, say). Ranks that do
-        not hold the first stage may pass None for `inputs`, those without the last one None for `targets`. ValueError
-        for a wrong number of micro-batches, an output that is not one floating tensor, a loss that is not one number.
-        """
+        Returns the mean loss over micro-batches on every rank of the last stage, None elsewhere. Every micro-batch
+        counts the same whatever its size, unless `loss_weights` gives their weights (numbers of tokens, say). Ranks
+        that do not hold the first stage may pass None for `inputs`, those without the last one None for `targets`.
+        ValueError for a wrong number of micro-batches, an output that is not one floating tensor, a loss that is not
+        one number."""
         self.batch: tuple[Any, Any, list[float]] = inputs, targets, self._checked(inputs, targets, loss_weights)
         self.held: dict[tuple[int, int], Held] = {}
         self.weights: dict[tuple[int, int], Callable[[], None]] = {}  # the W's whose B is done
         self.total: Tensor | None = None
         self.messages = StageMessages(self.schedule, self.group, self.order)
+        earlier = self._set_aside()
         self.spans, self.begin = [], time.perf_counter()
         for action in self.program:
             self._run(action)
             if action == self.last[action.stage, "W" if self.splits else "B"] and action.stage in self.sync:
                 self.sync[action.stage].finish()  # here and not at the end: other stages compute meanwhile
         self.messages.finish()
+        for stage, ranks in self.copied.items():  # in one order on all ranks, so that nobody waits in a circle
+            self._join_copies(stage, ranks, earlier)
         self.batch = None, None, []
         return self.total
+
+    def _set_aside(self) -> dict[nn.Parameter, Tensor]:
+        """Gradients of earlier steps in stages with copies: the ranks have added them up already."""
+        plain = [self.stages[stage] for stage in self.copied if stage not in self.sync]
+        earlier = {p: p.grad for module in plain for p in module.parameters() if p.grad is not None}
+        for p in earlier:
+            p.grad = None
+        return earlier
+
+    def _join_copies(self, stage: int, ranks: Sequence[int], earlier: Mapping[nn.Parameter, Tensor]) -> None:
+        """Add up what the copies of a stage have of its gradients, and of the loss if it is the last."""
+        if stage in self.sync:
+            for grad in self.sync[stage].grads():  # after finish: a strategy's shards are cut alike on all these ranks
+                grad.copy_(self._sum_over(grad, stage, ranks))
+        else:
+            for p in self.stages[stage].parameters():
+                if p.requires_grad:
+                    p.grad = self._sum_over(torch.zeros_like(p) if p.grad is None else p.grad, stage, ranks)
+                    if p in earlier:
+                        p.grad += earlier[p]
+        if stage == self.end and self.total is not None:
+            self.total = self._sum_over(self.total, stage, ranks)
+
+    def _sum_over(self, x: Tensor, stage: int, ranks: Sequence[int]) -> Tensor:
+        """The sum of x over the ranks of a stage, added in the order of ranks, so that all get the same bits."""
+        tag = len(KINDS) * self.schedule.n_stages * self.schedule.n_micro + stage  # behind those of actions
+        parts = {self.group.rank: x}
+        for other in sorted(set(ranks) - {self.group.rank}):
+            # of two ranks the lower sends first: on a wire without tags two sends would wait for each other
+            sent = self.group.send(x, other, tag) if self.group.rank < other else None
+            parts[other] = self.group.recv(other, tag).view_as(x)
+            (sent or self.group.send(x, other, tag)).wait()
+        first, *more = (parts[rank] for rank in sorted(parts))
+        return sum(more, start=first)
 
     def _run(self, action: Action) -> None:
         received = self.messages.receive(action)
@@ -210,9 +257,9 @@ class StageMessages:
         self.sent: list[tuple[int, int, Work]] = []  # to which rank, needed at which position of its program
         makers = (_maker(action, schedule) for action in schedule.programs[group.rank])
         self.coming = {
-            maker: group.recv_start(schedule.rank_of(maker.stage), self._tag(maker))
+            maker: group.recv_start(self._home(maker), self._tag(maker))
             for maker in makers
-            if maker is not None and schedule.rank_of(maker.stage) != group.rank
+            if maker is not None and self._home(maker) != group.rank
         }
 
     def receive(self, action: Action) -> Tensor | None:
@@ -223,7 +270,7 @@ class StageMessages:
         elif maker is not None:
             self._open_until(maker)
             x = self.coming.pop(maker).wait()
-            self._free_delivered(self.schedule.rank_of(maker.stage), self.position[maker])
+            self._free_delivered(self._home(maker), self.position[maker])
         return x
 
     def send(self, action: Action, x: Tensor | None) -> None:
@@ -231,11 +278,11 @@ class StageMessages:
         to = _next_stage(action, self.schedule)
         if to is None or x is None:
             return
-        if self.schedule.rank_of(to) == self.group.rank:
+        rank = self.schedule.rank_of(to, action.micro)
+        if rank == self.group.rank:
             self.local[action] = x.detach()  # as if it had come by wire: each stage has a graph of its own
             return
         self._open_until(action)
-        rank = self.schedule.rank_of(to)
         needed_at = self.position[Action(action.kind, to, action.micro)]
         self.sent.append((rank, needed_at, self.group.send(x, rank, self._tag(action))))
 
@@ -257,6 +304,9 @@ class StageMessages:
         while self.order and action in self.order:
             if (maker := self.order.popleft()) in self.coming:
                 self.coming[maker].open()
+
+    def _home(self, action: Action) -> int:
+        return self.schedule.rank_of(action.stage, action.micro)
 
     def _tag(self, maker: Action) -> int:  # one for each action: results may be needed in another order than sent
         return (maker.stage * self.schedule.n_micro + maker.micro) * len(KINDS) + KINDS.index(maker.kind)
@@ -280,7 +330,7 @@ def one_order(schedule: Schedule, group: Group) -> tuple[Action, ...]:
         return ()
     spans = sorted(simulate(schedule), key=lambda span: span.end)
     ends = [(span, _next_stage(span.action, schedule)) for span in spans]
-    meets = [(span, schedule.rank_of(to)) for span, to in ends if to is not None]
+    meets = [(span, schedule.rank_of(to, span.action.micro)) for span, to in ends if to is not None]
     return tuple(span.action for span, to in meets if span.rank != to and group.rank in (span.rank, to))
 
 

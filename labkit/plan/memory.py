@@ -64,13 +64,13 @@ class Walk(Rank):
         live, m = Live(self.base()), self.recipe.n_micro
         live.add(ACTIVATIONS, self.onward())
         live.add(OTHER, self.message() * (self.place > 0))  # a gradient on its way to the one before
-        if m * len(self.stages) > sum(self.in_flight):  # not all fit in flight: earlier ones have left gradients
-            for stage, keeper in zip(self.stages, self.keepers, strict=True):
-                keeper.fill(live, stage.middle, min(2, m - 1))
-            self.turn(live, 1, False)
-        else:
-            self.turn(live, 1, m == 1)
-        if m > 1 and (self.recipe.strategy == "zero1" or m * len(self.stages) <= sum(self.in_flight)):
+        all_at_once = not any(self.done) if self.recipe.splits else m * len(self.stages) <= sum(self.in_flight)
+        if not all_at_once:  # earlier ones have left gradients
+            for stage, keeper, done in zip(self.stages, self.keepers, self.done, strict=True):
+                if count := min(2, done if self.recipe.splits else m - 1):
+                    keeper.fill(live, stage.middle, count)
+        self.turn(live, 1, m == 1)
+        if m > 1 and (self.recipe.strategy == "zero1" or all_at_once):
             self.turn(live, 0, True)
         elif m > 1:
             live.add(ACTIVATIONS, -self.onward())
@@ -81,16 +81,18 @@ class Walk(Rank):
 
     def turn(self, live: Live, busy: int, final: bool) -> None:
         """One micro-batch forward, and one back through each stage; `busy`: 1 with all others in flight, 0 alone."""
-        total, counts = busy * self.in_flight_bytes(), self.in_flight
-        newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
+        counts, newest = self.in_flight, self.newest
+        if newest is None:
+            newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
         for index, (stage, keeper) in enumerate(zip(self.stages, self.keepers, strict=True)):
             others = busy * counts[index]
             keeper.turns(live, others > (index == newest), others > 1, stage.middle)
-        self.forward(live, newest, max(0, total - self.stages[newest].held) + busy * self.unanswered())
+        others = max(0, busy * self.forward_bytes - self.stages[newest].held)
+        self.forward(live, newest, others + busy * self.unanswered())
         if final:  # the gradient that comes back proves that the last activations have arrived
             live.add(ACTIVATIONS, -self.onward())
         for index in range(len(self.stages) - 1, -1, -1):
-            self.backward(live, index, max(0, total - self.stages[index].held), final)
+            self.backward(live, index, max(0, busy * self.backward_bytes[index] - self.stages[index].held), final)
 
     def forward(self, live: Live, index: int, others: int) -> None:
         """One micro-batch through stage `index`, while `others` bytes of activations wait."""
@@ -118,7 +120,7 @@ class Walk(Rank):
         """One micro-batch back through stage `index`, while `others` bytes of activations wait."""
         stage, keeper = self.stages[index], self.keepers[index]
         live.add(ACTIVATIONS, others + stage.held)
-        if kept := self.for_weights():
+        if kept := self.for_weights[index]:
             live.see((0, 0, 0, 0, kept), "between B and W of the last micro-batch in flight")
         keeper.pass_begins(sending)
         for k in range(len(stage.profiles) - 1, -1, -1):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import starmap
 from typing import NamedTuple
 
@@ -41,27 +42,48 @@ Program = tuple[Action, ...]
 class Schedule:
     """One program a rank. Stage s lives on rank `placement[s]`; without a placement on rank s % n_ranks.
 
-    Programs may be written by hand as lists of ("F", 0, 0); `validate` says what is wrong with them."""
+    `placement[s]` may be several ranks, `(0, 3)`: each has a copy of the stage, and a micro-batch goes through the copy
+    whose rank has its actions. Programs may be written by hand as lists of ("F", 0, 0); `validate` says what is wrong
+    with them."""
 
     name: str
     n_ranks: int
     n_stages: int
     n_micro: int
     programs: tuple[Program, ...]
-    placement: tuple[int, ...] | None = None
+    placement: tuple[int | tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "programs", tuple(tuple(starmap(Action, program)) for program in self.programs))
 
-    def rank_of(self, stage: int) -> int:
-        """The rank that holds `stage`. ValueError for a stage outside the schedule."""
+    def rank_of(self, stage: int, micro: int | None = None) -> int:
+        """The rank that holds `stage`; of one that has copies, the rank through whose copy `micro` goes.
+
+        ValueError for a stage outside the schedule, and for a stage with copies if `micro` does not tell which."""
+        ranks = self.ranks_of(stage)
+        if len(ranks) == 1:
+            return ranks[0]
+        rank = self._copies.get((stage, micro))
+        if rank is None:
+            raise ValueError(f"stage {stage} of {self.name} has copies on ranks {ranks}: none of them runs {micro=}")
+        return rank
+
+    def ranks_of(self, stage: int) -> tuple[int, ...]:
+        """The ranks that hold `stage`, one of them unless it has copies. ValueError as `rank_of`."""
         if not 0 <= stage < self.n_stages:
             raise ValueError(f"stages of {self.name} are 0 to {self.n_stages - 1}, got {stage}")
-        return stage % self.n_ranks if self.placement is None else self.placement[stage]
+        home = stage % self.n_ranks if self.placement is None else self.placement[stage]
+        return (home,) if isinstance(home, int) else home
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages on `rank`, in order."""
-        return tuple(stage for stage in range(self.n_stages) if self.rank_of(stage) == rank)
+        return tuple(stage for stage in range(self.n_stages) if rank in self.ranks_of(stage))
+
+    @cached_property
+    def _copies(self) -> dict[tuple[int, int | None], int]:
+        """The rank on which a micro-batch goes forward through a stage that has copies."""
+        actions = ((rank, action) for rank, program in enumerate(self.programs) for action in program)
+        return {(stage, micro): rank for rank, (kind, stage, micro) in actions if kind == "F"}
 
     @property
     def splits(self) -> bool:
@@ -132,9 +154,18 @@ def validate(schedule: Schedule) -> Schedule:
                 f"{name} {complaint} {_listed(wrong)}: each of {', '.join(kinds)} once for every stage and micro"
             )
     for rank, program in enumerate(schedule.programs):
-        if strays := [action for action in program if schedule.rank_of(action.stage) != rank]:
-            at = f"stage {strays[0].stage} lives on rank {schedule.rank_of(strays[0].stage)}"
-            raise ValueError(f"{name} has {_listed(strays)} on rank {rank}, but {at}")
+        if strays := [action for action in program if rank not in schedule.ranks_of(action.stage)]:
+            at = " and ".join(f"rank {home}" for home in schedule.ranks_of(strays[0].stage))
+            raise ValueError(f"{name} has {_listed(strays)} on rank {rank}, but stage {strays[0].stage} lives on {at}")
+        if torn := [action for action in program if schedule.rank_of(action.stage, action.micro) != rank]:
+            at = f"rank {schedule.rank_of(torn[0].stage, torn[0].micro)}"
+            raise ValueError(
+                f"{name} has {_listed(torn)} on rank {rank}, but the forward on {at}: keep both on one rank"
+            )
+        if idle := set(schedule.stages_of(rank)) - {action.stage for action in program}:
+            raise ValueError(
+                f"{name} places stage {min(idle)} on rank {rank}, which runs no action of it: leave it out"
+            )
     deque(play(schedule), maxlen=0)
     return schedule
 

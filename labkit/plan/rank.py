@@ -11,15 +11,17 @@ Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
+from labkit.plan.ops import Setting
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stack import Stage, stage_of
-from labkit.plan.stages import blocks_of, check_plan, pairs_in_flight, setting_of
+from labkit.plan.stages import blocks_of, check_plan, fullest_moments, pairs_in_flight, setting_of
 from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
 
@@ -39,13 +41,22 @@ class Rank:
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
         self.gathered = 2 if way == "half" else self.width
         n_stages = layout.pp * recipe.stages_per_rank
-        counts = self.cut(n_stages)
-        self.stages = [
-            stage_of(shape, self.setting, counts[stage], stage == 0, stage == n_stages - 1)
-            for stage in range(self.place, n_stages, layout.pp)
-        ]
+        self.counts = self.cut(n_stages)
+        numbers = recipe.stages_on(self.place, layout.pp)
+        self.stages = [self.stage(number, self.setting) for number in numbers]
         self.tied = shape.tied and n_stages == 1
-        self.in_flight = pairs_in_flight(recipe, layout, self.place)
+        self.in_flight, self.done = pairs_in_flight(recipe, layout, self.place), [0] * len(numbers)
+        self.newest: int | None = None
+        self.forward_bytes = sum(n * stage.held for n, stage in zip(self.in_flight, self.stages, strict=True))
+        self.backward_bytes = [self.forward_bytes] * len(numbers)
+        self.for_weights = [0] * len(numbers)
+        if recipe.splits:
+            self.for_weights = list(map(self.kept_for_weights, self.stages, numbers))
+            self.find_fullest()
+
+    def stage(self, number: int, setting: Setting) -> Stage:
+        """A stage of this model, run in this setting."""
+        return stage_of(self.shape, setting, self.counts[number], number == 0, number == len(self.counts) - 1)
 
     def cut(self, n_stages: int) -> tuple[int, ...]:
         """Blocks of each stage."""
@@ -104,14 +115,25 @@ class Rank:
         masters = sum(owned) * wide
         return shard, gradients + masters, state + masters, 0, 0
 
+    def find_fullest(self) -> None:
+        """The fullest moments of a schedule that cuts a backward in two: activations of the micro-batches in flight,
+        and what those between B and W have kept for W."""
+        r, p = self.recipe, self.layout.pp
+        weights = []
+        for stage, kept in zip(self.stages, self.for_weights, strict=True):
+            layers = zip(stage.kinds, stage.profiles, strict=True)
+            loss = sum(profile.held[ACTIVATIONS] for kind, profile in layers if kind == "loss")  # B frees it
+            weights.append((stage.held, kept - loss if kept else 0))
+        forward, backward = fullest_moments(r.schedule, p, r.n_micro, r.stages_per_rank, self.place, tuple(weights))
+        self.in_flight, self.newest, self.forward_bytes = list(forward.held), forward.stage, forward.weigh(weights)
+        self.backward_bytes = [moment.weigh(weights) for moment in backward]
+        peaks = [n_bytes + kept for n_bytes, kept in zip(self.backward_bytes, self.for_weights, strict=True)]
+        self.done = list(backward[peaks.index(max(peaks))].done)
+
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
-        held = sum(count * stage.held for count, stage in zip(self.in_flight, self.stages, strict=True))
-        if not (kept := self.for_weights()):
-            return held
-        layers = [*zip(self.stages[0].kinds, self.stages[0].profiles, strict=True)]
-        loss = sum(profile.held[ACTIVATIONS] for kind, profile in layers if kind == "loss")  # B frees it
-        return held + min(self.place, self.recipe.n_micro - 1) * (kept - loss)
+        peaks = (n_bytes + kept for n_bytes, kept in zip(self.backward_bytes, self.for_weights, strict=True))
+        return max(self.forward_bytes, *peaks)
 
     def bounds(self) -> tuple[int, int]:
         """Bytes between which the highest moment lies, without walking: a search asks thousands of plans."""
@@ -122,7 +144,7 @@ class Rank:
         state = 0 if away else owned * r.state_bytes * (states + 2 * r.offload + r.has_masters)
         shard = owned * (self.gathered if r.offload else w)
         least = (shard if r.strategy == "zero3" else numel * w) + state + numel * self.sums * (r.strategy == "ddp")
-        least += self.in_flight_bytes() + self.for_weights()
+        least += self.in_flight_bytes()
         unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
         bucket = r.bucket_bytes + param * self.sums
         comes = {
@@ -139,7 +161,8 @@ class Rank:
 
     def message(self) -> int:
         """Bytes that are on their way to each neighbour in a pipeline, while the next message is made."""
-        count = {"1f1b": 1, "zero_bubble": 1, "interleaved": 2}.get(self.recipe.schedule, 0) * (self.layout.pp > 1)
+        counts = {"naive": 0, "gpipe": 0, "interleaved": 2}
+        count = counts.get(self.recipe.schedule, self.recipe.stages_per_rank) * (self.layout.pp > 1)
         return count * self.boundary()
 
     def onward(self) -> int:
@@ -157,18 +180,19 @@ class Rank:
         rows = self.setting.rows * self.setting.seq // (self.layout.tp if self.setting.in_sequence else 1)
         return rows * self.shape.d_model * self.gathered
 
-    def for_weights(self) -> int:
+    def kept_for_weights(self, stage: Stage, number: int) -> int:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
-        weight (under autocast some are narrower).
+        weight (under autocast some are narrower), and what B has computed again.
 
         0 for a schedule without W, and on the first stage, where W does the whole backward
         (labkit.parallel.pipeline)."""
-        if self.recipe.schedule != "zero_bubble" or self.place == 0:
+        if number == 0:
             return 0
-        (stage,), d, tp = self.stages, self.shape.d_model, self.layout.tp
+        d, tp = self.shape.d_model, self.layout.tp
         blocks, ends = stage.kinds.count("block") + stage.skipped, "head" in stage.kinds
         block, head = 4 * d + (3 * d + self.shape.hidden) // tp, d + self.shape.vocab // tp
-        return self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
+        arrived = self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
+        return arrived + self.stage(number, replace(self.setting, recompute="none")).held - stage.held
 
 
 @lru_cache(maxsize=1024)

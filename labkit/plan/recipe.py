@@ -10,10 +10,15 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from labkit.plan.layout import CUT_AXES, Layout
+from labkit.plan.published_schedules import dualpipe_v, v_half, v_min, zb_h2, zb_v
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
-SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble")
+IN_V = ("zb_v", "v_half", "v_min", "dualpipe_v")
+"""Schedules with two stages on a rank, the way there and back (labkit.plan.published_schedules)."""
+SPLIT = ("zero_bubble", "zb_h2", *IN_V)
+"""Schedules that cut a backward in two."""
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", *SPLIT)
 RECOMPUTE = ("none", "gathers", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp8", "amp", "fp16")
 NARROW = ("bf16", "fp8")
@@ -31,7 +36,8 @@ class Recipe:
     """The choices of a run. Raises ValueError for an unknown choice, and for two that exclude each other.
 
     strategy         what data parallelism does with state: "ddp", "zero1", "zero2", "zero3"
-    schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble"
+    schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble", "zb_h2"; with
+                     stages_per_rank=2 also "zb_v", "v_half", "v_min", "dualpipe_v"
     batch_size       rows of a step, over all ranks;  n_micro: micro-batches that each rank cuts its rows into
     recompute        what backward runs again: "none"; "gathers": only what sequence parallelism gathered from the
                      ranks; "selective": that, norms and activations, while products and attention are kept;
@@ -80,6 +86,11 @@ class Recipe:
             "recompute": RECOMPUTE,
             "optimizer": OPTIMIZERS,
         }
+        if self.schedule == "dualpipe":
+            raise ValueError(
+                "dualpipe keeps each stage on two ranks, and what a recipe's norm counts, a checkpoint saves and the "
+                "planner predicts is for one: use 'dualpipe_v', or run it with Pipeline alone"
+            )
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
@@ -92,7 +103,9 @@ class Recipe:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)!r}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0, or None for no clipping; got {self.clip_norm}")
-        if self.schedule != "interleaved" and self.stages_per_rank > 1:
+        if self.schedule in IN_V and self.stages_per_rank != 2:
+            raise ValueError(f"{self.schedule} has 2 stages on a rank: stages_per_rank=2, got {self.stages_per_rank}")
+        if self.schedule not in ("interleaved", *IN_V) and self.stages_per_rank > 1:
             raise ValueError(
                 f"{self.stages_per_rank} stages on a rank want schedule='interleaved', got {self.schedule!r}"
             )
@@ -171,6 +184,18 @@ class Recipe:
         return "bf16" if self.precision in ("amp", "fp8") else self.precision
 
     @property
+    def splits(self) -> bool:
+        """True if the schedule cuts a backward in two."""
+        return self.schedule in SPLIT
+
+    def stages_on(self, place: int, n_ranks: int) -> range:
+        """The stages of the rank at `place` of a pipeline of `n_ranks`, in order."""
+        n_stages = n_ranks * self.stages_per_rank
+        if self.schedule in IN_V:
+            return range(place, n_stages - place, n_stages - 1 - 2 * place)
+        return range(place, n_stages, n_ranks)
+
+    @property
     def eight_bits(self) -> bool:
         """True if the linears of the blocks multiply 8-bit numbers."""
         return self.precision == "fp8"
@@ -187,9 +212,11 @@ class Recipe:
             return interleaved(n_ranks, self.n_micro, self.stages_per_rank)
         if self.schedule == "naive":
             return naive(n_ranks)
-        if self.schedule == "gpipe":
-            return gpipe(n_ranks, self.n_micro)
-        return (one_f_one_b if self.schedule == "1f1b" else zero_bubble)(n_ranks, self.n_micro)
+        makers = {
+            "gpipe": gpipe, "1f1b": one_f_one_b, "zero_bubble": zero_bubble, "zb_h2": zb_h2, "zb_v": zb_v,
+            "v_half": v_half, "v_min": v_min, "dualpipe_v": dualpipe_v,
+        }  # fmt: skip
+        return makers[self.schedule](n_ranks, self.n_micro)
 
     def __str__(self) -> str:
         """The choices that differ from the defaults: `strategy=zero3, n_micro=4`."""
@@ -244,13 +271,13 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
         )
     if recipe.sequence_parallel and config.seq % layout.tp:
         raise ValueError(f"sequence parallel cuts seq={config.seq} into tp={layout.tp} equal parts: make it a multiple")
-    if recipe.schedule == "zero_bubble" and (recipe.recompute != "none" or recipe.strategy == "zero3"):
+    if recipe.splits and recipe.strategy == "zero3":
         raise ValueError(
-            "zero_bubble computes weight gradients long after input gradients, and "
-            f"{recipe.again or 'zero3'} lets go of what they need in between: use '1f1b'"
+            f"{recipe.schedule} computes weight gradients long after input gradients, and zero3 lets go of what they "
+            "need in between: use '1f1b'"
         )
-    if recipe.schedule == "zero_bubble" and recipe.eight_bits:
+    if recipe.splits and recipe.eight_bits:
         raise ValueError(
-            "zero_bubble computes weight gradients long after input gradients, and an 8-bit linear computes both at "
-            "once: use '1f1b'"
+            f"{recipe.schedule} computes weight gradients long after input gradients, and an 8-bit linear computes "
+            "both at once: use '1f1b'"
         )

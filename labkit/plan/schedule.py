@@ -135,26 +135,30 @@ def simulate(
     forward: float | Sequence[float] = 1.0,
     backward: float | Sequence[float] = 2.0,
     send: float = 0.0,
+    weights: float = 0.5,
 ) -> list[Span]:
     """The spans of all actions if each starts as soon as it can, in order of their starts.   seconds -> seconds
 
-    `forward` and `backward` are those of one stage for one micro-batch: one number, or one for each stage. B and W of a
-    cut backward take half of it each. A message to another rank takes `send` seconds and keeps no rank busy.
-    ValueError for a schedule that deadlocks, and for costs that are negative or not as many as stages."""
+    `forward` and `backward` are those of one stage for one micro-batch: one number, or one for each stage. Of a cut
+    backward W takes the share `weights`, and B the rest. A message to another rank takes `send` seconds and keeps no
+    rank busy. ValueError for a schedule that deadlocks, and for costs that are negative or not as many as stages."""
     costs = {"F": _costs("forward", forward, schedule), "B": _costs("backward", backward, schedule)}
+    if not 0 <= weights <= 1:
+        raise ValueError(f"weights is W's share of a backward that is cut, 0 to 1, got {weights}")
     if schedule.splits:
-        costs["B"] = costs["W"] = [cost / 2 for cost in costs["B"]]
+        costs["W"] = [weights * cost for cost in costs["B"]]
+        costs["B"] = [cost - w for cost, w in zip(costs["B"], costs["W"], strict=True)]
     if send < 0:
         raise ValueError(f"send is a number of seconds, 0 or more, got {send}")
-    home = [schedule.rank_of(stage) for stage in range(schedule.n_stages)]
     free, spans = [0.0] * schedule.n_ranks, []
-    end: dict[Action, float] = {}
+    done: dict[Action, tuple[float, int]] = {}  # when, and on which rank
     for rank, action, before in play(schedule):
         start = free[rank]
         for needed in before:
-            ready = end[needed] + (send if home[needed.stage] != rank else 0.0)
-            start = max(start, ready)
-        free[rank] = end[action] = start + costs[action.kind][action.stage]
+            end, home = done[needed]
+            start = max(start, end + (send if home != rank else 0.0))
+        free[rank] = start + costs[action.kind][action.stage]
+        done[action] = free[rank], rank
         spans.append(Span(rank, action, start, free[rank]))
     return sorted(spans, key=lambda span: span.start)
 

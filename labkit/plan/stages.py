@@ -6,8 +6,11 @@ micro-batches in flight    of stage and micro-batch, on each rank: the law of ea
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
@@ -62,6 +65,8 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
     gpipe m; 1f1b min(m, p-r); zero_bubble min(m, p); interleaved min(v m, (v-1) a + 2(p-1-r) + 1) over its v stages,
     which get a round of micro-batches each in turn; a is the first round's, p if p divides m (labkit.plan.schedule)."""
     p, m, v = layout.pp, recipe.n_micro, recipe.stages_per_rank
+    if recipe.splits and recipe.schedule != "zero_bubble":
+        return list(fullest_moments(recipe.schedule, p, m, v, place)[0].held)
     if p == 1 and v == 1 and recipe.schedule != "gpipe":
         return [1]
     if v == 1 and recipe.schedule != "interleaved":
@@ -75,6 +80,54 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
     return counts
 
 
+class Moment(NamedTuple):
+    """What a rank holds as it begins an action, for each of its stages: micro-batches between F and W, those of them
+    that wait for W, and those that are done. `stage` is the index of the action's stage."""
+
+    held: tuple[int, ...]
+    waiting: tuple[int, ...]
+    done: tuple[int, ...]
+    stage: int
+
+    def weigh(self, weights: Iterable[tuple[int, int]]) -> int:
+        """The bytes of it, where `weights` has those of a held one and what a waiting one holds more, by stage."""
+        rows = zip(self.held, self.waiting, weights, strict=True)
+        return sum(held * each + waiting * more for held, waiting, (each, more) in rows)
+
+
+@lru_cache(maxsize=1024)
+def fullest_moments(
+    schedule: str, p: int, m: int, v: int, place: int, weights: tuple[tuple[int, int], ...] = ()
+) -> tuple[Moment, tuple[Moment, ...]]:
+    """(the fullest moment of a forward, that of a backward of each stage) in the program of a rank.
+
+    For schedules that cut a backward in two; `weights` as in `Moment.weigh`, otherwise pairs count. A forward is
+    weighed with its own micro-batch. Of the first stage, whose B has nothing to do, the backward is its W. More
+    micro-batches than fill the pipeline change nothing, so that no more are looked at."""
+    if schedule == "zero_bubble":  # its law, since a search asks for thousands
+        most_held = Moment((min(m, p),), (min(place, m - 1),), (max(0, m - p),), 0)
+        return most_held, (most_held,)
+    m = min(m, 6 * p)
+    recipe = Recipe(schedule=schedule, n_micro=m, batch_size=m, stages_per_rank=v)
+    stages, weights = list(recipe.stages_on(place, p)), weights or ((1, 0),) * v
+    held, waiting, done = [0] * v, [0] * v, [0] * v
+    moments: dict[tuple[str, int], list[Moment]] = defaultdict(list)
+    for kind, stage, _ in recipe.schedule_for(p).programs[place]:
+        k = stages.index(stage)
+        held[k] += kind == "F"
+        waiting[k] -= kind == "W"
+        moments[kind, k].append(Moment(tuple(held), tuple(waiting), tuple(done), k))
+        waiting[k] += kind == "B"
+        held[k] -= kind == "W"
+        done[k] += kind == "W"
+
+    def most(among: Iterable[Moment]) -> Moment:
+        return max(among, key=lambda moment: (moment.weigh(weights), moment.done))  # of equals the one with gradients
+
+    forward = most(moment for k in range(v) for moment in moments["F", k])
+    return forward, tuple(most(moments["B" if stage else "W", k]) for k, stage in enumerate(stages))
+
+
 def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
     """Some ranks of which one holds most: that of the first stages, with the most micro-batches in flight; of the last,
     with the logits; and between them, of those with as many blocks and a full pipeline or not, the first and the
@@ -83,7 +136,9 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
     blocks = blocks_of(shape, p * v)
 
     def kind(place: int) -> tuple[int, bool]:
-        return sum(blocks[place::p]), recipe.n_micro * v > sum(pairs_in_flight(recipe, layout, place))
+        return sum(blocks[stage] for stage in recipe.stages_on(place, p)), recipe.n_micro * v > sum(
+            pairs_in_flight(recipe, layout, place)
+        )
 
     between = range(1, p - 1)
     firsts = {kind(place): place for place in reversed(between)}
@@ -107,14 +162,17 @@ def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
 
 
 @lru_cache(maxsize=1024)
-def state_params(shape: ModelShape, tp: int, p: int, v: int) -> tuple[float, ...]:
-    """Parameters on the ranks of each position along pp, a tensor-parallel part of every matrix counted as 1/tp."""
+def state_params(shape: ModelShape, tp: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
+    """Parameters on the ranks of each position along pp, a tensor-parallel part of every matrix counted as 1/tp.
+
+    `in_v`: the second stage of a rank is on the way back."""
     sizes = shape.parameters
     block = (sizes["attention"] + sizes["mlp"] + sizes["norms"]) / shape.n_layer / tp
     table = shape.vocab * shape.d_model / tp
     params, counts = [0.0] * p, blocks_of(shape, p * v)
     for stage in range(p * v):
-        params[stage % p] += block * counts[stage]
-        params[stage % p] += (table + sizes["position embedding"]) * (stage == 0)
-        params[stage % p] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
+        place = min(stage, p * v - 1 - stage) if in_v else stage % p
+        params[place] += block * counts[stage]
+        params[place] += (table + sizes["position embedding"]) * (stage == 0)
+        params[place] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
     return tuple(params)

@@ -25,7 +25,7 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
-from labkit.plan.recipe import Recipe
+from labkit.plan.recipe import IN_V, Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of, check_plan, setting_of, state_params
@@ -87,7 +87,7 @@ class StepTime:
         self.wide = {"fp64": 8, "half": 2}.get(self.setting.way, 4)
         self.narrow = 2 if self.setting.way == "autocast" else self.wide
         self.tokens = self.setting.rows * self.setting.seq
-        self.params = max(state_params(shape, layout.tp, self.p, self.v))
+        self.params = max(state_params(shape, layout.tp, self.p, self.v, recipe.schedule in IN_V))
         n_stages = self.p * self.v
         sums = self.tp_sum()
         # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
@@ -176,16 +176,24 @@ class StepTime:
         if self.p == 1 and self.v == 1:
             return own, own, 0.0
         if 2 * self.m * len(cost) <= self.simulated:
-            schedule = self.recipe.schedule_for(self.p)
+            schedule, share = self.recipe.schedule_for(self.p), self.weights_share()
             forward, backward = [pair[0] for pair in cost], [pair[1] for pair in cost]
-            plain = max(span.end for span in simulate(schedule, forward, backward))
-            return plain, own, max(span.end for span in simulate(schedule, forward, backward, send)) - plain
+            plain = max(span.end for span in simulate(schedule, forward, backward, weights=share))
+            return plain, own, max(span.end for span in simulate(schedule, forward, backward, send, share)) - plain
         slowest = max(cost, key=sum)
-        waits = slowest[0] if self.recipe.schedule == "zero_bubble" else sum(slowest)
+        waits = sum(slowest) - self.recipe.splits * 2 * self.weights_share() * slowest[1]
+        waits = {"v_half": sum(slowest), "v_min": 4 / 3 * sum(slowest)}.get(self.recipe.schedule, waits)
         # p micro-batches are under way, so that a round trip through all stages may take p forwards and backwards, and
         # the messages of it come on top
         sends = 2 * (self.p * self.v - 1) * send * (1 + self.m / self.p * (self.recipe.schedule == "1f1b"))
         return own + (self.p - 1) * waits, own, sends
+
+    def weights_share(self) -> float:
+        """W's share of a backward that is cut in two: half of it, but for what B runs again."""
+        if not self.recipe.checkpointing:
+            return 0.5
+        again, back = (layer.total for layer in self.layers["block"])
+        return 0.5 * back / (again + back)
 
     def dp(self) -> tuple[float, float]:
         """(seconds of data-parallel communication, seconds by which it makes the step longer)."""
@@ -284,4 +292,4 @@ class StepTime:
 
     def mine(self, rank: int) -> range:
         """The stages of a rank."""
-        return range(rank, self.p * self.v, self.p)
+        return self.recipe.stages_on(rank, self.p)

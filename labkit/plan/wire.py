@@ -84,9 +84,10 @@ def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int) -> list[Item]:
 
 
 def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:
-    n = layout.tp
-    reduces = (4 + sums_again(recipe)) * n_layer + (stage_rank == 0) + (stage_rank == layout.pp - 1)
-    loss = 3 * tokens * max(4, word) * (stage_rank == layout.pp - 1)
+    n, stages = layout.tp, recipe.stages_on(stage_rank, layout.pp)
+    last = layout.pp * recipe.stages_per_rank - 1 in stages
+    reduces = (4 + sums_again(recipe)) * n_layer + (0 in stages) + last
+    loss = 3 * tokens * max(4, word) * last
     value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss)
     return Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss), n={n}", "arXiv:1909.08053, 3")
 
@@ -98,9 +99,9 @@ def sums_again(recipe: Recipe) -> float:
 
 
 def _pp(layout: Layout, recipe: Recipe, rank: int, n_bytes: int) -> Item:
-    p, v = layout.pp, recipe.stages_per_rank
-    stages = range(rank, p * v, p)
-    forward = sum(stage < p * v - 1 for stage in stages) if p > 1 else 0
-    back = sum(stage > 0 for stage in stages) if p > 1 else 0
+    p, last = layout.pp, layout.pp * recipe.stages_per_rank - 1
+    stages = recipe.stages_on(rank, p)
+    forward = sum(stage < last and stage + 1 not in stages for stage in stages)
+    back = sum(stage > 0 and stage - 1 not in stages for stage in stages)
     value = (forward + back) * n_bytes / (layout.tp if recipe.sequence_parallel else 1)
     return Item("pp", value, "B", f"({forward} + {back}) A, A={n_bytes:,}", "arXiv:2104.04473, 3.2")

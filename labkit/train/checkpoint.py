@@ -49,6 +49,18 @@ def checkpoint(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
 
+def checkpoint_once(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """As `checkpoint`, for a backward in two halves that walks the graph twice: fn runs again in the first half only.
+
+    What that makes stays until the graph goes, so between the halves as much is held as without checkpointing: a
+    pipeline's W (labkit.parallel.pipeline) pays for the time of a second run with the memory of its micro-batches."""
+    if not torch.is_grad_enabled():
+        return fn(*args, **kwargs)
+    region = Region(fn, args, kwargs, stays=True)
+    with saved_tensors_hooks(region.pack, region.unpack):
+        return fn(*args, **kwargs)
+
+
 def checkpoint_sequential(blocks: Sequence[Callable[..., Any]], x: Any, segments: int) -> Any:
     """x through all blocks one after another, as `segments` checkpointed runs of (nearly) the same length.
 
@@ -102,9 +114,12 @@ class Place:
 class Region:
     """One checkpointed call: how to run it again, and the places that this will fill."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note everything that the second run needs: arguments, states of the generators, autocast."""
-        self.fn = fn
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], stays: bool = False
+    ) -> None:
+        """Note everything that the second run needs: arguments, states of the generators, autocast. With `stays` a
+        filled place is not emptied when it is opened."""
+        self.fn, self.stays = fn, stays
         self.known: dict[Any, Any] = dict(enumerate(args)) | kwargs  # by position or by name
         tensors = [argument for argument in self.known.values() if isinstance(argument, Tensor)]
         self.tensors = [key for key, argument in self.known.items() if isinstance(argument, Tensor)]
@@ -128,7 +143,9 @@ class Region:
         did not open stay full until the graph is dropped."""
         if place.value is None:
             self.fill_places_()
-        value, place.value = place.value, None
+        value = place.value
+        if not self.stays:
+            place.value = None
         if value is None:
             raise ValueError(
                 f"a checkpointed function saved {len(self.places)} tensors in forward and fewer when it ran again: "

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import labkit
-from labkit.train.checkpoint import checkpoint, checkpoint_sequential
+from labkit.train.checkpoint import checkpoint, checkpoint_once, checkpoint_sequential
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
 from tests.cases import cases
 
@@ -408,6 +408,23 @@ def test_a_retained_graph_holds_no_more_after_backward_than_before():
         before = live.now
         torch.autograd.grad(y, [x, *block.parameters()], retain_graph=True)
         assert live.now == before
+
+
+def test_a_backward_in_two_walks_runs_a_checkpoint_once_again_and_not_twice():
+    """Would catch a W that computes again what B has just computed, and gradients that differ from the plain ones."""
+    block, runs = GPT(CONFIG, seed=0).blocks[0], []
+    block.register_forward_pre_hook(lambda *_: runs.append(1))
+    x = torch.randn(1, 9, 12, requires_grad=True)
+    weights = list(block.parameters())
+    for once, count in ((checkpoint, 3), (checkpoint_once, 2)):
+        torch.manual_seed(0)
+        y = once(block, x).square().sum()
+        (gx,) = torch.autograd.grad(y, [x], retain_graph=True)
+        found = torch.autograd.grad(y, weights)
+        assert len(runs) == count
+        torch.manual_seed(0)
+        assert_same_bits((gx, *found), torch.autograd.grad(block(x).square().sum(), [x, *weights]))
+        runs.clear()
 
 
 def test_second_derivatives_are_the_plain_ones():

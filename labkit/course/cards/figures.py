@@ -32,6 +32,7 @@ VOCABULARY = MappingProxyType(
         "plan.layout": "Layout",
         "plan.link": "Link link_of",
         "plan.memory": "predict_memory",
+        "plan.published_schedules": "zb_h1 zb_h2 zb_v v_half v_min dualpipe dualpipe_v stretch waits_in_calls",
         "plan.recipe": "Recipe",
         "plan.roofline": "ridge sheet_ridge",
         "plan.scaling": "amdahl serial_share",

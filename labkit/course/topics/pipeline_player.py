@@ -8,9 +8,10 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.course.topics.in_flight_picture import LAWS, Pick
-from labkit.course.topics.pipeline_player_picture import matches, played, player, read, written
+from labkit.course.topics.pipeline_player_picture import matches, played, player
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.plan.schedule import Span
+from labkit.plan.schedule_text import from_text, to_text
 from labkit.view.svg import Picture
 
 BY_HAND, NOBODY, MOST_RANKS, MOST_MICRO = "by hand", "none", 8, 32
@@ -51,13 +52,13 @@ class PipelinePlayer(Explorer):
         self.stages.disabled = self.name.value != "interleaved"
         law, ratio, send = "", self.ratio.value, self.send.value
         if by_hand:
-            schedule = read(self.program.value)
+            schedule = from_text(self.program.value)
             if schedule.n_ranks > MOST_RANKS:
                 raise ValueError(f"{MOST_RANKS} ranks at most, got {schedule.n_ranks} lines")
         else:
             pick = Pick(self.name.value, self.ranks.value, self.micro.value, self.stages.value)
             schedule = pick.schedule
-            self.program.value = written(schedule)
+            self.program.value = to_text(schedule)
         costs = [cost.value for cost in self.costs[: schedule.n_ranks]]
         if not by_hand and len(set(costs)) == 1 and not send:
             law = pick.waiting(ratio)

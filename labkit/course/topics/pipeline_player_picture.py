@@ -8,7 +8,7 @@
     rank 0  |F0|F1|F2|F3|          | B0 |F4| B1 ...     29 %
 
 The actions that an action needs are framed while the pointer rests on it, by a style of the page, and if it is picked.
-Schedules can be written by hand, a line for each rank: `F0 F1 B0 B1`; with several stages on a rank `2F0` is stage 2's.
+Schedules can be written by hand, as labkit.plan.schedule_text reads them.
 
 Unlike labkit.view.schedule this is no matplotlib figure: only a style of the page can show and hide the frames, and a
 slider redraws two schedules, which for 64 actions each takes 3 ms by hand, and 220 ms as figures.
@@ -16,10 +16,9 @@ slider redraws two schedules, which for 64 actions each takes 3 ms by hand, and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
-from labkit.plan.schedule import Action, Schedule, Span, bubble, needs, simulate, validate
+from labkit.plan.schedule import Action, Schedule, Span, bubble, needs, simulate
 from labkit.view.schedule import KINDS
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
 from labkit.view.units import seconds_text
@@ -28,7 +27,6 @@ LEFT, RIGHT, TOP, LANE = 62.0, WIDTH - 70.0, 62.0, 30.0
 MOST = 4000
 """The most actions of a picture. A longer schedule is refused, since nobody could tell its actions apart."""
 STYLE = "<style>.lk-do:hover .lk-need{visibility:visible}</style>"
-SHAPE = re.compile(r"(\d*)([FBW])(\d+)")
 
 
 def player(
@@ -79,34 +77,6 @@ def player(
     return Picture("".join(body), y, label)
 
 
-def written(schedule: Schedule) -> str:
-    """The programs as text, as one would write them by hand: a line for each rank, `F0 F1 B0 B1`."""
-    plain = schedule.n_stages == schedule.n_ranks and schedule.placement is None
-    lines = ([str(action)[len(str(action.stage)) * plain :] for action in program] for program in schedule.programs)
-    return "\n".join(map(" ".join, lines))
-
-
-def read(said: str) -> Schedule:
-    """The schedule from text as `written` writes it. ValueError, which says what is wrong and where, if it is not one
-    that can run."""
-    programs = []
-    for rank, row in enumerate(line_text for line_text in said.splitlines() if line_text.strip()):
-        program = []
-        for word in row.replace(",", " ").split():
-            match = SHAPE.fullmatch(word.upper())
-            if not match:
-                raise ValueError(f"rank {rank}: {word!r} is no action such as F0, B3, W1, or 2F0 on stage 2")
-            program.append(Action(match[2], int(match[1] or rank), int(match[3])))
-        programs.append(tuple(program))
-    actions = [action for program in programs for action in program]
-    if not actions or len(actions) > MOST:
-        raise ValueError(f"write a line of actions for each rank, {MOST:,} at most in all, such as F0 F1 B0 B1")
-    stages, micros = max(action.stage for action in actions) + 1, max(action.micro for action in actions) + 1
-    if stages > MOST or micros > MOST:
-        raise ValueError(f"stages and micro-batches count from 0, without gaps: got {max(stages, micros) - 1}")
-    return validate(Schedule("by hand", len(programs), max(stages, len(programs)), micros, tuple(programs)))
-
-
 def matches(schedule: Schedule, spans: Sequence[Span]) -> bool:
     """True if these are the spans of a step of this schedule: every rank ran its program, in its order."""
     ran: dict[int, list[Action]] = {}
@@ -147,7 +117,7 @@ def _lanes(
             text(WIDTH - 4, y + 18, f"{max(0.0, waits):.0%}", "end"),
         ]
     wanted = needs(picked, schedule.n_stages) if picked else []
-    mine = [schedule.stages_of(schedule.rank_of(stage)) for stage in range(schedule.n_stages)]
+    mine = [schedule.stages_of(schedule.ranks_of(stage)[0]) for stage in range(schedule.n_stages)]
     late = [stages.index(stage) / len(stages) for stage, stages in enumerate(mine)]
     out += [_box(span, places, late, schedule, unit) for span in spans]
     out += [_frame(*places[action]) for action in wanted if action in places]

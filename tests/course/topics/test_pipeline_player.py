@@ -9,8 +9,9 @@ import pytest
 
 from labkit.course.topics.in_flight_picture import Pick
 from labkit.course.topics.pipeline_player import PipelinePlayer
-from labkit.course.topics.pipeline_player_picture import MOST, matches, paler, played, player, read, written
+from labkit.course.topics.pipeline_player_picture import MOST, matches, paler, played, player
 from labkit.plan.schedule import Action, Span, bubble, gpipe, interleaved, naive, needs, one_f_one_b, zero_bubble
+from labkit.plan.schedule_text import from_text, to_text
 from labkit.view.svg import Picture
 from tests.cases import cases
 from tests.counting import lines
@@ -121,25 +122,25 @@ def test_what_cannot_be_drawn_is_refused():
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.name}-{s.n_ranks}")
 def test_programs_in_words_are_read_as_they_are_written(schedule):
     """Would catch a stage that is lost on the way, and a rank's line that becomes another's."""
-    made = read(written(schedule))
+    made = from_text(to_text(schedule))
     assert made.programs == schedule.programs
     assert (made.n_ranks, made.n_stages, made.n_micro) == (schedule.n_ranks, schedule.n_stages, schedule.n_micro)
 
 
 def test_what_is_written_wrongly_is_told():
     """Would catch a typing error that becomes another schedule, and an order that hangs."""
-    assert written(gpipe(2, 2)) == "F0 F1 B0 B1\nF0 F1 B0 B1"
-    assert read("f0, b0\n\nF0 B0\n").n_ranks == 2
+    assert to_text(gpipe(2, 2)) == "# gpipe\n0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"
+    assert from_text("f0, b0\n\nF0 B0\n").n_ranks == 2
     for said, why in (
-        ("F0 G1", "rank 0: 'G1' is no action such as F0"),
+        ("F0 G1", "line 1, column 4: 'G1' is no action: write 0F0"),
         ("", "write a line of actions for each rank"),
         ("F0 F1 B0", "lacks 0B1"),
         ("F0 B0\nB0 F0", "rank 0 at 0B0 needs 1B0; rank 1 at 1B0 needs 1F0"),
-        ("F0 F99999999999 B0", "count from 0, without gaps"),
+        ("F0 F999999 B0", "count from 0, without gaps"),
         ("F0 1F0 B0 1B0\nF0 B0", "does twice"),
     ):
         with pytest.raises(ValueError, match=re.escape(why)):
-            read(said)
+            from_text(said)
 
 
 def test_a_recording_belongs_to_the_schedule_that_it_ran():
@@ -215,7 +216,7 @@ def test_an_order_of_ones_own_is_played_and_one_that_hangs_is_told():
     assert shown.program.layout.display == "none"
     shown.name.value = "by hand"
     assert shown.program.layout.display == ""
-    assert shown.program.value == "F0 F1 B0 B1\nF0 F1 B0 B1"
+    assert shown.program.value == "# gpipe\n0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"
     assert "measured" in shown.shown.value  # the same order by another name
     before = shown.shown.value
     shown.program.value = "F0 B0 F1 B1\nF0 F1 B1 B0"

@@ -17,6 +17,7 @@ from labkit.course.claims.finding import Finding, Setting
 from labkit.course.claims.proofs.checkpointing import most_held
 from labkit.course.claims.proofs.tensor_parallel import sums_of_40_layers
 from labkit.parallel.pipeline import Pipeline, action_of_tag
+from labkit.plan.published_schedules import dualpipe, stretch, waits_in_calls, zb_h1, zb_v
 from labkit.plan.schedule import (
     Schedule,
     Span,
@@ -244,3 +245,31 @@ def c86() -> Finding:
         ],
         premise="all forwards come first, as in GPipe, and micro-batches keep their size",
     )
+
+
+def c112() -> Finding:
+    """Simulate ZB-V and ZB-H1 on four ranks, with the time before a rank's first action and without it."""
+    p, m = 4, 8
+    in_v, plain = simulate(zb_v(p, m), 0.5, 1.0), simulate(zb_h1(p, m), 1.0, 2.0)
+    return Finding.of(
+        [
+            Setting("ZB-V, from first to last action", 0, 1 - 3 * m / stretch(in_v), "of the time", rule="at most"),
+            Setting("ZB-V, with the ramp", 0, bubble(in_v), "of the step", rule="at most"),
+            Setting("ZB-H1, from first to last action", 0, 1 - 3 * m / stretch(plain), "of the time", rule="at most"),
+        ],
+        premise="the ramp does not count, and F = B = W in a V",
+        of_1f1b=law(one_f_one_b(p, m)),
+    )
+
+
+def c113() -> Finding:
+    """Simulate DualPipe's programs with a forward and a backward in one call, and action by action."""
+    settings, forms = [], {}
+    for p in (4, 8):
+        whole, halved = (p / 2 - 1) * (3 + 2 - 3 * 1), (p / 2 - 1) * (3 + 1 - 2 * 1)  # B = 2, or 1 and W = 1
+        forms[f"halved_at_{p}"] = halved
+        made = dualpipe(p, 3 * p)
+        alone = max(span.end for span in simulate(made)) - 3 * made.n_micro
+        settings.append(Setting(f"PP = {p}, pairs in one call", whole, max(waits_in_calls(made)), "F", within=1e-9))
+        settings.append(Setting(f"PP = {p}, action by action", whole, alone, "F", within=1e-9))
+    return Finding.of(settings, premise="a forward and a backward are one call", **forms)

@@ -1,0 +1,218 @@
+"""A pad for pipeline schedules: paste one as text, and see it checked, drawn, timed, weighed and run."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from functools import partial
+from html import escape
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+import torch
+from torch import Tensor, nn
+
+from labkit.comm.group import Group
+from labkit.comm.local import run_threads
+from labkit.course.topics.pipeline_player_picture import player
+from labkit.course.widgets.explorer import Explorer
+from labkit.parallel.pipeline import Pipeline
+from labkit.plan.published_schedules import dualpipe, dualpipe_v, stretch, v_half, v_min, zb_h2, zb_v
+from labkit.plan.schedule import (
+    Schedule,
+    Span,
+    bubble,
+    gpipe,
+    in_flight,
+    interleaved,
+    one_f_one_b,
+    simulate,
+    zero_bubble,
+)
+from labkit.plan.schedule_text import from_text, to_text
+from labkit.view.svg import Picture
+
+MOST_RANKS, WIDTH, FORWARD_S = 8, 4, 0.004
+
+
+def published(name: str, p: int = 4, m: int = 8) -> Schedule:
+    """A published schedule by its name, for p ranks and m micro-batches. ValueError for a name that is not known."""
+    makers: dict[str, Callable[[int, int], Schedule]] = {
+        "1f1b": one_f_one_b, "gpipe": gpipe, "interleaved": partial(interleaved, stages_per_rank=2), "zb_h2": zb_h2,
+        "zero_bubble": zero_bubble, "zb_v": zb_v, "v_half": v_half, "v_min": v_min, "dualpipe": dualpipe,
+        "dualpipe_v": dualpipe_v,
+    }  # fmt: skip
+    if name not in makers:
+        raise ValueError(f"published schedules are {', '.join(makers)}, got {name!r}")
+    return makers[name](p, m)
+
+
+NAMES = (
+    "1f1b", "gpipe", "interleaved", "zero_bubble", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v",
+)  # fmt: skip
+
+
+class Weight(NamedTuple):
+    """What a schedule costs, where F = B = W and a rank's part of the model takes 3 forwards a micro-batch.
+
+    waits, length: with the ramp;   own_waits: from a rank's first action to its last;   held: micro-batches of a rank's
+    whole part, the most of any rank"""
+
+    length: float
+    waits: float
+    own_waits: float
+    held: float
+
+
+def weigh(schedule: Schedule) -> tuple[Weight, list[Span]]:
+    """The cost of a schedule and its simulated spans, in forwards of a rank's part of the model."""
+    thin = schedule.n_stages / schedule.n_ranks
+    spans = simulate(schedule, 1 / thin, 2 / thin)
+    work = 3 * schedule.n_stages * schedule.n_micro / schedule.n_ranks / thin
+    own = stretch(spans)
+    return Weight(max(s.end for s in spans), bubble(spans), 1 - work / own, max(in_flight(schedule)) / thin), spans
+
+
+class Hold(torch.autograd.Function):
+    """Gives x on, and lets backward wait."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        """x, unchanged."""
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient, after `seconds`."""
+        time.sleep(ctx.seconds)
+        return grad, None
+
+
+class SlowStage(nn.Module):
+    """A layer that takes `seconds` forward, as long for its input's gradient, and as long for its weights'."""
+
+    def __init__(self, seconds: float) -> None:
+        """Make the layer, in float64."""
+        super().__init__()
+        self.linear, self.seconds = nn.Linear(WIDTH, WIDTH).double(), seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, WIDTH] -> [rows, WIDTH]"""
+        time.sleep(self.seconds)
+        weight = Hold.apply(self.linear.weight, self.seconds)
+        return Hold.apply(nn.functional.linear(x, weight, self.linear.bias).tanh(), self.seconds)
+
+
+class Ran(NamedTuple):
+    """A real step: its spans, and the largest difference of a loss or a gradient from those of one process."""
+
+    spans: list[Span]
+    gap: float
+
+
+def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: float = 30.0) -> Ran:
+    """One real step of a schedule on ranks that are threads, each with real messages and real autograd.
+
+    A rank's part of the model takes `forward_s` for a forward. The same model on one process is what it is held to."""
+    torch.manual_seed(0)
+    stages = [SlowStage(forward_s * schedule.n_ranks / schedule.n_stages) for _ in range(schedule.n_stages)]
+    inputs, targets = ([torch.randn(2, WIDTH, dtype=torch.float64) for _ in range(schedule.n_micro)] for _ in range(2))
+    alone = nn.Sequential(*(copy.deepcopy(stage.linear) for stage in stages))
+    total = torch.zeros((), dtype=torch.float64)
+    for x, target in zip(inputs, targets, strict=True):
+        for linear in alone:
+            x = linear(x).tanh()
+        total = total + nn.functional.mse_loss(x, target) / schedule.n_micro
+    total.backward()
+
+    def work(group: Group) -> tuple[list[Span], float]:
+        mine = {stage: copy.deepcopy(stages[stage]) for stage in schedule.stages_of(group.rank)}
+        pipeline = Pipeline(mine, schedule, group, loss=nn.functional.mse_loss)
+        group.barrier()
+        loss = pipeline.step(inputs, targets)
+        gaps = [0.0 if loss is None else float((loss - total.detach()).abs())]
+        for stage, module in mine.items():
+            pairs = zip(module.linear.parameters(), alone[stage].parameters(), strict=True)
+            gaps += [
+                float((p.grad - q.grad).abs().max()) for p, q in pairs if p.grad is not None and q.grad is not None
+            ]
+        begin = pipeline.begin
+        return [span._replace(start=span.start + begin, end=span.end + begin) for span in pipeline.spans], max(gaps)
+
+    replies = run_threads(work, schedule.n_ranks, timeout_s=timeout_s)
+    spans = [span for row, _ in replies for span in row]
+    first = min(span.start for span in spans)
+    moved = [span._replace(start=span.start - first, end=span.end - first) for span in spans]
+    return Ran(moved, max(gap for _, gap in replies))
+
+
+class SchedulePad(Explorer):
+    """A text area for a schedule, filled with a published one on request, with what it costs beside 1f1b's.
+
+    "run it" runs the text's schedule on ranks and draws the measurement below the simulation. For a text that is no
+    schedule, line, column and mend are shown, and the last picture stays. `.schedule` is what is shown, `.ran` the last
+    run of it, None before."""
+
+    def __init__(self, first: str = "1f1b") -> None:
+        """Begin with a published schedule for 4 ranks and 8 micro-batches."""
+        self.schedule = published(first)
+        self.ran: Ran | None = None
+        self.name = widgets.Dropdown(options=NAMES, value=first, description="published")
+        wide = {"width": "680px"}
+        self.text = widgets.Textarea(
+            to_text(self.schedule), description="schedule", continuous_update=False, rows=6, layout=wide
+        )
+        self.button = widgets.Button(description="run it", tooltip="one real step, on ranks that are threads")
+        self.name.observe(lambda _: self.fill(), "value")
+        self.button.on_click(lambda _: self.run())
+        super().__init__([widgets.HBox([self.name, self.button]), self.text], [self.text])
+
+    def fill(self) -> None:
+        """Put the chosen published schedule into the text area."""
+        self.text.value = to_text(published(self.name.value))
+
+    def drawn(self) -> Picture:
+        """The picture of the text's schedule. ValueError with line and column for a text that is none."""
+        title = self.text.value.strip().split("\n")[0]
+        name = title[1:].strip()[:24] if title.startswith("#") and title[1:].strip() else "by hand"
+        schedule = from_text(self.text.value, name)
+        if schedule.n_ranks > MOST_RANKS:
+            raise ValueError(f"{MOST_RANKS} ranks at most, got {schedule.n_ranks} lines: take lines away")
+        if schedule.programs != self.schedule.programs:
+            self.ran = None
+        cost, spans = weigh(schedule)
+        picture = player(schedule, spans, measured=self.ran.spans if self.ran else ())
+        self.schedule, self.note = schedule, table(schedule, cost, self.ran)
+        return picture
+
+    def run(self) -> None:
+        """Run the schedule that is shown, if the text is one."""
+        self.draw()
+        if "the picture is the last one" in self.said.value:
+            return
+        self.button.disabled = True
+        try:
+            self.ran = run_on_ranks(self.schedule)
+            self.draw()
+        finally:
+            self.button.disabled = False
+
+
+def table(schedule: Schedule, cost: Weight, ran: Ran | None) -> str:
+    """What a schedule costs beside 1f1b for as many ranks and micro-batches, as HTML."""
+    usual, _ = weigh(one_f_one_b(schedule.n_ranks, schedule.n_micro))
+    rows = [(schedule.name, cost), ("1f1b", usual)]
+    head = "<tr><th></th><th>forwards</th><th>ranks wait</th><th>without the ramp</th><th>micro-batches held</th></tr>"
+    body = "".join(
+        f"<tr><td>{escape(name)}</td><td>{w.length:.4g}</td><td>{w.waits:.1%}</td><td>{abs(w.own_waits):.1%}</td>"
+        f"<td>{w.held:g}</td></tr>"
+        for name, w in rows
+    )
+    real = ""
+    if ran is not None:
+        real = (
+            f"<p>run: ranks waited {bubble(ran.spans):.1%}; loss and gradients are one process's to {ran.gap:.0e}</p>"
+        )
+    return f"<table>{head}{body}</table>{real}"
