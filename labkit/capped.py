@@ -75,7 +75,7 @@ class Cluster(BareCluster):
         strict: bool = False,
         fresh: bool = False,
         quiet: bool = False,
-        wire: str = "gloo",
+        wire: str = "shared",
     ):
         cap = None if memory_bytes is None else Cap(bytes_of(memory_bytes))
         self.memory_bytes = None if cap is None else cap.n_bytes

@@ -139,13 +139,15 @@ class Mailbox:
             self.words[self._mark_of(self.rank, out.mark)] = 0
             self.outgoing[out.mark] = out
         x, at = out.x, ring + PAGE + count % self.slots * SLAB_BYTES
+        assert x is not None
         sizes, address = x.shape, x.data_ptr()
         _LETTER.pack_into(
             self.file, at, out.group, out.mark, out.tag, out.n_bytes, address, code_of(x.dtype), len(sizes), *sizes,
             *(0,) * (MOST_DIMS - len(sizes)),
         )  # fmt: skip
-        if 0 < out.n_bytes <= EAGER_BYTES:
+        if out.n_bytes <= EAGER_BYTES:
             ctypes.memmove(self.base + at + _PAYLOAD_AT, address, out.n_bytes)
+            out.x = None  # it has been read: as on every wire, what is sent small is not kept alive
         self.counted[out.to] = self.words[ring // 4 + _COUNTED] = (count + 1) & _MASK
         return True
 
@@ -302,14 +304,15 @@ class Out:
     """A message on its way out. Its tensor stays where it is until it is taken; a small one is read at once."""
 
     def __init__(self, box: Mailbox, x: Tensor, to: int, group: int, tag: int, marked: bool = True):
-        self.box, self.x, self.to, self.group, self.tag, self.marked = box, x, to, group, tag, marked
+        self.box, self.to, self.group, self.tag, self.marked = box, to, group, tag, marked
+        self.x: Tensor | None = x
         self.n_bytes = x.numel() * x.element_size()
         self.mark, self.over = -1, False
         box.post(self)
 
     def copy_small(self) -> None:
         """Read a small message now, since its letter will be written later."""
-        if 0 < self.n_bytes <= EAGER_BYTES:
+        if self.x is not None and 0 < self.n_bytes <= EAGER_BYTES:
             copy = bytearray(ctypes.string_at(self.x.data_ptr(), self.n_bytes))
             self.x = torch.frombuffer(copy, dtype=self.x.dtype).view(self.x.shape)
 

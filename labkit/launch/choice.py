@@ -30,7 +30,7 @@ def choose(
     gpus: tuple[str, ...] | None = None,
     links: Links | None = None,
     around: MakesAround | None = None,
-    wire: str = "gloo",
+    wire: str = "shared",
 ) -> Choice:
     """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 

@@ -58,7 +58,7 @@ class BareCluster:
         fresh: bool = False,
         quiet: bool = False,
         around: MakesAround | None = None,
-        wire: str = "gloo",
+        wire: str = "shared",
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
