@@ -124,16 +124,17 @@ class Results(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("n", [100, 300_000])
-def test_what_a_rank_holds_is_the_same_to_the_byte_on_both_wires(cluster, n):
+def test_what_a_rank_holds_is_what_it_holds_on_gloo_to_the_byte(cluster, n):
     """Would catch a tensor that this wire keeps longer than gloo, and a buffer of its own that a memory tracker takes
-    for the program's. gloo's threads at times let go of a tensor a moment later, so its least of several runs counts.
-    """
+    for the program's. gloo's threads at times let go of a tensor a moment later, which adds to what it holds; so the
+    least of several runs counts."""
     with Cluster(cluster.n_ranks, quiet=True, wire="gloo") as other:
         by_gloo = values(other, held, n, 6)
     for theirs, ours in zip(by_gloo, values(cluster, held, n, 2), strict=True):
         for what, (largest, rows) in ours.items():
-            least = tuple(min(column) for column in zip(*theirs[what][1], strict=True))
-            assert set(rows) == {least}, what
+            assert len(set(rows)) == 1, what
+            least = [min(column) for column in zip(*theirs[what][1], strict=True)]
+            assert all(mine <= at_least for mine, at_least in zip(rows[0], least, strict=True)), (what, rows[0], least)
             assert largest <= theirs[what][0], what
 
 
