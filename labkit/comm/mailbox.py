@@ -16,8 +16,8 @@ x86 alone, so elsewhere this wire is not used. Letters for which there is no roo
 
 A rank with nothing to do sleeps (futex) until its bell changes. A writer changes the bell first and then looks whether
 there is a sleeper; between the two lies a lock of Python's, an atomic operation, which on x86 lets no later load pass
-an earlier store. Sleep ends after LOOK_S in any case. A receiver who marks a message as taken rings only if its sender
-waits for that; the same order of store and look makes it safe. While a rank waits for one thing it takes whatever else it has
+an earlier store. Sleep ends after LOOK_S in any case. A receiver that marks a message as taken rings only if its sender
+waits for that: the order of store and look is the same. While a rank waits for one thing it takes whatever else it has
 asked for, so that no sender waits for a rank that waits.
 
 The memory is a nameless file (memfd): it needs no room in /dev/shm, and it ends with the last process that has it.
