@@ -56,11 +56,11 @@ class Cluster(BareCluster):
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
     quiet          do not print the line that says what was chosen
-    wire           "gloo"; or "shared": messages and blocking collectives of ranks on CPUs go through shared memory
-                   where the system has it
+    wire           "shared": messages and blocking collectives of ranks on CPUs go through memory that they share,
+                   where the system allows it (if not, the first line says why); "gloo": all goes over loopback
 
-    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
-    meet through files in a private folder; nothing listens beyond this machine.
+    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk through
+    shared memory and over loopback, and meet through files in a private folder; nothing listens beyond this machine.
     Raises ValueError for zero ranks, unknown devices, more ranks than GPUs, links for another number of ranks, and for
     a `memory_bytes` that is no positive number of bytes.
     """
@@ -75,7 +75,7 @@ class Cluster(BareCluster):
         strict: bool = False,
         fresh: bool = False,
         quiet: bool = False,
-        wire: str = "gloo",
+        wire: str = "shared",
     ):
         cap = None if memory_bytes is None else Cap(bytes_of(memory_bytes))
         self.memory_bytes = None if cap is None else cap.n_bytes

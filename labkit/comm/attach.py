@@ -17,7 +17,8 @@ import platform
 import sys
 from pathlib import Path
 
-MOST_RANKS = 1 << 10
+MOST_RANKS = 64
+"""The mailboxes of n ranks grow with the square of n: 4 MiB for 4 ranks, 285 MB for 64."""
 PAGE = 4096
 _FUTEX, _WAIT, _WAKE, _EVERYBODY = 202, 0, 1, 0x7FFFFFFF
 _PR_SET_PTRACER = 0x59616D61
@@ -26,7 +27,7 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 def why_not(n_ranks: int, neighbour: int | None = None) -> str:
     """The reason why so many ranks of this machine cannot share memory; "" if they can. `neighbour` is a process of
-    this user's that is tried."""
+    this user's that is tried. ProcessLookupError if there is no such process."""
     if n_ranks > MOST_RANKS:
         return f"no shared memory for more than {MOST_RANKS} ranks"
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
@@ -37,6 +38,8 @@ def why_not(n_ranks: int, neighbour: int | None = None) -> str:
             return f"{_YAMA} forbids processes to read each other's memory"
         for pid in (os.getpid(), neighbour or os.getpid()):
             Memory().ask(pid)
+    except ProcessLookupError:
+        raise
     except (OSError, ValueError, AttributeError) as error:
         return f"no shared memory: {error}"
     return ""
@@ -96,11 +99,12 @@ class Memory:
             address, to, n_bytes = address + n, to + n, n_bytes - n
 
     def ask(self, pid: int) -> None:
-        """OSError if this process may not read another. What is asked for is at address 0, where nothing is."""
+        """OSError if this process may not read another: ProcessLookupError if there is none. What is asked for is at
+        address 0, where nothing is."""
         here, there = _Span(0, 1), _Span(0, 1)
         self.readv(pid, ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
-        if ctypes.get_errno() != errno.EFAULT:
-            raise OSError(f"process {pid} cannot be read ({os.strerror(ctypes.get_errno())})")
+        if (number := ctypes.get_errno()) != errno.EFAULT:
+            raise OSError(number, f"process {pid} cannot be read ({os.strerror(number)})")
 
     def sleep(self, word: int, value: int, seconds: float) -> None:
         """Sleep until somebody wakes those who sleep at this word, but not if it no longer has this value."""

@@ -16,7 +16,8 @@ x86 alone, so elsewhere this wire is not used. Letters for which there is no roo
 
 A rank with nothing to do sleeps (futex) until its bell changes. A writer changes the bell first and then looks whether
 there is a sleeper; between the two lies a lock of Python's, an atomic operation, which on x86 lets no later load pass
-an earlier store. Sleep ends after LOOK_S in any case. While a rank waits for one thing it takes whatever else it has
+an earlier store. Sleep ends after LOOK_S in any case. A receiver that marks a message as taken rings only if its sender
+waits for that: the order of store and look is the same. While a rank waits for one thing it takes whatever else it has
 asked for, so that no sender waits for a rank that waits.
 
 The memory is a nameless file (memfd): it needs no room in /dev/shm, and it ends with the last process that has it.
@@ -53,7 +54,7 @@ _LETTER = struct.Struct("<IiqQQBB6x8q")  # group, mark, tag, bytes, address, dty
 _PAYLOAD_AT = SLAB_BYTES - EAGER_BYTES
 _MARKS = 1024
 _MASK = 0xFFFFFFFF
-_BELL, _ASLEEP, _PID, _COUNTED, _READ = 0, 16, 32, 0, 16  # places of words, a line of the cache apart
+_BELL, _ASLEEP, _PID, _AWAITING, _COUNTED, _READ = 0, 16, 32, 48, 0, 16  # places of words, a line of the cache apart
 
 
 class Letter(NamedTuple):
@@ -91,7 +92,8 @@ class Mailbox:
         self.posted: dict[tuple[int, int, int], deque[In]] = {}
         self.arrived: dict[tuple[int, int, int], deque[Letter]] = {}
         self.bound: list[In] = []
-        self.rings, self.sleepers = itertools.count(1), 0  # `next` is atomic: any thread may ring
+        self.rings = itertools.count(1)  # `next` is atomic: any thread may ring
+        self.sleepers = self.awaiting = 0
         self.spins = SPINS if (os.cpu_count() or 1) >= n_ranks else 0
         self.scratch = mmap.mmap(-1, PIECE_BYTES)
         self.scratch_at = ctypes.addressof(ctypes.c_char.from_buffer(self.scratch))
@@ -139,13 +141,15 @@ class Mailbox:
             self.words[self._mark_of(self.rank, out.mark)] = 0
             self.outgoing[out.mark] = out
         x, at = out.x, ring + PAGE + count % self.slots * SLAB_BYTES
+        assert x is not None
         sizes, address = x.shape, x.data_ptr()
         _LETTER.pack_into(
             self.file, at, out.group, out.mark, out.tag, out.n_bytes, address, code_of(x.dtype), len(sizes), *sizes,
             *(0,) * (MOST_DIMS - len(sizes)),
         )  # fmt: skip
-        if 0 < out.n_bytes <= EAGER_BYTES:
+        if out.n_bytes <= EAGER_BYTES:
             ctypes.memmove(self.base + at + _PAYLOAD_AT, address, out.n_bytes)
+            out.x = None  # it has been read: as on every wire, what is sent small is not kept alive
         self.counted[out.to] = self.words[ring // 4 + _COUNTED] = (count + 1) & _MASK
         return True
 
@@ -202,10 +206,13 @@ class Mailbox:
         return letter
 
     def acknowledge(self, letter: Letter) -> None:
-        """Tell its sender that the message is taken."""
+        """Tell its sender that the message is taken; wake it if that is what it waits for."""
         if letter.mark >= 0:
             self.words[self._mark_of(letter.source, letter.mark)] = 1
-            self.ring(letter.source)
+            with self.fence:
+                pass
+            if self.words[self.bells[letter.source] + _AWAITING]:
+                self.ring(letter.source)
 
     def progress(self) -> None:
         """Read the letters that have come, and send those that were kept."""
@@ -273,6 +280,21 @@ class Mailbox:
             else:
                 self._sleep(bell)
 
+    def wait_until_taken(self, out: Out) -> None:
+        """Return when the receiver has taken a message. RuntimeError if the wait is cut."""
+        place = self.bells[self.rank] + _AWAITING
+        with self.lock:
+            self.awaiting += 1
+            self.words[place] = self.awaiting
+        with self.fence:  # said before the mark is looked at: the receiver writes the mark before it looks here
+            pass
+        try:
+            self.wait(out.taken)
+        finally:
+            with self.lock:
+                self.awaiting -= 1
+                self.words[place] = self.awaiting
+
     def _take_bound(self) -> None:
         for message in list(self.bound):
             message.take()
@@ -302,29 +324,31 @@ class Out:
     """A message on its way out. Its tensor stays where it is until it is taken; a small one is read at once."""
 
     def __init__(self, box: Mailbox, x: Tensor, to: int, group: int, tag: int, marked: bool = True):
-        self.box, self.x, self.to, self.group, self.tag, self.marked = box, x, to, group, tag, marked
+        self.box, self.to, self.group, self.tag, self.marked = box, to, group, tag, marked
+        self.x: Tensor | None = x
         self.n_bytes = x.numel() * x.element_size()
         self.mark, self.over = -1, False
         box.post(self)
 
     def copy_small(self) -> None:
         """Read a small message now, since its letter will be written later."""
-        if 0 < self.n_bytes <= EAGER_BYTES:
+        if self.x is not None and 0 < self.n_bytes <= EAGER_BYTES:
             copy = bytearray(ctypes.string_at(self.x.data_ptr(), self.n_bytes))
             self.x = torch.frombuffer(copy, dtype=self.x.dtype).view(self.x.shape)
 
     def wait(self) -> None:
         """Block until the receiver has taken it."""
         if not self.done():
-            self.box.wait(self._taken)
+            self.box.wait_until_taken(self)
 
     def done(self) -> bool:
         """True if the receiver has taken it."""
         if not self.over:
             self.box.progress()
-        return self._taken()
+        return self.taken()
 
-    def _taken(self) -> bool:
+    def taken(self) -> bool:
+        """True if its mark says so; nothing else is looked at."""
         if not self.over and self.mark >= 0:
             self.over = self.box.taken(self.mark)
         return self.over

@@ -81,4 +81,5 @@ def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group
     group = native.over(handle, axis, mine, index, world.device, world.ledger, interface=interface)
     if isinstance(world.wire, shaped.Shaped):
         return shaped.shape(group, world.wire.traffic)
-    return shared.share(group, world.wire.box) if isinstance(world.wire, shared.Shared) else group
+    alone = len(mine) == 1  # nobody to share memory with
+    return shared.share(group, world.wire.box) if isinstance(world.wire, shared.Shared) and not alone else group

@@ -258,7 +258,8 @@ class Native:
         # without a group, torch's own error says what was left out; one that is in none of torch's lists has its name
         self.backend = dist.get_backend() if process_group is None else process_group.name()
         self.on_device = self.backend == "nccl"
-        self.rank, self.headers, self.up, self.down = process_group.rank(), *[process_group] * 3
+        self.rank = 0 if process_group is None else process_group.rank()  # None: a group of one rank
+        self.headers = self.up = self.down = process_group
         if self.on_device:
             # NCCL queues all sends and receives between two GPUs on one stream, so two ranks that both send first would
             # wait for each other. So messages to higher members and messages to lower ones have a group each.

@@ -230,10 +230,11 @@ class Shared(Native):
         """out = mine (op) what the others show from element `start` on, in the order of ranks, piece by piece."""
         size = out.element_size()
         step = PIECE_BYTES // size
-        scratch = torch.frombuffer(self.box.scratch, dtype=out.dtype)
         for a in range(0, out.numel(), step):
             sums, own = out[a : a + step], mine[a : a + step]
-            theirs = scratch[: len(sums)]
+            # Not a slice of one tensor over the whole scratch: an operator of torch gives a slice back, and who listens
+            # to operators, to count what a rank holds, would take the scratch for memory of the program's.
+            theirs = torch.frombuffer(self.box.scratch, dtype=out.dtype, count=len(sums))
             left: Tensor | None = None
             for member in range(self.size):
                 right = own

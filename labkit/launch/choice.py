@@ -9,6 +9,7 @@ from typing import NamedTuple
 from labkit.comm import attach
 from labkit.launch import limits
 from labkit.launch.around import MakesAround
+from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
 WIRES = ("gloo", "shared")
@@ -23,6 +24,11 @@ class Choice(NamedTuple):
     sentence: str
     wire: str = "backend"
 
+    @property
+    def carrier(self) -> str:
+        """What carries messages, in words: "shared memory", "gloo", "nccl"."""
+        return "shared memory" if self.wire == "shared" else self.backend
+
 
 def choose(
     n_ranks: int,
@@ -30,7 +36,7 @@ def choose(
     gpus: tuple[str, ...] | None = None,
     links: Links | None = None,
     around: MakesAround | None = None,
-    wire: str = "gloo",
+    wire: str = "shared",
 ) -> Choice:
     """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 
@@ -39,7 +45,7 @@ def choose(
     "cuda"    a GPU for each rank and NCCL, or ValueError
     "cuda:0"  every rank on this one GPU, over gloo (NCCL wants a GPU to itself); numbers are right, speed is not
 
-    On CPUs, `wire` "shared" adds shared memory to gloo where the system has it and links are not shaped.
+    On CPUs, `wire` "shared" adds shared memory to gloo where the system allows it and links are not shaped.
     """
     if wire not in WIRES:
         raise ValueError(f"unknown wire {wire!r}: use {' or '.join(map(repr, WIRES))}")
@@ -53,8 +59,6 @@ def choose(
         return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus, wire="gloo"), links)
     neighbour = None
     if gpus is None:
-        from labkit.launch.zygote import zygote
-
         neighbour, _, gpus, _ = zygote().ready()
     cores = os.cpu_count() or 1
     shared = re.fullmatch(r"cuda:(\d+)", device)
@@ -100,7 +104,10 @@ def choose(
 
 
 def _on_cpus(n_ranks: int, words: str, why: str, wire: str, neighbour: int | None) -> Choice:
-    hindrance = attach.why_not(n_ranks, neighbour) if wire == "shared" and n_ranks > 1 else ""
+    try:
+        hindrance = attach.why_not(n_ranks, neighbour) if wire == "shared" and n_ranks > 1 else ""
+    except ProcessLookupError as error:  # it has ended since it greeted us
+        raise Gone(f"the process that forks wardens is gone ({error})") from None
     if wire == "gloo" or n_ranks == 1 or hindrance:
         return Choice("gloo", ("cpu",) * n_ranks, f"{words} ({why}{'; ' + hindrance if hindrance else ''})")
     return Choice("gloo", ("cpu",) * n_ranks, f"{words} and shared memory ({why})", "shared")

@@ -21,6 +21,7 @@ from labkit.launch.ranks import Ranks
 from labkit.launch.reply import Reply, Stopped
 from labkit.launch.state import State
 from labkit.launch.status import Status, status_of
+from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
 
@@ -38,12 +39,12 @@ class BareCluster:
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
     quiet          do not print the line that says what was chosen
-    wire           "gloo"; or "shared": messages and blocking collectives of ranks on CPUs go through shared memory
-                   where the system has it
+    wire           "shared": messages and blocking collectives of ranks on CPUs go through memory that they share,
+                   where the system allows it (if not, the first line says why); "gloo": all goes over loopback
     around         made once in each rank and entered around each of its calls (launch/around.py)
 
-    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk over loopback and
-    meet through files in a private folder; nothing listens beyond this machine.
+    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk through
+    shared memory and over loopback, and meet through files in a private folder; nothing listens beyond this machine.
     Raises ValueError for zero ranks, unknown devices, more ranks than GPUs, links for another number of ranks, a
     working folder that is gone, and OSError if there is no room for the few kilobytes that the ranks share on disk.
     """
@@ -58,18 +59,28 @@ class BareCluster:
         fresh: bool = False,
         quiet: bool = False,
         around: MakesAround | None = None,
-        wire: str = "gloo",
+        wire: str = "shared",
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
         places.check()
-        choice = choose(n_ranks, device, links=links, around=around, wire=wire)
-        self._begin(RankProcesses(n_ranks, choice, strict, fresh, links, around), choice, timeout_s)
+
+        def start() -> None:
+            choice = choose(n_ranks, device, links=links, around=around, wire=wire)
+            self._begin(RankProcesses(n_ranks, choice, strict, fresh, links, around), choice, timeout_s)
+            try:
+                self._processes.heal(everybody=True)
+            except BaseException:
+                self.close()
+                raise
+
         try:
-            self._processes.heal(everybody=True)
-        except BaseException:
-            self.close()
-            raise
+            start()
+        except Gone:
+            # Whoever has just killed all that this kernel had started has killed the process that forks wardens, too.
+            # That does not end in the same moment, so the first attempt may still have met it.
+            zygote().settle()
+            start()
         if not quiet:
             print(self.choice.sentence, flush=True)
 

@@ -31,7 +31,7 @@ from labkit.launch.choice import Choice
 from labkit.launch.output import Tail
 from labkit.launch.ranks import Event, Ranks
 from labkit.launch.warden import Ended
-from labkit.launch.zygote import zygote
+from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
 START_S, JOIN_S, JOIN_RANK_S = 120.0, 60.0, 1.0
@@ -79,9 +79,7 @@ class Channels(Ranks):
         try:
             kind, *details = self.warden.recv()
         except (EOFError, OSError):
-            raise RuntimeError(
-                "the warden of this cluster is gone, and its ranks with it: make a new Cluster"
-            ) from None
+            raise self._gone() from None
         if kind == "started":
             self.pids[details[0]] = details[1]
         elif kind == "refused":
@@ -92,6 +90,16 @@ class Channels(Ranks):
                 del self.pids[ended.rank]
                 self.ended[ended.rank] = ended
                 events.append(Event("ended", ended.rank, (ended,), []))
+
+    def order(self, verb: str, *details: Any) -> None:
+        """Tell the warden to do something. Gone if it has ended."""
+        try:
+            self.warden.send((verb, *details))
+        except OSError:
+            raise self._gone() from None
+
+    def _gone(self) -> Gone:
+        return Gone("the warden of this cluster is gone, and its ranks with it: make a new Cluster")
 
     def _from_ranks(self, events: list[Event]) -> None:
         while True:
@@ -130,6 +138,7 @@ class RankProcesses(Channels):
     ):
         self.n_ranks, self.owner = n_ranks, os.getpid()
         cwd = places.working_folder()
+        warden, can_fork = zygote().warden(), zygote().ready().can_fork
         self.folder = places.private_folder()
         try:
             self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
@@ -138,8 +147,9 @@ class RankProcesses(Channels):
             raise
         self.tails = [Tail(self.folder, rank) for rank in range(n_ranks)]
         address = "ipc://" + os.path.join(self.folder, "wire")
-        super().__init__(address, Connection(zygote().warden().detach()))
-        self.warden.send(("keep", self.folder))
+        super().__init__(address, Connection(warden.detach()))
+        with contextlib.suppress(OSError):  # if it is gone already, `start` says so
+            self.warden.send(("keep", self.folder))
         threads = max(1, (os.cpu_count() or 1) // n_ranks)
         self.spec: dict[str, Any] = {
             "module": "labkit.launch.worker",
@@ -156,7 +166,7 @@ class RankProcesses(Channels):
             "mail": None,
             "threads": threads,
             "strict": strict,
-            "fresh": fresh or not zygote().ready().can_fork,
+            "fresh": fresh or not can_fork,
             "torch_timeout_s": TORCH_TIMEOUT_S,
             "interface": "lo0" if sys.platform == "darwin" else "lo",
             "cwd": cwd,
@@ -180,17 +190,17 @@ class RankProcesses(Channels):
             # The warden answers each message. If both sides only sent, each would fill its direction of the socket and
             # wait for ever. So the warden's answers are read before it is asked for more.
             self.waiting = self.poll(0)
-            self.warden.send(("start", {**self.spec, **own}))
+            self.order("start", {**self.spec, **own})
             self.sent_sources.clear()
 
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """Send a signal to ranks, by way of the warden, who knows which processes are still ours."""
-        self.warden.send(("signal", [self.pids[rank] for rank in ranks if rank in self.pids], number))
+        self.order("signal", [self.pids[rank] for rank in ranks if rank in self.pids], number)
 
     def kill(self, ranks: Iterable[int]) -> None:
         """End ranks and all that they started, and wait until they are gone."""
         ranks = [rank for rank in ranks if rank in self.pids]
-        self.warden.send(("kill", [self.pids[rank] for rank in ranks]))
+        self.order("kill", [self.pids[rank] for rank in ranks])
         self.wait(lambda: not any(rank in self.pids for rank in ranks), 5.0)
 
     def heal(self, everybody: bool = False) -> list[int]:

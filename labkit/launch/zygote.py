@@ -13,6 +13,7 @@ then falls to the zygote, which ends it. Nothing is looked at now and then: an i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -43,6 +44,14 @@ cannot be broken off, so a cluster would have to wait for it; but each later ran
 then."""
 
 
+GONE_S = 0.5
+"""How long a process that was killed may take to be gone."""
+
+
+class Gone(RuntimeError):
+    """The process that forks wardens has ended, or the warden of a cluster. A new cluster gets fresh ones."""
+
+
 class Hello(NamedTuple):
     """The zygote's greeting, which it sends when torch is imported."""
 
@@ -71,7 +80,8 @@ class Zygote:
         self.hello: Hello | None = None
 
     def ready(self, timeout_s: float = 300.0) -> Hello:
-        """Wait until torch is imported. RuntimeError if that fails, with the reason on the kernel's stderr."""
+        """Wait until torch is imported. RuntimeError if that fails, with the reason on the kernel's stderr; Gone if the
+        process was killed."""
         if self.hello is None:
             self.socket.settimeout(timeout_s)
             try:
@@ -81,16 +91,26 @@ class Zygote:
                     f"the process that imports torch for all ranks is not ready after {timeout_s:g} s"
                 ) from None
             if not data:
-                raise RuntimeError(
-                    f"the process that imports torch for all ranks ended ({self.process.wait(5)}): is torch installed?"
-                )
+                code = self.process.wait(5)
+                if code < 0:
+                    raise Gone(f"the process that imports torch for all ranks was killed by signal {-code}")
+                raise RuntimeError(f"the process that imports torch for all ranks ended ({code}): is torch installed?")
             self.hello = pickle.loads(data)
         return self.hello
 
     def warden(self) -> socket.socket:
-        """Fork a warden; its end of this socket carries the commands, and its end of file ends the cluster."""
+        """Fork a warden; its end of this socket carries the commands, and its end of file ends the cluster. Gone if
+        this process has ended."""
         self.ready()
-        return self.fork("labkit.launch.warden")
+        try:
+            return self.fork("labkit.launch.warden")
+        except OSError as error:
+            raise Gone(f"the process that forks wardens is gone ({error})") from None
+
+    def settle(self) -> None:
+        """Give the process a moment to end, if it was killed: until it has, `zygote` takes it for alive."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GONE_S)
 
     def fork(self, module: str) -> socket.socket:
         """Fork a process that runs `main(fd, kernel_pid)` of this module as soon as the zygote is warm, and return the
@@ -118,6 +138,7 @@ def zygote() -> Zygote:
     """This kernel's zygote: started at the first call, warm from then on."""
     ours = _zygote_of(os.getpid())
     if not ours.alive():
+        ours.close()
         _zygote_of.cache_clear()
         ours = _zygote_of(os.getpid())
     return ours

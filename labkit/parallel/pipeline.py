@@ -178,8 +178,9 @@ class Pipeline:
         except Exception as error:
             error.add_note(f"(in {action}: stage {action.stage}, micro-batch {action.micro})")
             raise
+        end = time.perf_counter()  # before the next stage may begin, so that spans of one micro-batch never overlap
+        self.spans.append(Span(self.group.rank, action, start - self.begin, end - self.begin))
         self.messages.send(action, result)
-        self.spans.append(Span(self.group.rank, action, start - self.begin, time.perf_counter() - self.begin))
 
     def _forward(self, action: Action, received: Tensor | None) -> Tensor:
         """F: returns the stage's output, or this micro-batch's share of the loss."""

@@ -15,7 +15,7 @@ from labkit.launch import call
 )
 def cluster(request):
     """Three ranks, whose neighbours differ; the algorithms for every other number are proved in test_algorithms.py."""
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, quiet=True, wire="gloo") as made:
         yield made
 
 
@@ -127,7 +127,7 @@ def test_the_ledger_counts_native_collectives_by_the_law(cluster):
 
 @pytest.fixture(scope="module")
 def four():
-    with Cluster(4, quiet=True) as made:
+    with Cluster(4, quiet=True, wire="gloo") as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong between two ranks, and algorithms that are swapped in, on real processes over gloo."""
+"""What goes wrong between two ranks, and algorithms that are swapped in, on real processes, over each wire."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from labkit.plan import collectives
 
 
 @pytest.fixture(
-    scope="module", params=[3, pytest.param(2, marks=pytest.mark.rest), pytest.param(4, marks=pytest.mark.rest)]
+    scope="module",
+    params=[
+        (3, "gloo"),
+        (3, "shared"),
+        pytest.param((2, "gloo"), marks=pytest.mark.rest),
+        pytest.param((4, "shared"), marks=pytest.mark.rest),
+    ],
+    ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def cluster(request):
     """Three ranks: each has two neighbours, who are not the same."""
-    with Cluster(request.param, quiet=True) as made:
+    n_ranks, wire = request.param
+    with Cluster(n_ranks, quiet=True, wire=wire) as made:
         yield made
 
 

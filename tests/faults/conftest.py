@@ -29,10 +29,18 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "LOOK_S", 0.1)
 
 
-@pytest.fixture(params=[3, pytest.param(2, marks=pytest.mark.rest), pytest.param(5, marks=pytest.mark.rest)])
+@pytest.fixture(
+    params=[
+        (3, "shared"),
+        pytest.param((2, "gloo"), marks=pytest.mark.rest),
+        pytest.param((5, "shared"), marks=pytest.mark.rest),
+    ],
+    ids=["3", "2-gloo", "5"],
+)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A fresh cluster that remembers k = 5 on every rank, and must leave nothing behind."""
-    with Cluster(request.param, quiet=True) as made:
+    n_ranks, wire = request.param
+    with Cluster(n_ranks, quiet=True, wire=wire) as made:
         made.state["k"] = 5
         folder, pids = Path(made._processes.folder), list(made.pids)
         yield made

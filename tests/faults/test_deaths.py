@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,8 @@ import pytest
 import torch
 
 from labkit import Cluster, WorkerError
-from tests.faults.conftest import all_well, gone
+from labkit.launch.zygote import zygote
+from tests.faults.conftest import all_well, belongings, gone
 from tests.waiting import LONG_S, replaced, until
 
 pytestmark = pytest.mark.faults
@@ -172,3 +174,17 @@ def test_a_killed_warden_takes_its_ranks_along_and_says_so():
     with pytest.raises(RuntimeError, match="warden"):
         cluster.run(lambda group: None)
     cluster.close()
+
+
+def test_a_cluster_that_is_made_while_everything_is_being_killed_gets_fresh_processes():
+    """A bug: a cluster that met the dying zygote said that its warden was gone. Here the zygote still takes the request
+    for a warden, and dies before it forks one."""
+    with Cluster(1, quiet=True):
+        folders = belongings()["temp"]
+    dying = zygote().process.pid
+    os.kill(dying, signal.SIGSTOP)
+    threading.Timer(0.2, os.kill, (dying, signal.SIGKILL)).start()
+    with Cluster(2, quiet=True) as cluster:
+        all_well(cluster, remembers=False)
+        assert belongings()["temp"] == folders, "the first attempt left its folder behind"
+    assert zygote().process.pid != dying

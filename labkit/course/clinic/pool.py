@@ -57,10 +57,12 @@ class Pool(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and take pieces for the tensors that it returns."""
+        # A view is no new memory, and what it looks at may be none of the device's: a buffer of the wire, for instance.
+        given = {storage._cdata for storage in _storages((args, kwargs))}
         out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, Tensor) and value.untyped_storage().nbytes():
-                self._born(value.untyped_storage())
+        for storage in _storages(out):
+            if storage._cdata not in given:
+                self._born(storage)
         return out
 
     def malloc(self, n_bytes: int) -> Piece:
@@ -125,3 +127,9 @@ class Pool(TorchDispatchMode):
     def _settle(self) -> None:
         while self._dead:
             self.free(self._live.pop(self._dead.popleft())[1])
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    """The storages of the tensors in `values`, without empty ones, which may still get memory."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return [storage for tensor in tensors if (storage := tensor.untyped_storage()).nbytes()]

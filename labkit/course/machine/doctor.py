@@ -112,9 +112,9 @@ def doctor(quick: bool = False) -> MachineReport:
         findings += measured
         findings.append(_walls())
         for n_ranks in (2, 4, 8):
-            choice = choose(n_ranks, "auto", hello.gpus)
+            choice = choose(n_ranks)
             findings.append(
-                Finding(f"{n_ranks} ranks use", f"{choice.devices[0]}, {choice.backend}", "", choice.sentence)
+                Finding(f"{n_ranks} ranks use", f"{choice.devices[0]}, {choice.carrier}", "", choice.sentence)
             )
     except (RuntimeError, ValueError, OSError) as error:
         findings.append(Finding("ranks", None, "", f"cannot be used: {str(error).splitlines()[0]}"))
@@ -181,7 +181,7 @@ def _measure(repeats: int) -> tuple[list[Finding], Line]:
     timings = [_time_cluster(20 * repeats) for _ in range(3)]
     with BareCluster(2, quiet=True) as cluster:
         link = line_of(through(cluster.run(ping_pong, SIZES, repeats)[0].value))
-        where = f"{cluster.choice.devices[0]}, {cluster.choice.backend}"
+        where = f"{cluster.choice.devices[0]}, {cluster.choice.carrier}"
     fresh, warm, private = (statistics.median(column) for column in zip(*timings, strict=True))
     return [
         Finding("fresh cluster", round(fresh * 1e3, 1), "ms", "from Cluster(4) to the first sum, median of 3"),

@@ -246,6 +246,9 @@ def test_a_pool_hears_tensors_and_refuses_what_does_not_fit():
         for _ in range(10):
             torch.zeros(SEGMENT // 16, dtype=torch.float64)  # dies at once: its piece serves again
         assert pool.reserved == 2 * SEGMENT
+        pool.empty_cache()
+        foreign = torch.frombuffer(bytearray(512), dtype=torch.uint8)[8:]
+        assert pool.allocated == kept.nbytes, f"{foreign.nbytes} bytes that the device has not given are looked at"
         with pytest.raises(torch.OutOfMemoryError, match="reserved but unallocated"):
             torch.zeros(SEGMENT // 8 + 1, dtype=torch.float64)
         del kept
