@@ -62,7 +62,7 @@ class Bench:
         self, shape: ModelShape, setting: Setting, precision: str, hardware: Hardware, imbalance: float = 1.0
     ) -> None:
         self.shape, self.setting, self.precision, self.hardware = shape, setting, precision, hardware
-        self.imbalance = imbalance
+        self.imbalance, self.mixed = imbalance, False
         self.practice = hardware.practice
         self.tokens, self.tp = setting.rows * setting.seq, setting.tp
         self.outside = self.tokens // setting.tp if setting.in_sequence else self.tokens
@@ -72,10 +72,8 @@ class Bench:
 
     def time(self, layer: str) -> Seconds:
         """Seconds of one layer in both directions."""
-        if layer in ("block", "dense"):
-            self.block(layer == "block" and self.shape.n_expert > 0)
-        else:
-            {"embedding": self.embedding, "head": self.head}[layer]()
+        self.mixed = layer == "block" and self.shape.n_expert > 0
+        {"embedding": self.embedding, "block": self.block, "dense": self.block, "head": self.head}[layer]()
         return Seconds(self.forward, self.backward, self.host)
 
     def op(self, flops: float, n_bytes: float, back: float) -> None:
@@ -157,8 +155,8 @@ class Bench:
             self.linears(s.n_shared * f, (d,))
             self.moves((5 if s.gated else 2) * self.narrow * t * s.n_shared * f, again=True)
 
-    def block(self, mixed: bool = False) -> None:
-        """Attention and MLP, or with `mixed` the experts in its place; two norms, two sums."""
+    def block(self) -> None:
+        """Attention and MLP, or experts in its place; two norms, two sums."""
         s, tp, t = self.shape, self.tp, self.tokens
         d, f = s.d_model, s.hidden // tp
         a, k = s.n_head // tp * s.width, max(1, s.kv_heads // tp) * s.width
@@ -168,7 +166,7 @@ class Bench:
         else:
             for inside, out in s.attention_products:
                 self.linears(inside, (out,))
-        if mixed:
+        if self.mixed:
             self.experts()
         else:
             self.linears(d, (f,) * (2 if s.gated else 1))
@@ -183,7 +181,7 @@ class Bench:
         for _ in range(2):
             self.moves(2 * self.wide * self.outside * d, again=True)
             self.moves(3 * self.wide * self.outside * d, 0.5)
-        if not mixed:
+        if not self.mixed:
             self.moves((5 if s.gated else 2) * self.narrow * t * f, again=True)
 
     def head(self) -> None:
