@@ -145,11 +145,13 @@ def _budget(
 
 def _published(svg: Path | None, to: Path | None) -> None:
     """The tables of errors, of seconds and of bytes, and the picture if it was asked for."""
-    from labkit.plan.compared import compared, error_table, errors, held, memory_table
+    from labkit.plan.compared import compared, error_table, errors, experts_table, held, memory_table
 
     runs = compared()
     with words_beside(to):
         print(error_table(runs))
+        print()
+        print(experts_table(runs))
         print()
         print(memory_table(held()))
     if svg is not None:
