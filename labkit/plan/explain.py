@@ -25,7 +25,8 @@ GB = 1e9
 def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
     """The first `count` kept plans, and `refused` of the others with their reasons, in columns."""
     mixed = any(plan.shape.n_expert for plan in found[:1])  # only then there is an ep
-    head = ("dp", "pp", "tp", *["ep"] * mixed, "strategy", "schedule", "micro", "again", "step", "MFU", "memory", "waits")
+    axes = ("dp", "pp", "tp", *["ep"] * mixed)
+    head = (*axes, "strategy", "schedule", "micro", "again", "step", "MFU", "memory", "waits")
     lines = [head]
     for plan in [plan for plan in found if plan.kept][:count]:
         lay, r, step = plan.layout, plan.recipe, plan.step
@@ -85,7 +86,8 @@ def _memory(plan: Plan) -> str:
     state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
     n_bytes = r.weight_bytes + r.gradient_bytes + state
     return (
-        f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters{_active(shape)}. Weights {r.weight_bytes} B, "
+        f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters{_active(shape)}. "
+        f"Weights {r.weight_bytes} B, "
         f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B: {n_bytes} N = "
         f"{n_bytes * n / GB:,.0f} GB, so at least "
         f"{-(-n_bytes * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
@@ -161,8 +163,8 @@ def _dealt(plan: Plan) -> str:
     return (
         f" ep={lay.ep}: {lay.ep} neighbours along dp have {shape.n_expert // lay.ep} of {shape.n_expert} experts each, "
         f"{where}. In each block {shape.top_k} copies of a token travel to their experts and back, forward and "
-        f"backward; nothing hides that. Gradients of experts go over {lay.dp // lay.ep} ranks, all others over {lay.dp}."
-        f" Routing is taken as balanced: a slowest rank with 1.5 times the mean takes 1.5 times as long in its experts."
+        f"backward; nothing hides that. Gradients of experts go over {lay.dp // lay.ep} ranks, all others over "
+        f"{lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 times the mean takes 1.5 times as long in its experts."
     )
 
 

@@ -205,7 +205,6 @@ class Hardware:
             return min(hops * line.alpha_s + moved * line.beta_s_per_byte, ring)
         return ring
 
-
     def all_to_all_s(self, size: int, stride: int, n_bytes: float) -> float:
         """Seconds in which each of `size` ranks, `stride` apart, sends 1/size of `n_bytes` to each of them.
 

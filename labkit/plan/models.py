@@ -10,10 +10,10 @@ What a shape leaves out, and how much that is:
     Gemma 3                   five layers of six look at a window of 1,024 tokens; here all look at the whole row, which
                               is too many flops and seconds for long rows. The image encoder (417M) is left out
     MPT                       ALiBi has no parameters: position="none"
-    GPT-OSS                   every second layer looks at a window of 128 tokens; a number a head for attention's sink and
-                              a bias of the router, below 0.01% of the parameters
-    DeepSeek-V3               the module that predicts a second token (11.5B of its own), and one bias for each expert, by
-                              which its loads are balanced
+    GPT-OSS                   every second layer looks at a window of 128 tokens; a number a head for attention's sink
+                              and a bias of the router, below 0.01% of the parameters
+    DeepSeek-V3               the module that predicts a second token (11.5B of its own), and one bias for each expert,
+                              by which its loads are balanced
 """
 
 from __future__ import annotations
@@ -140,9 +140,17 @@ MODELS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "gpt-oss-20b": _gpt_oss(24, 32),
         "gpt-oss-120b": _gpt_oss(36, 128),
         "deepseek-v3": _experts(
-            _llama(61, 7168, 128, 128, 18432, 129_280, 4096, DEEPSEEK3), 256, 8,
-            expert_ff=2048, n_shared=1, n_dense=3, head_width=128, q_lora=1536, kv_lora=512, rope_width=64,
-        ),  # fmt: skip
+            _llama(61, 7168, 128, 128, 18432, 129_280, 4096, DEEPSEEK3),
+            256,
+            8,
+            expert_ff=2048,
+            n_shared=1,
+            n_dense=3,
+            head_width=128,
+            q_lora=1536,
+            kv_lora=512,
+            rope_width=64,
+        ),
         "mpt-7b": _mpt(32, 4096, 32, 2048),
         "mpt-30b": _mpt(48, 7168, 64, 8192),
         "palm-8b": _palm(32, 4096, 16),

@@ -30,7 +30,15 @@ NAMES = MappingProxyType({
     "megatron": "Megatron-LM", "deepseek": "DeepSeek-AI",
 })  # fmt: skip
 FAMILIES = MappingProxyType(
-    {"a100": "A100", "h100": "Hopper", "h200": "Hopper", "h800": "Hopper", "l4": "Ada", "l40s": "Ada", "rtx-4090": "Ada"}
+    {
+        "a100": "A100",
+        "h100": "Hopper",
+        "h200": "Hopper",
+        "h800": "Hopper",
+        "l4": "Ada",
+        "l40s": "Ada",
+        "rtx-4090": "Ada",
+    }
 )
 """Devices that reach about the same share of their peaks, by the beginning of their names."""
 FURTHER = (

@@ -102,8 +102,8 @@ class Ops:
     def linear(
         self, x: Shadow, out: int, name: str, bias: bool | None = None, rows: int | None = None, experts: int = 1
     ) -> Shadow:
-        """x W^T + b. Holds x, and W's half copy. `rows` of x if they are not the tokens; with `experts` each of them has
-        a W and a b of its own, for its part of the rows."""
+        """x W^T + b. Holds x, and W's half copy. `rows` of x if they are not the tokens; with several `experts` each of
+        them has a W and a b of its own, for its part of the rows."""
         x = self.cast(x, self.narrow)
         rows = self.rows if rows is None else rows
         count = 2 if (self.shape.bias if bias is None else bias) else 1

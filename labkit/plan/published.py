@@ -18,11 +18,11 @@ What the sources do not say is assumed, here and nowhere else:
                   copies. It also gathered weights in 8 bits, which labkit does not: half of the gathers' bytes
     megatron      ZeRO-1 with fp32 masters, gradients added up in fp32, routing balanced; for Mixtral no recomputation,
                   and for both of its speeds the one mapping of which its README tells. Neighbours along ep have
-                  neighbouring ranks there, and in labkit all stages of a pipeline lie between them: nodes of 8 p devices
-                  stand for that, which changes nothing else but messages between stages
+                  neighbouring ranks there, and in labkit all p stages of a pipeline lie between them: nodes of 8 p
+                  devices stand for that, which changes nothing else but messages between stages
     deepseek      180,000 hours of a device for 1e12 tokens; one row in a micro-batch; 1f1b stands for DualPipe, which
-                  hides the all_to_alls, and 8 copies of a token travel, of which DeepSeek's router sends no two to one
-                  node over its slow link. The ranks as for megatron; the H800's NVLink as its section 3.2.2 tells
+                  hides the all_to_alls; all 8 copies of a token travel, where DeepSeek sends it to 4 nodes at most, and
+                  once to each. The ranks as for megatron; the H800's NVLink as section 3.2.2 tells
 
 Fitted to were every fourth run of the playbook and every second one of foundry; the others were held out. Nothing was
 fitted to a run with experts.

@@ -149,7 +149,9 @@ def plans(
         if precision != "bf16" or optimizer not in ("adamw", "adam"):
             raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
-    candidates = [plan for layout in layouts(n_ranks, shape.n_expert) for plan in search.on(layout, global_batch, optimizer)]
+    candidates = [
+        plan for layout in layouts(n_ranks, shape.n_expert) for plan in search.on(layout, global_batch, optimizer)
+    ]
     return sorted(candidates, key=lambda plan: plan.step_s)
 
 

@@ -91,7 +91,7 @@ class ModelShape(Sizes):
     def _parameters(self, n_expert: int) -> Breakdown:
         """Parameters, with so many routed experts in each block that has any."""
         n, d, f, v = self.n_layer - self.n_mixed, self.d_model, self.hidden, self.vocab
-        b, mats = int(self.bias), 3 if self.gated else 2
+        mats = 3 if self.gated else 2
         rows = [
             ("token embedding", v * d, "V D"),
             ("position embedding", self.seq * d if self.position == "learned" else 0, "T D"),

@@ -76,9 +76,7 @@ class Stage:
 
 
 @lru_cache(maxsize=1024)
-def stage_of(
-    shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool, n_dense: int = 0
-) -> Stage:
+def stage_of(shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool, n_dense: int = 0) -> Stage:
     """A stage of `n_blocks` blocks, with the embedding if it is the first, with the head if it is the last. The first
     `n_dense` of its blocks have an MLP where the others have experts."""
     walked = min(n_blocks - n_dense, WALKED)

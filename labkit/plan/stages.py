@@ -40,7 +40,8 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
     if layout.tp > 1:
         raise ValueError(
-            f"labkit's planner does not know tensor parallelism beside experts yet, got tp={layout.tp}: tp=1, and ep or pp"
+            f"labkit's planner does not know tensor parallelism beside experts yet, got tp={layout.tp}: "
+            "take tp=1, and ep or pp"
         )
     if layout.ep > 1 and recipe.shard_ranks is not None:
         raise ValueError(

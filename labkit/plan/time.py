@@ -20,7 +20,8 @@
     with experts have the item "ep".
 
 Sources: Narayanan et al., arXiv:2104.04473, sections 2.2 and 3.2; Li et al., arXiv:2006.15704, section 3.2.3 (overlap);
-Rajbhandari et al., arXiv:1910.02054, section 7; Lepikhin et al., arXiv:2006.16668 (experts and all_to_all); Thakur et al. 2005, section 3 (alpha-beta).
+Rajbhandari et al., arXiv:1910.02054, section 7; Lepikhin et al., arXiv:2006.16668 (experts and all_to_all);
+Thakur et al. 2005, section 3 (alpha-beta).
 """
 
 from __future__ import annotations
@@ -288,7 +289,9 @@ class StepTime:
         open_ = one + self.beside((n_buckets - 1) * one, backward * (1 - 1 / n_buckets))
         after = 0.0  # the new weights, once all are stepped
         if recipe.strategy != "ddp":
-            after = gathers * n_buckets * self.along_dp(state, "all_gather", state.params * recipe.weight_bytes / n_buckets)
+            after = (
+                gathers * n_buckets * self.along_dp(state, "all_gather", state.params * recipe.weight_bytes / n_buckets)
+            )
         return scatters * n_buckets * one + after, scatters * open_ + after
 
     def by_unit(self, state: State) -> tuple[float, float]:

@@ -96,12 +96,10 @@ class Bench:
             self.op(0, (self.wide + self.narrow) * weights, 1)
 
     def filled(self, rows: float) -> float:
-        """Share of the rate, 0 to 1, that a product of so few rows reaches: the law of `Practice.share` for this side."""
+        """Share of the rate, 0 to 1, that a product of so few rows reaches: `Practice.share` for this side."""
         return rows / (rows + self.practice.half_side)
 
-    def products_in_8_bits(
-        self, inside: int, outs: Sequence[int], rows: float | None = None, experts: int = 1
-    ) -> None:
+    def products_in_8_bits(self, inside: int, outs: Sequence[int], rows: float | None = None, experts: int = 1) -> None:
         """The same for linears that share their input: each product reads 1 byte an element and writes bf16.
 
         What is cast: the input once for all, and once more in backward, transposed; so is each weight. A gradient is

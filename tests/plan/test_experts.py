@@ -120,7 +120,7 @@ def test_the_cheap_bounds_hold_the_walk_between_them(strategy, layout):
 
 
 class Mixture(nn.Module):
-    """Routed experts in plain torch, one process: k copies of each token, expert by expert, summed with their weights."""
+    """Routed experts in plain torch, one process: k copies of each token, expert by expert, and their weighted sum."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
     assert step["dp"] == pytest.approx(wanted, rel=1e-3)
 
 
-# -- refusals and searches -----------------------------------------------------------------------------------------------
+# -- refusals and searches ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
     [
         (SMALL, Layout(4, cp=2), Recipe(batch_size=4), "does not know cp yet, got cp=2"),
         (SMALL, Layout(4, tp=2), Recipe(batch_size=4), "tensor parallelism beside experts yet, got tp=2"),
-        (SMALL.changed(n_expert=6), Layout(4, ep=4), Recipe(batch_size=4), "6 experts cannot be dealt out evenly to ep=4"),
-        (ModelShape.preset("gpt2"), Layout(4, ep=2), Recipe(batch_size=4), "ep=2 deals experts out, and this model has"),
+        (SMALL.changed(n_expert=6), Layout(4, ep=4), Recipe(batch_size=4), "6 experts cannot be dealt out evenly"),
+        (ModelShape.preset("gpt2"), Layout(4, ep=2), Recipe(batch_size=4), "ep=2 deals experts out, and this model"),
         (SMALL, Layout(4, ep=2), Recipe("zero3", batch_size=4, shard_ranks=2), "leave shard_ranks=2 out"),
         (SMALL, Layout(1, 2), Recipe(schedule="zero_bubble", batch_size=4, n_micro=2), "depends on the routing"),
     ],
@@ -270,10 +270,13 @@ def test_searches_deal_experts_out_where_they_can_be():
     """Would catch an ep that does not divide dp or the experts, and a search that never tries one."""
     assert {layout.ep for layout in layouts(12)} == {1}
     for layout in layouts(12, 8):
-        assert layout.dp % layout.ep == 0 and 8 % layout.ep == 0 and (layout.tp == 1 or layout.ep == 1)
+        assert layout.dp % layout.ep == 8 % layout.ep == 0
+        assert 1 in (layout.tp, layout.ep)
     assert Layout(12, ep=4) in list(layouts(12, 8))
     found = plans("gpt-oss-20b", H100, 16, 64)
-    assert found[0].kept and found[0].layout.ep > 1 and f"ep={found[0].layout.ep}" in str(found[0])
+    assert found[0].kept
+    assert found[0].layout.ep > 1
+    assert f"ep={found[0].layout.ep}" in str(found[0])
     assert any("tensor parallelism beside experts" in plan.refused for plan in found)
 
 
@@ -290,4 +293,5 @@ def test_predictions_are_within_a_wide_band_of_published_runs_with_experts():
     assert 0.5 < ratios["mixtral-8x7b"] < 2
     assert 0.5 < ratios["deepseek-v3"] < 4  # its all_to_alls hide behind computing, which labkit's do not
     text = experts_table(beside)
-    assert "mixtral-8x7b" in text and "2,048 h800" in text
+    assert "mixtral-8x7b" in text
+    assert "2,048 h800" in text
