@@ -164,7 +164,8 @@ def _dealt(plan: Plan) -> str:
         f" ep={lay.ep}: {lay.ep} neighbours along dp have {shape.n_expert // lay.ep} of {shape.n_expert} experts each, "
         f"{where}. In each block {shape.top_k} copies of a token travel to their experts and back, forward and "
         f"backward; nothing hides that. Gradients of experts go over {lay.dp // lay.ep} ranks, all others over "
-        f"{lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 times the mean takes 1.5 times as long in its experts."
+        f"{lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 times the mean load takes 1.5 times as long "
+        "in its experts."
     )
 
 

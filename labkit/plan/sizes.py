@@ -26,7 +26,8 @@ class Sizes:
     n_dense     the first blocks, which keep a dense MLP of width d_ff
 
     Latent attention (MLA; DeepSeek-AI, arXiv:2405.04434, section 2.1) makes keys and values from one vector of
-    `kv_lora` numbers, and queries from one of `q_lora`; `rope_width` dims of a head carry the position, one key for all heads.
+    `kv_lora` numbers, and queries from one of `q_lora`; `rope_width` dims of a head carry the position, and all heads
+    share one key for these.
 
     Raises ValueError, with the numbers, for sizes that are not positive or do not fit together."""
 

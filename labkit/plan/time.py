@@ -353,7 +353,8 @@ class StepTime:
             ("optimizer", self.optimizer(), f"{STATE_BYTES} bytes a parameter owned", "torch.optim, unfused"),
         ]  # fmt: skip
         if self.shape.n_expert:
-            formula = f"{self.layout.ep} ranks, 2 all_to_alls of {self.shape.top_k} B T D each way a block{routed}"
+            times = "2 forward, 2 again and 2 backward" if self.recipe.checkpointing else "2 forward and 2 backward"
+            formula = f"{self.layout.ep} ranks, all_to_alls of {self.shape.top_k} B T D, {times} a block{routed}"
             rows.insert(3, ("ep", spent.ep, formula, "arXiv:2006.16668"))
         return Breakdown(Item(name, value, "s", formula, source) for name, value, formula, source in rows)
 
