@@ -205,13 +205,13 @@ def test_the_slowest_experts_set_the_time():
 
 
 def test_more_and_smaller_experts_of_the_same_flops_take_longer():
-    """Would catch products of experts that are timed as one large product."""
-    recipe = Recipe("zero1", batch_size=8, precision="bf16")
-    coarse = ModelShape.preset("mixtral-8x7b").changed(seq=512)
-    fine = coarse.changed(n_expert=64, top_k=16, expert_ff=1792)
-    assert fine.flops(1)["experts"] == coarse.flops(1)["experts"]
-    times = [predict_step(shape, Layout(8, ep=8), recipe, H100)["compute"] for shape in (coarse, fine)]
+    """Would catch products of experts that are timed as one large product, by their widths or by their rows."""
+    recipe, layout = Recipe("zero1", batch_size=8, precision="bf16"), Layout(8, ep=8)
+    narrow, fewer_rows = MIXTRAL.changed(n_expert=64, top_k=16, expert_ff=1792), MIXTRAL.changed(n_expert=64)
+    assert narrow.flops(1)["experts"] == fewer_rows.flops(1)["experts"] == MIXTRAL.flops(1)["experts"]
+    times = [predict_step(shape, layout, recipe, H100)["compute"] for shape in (MIXTRAL, narrow, fewer_rows)]
     assert times[1] > 1.1 * times[0]
+    assert times[2] > 1.08 * times[0]
 
 
 def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
