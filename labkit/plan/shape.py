@@ -137,8 +137,9 @@ class ModelShape(Sizes):
     @property
     def rest_of_block(self) -> float:
         """Parameters of a block without its routed experts: the mean of all blocks, dense ones too."""
+        sizes = self.parameters
         names = ("attention", "mlp", "norms", *(("router", "shared experts") if self.n_expert else ()))
-        return sum(self.parameters[name] for name in names) / self.n_layer
+        return sum(sizes[name] for name in names) / self.n_layer
 
     def flops(self, tokens: int = 1, seq: int | None = None, checkpointing: bool = False) -> Breakdown:
         """Flops of forward and backward for `tokens` tokens in sequences of `seq` (None: the longest).

@@ -72,6 +72,7 @@ def _evenly(n_layer: int, n_stages: int) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in pairwise(ends))
 
 
+@lru_cache(maxsize=1024)
 def blocks_of(shape: ModelShape, n_stages: int) -> tuple[int, ...]:
     """Blocks of each stage: the head takes as long as the blocks that have as many weights to multiply with."""
     sizes = shape.active
