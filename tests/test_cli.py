@@ -210,6 +210,14 @@ def test_a_lab_in_the_present_folder_comes_before_that_of_the_checkout(place, tm
     assert _find("00_doctor_and_first_cluster.ipynb").parts[-3] == place
 
 
+def test_a_plan_with_experts_tells_total_and_active_parameters_and_what_ep_does():
+    """Would catch experts that are counted as if a token met them all, and an axis that nobody explains."""
+    done = typed("plan", "--model", "mixtral-8x7b", "--gpus", "16", "--batch", "64", "--seq", "4k")
+    assert "46.7e9 parameters, of which a token meets 12.9e9 (2 of 8 experts" in done.stdout
+    assert "ep=8: 8 neighbours along dp have 1 of 8 experts each, " in done.stdout
+    assert done.stdout.splitlines()[0].split()[:4] == ["dp", "pp", "tp", "ep"]
+
+
 def test_a_plan_is_a_table_and_an_answer_in_order():
     """Would catch a table without reasons, and an answer that begins with the strategy."""
     done = typed("plan", "--model", "llama-70b", "--gpus", "64", "--gpu", "h100", "--batch", "512")

@@ -1,6 +1,7 @@
 """`labkit plan`: plans for a model on devices that you need not have, a budget, and how far plans can be trusted.
 
 labkit plan --model llama-70b --gpus 256                         the fastest plans, the refused with a reason
+labkit plan --model mixtral-8x7b --gpus 64 --seq 4k              total and active parameters, experts along ep
 labkit plan --model llama-7b --gpu rtx-4090 --adapter qlora      fine-tuning on one device
 labkit plan --model llama-7b --tokens 1T --days 30 --price 2.5   how many devices, and what they cost
 labkit plan --published --svg errors.svg                         predictions beside what others have measured
@@ -145,11 +146,13 @@ def _budget(
 
 def _published(svg: Path | None, to: Path | None) -> None:
     """The tables of errors, of seconds and of bytes, and the picture if it was asked for."""
-    from labkit.plan.compared import compared, error_table, errors, held, memory_table
+    from labkit.plan.compared import compared, error_table, errors, experts_table, held, memory_table
 
     runs = compared()
     with words_beside(to):
         print(error_table(runs))
+        print()
+        print(experts_table(runs))
         print()
         print(memory_table(held()))
     if svg is not None:

@@ -80,7 +80,14 @@ def adapter_numel(in_features: int, out_features: int, rank: int) -> int:
 
 
 def linears(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """Name -> (inputs, outputs) of the linears of one block; a gated MLP has its gate as well."""
+    """Name -> (inputs, outputs) of the linears of one block; a gated MLP has its gate as well.
+
+    ValueError for experts and latent attention, whose linears the laws of adapters do not know."""
+    if shape.n_expert or shape.kv_lora is not None:
+        raise ValueError(
+            "adapters are planned for dense models with ordinary attention, and this one has "
+            f"n_expert={shape.n_expert}, kv_lora={shape.kv_lora}: plan full training"
+        )
     d, f, a, k = shape.d_model, shape.hidden, shape.n_head * shape.width, shape.kv_heads * shape.width
     sizes = {"query": (d, a), "key": (d, k), "value": (d, k), "out": (a, d), "up": (d, f), "down": (f, d)}
     return sizes | ({"gate": (d, f)} if shape.gated else {})
@@ -136,6 +143,7 @@ def held_elements(shape: ModelShape, targets: Iterable[str] | None, rank: int, r
     """Elements that autograd holds of `rows` sequences when backward begins, as counted in the table above.
 
     Norms are counted as LayerNorms, a gated MLP with its gate and product."""
+    linears(shape)
     chosen = set(LINEARS) if targets is None else set(_checked(targets))
     r = 0 if targets is None else rank
     blocks = _block(shape, chosen, r, targets is None) + (shape.n_layer - 1) * _block(shape, chosen, r, True)
@@ -290,7 +298,7 @@ class FrozenBench(Bench):
         self.adapted = True
         super().block()
 
-    def product(self, inside: int, out: int) -> None:
+    def product(self, inside: int, out: int, rows: float | None = None, experts: int = 1) -> None:
         """[tokens, inside] x [inside, out]; backward makes one of it, for the gradient of the input."""
         self.one(inside, out, 1)
         if self.adapted:

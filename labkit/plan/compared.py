@@ -185,6 +185,21 @@ def error_table(runs: Sequence[Compared]) -> str:
     return "\n".join(text + left_out())
 
 
+def experts_table(runs: Sequence[Compared]) -> str:
+    """Runs with experts one by one, for there are few: seconds of a step as predicted and as published, and their
+    ratio. "" if there are none."""
+    rows: list[tuple[str, ...]] = [("model", "devices", "dp", "pp", "ep", "MFU", "published", "predicted", "ratio")]
+    for comparison in runs:
+        run, lay = comparison.run, comparison.run.layout
+        if run.shape.n_expert:
+            where = f"{lay.size:,} {run.hardware.name}"
+            sizes, seconds = (lay.dp, lay.pp, lay.ep), (comparison.measured_s, comparison.predicted_s)
+            cells = [run.shape.name, where, *map(str, sizes), f"{comparison.mfu:.0%}"]
+            rows.append((*cells, *(f"{value:.3g} s" for value in seconds), f"{comparison.ratio:.2f}"))
+    head = "predicted and published seconds of a step of models with experts; nothing is fitted to them"
+    return "\n".join([head, *in_columns(rows)]) if len(rows) > 1 else ""
+
+
 def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """The rows as lines, each column as wide as its widest cell."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]

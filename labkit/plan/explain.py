@@ -17,20 +17,23 @@ from collections.abc import Sequence
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.rank import STATES
 from labkit.plan.search import Plan, gb
+from labkit.plan.shape import ModelShape
 
 GB = 1e9
 
 
 def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
     """The first `count` kept plans, and `refused` of the others with their reasons, in columns."""
-    head = ("dp", "pp", "tp", "strategy", "schedule", "micro", "again", "step", "MFU", "memory", "waits")
+    mixed = any(plan.shape.n_expert for plan in found[:1])  # only then there is an ep
+    axes = ("dp", "pp", "tp", *["ep"] * mixed)
+    head = (*axes, "strategy", "schedule", "micro", "again", "step", "MFU", "memory", "waits")
     lines = [head]
     for plan in [plan for plan in found if plan.kept][:count]:
         lay, r, step = plan.layout, plan.recipe, plan.step
         assert step is not None
         schedule = f"{r.schedule} x{r.stages_per_rank}" if r.stages_per_rank > 1 else r.schedule
         lines.append((
-            str(lay.dp), str(lay.pp), str(lay.tp), _strategy(plan),
+            str(lay.dp), str(lay.pp), str(lay.tp), *[str(lay.ep)] * mixed, _strategy(plan),
             schedule if lay.pp > 1 else "-", f"{r.n_micro} x {r.batch_size // lay.dp // r.n_micro}",
             {"none": "no", "full": "yes"}.get(r.recompute, r.recompute), f"{step.total:.3g} s",
             f"{100 * plan.mfu:.0f}%", gb(plan.memory.total), f"{100 * waiting_s(step) / step.total:.0f}%",
@@ -54,7 +57,7 @@ def explain(found: Sequence[Plan]) -> str:
 
 def waiting_s(step: Breakdown) -> float:
     """Seconds of a step in which the slowest rank waits: communication that nothing hides, and the bubble."""
-    return sum(step[name] for name in ("tp", "pp", "dp", "overlap", "bubble"))
+    return sum(value for name, value in dict(step).items() if name in ("tp", "ep", "pp", "dp", "overlap", "bubble"))
 
 
 def simplest(found: Sequence[Plan]) -> Plan | None:
@@ -63,7 +66,7 @@ def simplest(found: Sequence[Plan]) -> Plan | None:
 
     def ideas(plan: Plan) -> tuple[float, ...]:
         lay, r = plan.layout, plan.recipe
-        axes, hybrid = (lay.pp > 1) + (lay.tp > 1), r.shard_ranks is not None
+        axes, hybrid = (lay.pp > 1) + (lay.tp > 1) + (lay.ep > 1), r.shard_ranks is not None
         return axes, order.index(r.strategy) * (lay.dp > 1) + hybrid, r.checkpointing, r.stages_per_rank, plan.step_s
 
     return min((plan for plan in found if plan.kept), key=ideas, default=None)
@@ -83,7 +86,8 @@ def _memory(plan: Plan) -> str:
     state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
     n_bytes = r.weight_bytes + r.gradient_bytes + state
     return (
-        f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters. Weights {r.weight_bytes} B, "
+        f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters{_active(shape)}. "
+        f"Weights {r.weight_bytes} B, "
         f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B: {n_bytes} N = "
         f"{n_bytes * n / GB:,.0f} GB, so at least "
         f"{-(-n_bytes * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
@@ -92,8 +96,21 @@ def _memory(plan: Plan) -> str:
     )
 
 
+def _active(shape: ModelShape) -> str:
+    """Of a model with experts, how much of it one token meets."""
+    if not shape.n_expert:
+        return ""
+    sizes = shape.parameters
+    return (
+        f", of which a token meets {shape.n_active / GB:.3g}e9 ({shape.top_k} of {shape.n_expert} experts"
+        f"{f' and {shape.n_shared} shared' * (shape.n_shared > 0)}; "
+        f"{(shape.n_active - sizes['token embedding']) / GB:.3g}e9 without the token embedding): all must be held, and "
+        f"only those are multiplied with"
+    )
+
+
 def _baselines(plans: Sequence[Plan]) -> str:
-    plain = [plan for plan in plans if plan.layout.pp == plan.layout.tp == 1]
+    plain = [plan for plan in plans if plan.layout.pp == plan.layout.tp == plan.layout.ep == 1]
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
         fits = [plan for plan in plain if plan.recipe.strategy == strategy and plan.kept]
         if fits:
@@ -121,13 +138,34 @@ def _communication(plans: Sequence[Plan]) -> str:
     if plan.step is None:
         return "4 communication  nothing runs, so nothing is sent"
     step, hw = plan.step, plan.hardware
-    parts = [f"{axis} {step[axis]:.3g} s" for axis in ("tp", "pp", "dp") if step[axis]]
+    axes = ("tp", *["ep"] * (plan.shape.n_expert > 0), "pp", "dp")
+    parts = [f"{axis} {step[axis]:.3g} s" for axis in axes if step[axis]]
     hidden, behind = max(0.0, -step["overlap"]), step["compute"]
     return (
         f"4 communication  {', '.join(parts) or 'none'}; {hidden:.3g} s of it hide behind {behind:.3g} s of compute. "
         f"Inside a node: {hw.intra.name}, {hw.intra.bytes_per_s / GB:.3g} GB/s, and tp stays there. "
         f"Between nodes: {hw.inter.name}, {hw.inter.bytes_per_s / GB:.3g} GB/s a device."
-        f"{_hybrid(plan)}"
+        f"{_hybrid(plan)}{_dealt(plan)}"
+    )
+
+
+def _dealt(plan: Plan) -> str:
+    """What ep does on this plan, in words; "" for a dense model."""
+    shape, lay, hw = plan.shape, plan.layout, plan.hardware
+    if not shape.n_expert:
+        return ""
+    if lay.ep == 1:
+        return f" ep=1: each rank has all {shape.n_expert} experts of its blocks, and no token travels."
+    apart = lay.pp * lay.tp
+    where = "inside a node" if lay.ep * apart <= hw.node_size else f"over nodes, since pp={lay.pp} lies between them"
+    if lay.ep * apart > hw.node_size and lay.pp == 1:
+        where = f"over nodes of {hw.node_size}"
+    return (
+        f" ep={lay.ep}: {lay.ep} neighbours along dp have {shape.n_expert // lay.ep} of {shape.n_expert} experts each, "
+        f"{where}. In each block {shape.top_k} copies of a token travel to their experts and back, forward and "
+        f"backward; nothing hides that. Gradients of experts go over {lay.dp // lay.ep} ranks, all others over "
+        f"{lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 times the mean load takes 1.5 times as long "
+        "in its experts."
     )
 
 

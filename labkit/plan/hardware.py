@@ -205,6 +205,21 @@ class Hardware:
             return min(hops * line.alpha_s + moved * line.beta_s_per_byte, ring)
         return ring
 
+    def all_to_all_s(self, size: int, stride: int, n_bytes: float) -> float:
+        """Seconds in which each of `size` ranks, `stride` apart, sends 1/size of `n_bytes` to each of them.
+
+        What stays inside a node and what leaves it goes at the same time, each rank through a port of its own:
+
+            max((members - 1)/n S / B of the node's link,  (n - members)/n S / B between nodes) + a latency a message
+        """
+        if size == 1:
+            return 0.0
+        members = min(max(1, self.node_size // stride), size)
+        within, beyond = members - 1, size - members
+        inside = within * self.intra.alpha_s + within / size * n_bytes / (self.intra.bytes_per_s * self.practice.wire)
+        between = beyond * self.inter.alpha_s + beyond / size * n_bytes / (self.inter.bytes_per_s * self.practice.wire)
+        return max(inside, between)
+
 
 def line_of(link: Link) -> Line:
     """A link as alpha and beta, for the laws of labkit.plan.collectives."""

@@ -17,7 +17,11 @@ v, its result and one number a row, and never the T x T scores (Dao et al., arXi
     "half"       2        2: a model in bf16, or what ZeRO-3 gathers for products in half precision; with 8-bit products
                           (labkit.train.fp8) the same is held, and casts come and go
 
-Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm) are the plain torch program for them.
+Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm, latent attention) are the plain torch
+program for them.
+
+With experts, routing is taken as balanced: each rank of ep sends k copies of its tokens, [k B T, D], and gets as many.
+They are held once as the experts' input and once as what came back, with k hidden units for each token.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from labkit.plan.ops import HEAD, Ops, Setting
 from labkit.plan.sizes import Sizes
 from labkit.plan.tape import OTHER, Bytes, Segment, Shadow
 
-LAYERS = ("embedding", "block", "head", "loss")
+LAYERS = ("embedding", "block", "dense", "head", "loss")
+"""The layers of a model; "dense" are the blocks that keep an MLP in a model whose other blocks have experts."""
 
 
 class Profile(NamedTuple):
@@ -79,14 +84,15 @@ class Program(Ops):
     def measured(self, layer: str) -> Profile:
         """The layer's profile."""
         tape, rows, tp = self.tape, self.rows // self.cut, self.setting.tp
+        self.mixed = layer == "block" and self.shape.n_expert > 0
         if layer == "embedding":
             y = self.embedding()
         elif layer == "loss":
             y = self.loss(tape.enter(self.rows * (self.shape.vocab // tp), self.narrow, "logits"))
         else:
             x = tape.enter(rows * self.shape.d_model, self.wide, f"x, input of the {layer}")
-            run = self.block if layer == "block" else self.head
-            again = self.setting.recompute if layer == "block" else "none"
+            run = self.head if layer == "head" else self.block
+            again = self.setting.recompute if layer != "head" else "none"
             self.selective, self.gathers = again == "selective", again in ("gathers", "selective")
             y = tape.checkpoint(run, x, self.cache.clear) if again == "full" else run(x)
             del x
@@ -122,8 +128,9 @@ class Program(Ops):
 
     def block(self, x: Shadow) -> Shadow:
         """[B, T, D] -> [B, T, D]"""
-        x = self.add(x, self.attention(self.norm(x, "norm1")))
-        return self.add(x, self.mlp(self.norm(x, "norm2")))
+        attention = self.attention if self.shape.kv_lora is None else self.latent_attention
+        x = self.add(x, attention(self.norm(x, "norm1")))
+        return self.add(x, (self.mixture if self.mixed else self.mlp)(self.norm(x, "norm2")))
 
     def attention(self, x: Shadow) -> Shadow:
         """[B, T, D] -> [B, T, D], over this rank's heads."""
@@ -135,6 +142,58 @@ class Program(Ops):
         if shape.position == "rotary":
             query, key = self.rotate(query, "query"), self.rotate(key, "key")
         return self.row(self.attend(query, key, value, heads), "out")
+
+    def latent_attention(self, x: Shadow) -> Shadow:
+        """[B, T, D] -> [B, T, D]: queries, and keys and values, each made of one latent vector a token."""
+        shape, rows = self.shape, self.rows
+        q_lora, kv_lora = shape.q_lora or 0, shape.kv_lora or 0
+        wide, narrow = shape.n_head * (shape.width + shape.rope_width), shape.n_head * shape.width
+        query = self.linear(self.norm(self.linear(x, q_lora, "query_in"), "query_norm", q_lora), wide, "query")
+        query = self.op(query, query.numel, query.width, (), "query, turned")
+        latent = self.linear(x, kv_lora + shape.rope_width, "latent")
+        both = self.op(latent, rows * kv_lora, latent.width, (), "latent of keys and values")
+        both = self.linear(self.norm(both, "latent_norm", kv_lora), 2 * narrow, "key_value")
+        key, value = (self.op(both, rows * size, both.width) for size in (wide, narrow))
+        return self.linear(self.attend(query, key, value, shape.n_head), shape.d_model, "out")
+
+    def mixture(self, x: Shadow) -> Shadow:
+        """[B, T, D] -> [B, T, D], through the k experts of each token, here or on other ranks, and the shared ones."""
+        shape, setting, k = self.shape, self.setting, self.shape.top_k
+        x, d = self.cast(x, self.narrow), shape.d_model
+        scores = self.linear(x, shape.n_expert, "router", False)
+        shares = self.pointwise(scores, "shares of the experts")
+        chosen = [self.tape.new(8 * self.rows * k, name="experts of each token")]
+        weights = self.op(shares, self.rows * k, shares.width, chosen, "weights of the experts")
+        place = self.tape.new(8 * self.rows * k, name="places of the copies")
+        copies = self.op(x, self.rows * k * d, x.width, (place,), "copies of tokens, sent")
+        if setting.ep > 1:
+            copies = self.op(copies, copies.numel, copies.width, (), "copies of tokens, received")
+            if shape.n_expert > setting.ep:
+                order = self.tape.new(8 * self.rows * k, name="places of the copies")
+                copies = self.op(copies, copies.numel, copies.width, (order,), "copies of tokens, by expert")
+        y = self.units(copies, shape.expert_hidden, "experts", self.rows * k, shape.n_expert // setting.ep)
+        if setting.ep > 1:
+            y = self.op(y, y.numel, y.width, (), "what the experts made, sent back")
+        back = weights.numel * weights.width
+        y = Shadow(
+            self.tape.new(self.rows * d * y.width, name="sum over the experts"), self.rows * d, y.width,
+            self.tape.node((y.node, weights.node), self.makes(y.numel * y.width, back),
+                           (y.storage, weights.storage, place)),
+        )  # fmt: skip
+        if not shape.n_shared:
+            return y
+        return self.add(y, self.units(x, shape.n_shared * shape.expert_hidden, "shared", self.rows, 1))
+
+    def units(self, x: Shadow, hidden: int, name: str, rows: int, experts: int) -> Shadow:
+        """[rows, D] -> [rows, D] through the hidden units of one MLP, or of several that share the rows."""
+
+        def linear(x: Shadow, out: int, matrix: str) -> Shadow:
+            return self.linear(x, out, f"{name}.{matrix}", None, rows, experts)
+
+        if self.shape.gated:
+            gate = self.pointwise(linear(x, hidden, "gate"), "silu of gate")
+            return linear(self.product(gate, linear(x, hidden, "up")), self.shape.d_model, "down")
+        return linear(self.pointwise(linear(x, hidden, "up"), "gelu of up"), self.shape.d_model, "down")
 
     def mlp(self, x: Shadow) -> Shadow:
         """[B, T, D] -> [B, T, D], through this rank's hidden units."""

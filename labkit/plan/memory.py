@@ -15,6 +15,10 @@ A pipeline's rank holds several micro-batches at once: in_flight of its schedule
 strategies (labkit.parallel) with torch's optimizers, counted as MemoryProbe counts: the batch itself, the buffers of
 gloo or NCCL and the allocator's rounding are not in them.
 
+With experts each rank has n_expert/ep of each block's, whose gradients and state are shared by the dp/ep ranks of
+expert_dp, and those of the rest by all of dp. What is held of their tokens depends on the router: it is taken as
+balanced, k B T copies on each rank. A router that is not holds more on some.
+
 Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Korthikanti et al., arXiv:2205.05198, section 4;
 Narayanan et al., arXiv:2104.04473, section 2.2.
 """
@@ -179,6 +183,11 @@ class Walk(Rank):
         w, g = self.width, self.sums
         state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
         whole = f"N = {local:,} parameters here" + (f", n = {n}" if n > 1 else "")
+        routed = ""
+        if self.shape.n_expert:
+            experts = sum(stage.part(True).numel for stage in self.stages)
+            whole += f"; {experts:,} of them are experts', of which n = {self.n_experts}" * (self.layout.ep > 1)
+            routed = f"; routing is taken as balanced, {self.shape.top_k} copies of each token"
         share = "/n" if n > 1 else ""
         zero3 = r.strategy == "zero3"
         grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
@@ -186,6 +195,6 @@ class Walk(Rank):
             "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
             "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones"),
             "optimizer": f"{state} N{share * (r.strategy != 'ddp')} ({r.optimizer}{', masters' * r.has_masters})",
-            "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight",
+            "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight{routed}",
             "other": "gradients of activations, buckets and units on their way, temporaries",
         }

@@ -10,8 +10,10 @@ What a shape leaves out, and how much that is:
     Gemma 3                   five layers of six look at a window of 1,024 tokens; here all look at the whole row, which
                               is too many flops and seconds for long rows. The image encoder (417M) is left out
     MPT                       ALiBi has no parameters: position="none"
-
-Mixtures of experts are not here: a shape has no experts.
+    GPT-OSS                   every second layer looks at a window of 128 tokens; a number a head for attention's sink
+                              and a bias of the router, below 0.01% of the parameters
+    DeepSeek-V3               the module that predicts a second token (11.5B of its own), and one bias for each expert,
+                              by which its loads are balanced
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ LLAMA32 = "Llama 3.2 model card and config.json, Meta 2024; rows as long as thos
 QWEN3 = "Qwen team, arXiv:2505.09388, table 1; widths and vocabulary: config.json; 4,096 tokens: section 3.2"
 OLMO2 = "OLMo team, arXiv:2501.00656, section 2; sizes and vocabulary: config.json"
 GEMMA3 = "Gemma team, arXiv:2503.19786, table 1 and section 2; sizes: config.json"
+MIXTRAL = "Jiang et al., arXiv:2401.04088, table 1"
+MIXTRAL22 = "config.json of mistralai/Mixtral-8x22B-v0.1, Mistral AI 2024; rows as benchmarks of it have"
+QWEN3_EXPERTS = "Qwen team, arXiv:2505.09388, table 2; widths and vocabulary: config.json; 4,096 tokens: section 3.2"
+GPT_OSS = "OpenAI, model card of gpt-oss, arXiv:2508.10925; config.json; rows: its initial_context_length"
+DEEPSEEK3 = "DeepSeek-AI, arXiv:2412.19437, section 4.2; inference/configs/config_671B.json"
 MPT = "MosaicML 2023, model cards and config.json of mpt-7b and mpt-30b"
 PALM = "Chowdhery et al., arXiv:2204.02311, table 1 and section 2"
 MEGATRON = "Narayanan et al., arXiv:2104.04473, table 1"
@@ -58,6 +65,16 @@ def _qwen3(n_layer: int, d_model: int, n_head: int, d_ff: int, tied: bool) -> Ma
     return MappingProxyType(
         {**_llama(n_layer, d_model, n_head, 8, d_ff, 151_936, 4096, QWEN3), "head_width": 128, "tied": tied}
     )
+
+
+def _experts(base: Mapping[str, object], n_expert: int, top_k: int, **more: object) -> Mapping[str, object]:
+    return MappingProxyType({**base, "n_expert": n_expert, "top_k": top_k, **more})
+
+
+def _gpt_oss(n_layer: int, n_expert: int) -> Mapping[str, object]:
+    # heads are 64 wide; attention and experts have biases, the head has none; experts are as wide as the model
+    base = _llama(n_layer, 2880, 64, 8, 2880, 201_088, 4096, GPT_OSS)
+    return _experts(base, n_expert, 4, head_width=64, bias=True)
 
 
 def _gemma3(n_layer: int, d_model: int, n_head: int, kv: int, width: int, d_ff: int) -> Mapping[str, object]:
@@ -112,6 +129,28 @@ MODELS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "gemma3-4b": _gemma3(34, 2560, 8, 4, 256, 10240),
         "gemma3-12b": _gemma3(48, 3840, 16, 8, 256, 15360),
         "gemma3-27b": _gemma3(62, 5376, 32, 16, 128, 21504),
+        "mixtral-8x7b": _experts(_llama(32, 4096, 32, 8, 14336, 32_000, 32_768, MIXTRAL), 8, 2),
+        "mixtral-8x22b": _experts(_llama(56, 6144, 48, 8, 16384, 32_768, 4096, MIXTRAL22), 8, 2),
+        "qwen3-30b-a3b": _experts(
+            _llama(48, 2048, 32, 4, 6144, 151_936, 4096, QWEN3_EXPERTS), 128, 8, expert_ff=768, head_width=128
+        ),
+        "qwen3-235b-a22b": _experts(
+            _llama(94, 4096, 64, 4, 12288, 151_936, 4096, QWEN3_EXPERTS), 128, 8, expert_ff=1536, head_width=128
+        ),
+        "gpt-oss-20b": _gpt_oss(24, 32),
+        "gpt-oss-120b": _gpt_oss(36, 128),
+        "deepseek-v3": _experts(
+            _llama(61, 7168, 128, 128, 18432, 129_280, 4096, DEEPSEEK3),
+            256,
+            8,
+            expert_ff=2048,
+            n_shared=1,
+            n_dense=3,
+            head_width=128,
+            q_lora=1536,
+            kv_lora=512,
+            rope_width=64,
+        ),
         "mpt-7b": _mpt(32, 4096, 32, 2048),
         "mpt-30b": _mpt(48, 7168, 64, 8192),
         "palm-8b": _palm(32, 4096, 16),

@@ -25,9 +25,20 @@ from labkit.plan.shape import ModelShape
 
 MEGATRON = "Megatron-LM, arXiv:2104.04473, table 1"
 LLAMA3 = "Llama 3, arXiv:2407.21783, table 4"
-NAMES = MappingProxyType({"foundry": "llm-foundry", "playbook": "Ultra-Scale Playbook", "torchtitan": "torchtitan"})
+NAMES = MappingProxyType({
+    "foundry": "llm-foundry", "playbook": "Ultra-Scale Playbook", "torchtitan": "torchtitan",
+    "megatron": "Megatron-LM", "deepseek": "DeepSeek-AI",
+})  # fmt: skip
 FAMILIES = MappingProxyType(
-    {"a100": "A100", "h100": "Hopper", "h200": "Hopper", "l4": "Ada", "l40s": "Ada", "rtx-4090": "Ada"}
+    {
+        "a100": "A100",
+        "h100": "Hopper",
+        "h200": "Hopper",
+        "h800": "Hopper",
+        "l4": "Ada",
+        "l40s": "Ada",
+        "rtx-4090": "Ada",
+    }
 )
 """Devices that reach about the same share of their peaks, by the beginning of their names."""
 FURTHER = (
@@ -103,7 +114,7 @@ def near(
     for members in groups.values():
         nearest = min(members, key=lambda best: sum(away(best)))
         close = tuple(best for best in members if max(away(best)) <= math.log(CLOSE)) or (nearest,)
-        distance = abs(math.log(nearest.n_params / shape.n_params)) + sum(away(nearest)) / 2
+        distance = abs(math.log(nearest.n_params / shape.n_active)) + sum(away(nearest)) / 2
         reached.append(Reached(close, distance + 2 * (family(nearest.device) != family(hardware.name))))
     return sorted(reached, key=lambda group: group.distance)[:count]
 
@@ -143,7 +154,7 @@ def _measured(runs: Iterable[PublishedRun]) -> Iterable[Best]:
         n, shape, hardware = run.layout.size, run.shape, run.hardware
         speed = run.recipe.batch_size * shape.seq / run.step_s
         mfu = run.mfu or shape.mfu(speed, n * hardware.peak("bf16"))
-        yield Best(NAMES.get(run.source, run.source), shape.name, shape.n_params, hardware.name, n, shape.seq, mfu)
+        yield Best(NAMES.get(run.source, run.source), shape.name, shape.n_active, hardware.name, n, shape.seq, mfu)
 
 
 def _further() -> Iterable[Best]:

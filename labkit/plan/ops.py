@@ -29,7 +29,8 @@ HEAD = "logits"
 @dataclass(frozen=True)
 class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
-    what backward runs again, `recompute`: "none", "gathers", "selective" or "full". With `eight_bits` the linears of a
+    what backward runs again, `recompute`: "none", "gathers", "selective" or "full". `ep`: ranks to which experts are
+    dealt out. With `eight_bits` the linears of a
     block multiply 8-bit copies (labkit.train.fp8), which a way in half precision can.
 
     ValueError for an unknown way or recompute, 8 bits in another way, and sizes below 1."""
@@ -41,6 +42,7 @@ class Setting:
     way: str = "fp32"
     recompute: str = "none"
     eight_bits: bool = False
+    ep: int = 1
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
@@ -49,7 +51,7 @@ class Setting:
             raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, got {self.recompute!r}")
         if self.eight_bits and self.way != "half":
             raise ValueError(f"8-bit copies are made of half precision, way='half', got {self.way!r}")
-        for name in ("rows", "seq", "tp"):
+        for name in ("rows", "seq", "tp", "ep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
@@ -97,29 +99,32 @@ class Ops:
         self.cache += copies
         return copies
 
-    def linear(self, x: Shadow, out: int, name: str, bias: bool | None = None) -> Shadow:
-        """x W^T + b. Holds x, and W's half copy."""
+    def linear(
+        self, x: Shadow, out: int, name: str, bias: bool | None = None, rows: int | None = None, experts: int = 1
+    ) -> Shadow:
+        """x W^T + b. Holds x, and W's half copy. `rows` of x if they are not the tokens; with several `experts` each of
+        them has a W and a b of its own, for its part of the rows."""
         x = self.cast(x, self.narrow)
+        rows = self.rows if rows is None else rows
         count = 2 if (self.shape.bias if bias is None else bias) else 1
-        weights = [Weight(name, x.numel // self.rows * out), Weight(f"{name}.bias", out)][:count]
+        weights = [Weight(name, experts * (x.numel // rows) * out), Weight(f"{name}.bias", experts * out)][:count]
         copies = [self.half(weight) for weight in weights] if self.narrow < self.wide else [[]]
         givers = [self.giver(weight) for weight in weights]
         x = self.view(x)
         back, sizes = x.numel * x.width, [weight.numel * self.narrow for weight in weights]
         kind = GRADIENTS if self.narrow == self.wide else OTHER
         if self.setting.eight_bits and name != HEAD:
-            return self.linear_in_8_bits(x, weights, name)
+            return self.linear_in_8_bits(x, weights, rows * out, name)
         node = self.tape.node(
             (x.node, *givers),
             lambda g: [self.tape.new(back, OTHER), *(self.tape.new(size, kind) for size in sizes)],
             (x.storage, *copies[0]),
         )
-        return Shadow(self.tape.new(self.rows * out * self.narrow, name=name), self.rows * out, self.narrow, node)
+        return Shadow(self.tape.new(rows * out * self.narrow, name=name), rows * out, self.narrow, node)
 
-    def linear_in_8_bits(self, x: Shadow, weights: Sequence[Weight], name: str) -> Shadow:
+    def linear_in_8_bits(self, x: Shadow, weights: Sequence[Weight], outside: int, name: str) -> Shadow:
         """x W^T + b of 8-bit copies, which live as long as the product runs. Holds x."""
         inside, weight, width = x.numel, weights[0].numel, x.width
-        outside = weight // (inside // self.rows) * self.rows
 
         def run(g: Storage) -> list[Storage]:
             casts = self.casts(outside, weight)
@@ -201,13 +206,13 @@ class Ops:
 
         return Shadow(self.tape.new(numel * x.width), numel, x.width, self.tape.node((x.node,), run, ()))
 
-    def norm(self, x: Shadow, name: str) -> Shadow:
-        """Holds x, and two numbers a row (one for RMSNorm)."""
-        d, back = self.shape.d_model, x.numel * x.width
+    def norm(self, x: Shadow, name: str, width: int | None = None) -> Shadow:
+        """Holds x, and two numbers a row (one for RMSNorm). `width` of a row if it is not d_model."""
+        d, back = width or self.shape.d_model, x.numel * x.width
         slots = 2 if self.shape.norm == "layer" else 1
         y = self.cheap(self.tape.new(back, name=f"{name} [B,T,D]"), x.numel // d * x.width * slots)
         stats = [self.tape.new(x.numel // d * x.width, name="numbers of the norms") for _ in range(slots)]
-        weights = [Weight(f"{name}.{k}", d) for k in range(self.shape.norm_size // d)]
+        weights = [Weight(f"{name}.{k}", d) for k in range(self.shape.norm_size // self.shape.d_model)]
         if self.cut > 1 and len(weights) > 1:  # they go through f as one tensor, which the derivative holds
             stats.append(self.tape.new(len(weights) * d * self.wide, name="weights of the norms, through f"))
 
@@ -269,13 +274,14 @@ class Ops:
         sizes = [shadow.numel * shadow.width for shadow in (query, key, value)]
         if not self.shape.fused_attention:
             return self.attend_plainly(query, key, value, heads)
-        y = self.tape.new(sizes[0], name="mixed values [B,T,A]")
+        numel = self.rows * heads * self.shape.width
+        y = self.tape.new(numel * query.width, name="mixed values [B,T,A]")
         log = self.tape.new(self.rows * heads * max(4, query.width), name="log-sums of attention")
         saved = (query.storage, key.storage, value.storage, y, log)
         node = self.tape.node((query.node, key.node, value.node), self.makes(*sizes), saved)
         if self.shape.position == "rotary":  # the result lies as q does, head by head: its rows are a copy
-            y = self.tape.new(sizes[0], name="mixed values, in rows")
-        return Shadow(y, query.numel, query.width, node)
+            y = self.tape.new(numel * query.width, name="mixed values, in rows")
+        return Shadow(y, numel, query.width, node)
 
     def attend_plainly(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
         """Scores, softmax, and the mean of values, one after the other. Holds the T x T probabilities, too."""

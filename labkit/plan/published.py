@@ -6,6 +6,8 @@
                            (MosaicML, 2023, Apache-2.0), scripts/train/benchmarking/README.md
     runs/torchtitan.csv    Llama 3.1 with FSDP2, TP, PP and CP on 8 to 512 H100: torchtitan's benchmark of
                            December 2024 (BSD)
+    runs/experts.csv       models with experts on 64 to 2,048 H100 and H800: Megatron-LM's README of its experts and the
+                           recipes of Megatron-MoE-ModelZoo (NVIDIA, 2024 and 2025), DeepSeek-V3 (arXiv:2412.19437)
 
 What the sources do not say is assumed, here and nowhere else:
 
@@ -14,8 +16,16 @@ What the sources do not say is assumed, here and nowhere else:
     foundry       the "DEFAULT" mixed precision gathers bf16 weights and keeps fp32 masters (amp), "PURE" is bf16
     torchtitan    FSDP2's mixed precision, as foundry's DEFAULT; with float8 the linears of the blocks multiply 8-bit
                   copies. It also gathered weights in 8 bits, which labkit does not: half of the gathers' bytes
+    megatron      ZeRO-1 with fp32 masters, gradients added up in fp32, routing balanced; for Mixtral no recomputation,
+                  and for both of its speeds the one mapping of which its README tells. Neighbours along ep have
+                  neighbouring ranks there, and in labkit all p stages of a pipeline lie between them: nodes of 8 p
+                  devices stand for that, which changes nothing else but messages between stages
+    deepseek      180,000 hours of a device for 1e12 tokens; one row in a micro-batch; 1f1b stands for DualPipe, which
+                  hides the all_to_alls; all 8 copies of a token travel, where DeepSeek sends it to 4 nodes at most, and
+                  once to each. The ranks as for megatron; the H800's NVLink as section 3.2.2 tells
 
-Fitted to were every fourth run of the playbook and every second one of foundry; the others were held out.
+Fitted to were every fourth run of the playbook and every second one of foundry; the others were held out. Nothing was
+fitted to a run with experts.
 
 A run whose rows contradict each other (micro-batches times rows is not the batch) is left out.
 """
@@ -32,6 +42,7 @@ from typing import NamedTuple
 
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
+from labkit.plan.link import Link
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 
@@ -85,7 +96,7 @@ class PublishedRun(NamedTuple):
 @cache
 def published_runs() -> tuple[PublishedRun, ...]:
     """All runs, source by source."""
-    return (*_marked(_playbook(), 4), *_marked(_foundry(), 2), *_torchtitan())
+    return (*_marked(_playbook(), 4), *_marked(_foundry(), 2), *_torchtitan(), *_with_experts())
 
 
 def _marked(runs: Iterator[PublishedRun], every: int) -> Iterator[PublishedRun]:
@@ -161,4 +172,32 @@ def _torchtitan() -> Iterator[PublishedRun]:
             "torchtitan", ModelShape.preset(name).changed(seq=seq, name=name), hardware, layout, recipe,
             rows * layout.dp * seq / (float(row["tokens_s_gpu"]) * int(row["gpus"])), float(row["GiB"]) * GIB, None,
             True, " and ".join(lacks),
+        )  # fmt: skip
+
+
+def _with_experts() -> Iterator[PublishedRun]:
+    h100 = Hardware.preset("h100")
+    slower = Link("nvlink-h800", h100.intra.alpha_s, 160e9, "arXiv:2412.19437, section 3.2.2; latency as of the H100's")
+    devices = {"h100": h100, "h800": h100.changed(name="h800", intra=slower)}
+    for row in _table("experts.csv"):
+        gpus, pp, tp, batch, seq = (int(row[name]) for name in ("gpus", "pp", "tp", "global_batch", "seq"))
+        layout = Layout(gpus // (pp * tp), pp, tp, ep=1 if tp > 1 else int(row["ep"]))
+        recipe = Recipe(
+            "zero1", "interleaved" if int(row["stages"]) > 1 else "1f1b", batch,
+            batch // layout.dp // int(row["micro_rows"]), int(row["stages"]), recompute=row["recompute"],
+            precision=row["precision"], fp32_gradients=True, sequence_parallel=tp > 1,
+        )  # fmt: skip
+        shape = ModelShape.preset(row["model"]).changed(seq=seq, name=row["model"])
+        hardware = devices[row["device"]]
+        tokens, tflops = batch * seq, row["tflops_gpu"]
+        if row["step_s"]:
+            step_s = float(row["step_s"])
+        elif tflops:
+            step_s = tokens * shape.flops_per_token() / (float(tflops) * 1e12 * gpus)
+        else:
+            step_s = tokens / 1e12 * float(row["gpu_hours_per_trillion"]) * 3600 / gpus
+        yield PublishedRun(
+            row["source"], shape, hardware.changed(node_size=hardware.node_size * pp), layout, recipe, step_s, None,
+            float(tflops) * 1e12 / hardware.peak("bf16") if tflops else None, True,
+            f"tensor parallelism beside experts, tp={tp} and ep={row['ep']}" if tp > 1 else "",
         )  # fmt: skip

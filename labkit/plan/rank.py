@@ -3,6 +3,7 @@
     stages       the first or second half of the blocks, say, with 1/tp of each matrix          stack.py
     keepers      around each stage, what its strategy holds of weights and gradients           keep.py, units.py
     owned        what this rank's optimizer steps on, and keeps its state for
+    parts        with ep, the experts of a stage and all else: they are shared in different groups       pair.py
     in flight    micro-batches that are between their forward and their backward                stages.py
 
 `bounds` says cheaply between which numbers the highest moment lies; labkit.plan.memory finds it exactly.
@@ -18,10 +19,11 @@ from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
+from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stack import Stage, stage_of
-from labkit.plan.stages import blocks_of, check_plan, fullest_moments, pairs_in_flight, setting_of
+from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest_moments, pairs_in_flight, setting_of
 from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
 
@@ -36,6 +38,7 @@ class Rank:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
         self.place, self.n = layout.coords(rank)["pp"], recipe.sharing(layout.dp)
+        self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = setting_of(shape, layout, recipe)
         way = self.setting.way
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
@@ -56,7 +59,9 @@ class Rank:
 
     def stage(self, number: int, setting: Setting) -> Stage:
         """A stage of this model, run in this setting."""
-        return stage_of(self.shape, setting, self.counts[number], number == 0, number == len(self.counts) - 1)
+        shape, count = self.shape, self.counts[number]
+        dense = dense_of(shape, sum(self.counts[:number]), count) if shape.n_expert else 0
+        return stage_of(shape, setting, count, number == 0, number == len(self.counts) - 1, dense)
 
     def cut(self, n_stages: int) -> tuple[int, ...]:
         """Blocks of each stage."""
@@ -67,9 +72,23 @@ class Rank:
         """One strategy around each stage."""
         return [self.keeper(stage) for stage in self.stages]
 
+    def parts(self, stage: Stage) -> list[tuple[Stage, int]]:
+        """The stage as it is sharded, each part with the ranks that share its state."""
+        if self.layout.ep == 1:
+            return [(stage, self.n)]
+        experts = stage.part(True)
+        return [(stage.part(False), self.n), *([(experts, self.n_experts)] if experts.numel else [])]
+
     def keeper(self, stage: Stage) -> Keeper:
-        """The strategy around one stage."""
-        r, n = self.recipe, self.n
+        """The strategy around one stage, or two of them around its parts."""
+        parts = self.parts(stage)
+        if len(parts) == 1:
+            return self.keeper_of(*parts[0])
+        return KeeperPair([self.keeper_of(*part) for part in parts], [part.params[part.at].numel for part, _ in parts])
+
+    def keeper_of(self, stage: Stage, n: int) -> Keeper:
+        """The strategy around these parameters, over `n` ranks."""
+        r = self.recipe
         if r.strategy == "zero3":
             stays = frozenset({"token"}) if self.tied else frozenset()
             return ZeRO3Keeper(
@@ -83,15 +102,15 @@ class Rank:
     def owned(self) -> list[int]:
         """Elements of each tensor that the optimizer steps on, those of blocks that are not walked included."""
         r, sizes = self.recipe, list[int]()
-        for stage, keeper in zip(self.stages, self.keepers, strict=True):
+        for stage, n in (part for whole in self.stages for part in self.parts(whole)):
             block, at = stage.params[stage.at], stage.at
             if stage.skipped and r.strategy in ("zero1", "zero2"):  # their blocks share buckets with their neighbours
                 layers = (*stage.params[:at], *[block] * stage.skipped, *stage.params[at:])
-                sizes += _parts(layers, self.n, self.sums, r.bucket_bytes)
+                sizes += _parts(layers, n, self.sums, r.bucket_bytes)
                 continue
-            sizes += keeper.owned
+            sizes += self.keeper_of(stage, n).owned
             block_sizes = [size for _, size in block.sizes]
-            sizes += (block_sizes if r.strategy == "ddp" else [-(-sum(block_sizes) // self.n)]) * stage.skipped
+            sizes += (block_sizes if r.strategy == "ddp" else [-(-sum(block_sizes) // n)]) * stage.skipped
         return sizes
 
     def base(self) -> Bytes:
@@ -99,11 +118,13 @@ class Rank:
 
         With offloading, masters and the gradients that were copied for them count where the CPU is the device; a ZeRO-3
         shard is then only the source of gathers, in the gathered width."""
-        r, n, w = self.recipe, self.n, self.width
+        r, w = self.recipe, self.width
         weights = gradients = 0
         for stage, keeper in zip(self.stages, self.keepers, strict=True):
-            weights += keeper.weights() + stage.middle * w // (n if r.strategy == "zero3" else 1)
+            weights += keeper.weights()
             gradients += keeper.gradients() + stage.middle * self.sums * (r.strategy == "ddp")
+            for part, n in self.parts(stage):
+                weights += part.middle * w // (n if r.strategy == "zero3" else 1)
         owned, wide = self.owned(), r.state_bytes
         state = sum(owned) * wide * dict(STATES)[r.optimizer] + 4 * len(owned) * r.optimizer.startswith("adam")
         state += sum(owned) * wide * r.has_masters
@@ -139,7 +160,8 @@ class Rank:
         """Bytes between which the highest moment lies, without walking: a search asks thousands of plans."""
         r, n, w = self.recipe, self.n, self.width
         numel, states = sum(stage.numel for stage in self.stages), dict(STATES)[r.optimizer]
-        owned = numel // (1 if r.strategy == "ddp" else n)
+        parts = [part for stage in self.stages for part in self.parts(stage)]
+        owned = sum(part.numel // (1 if r.strategy == "ddp" else share) for part, share in parts)
         away = r.offload and self.device != "cpu"
         state = 0 if away else owned * r.state_bytes * (states + 2 * r.offload + r.has_masters)
         shard = owned * (self.gathered if r.offload else w)
@@ -149,8 +171,8 @@ class Rank:
         bucket = r.bucket_bytes + param * self.sums
         comes = {
             "ddp": param * self.sums,
-            "zero1": (numel + owned) * self.sums + 3 * bucket,
-            "zero2": owned * self.sums + 4 * bucket,
+            "zero1": (numel + owned) * self.sums + 3 * bucket * (1 + (self.layout.ep > 1)),
+            "zero2": owned * self.sums + 4 * bucket * (1 + (self.layout.ep > 1)),
         }.get(r.strategy, owned * self.sums + unit * (4 * self.sums + (2 + r.prefetch) * 2 * self.gathered))
         copies = 2 * numel if self.setting.way == "autocast" else 0
         copies += 0 if r.reshard else numel * self.gathered

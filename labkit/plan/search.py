@@ -1,6 +1,6 @@
 """plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
-    dp x pp x tp = n_ranks
+    dp x pp x tp = n_ranks       and, for a model with experts, ep: divisors of dp and of the number of experts
       x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
       x micro-batch
 
@@ -8,6 +8,8 @@
     tp     inside a node only: four sums a block would cross the slow links otherwise
     sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
     gpipe  never: 1f1b takes as long and holds less
+    ep     with experts, whose products and gradients each rank then has 1/ep of; tp beside experts is refused, as the
+           planner does not know it, and routing is taken as balanced
 
 For each way: does the batch divide, does the model divide, does it fit the memory (predict_memory on the first and the
 last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
@@ -22,6 +24,7 @@ arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,6 +93,7 @@ class Plan:
         """`dp=8 pp=4 tp=8, zero1, 1f1b of 16, checkpointing: 2.1 s, 43% MFU, 61 GB`"""
         lay, r = self.layout, self.recipe
         parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.sharded] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
+        parts[0] += f" ep={lay.ep}" * (lay.ep > 1)
         parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else f"{r.n_micro} micro-batches"]
         parts += [str(self.adapter)] * (self.adapter is not None)
         parts += [r.again] * bool(r.again)
@@ -145,15 +149,19 @@ def plans(
         if precision != "bf16" or optimizer not in ("adamw", "adam"):
             raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
-    candidates = [plan for layout in layouts(n_ranks) for plan in search.on(layout, global_batch, optimizer)]
+    candidates = [
+        plan for layout in layouts(n_ranks, shape.n_expert) for plan in search.on(layout, global_batch, optimizer)
+    ]
     return sorted(candidates, key=lambda plan: plan.step_s)
 
 
-def layouts(n_ranks: int) -> Iterator[Layout]:
-    """Every dp x pp x tp with that many ranks."""
+def layouts(n_ranks: int, n_expert: int = 0) -> Iterator[Layout]:
+    """Every dp x pp x tp with that many ranks, with every ep by which dp and the number of experts can be divided."""
     for tp in divisors(n_ranks):
         for pp in divisors(n_ranks // tp):
-            yield Layout(n_ranks // tp // pp, pp, tp)
+            dp = n_ranks // tp // pp
+            for ep in divisors(math.gcd(dp, n_expert)) if n_expert and tp == 1 else [1]:
+                yield Layout(dp, pp, tp, ep=ep)
 
 
 def divisors(number: int) -> list[int]:
@@ -228,6 +236,8 @@ class Search:
         """(strategy, ranks that share one copy of its state if not all) worth trying."""
         if layout.dp == 1:
             return [("ddp", None)]
+        if layout.ep > 1:
+            return [(strategy, None) for strategy in STRATEGIES]
         inside = self.hardware.node_size // (layout.tp * layout.pp)  # neighbours along dp on one node
         hybrid = [("zero3", inside)] if 1 < inside < layout.dp and layout.dp % inside == 0 else []
         return [*((strategy, None) for strategy in STRATEGIES), *hybrid]
@@ -237,7 +247,7 @@ class Search:
         if layout.pp == 1:
             return [("1f1b", 1)]
         thinner = [("interleaved", v) for v in (2, 4) if layout.pp * v <= self.shape.n_layer]
-        return [("1f1b", 1), *thinner, ("zero_bubble", 1)]
+        return [("1f1b", 1), *thinner, *([] if self.shape.n_expert else [("zero_bubble", 1)])]
 
     def judge(
         self,

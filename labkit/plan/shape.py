@@ -7,8 +7,14 @@
     flops of a token    6 a weight of every matrix that it meets (2 forward, 4 backward), and 12 L A T of attention
     activations         (8 D + 2 F) elements a token and block, see labkit.plan.layers
 
+With experts (E of hidden width G, of which a token meets k, and s shared ones) the blocks after the first n_dense have
+
+    parameters          router D E,  experts E x 2 D G (gated: 3),  shared experts s x 2 D G (3)
+    active ones         the same with k in the place of E: what a token is multiplied with, and what its flops count
+    Latent attention has the matrices that `Sizes.attention_products` lists, and a norm for each of its two latents.
+
 A pure value: no torch, nothing is built. `ModelShape.of(config)` takes labkit's own GPTConfig.
-Source: Chowdhery et al. (PaLM), arXiv:2204.02311, appendix B; Kaplan et al., arXiv:2001.08361, section 2.1.
+Sources: Chowdhery et al. (PaLM), arXiv:2204.02311, appendix B; Kaplan et al., arXiv:2001.08361, section 2.1.
 """
 
 from __future__ import annotations
@@ -72,17 +78,38 @@ class ModelShape(Sizes):
     @property
     def parameters(self) -> Breakdown:
         """Parameters of the whole model, item by item; a tied head is in the token embedding."""
-        n, d, f, v = self.n_layer, self.d_model, self.hidden, self.vocab
-        a, k, b = self.n_head * self.width, self.kv_heads * self.width, int(self.bias)
+        return self._parameters(self.n_expert)
+
+    @property
+    def active(self) -> Breakdown:
+        """Parameters that one token meets, item by item: all but the experts to which it is not sent.
+
+        The whole table of token embeddings is in it. Of published counts some leave it out, as a token reads one row
+        of it: GPT-OSS and DeepSeek-V3 do, Mixtral and Qwen 3 do not."""
+        return self._parameters(self.top_k if self.n_expert else 0)
+
+    def _parameters(self, n_expert: int) -> Breakdown:
+        """Parameters, with so many routed experts in each block that has any."""
+        n, d, f, v = self.n_layer - self.n_mixed, self.d_model, self.hidden, self.vocab
         mats = 3 if self.gated else 2
         rows = [
             ("token embedding", v * d, "V D"),
             ("position embedding", self.seq * d if self.position == "learned" else 0, "T D"),
-            ("attention", n * (2 * d * a + 2 * d * k + b * (a + 2 * k + d)), "L (2 D A + 2 D K + biases)"),
-            ("mlp", n * (mats * d * f + b * ((mats - 1) * f + d)), f"L ({mats} D F + biases)"),
-            ("norms", (2 * n + 1) * self.norm_size, "(2 L + 1) norms"),
+            ("attention", self.n_layer * self.attention_size, "L (2 D A + 2 D K + biases)"),
+            ("mlp", n * self.mlp_size(f), f"L ({mats} D F + biases)"),
+            ("norms", (2 * self.n_layer + 1) * self.norm_size, "(2 L + 1) norms"),
             ("head", 0 if self.tied else v * d, "0, tied" if self.tied else "V D"),
         ]
+        if self.kv_lora is not None:
+            rows[2] = ("attention", rows[2][1], "L (D q + q Q + D (c + r) + 2 c A + A D + 2 norms)")
+        if self.n_expert:
+            m, one = self.n_mixed, self.mlp_size(self.expert_hidden)
+            rows[3] = ("mlp", n * self.mlp_size(f), f"{n} dense blocks x ({mats} D F + biases)")
+            rows[4:4] = [
+                ("router", m * d * self.n_expert, f"{m} blocks x D E"),
+                ("experts", m * n_expert * one, f"{m} blocks x {n_expert} x ({mats} D G + biases)"),
+                ("shared experts", m * self.n_shared * one, f"{m} blocks x {self.n_shared} x ({mats} D G + biases)"),
+            ]
         where = self.source or "arXiv:2001.08361, table 1"
         return Breakdown(Item(name, value, "parameters", formula, where) for name, value, formula in rows)
 
@@ -91,22 +118,54 @@ class ModelShape(Sizes):
         """Parameters of the whole model, a tied weight once."""
         return int(self.parameters.total)
 
+    @property
+    def n_active(self) -> int:
+        """Parameters that one token meets; all of them in a dense model."""
+        return int(self.active.total)
+
+    @property
+    def attention_size(self) -> int:
+        """Parameters of one block's attention, with its biases, and the norms of latents where there are any."""
+        products, latents = self.attention_products, (self.q_lora or 0) + (self.kv_lora or 0)
+        return sum(inside * out + self.bias * out for inside, out in products) + latents
+
+    def mlp_size(self, hidden: int) -> int:
+        """Parameters of one MLP of this hidden width, or of one expert, with its biases."""
+        mats = 3 if self.gated else 2
+        return mats * self.d_model * hidden + self.bias * ((mats - 1) * hidden + self.d_model)
+
+    @property
+    def rest_of_block(self) -> float:
+        """Parameters of a block without its routed experts: the mean of all blocks, dense ones too."""
+        sizes = self.parameters
+        names = ("attention", "mlp", "norms", *(("router", "shared experts") if self.n_expert else ()))
+        return sum(sizes[name] for name in names) / self.n_layer
+
     def flops(self, tokens: int = 1, seq: int | None = None, checkpointing: bool = False) -> Breakdown:
         """Flops of forward and backward for `tokens` tokens in sequences of `seq` (None: the longest).
 
         Attention counts all T x T products, causal or not, as PaLM does. With `checkpointing` every block is run
-        forward once more: what the machine does, and not what MFU counts."""
+        forward once more: what the machine does, and not what MFU counts. Of experts only those count that a token is
+        sent to, whatever their load is."""
         n, d, f, t = self.n_layer, self.d_model, self.hidden, self.seq if seq is None else seq
-        a, k = self.n_head * self.width, self.kv_heads * self.width
-        mats = 3 if self.gated else 2
+        a, mats, m = self.n_head * self.width, 3 if self.gated else 2, self.n_mixed
+        projections = sum(inside * out for inside, out in self.attention_products)
+        latent = self.kv_lora is not None
+        scores = 2 * a + self.n_head * self.rope_width  # of queries and keys, and of values
         rows = [
-            ("attention projections", 6 * n * (2 * d * a + 2 * d * k), "6 L (2 D A + 2 D K)"),
-            ("attention", 12 * n * a * t, "12 L A T"),
-            ("mlp", 6 * n * mats * d * f, f"6 L {mats} D F"),
+            ("attention projections", 6 * n * projections, "6 L (2 D A + 2 D K)" if not latent else "6 L x MLA's"),
+            ("attention", 6 * n * scores * t, "12 L A T" if not latent else "6 L h (2 w + r) T"),
+            ("mlp", 6 * (n - m) * mats * d * f, f"6 L {mats} D F"),
             ("head", 6 * self.vocab * d, "6 V D"),
         ]
+        if self.n_expert:
+            met = self.top_k + self.n_shared
+            rows[3:3] = [
+                ("router", 6 * m * d * self.n_expert, f"6 x {m} D E"),
+                ("experts", 6 * m * met * mats * d * self.expert_hidden, f"6 x {m} x {met} x {mats} D G"),
+            ]
         if checkpointing:
-            rows.append(("computed again", sum(value for _, value, _ in rows[:3]) // 3, "a third of all blocks"))
+            rows.append(("computed again", sum(value for _, value, _ in rows[:-1]) // 3, "a third of all blocks"))
         return Breakdown(
             Item(name, value * tokens, "flops", f"{tokens:,} tokens x {formula}", PALM_B)
             for name, value, formula in rows

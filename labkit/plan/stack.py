@@ -11,7 +11,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from labkit.plan.buckets import Params
@@ -23,19 +23,30 @@ from labkit.plan.tape import ACTIVATIONS
 WALKED = 6
 """Blocks of a stage that are walked one by one."""
 NAMES = (
-    "token", "position", "norm1", "query", "key", "value", "out", "norm2", "gate", "up", "down", "norm", "logits",
+    "token", "position", "norm1", "query_in", "query_norm", "query", "key", "value", "latent", "latent_norm",
+    "key_value", "out", "norm2", "router", "experts", "shared", "gate", "up", "down", "norm", "logits",
 )  # fmt: skip
+EXPERTS = "experts."
+"""How the names of parameters begin that are dealt out along ep."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers in a row: the profile and the parameters of each; `skipped` blocks are like the one before `at`."""
+    """Layers in a row: the profile and the parameters of each; `skipped` blocks are like that at `at`."""
 
     kinds: tuple[str, ...]
     profiles: tuple[Profile, ...]
     params: tuple[Params, ...]
     skipped: int
     at: int
+
+    def part(self, experts: bool) -> Stage:
+        """The same layers with the parameters of routed experts alone, or with all others alone."""
+        params = tuple(
+            Params(layer.layer, tuple(pair for pair in layer.sizes if pair[0].startswith(EXPERTS) == experts))
+            for layer in self.params
+        )
+        return replace(self, params=params)
 
     @cached_property
     def held(self) -> int:
@@ -65,10 +76,11 @@ class Stage:
 
 
 @lru_cache(maxsize=1024)
-def stage_of(shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool) -> Stage:
-    """A stage of `n_blocks` blocks, with the embedding if it is the first, with the head if it is the last."""
-    walked = min(n_blocks, WALKED)
-    kinds = ["embedding"] * first + ["block"] * walked + ["head", "loss"] * last
+def stage_of(shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool, n_dense: int = 0) -> Stage:
+    """A stage of `n_blocks` blocks, with the embedding if it is the first, with the head if it is the last. The first
+    `n_dense` of its blocks have an MLP where the others have experts."""
+    walked = min(n_blocks - n_dense, WALKED)
+    kinds = ["embedding"] * first + ["dense"] * n_dense + ["block"] * walked + ["head", "loss"] * last
     profiles = tuple(profile(shape, kind, setting) for kind in kinds)
     params = []
     for index, layer in enumerate(profiles):
@@ -76,7 +88,8 @@ def stage_of(shape: ModelShape, setting: Setting, n_blocks: int, first: bool, la
         if kinds[index] == "head" and first and shape.tied:
             del sizes["logits"]  # it is the token table
         params.append(Params(index, tuple((name, sizes[name]) for name in _in_order(sizes))))
-    return Stage(tuple(kinds), profiles, tuple(params), n_blocks - walked, first + walked // 2)
+    at = first + n_dense + walked // 2 - (n_dense > 0 and not walked)
+    return Stage(tuple(kinds), profiles, tuple(params), n_blocks - n_dense - walked, at)
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

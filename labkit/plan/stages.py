@@ -22,9 +22,37 @@ from labkit.plan.shape import ModelShape
 def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     """ValueError, with the numbers and the mend, for a combination of model, recipe and layout that cannot work.
 
-    A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM."""
+    A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
+
+    What labkit's planner does not know is refused in words: context parallelism, and with experts tensor parallelism,
+    HSDP and zero_bubble."""
+    if layout.cp > 1:
+        raise ValueError(f"labkit's planner does not know cp yet, got cp={layout.cp}: plan for cp=1")
+    _check_experts(shape, recipe, layout)
     shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
+
+
+def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
+    """ValueError for experts that cannot be dealt out, and for what cannot be predicted with experts."""
+    if not shape.n_expert:
+        if layout.ep > 1:
+            raise ValueError(f"ep={layout.ep} deals experts out, and this model has none: ep=1")
+        return
+    if shape.n_expert % layout.ep:
+        raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
+    if layout.tp > 1:
+        raise ValueError(
+            f"labkit's planner does not know tensor parallelism beside experts yet, got tp={layout.tp}: "
+            "take tp=1, and ep or pp"
+        )
+    if layout.ep > 1 and recipe.shard_ranks is not None:
+        raise ValueError(
+            f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
+            f"shard_ranks={recipe.shard_ranks} out"
+        )
+    if recipe.schedule == "zero_bubble":
+        raise ValueError("what zero_bubble keeps for the weights of experts depends on the routing: use '1f1b'")
 
 
 @lru_cache(maxsize=1024)
@@ -47,10 +75,12 @@ def _evenly(n_layer: int, n_stages: int) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in pairwise(ends))
 
 
+@lru_cache(maxsize=1024)
 def blocks_of(shape: ModelShape, n_stages: int) -> tuple[int, ...]:
     """Blocks of each stage: the head takes as long as the blocks that have as many weights to multiply with."""
-    sizes = shape.parameters
-    block = (sizes["attention"] + sizes["mlp"]) / shape.n_layer
+    sizes = shape.active
+    names = ("attention", "mlp", *(("router", "experts", "shared experts") if shape.n_expert else ()))
+    block = sum(sizes[name] for name in names) / shape.n_layer
     return cut(shape.n_layer, n_stages, shape.vocab * shape.d_model / block)
 
 
@@ -158,16 +188,17 @@ def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
     in_sequence = recipe.sequence_parallel and layout.tp > 1
     rows = micro_rows(recipe, layout)
     way = way_of(recipe)
-    return Setting(rows, shape.seq, layout.tp, in_sequence, way, recipe.recompute, recipe.eight_bits)
+    return Setting(rows, shape.seq, layout.tp, in_sequence, way, recipe.recompute, recipe.eight_bits, layout.ep)
 
 
 @lru_cache(maxsize=1024)
 def state_params(shape: ModelShape, tp: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
     """Parameters on the ranks of each position along pp, a tensor-parallel part of every matrix counted as 1/tp.
+    Routed experts are not among them: see expert_params.
 
     `in_v`: the second stage of a rank is on the way back."""
     sizes = shape.parameters
-    block = (sizes["attention"] + sizes["mlp"] + sizes["norms"]) / shape.n_layer / tp
+    block = shape.rest_of_block / tp
     table = shape.vocab * shape.d_model / tp
     params, counts = [0.0] * p, blocks_of(shape, p * v)
     for stage in range(p * v):
@@ -176,3 +207,21 @@ def state_params(shape: ModelShape, tp: int, p: int, v: int, in_v: bool = False)
         params[place] += (table + sizes["position embedding"]) * (stage == 0)
         params[place] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
     return tuple(params)
+
+
+@lru_cache(maxsize=1024)
+def expert_params(shape: ModelShape, ep: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
+    """Parameters of this rank's routed experts, 1/ep of them, at each position along pp; zeros for a dense model."""
+    params, first = [0.0] * p, 0
+    for stage, count in enumerate(blocks_of(shape, p * v)):
+        mixed = count - dense_of(shape, first, count)
+        if mixed:
+            place = min(stage, p * v - 1 - stage) if in_v else stage % p
+            params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden)
+        first += count
+    return tuple(params)
+
+
+def dense_of(shape: ModelShape, first: int, count: int) -> int:
+    """Of `count` blocks from number `first` on, those that keep a dense MLP."""
+    return min(count, max(0, shape.n_layer - shape.n_mixed - first))

@@ -3,6 +3,7 @@
     compute        products at the rate of large products, all else at the rate of memory (work.py)
     host           the device has nothing to do: Python issues ops more slowly than they are computed
     tp, pp, dp     communication along each axis (collectives.py, over the link that the axis crosses)
+    ep             tokens on their way to their experts and back: two all_to_alls forward and two backward a block
     overlap        below zero: what is won by communicating while something is computed
     bubble         how long the slowest rank of a pipeline waits: its schedule is simulated, or follows its law if long
     optimizer      weights, gradients and state, read and written
@@ -13,8 +14,14 @@
     behind the last backward. Nothing hides the gather of new weights in ZeRO-1 and 2. What is hidden is not free: both
     want the same memory (`contention` of labkit.plan.practice).
 
+    Experts: gradients of a rank's experts are reduced along expert_dp, those of all else along dp. ep cannot be hidden,
+    because the experts need the tokens. `imbalance` is the load of the slowest rank's experts over the mean, and sets
+    the time of the products and of the all_to_alls, since all wait for that rank; 1 is a perfect router. Only models
+    with experts have the item "ep".
+
 Sources: Narayanan et al., arXiv:2104.04473, sections 2.2 and 3.2; Li et al., arXiv:2006.15704, section 3.2.3 (overlap);
-Rajbhandari et al., arXiv:1910.02054, section 7; Thakur et al. 2005, section 3 (alpha-beta).
+Rajbhandari et al., arXiv:1910.02054, section 7; Lepikhin et al., arXiv:2006.16668 (experts and all_to_all);
+Thakur et al. 2005, section 3 (alpha-beta).
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ from labkit.plan.ops import Setting
 from labkit.plan.recipe import IN_V, Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import blocks_of, check_plan, setting_of, state_params
+from labkit.plan.stages import blocks_of, check_plan, dense_of, expert_params, setting_of, state_params
 from labkit.plan.wire import dp_moves, moves, sums_again
 from labkit.plan.work import seconds_of
 
@@ -39,13 +46,19 @@ STATE_BYTES = 80
 
 
 def predict_step(
-    shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware, simulated: int = SIMULATED
+    shape: Any,
+    layout: Layout,
+    recipe: Recipe,
+    hardware: Hardware,
+    simulated: int = SIMULATED,
+    imbalance: float = 1.0,
 ) -> Breakdown:
-    """Seconds of one step on the slowest rank: compute, host, tp, pp, dp, overlap (below zero), bubble, optimizer.
+    """Seconds of one step on the slowest rank: compute, host, tp, pp, dp, overlap (below zero), bubble, optimizer; and
+    ep for a model with experts, with the `imbalance` of their load, slowest over mean.
 
     `shape` is a ModelShape or a GPTConfig. Schedules of more than `simulated` actions follow their law. ValueError for
-    what cannot be cut or run."""
-    return StepTime(ModelShape.of(shape), layout, recipe, hardware, simulated).breakdown()
+    what cannot be cut or run, and for an imbalance below 1."""
+    return StepTime(ModelShape.of(shape), layout, recipe, hardware, simulated, imbalance).breakdown()
 
 
 def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float:
@@ -58,36 +71,59 @@ def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float
 class Pass(NamedTuple):
     """Seconds of one direction of a layer or a stage, for one micro-batch.
 
-    compute   of the device;   tp   of sums over tp;   host   in which the device waits for Python"""
+    compute   of the device;   tp   of sums over tp;   host   in which the device waits for Python;   ep   of
+    all_to_alls"""
 
     compute: float = 0.0
     tp: float = 0.0
     host: float = 0.0
+    ep: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds from its begin to its end."""
-        return self.compute + self.tp + self.host
+        return self.compute + self.tp + self.host + self.ep
 
     def plus(self, other: Pass, times: int = 1) -> Pass:
         """This, and the other one so many times behind it."""
         return Pass(*(mine + times * more for mine, more in zip(self, other, strict=True)))
 
 
+class State(NamedTuple):
+    """Parameters of a rank that are reduced together: how many, over how many ranks, so many apart; `share` ranks
+    have one copy of their state between them, and `part` is their part of all parameters of the rank."""
+
+    params: float
+    ranks: int
+    stride: int
+    share: int
+    part: float
+
+
 class StepTime:
     """The parts of one predicted step, in seconds."""
 
     def __init__(
-        self, shape: ModelShape, layout: Layout, recipe: Recipe, hardware: Hardware, simulated: int = SIMULATED
+        self,
+        shape: ModelShape,
+        layout: Layout,
+        recipe: Recipe,
+        hardware: Hardware,
+        simulated: int = SIMULATED,
+        imbalance: float = 1.0,
     ) -> None:
         check_plan(shape, recipe, layout)
+        if not 1 <= imbalance < float("inf"):
+            raise ValueError(f"imbalance is the slowest expert's load over the mean, 1 or more; got {imbalance}")
+        self.imbalance = imbalance
         self.shape, self.layout, self.recipe, self.hardware, self.simulated = shape, layout, recipe, hardware, simulated
         self.setting: Setting = setting_of(shape, layout, recipe)
         self.m, self.p, self.v = recipe.n_micro, layout.pp, recipe.stages_per_rank
         self.wide = {"fp64": 8, "half": 2}.get(self.setting.way, 4)
         self.narrow = 2 if self.setting.way == "autocast" else self.wide
         self.tokens = self.setting.rows * self.setting.seq
-        self.params = max(state_params(shape, layout.tp, self.p, self.v, recipe.schedule in IN_V))
+        self.states = self.shared_states()
+        self.params = sum(state.params for state in self.states)
         n_stages = self.p * self.v
         sums = self.tp_sum()
         # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
@@ -99,9 +135,32 @@ class StepTime:
             "head": self.layer("head", sums, 0, 1),
         }
         blocks = blocks_of(shape, n_stages)
-        kinds = [(count, index == 0, index == n_stages - 1) for index, count in enumerate(blocks)]
+        if shape.n_expert:
+            self.layers["dense"] = self.layer("dense", sums, 2, 2 + again)
+            self.layers["block"] = self.with_experts(*self.layers["block"])
+        starts = [sum(blocks[:index]) for index in range(n_stages)]
+        kinds = [
+            (count, dense_of(shape, start, count) if shape.n_expert else 0, index == 0, index == n_stages - 1)
+            for index, (start, count) in enumerate(zip(starts, blocks, strict=True))
+        ]
         known = {kind: self.stage(*kind) for kind in dict.fromkeys(kinds)}  # most stages are alike
         self.stages = [known[kind] for kind in kinds]
+
+    def shared_states(self) -> list[State]:
+        """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
+        lay, stride = self.layout, self.layout.tp * self.p
+        in_v = self.recipe.schedule in IN_V
+        rest = state_params(self.shape, lay.tp, self.p, self.v, in_v)
+        experts = expert_params(self.shape, lay.ep, self.p, self.v, in_v)
+        place = max(range(self.p), key=lambda index: rest[index] + experts[index])
+        total, share = rest[place] + experts[place], self.recipe.sharing(lay.dp)
+        if lay.ep == 1:
+            return [State(total, lay.dp, stride, share, 1.0)]
+        n = lay.dp // lay.ep
+        return [
+            State(rest[place], lay.dp, stride, share, rest[place] / total),
+            State(experts[place], n, stride * lay.ep, n, experts[place] / total),
+        ]
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
@@ -121,7 +180,7 @@ class StepTime:
         """One layer, forward and backward, with `ahead` and `back` sums over tp in it.
 
         Ops are issued while earlier ones are computed, so that the longer of both counts."""
-        cost = seconds_of(self.shape, name, self.setting, self.recipe.products, self.hardware)
+        cost = seconds_of(self.shape, name, self.setting, self.recipe.products, self.hardware, self.imbalance)
         crosses = self.p > 1 and self.layout.size > self.hardware.node_size
         call = self.hardware.practice.host_call_s * (1 + crosses * self.layout.tp)
         calls = (self.layout.tp > 1) * (1 + self.setting.in_sequence) * call
@@ -131,16 +190,27 @@ class StepTime:
             passes.append(Pass(compute, count * sum_s, max(0.0, idle)))
         return passes[0], passes[1]
 
-    def stage(self, blocks: int, is_first: bool, is_last: bool) -> tuple[Pass, Pass]:
-        """Forward and backward of a stage; a checkpointed block is run forward again, but for its last sum."""
-        counts = {"block": blocks, "embedding": int(is_first), "head": int(is_last)}
+    def with_experts(self, forward: Pass, backward: Pass) -> tuple[Pass, Pass]:
+        """A block's passes with the tokens' way to their experts and back, once in each direction."""
+        n, k = self.layout.ep, self.shape.top_k
+        n_bytes = self.imbalance * self.tokens * k * self.shape.d_model * self.narrow
+        one = self.hardware.all_to_all_s(n, self.layout.tp * self.p, n_bytes)
+        return forward._replace(ep=2 * one), backward._replace(ep=2 * one)
+
+    def stage(self, blocks: int, dense: int, is_first: bool, is_last: bool) -> tuple[Pass, Pass]:
+        """Forward and backward of a stage; a checkpointed block is run forward again, but for its last sum. `dense` of
+        its blocks have no experts in a model whose others have."""
+        counts = {"block": blocks - dense, "dense": dense, "embedding": int(is_first), "head": int(is_last)}
+        counts = {name: count for name, count in counts.items() if count}
         forward, backward = Pass(), Pass(self.adding())
         for name, count in counts.items():
             ahead, back = self.layers[name]
             forward, backward = forward.plus(ahead, count), backward.plus(back, count)
         if self.recipe.checkpointing:
-            again = self.layers["block"][0]
-            backward = backward.plus(again._replace(tp=again.tp * sums_again(self.recipe) / 2), blocks)  # of 2 sums
+            for name in counts.keys() & {"block", "dense"}:
+                again = self.layers[name][0]
+                again = again._replace(tp=again.tp * sums_again(self.recipe) / 2)  # of 2 sums
+                backward = backward.plus(again, counts[name])
         return forward, backward
 
     def adding(self) -> float:
@@ -197,17 +267,16 @@ class StepTime:
 
     def dp(self) -> tuple[float, float]:
         """(seconds of data-parallel communication, seconds by which it makes the step longer)."""
-        if self.layout.dp == 1:
-            return 0.0, 0.0
-        return self.by_unit() if self.recipe.strategy == "zero3" else self.by_bucket()
+        way = self.by_unit if self.recipe.strategy == "zero3" else self.by_bucket
+        times = [way(state) for state in self.states if state.ranks > 1]
+        return sum(talk for talk, _ in times), sum(longer for _, longer in times)
 
-    def along_dp(self, verb: str, n_bytes: float) -> float:
+    def along_dp(self, state: State, verb: str, n_bytes: float) -> float:
         """Seconds of one collective along dp, or inside a group of it that shares the state."""
         # on gloo, which serves CPUs, a reduce_scatter sums everything on every rank and keeps a part
         if self.hardware.device == "cpu" and verb == "reduce_scatter":
             verb = "all_reduce"
-        size = self.recipe.sharing(self.layout.dp)
-        return self.hardware.collective_s(verb, size, self.layout.tp * self.p, n_bytes)
+        return self.hardware.collective_s(verb, state.share, state.stride, n_bytes)
 
     def across(self, n_bytes: float) -> float:
         """Seconds in which HSDP sums `n_bytes` of gradients across groups; 0 where there is one group."""
@@ -218,35 +287,39 @@ class StepTime:
         """Seconds by which communication makes work longer that goes on beside it."""
         return max(0.0, talk - work) + self.hardware.practice.contention * min(talk, work)
 
-    def by_bucket(self) -> tuple[float, float]:
+    def by_bucket(self, state: State) -> tuple[float, float]:
         """DDP, ZeRO-1 and 2: buckets leave while the last micro-batch goes backward (ZeRO-2: every one)."""
-        recipe, n_bytes = self.recipe, self.params * self.recipe.gradient_bytes
+        recipe, n_bytes = self.recipe, state.params * self.recipe.gradient_bytes
         n_buckets = max(1, round(n_bytes / recipe.bucket_bytes))
         scatters, gathers = dp_moves(recipe.strategy, self.m)
         verb = "all_reduce" if recipe.strategy == "ddp" else "reduce_scatter"
-        one = self.along_dp(verb, n_bytes / n_buckets)
-        backward = max(back.compute for _, back in self.stages) * self.v
+        one = self.along_dp(state, verb, n_bytes / n_buckets)
+        backward = max(back.compute for _, back in self.stages) * self.v * state.part
         open_ = one + self.beside((n_buckets - 1) * one, backward * (1 - 1 / n_buckets))
         after = 0.0  # the new weights, once all are stepped
         if recipe.strategy != "ddp":
-            after = gathers * n_buckets * self.along_dp("all_gather", self.params * recipe.weight_bytes / n_buckets)
+            after = (
+                gathers * n_buckets * self.along_dp(state, "all_gather", state.params * recipe.weight_bytes / n_buckets)
+            )
         return scatters * n_buckets * one + after, scatters * open_ + after
 
-    def by_unit(self) -> tuple[float, float]:
+    def by_unit(self, state: State) -> tuple[float, float]:
         """ZeRO-3: a block is gathered before its forward and before its backward, and its gradients leave behind it.
 
         HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
         n_units = max(1, self.shape.n_layer // (self.p * self.v)) * self.v
-        unit = self.params / n_units
-        gather = self.along_dp("all_gather", unit * self.wide)
-        scatter = self.along_dp("reduce_scatter", unit * self.recipe.gradient_bytes)
-        across = self.across(unit * self.recipe.gradient_bytes / self.recipe.sharing(self.layout.dp))
+        unit = state.params / n_units
+        gather = self.along_dp(state, "all_gather", unit * self.wide)
+        scatter = self.along_dp(state, "reduce_scatter", unit * self.recipe.gradient_bytes)
+        across = 0.0
+        if self.recipe.shard_ranks is not None:
+            across = self.across(unit * self.recipe.gradient_bytes / self.recipe.shard_ranks)
         scatters, gathers = moves(self.recipe, self.p)
         moved = n_units * (gathers * gather + scatters * scatter + across)
         if not self.recipe.prefetch:
             return moved, moved  # a unit that is gathered only when it is needed hides nothing
-        forward = max(ahead.compute for ahead, _ in self.stages) * self.v / n_units
-        backward = max(back.compute for _, back in self.stages) * self.v / n_units
+        forward = max(ahead.compute for ahead, _ in self.stages) * self.v / n_units * state.part
+        backward = max(back.compute for _, back in self.stages) * self.v / n_units * state.part
         ahead = gather + (n_units - 1) * self.beside(gather, forward)  # nothing runs beside the first
         again = gather * self.recipe.reshard
         back = again + scatter + (n_units - 1) * self.beside(again + scatter, backward)
@@ -256,8 +329,8 @@ class StepTime:
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""
-        share = 1 if self.recipe.strategy == "ddp" else self.recipe.sharing(self.layout.dp)
-        owned = self.params / share
+        ddp = self.recipe.strategy == "ddp"
+        owned = sum(state.params / (1 if ddp else state.share) for state in self.states)
         factor = {"sgd": 0.4, "lars": 0.5}.get(self.recipe.optimizer, 1.0)
         return owned * STATE_BYTES * self.recipe.state_bytes / 4 * factor / self.hardware.reachable_bytes_per_s
 
@@ -274,8 +347,12 @@ class StepTime:
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
         batch, n = f"{self.setting.rows} rows x {self.m} micro-batches", self.layout.dp
         host = spent.host + self.hardware.practice.step_s
+        routed = ""
+        if self.shape.n_expert:
+            routed = f"; the slowest experts have {self.imbalance:g} times the mean load"
+        ways = f"time of every op, {flops:,.0f} flops a token, {batch}{routed}"
         rows = [
-            ("compute", spent.compute, f"time of every op, {flops:,.0f} flops a token, {batch}", "labkit.plan.work"),
+            ("compute", spent.compute, ways, "labkit.plan.work"),
             ("host", host, "Python's seconds an op, where they are longer than the op's", "labkit.plan.practice"),
             ("tp", spent.tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
             ("pp", pp, f"2 x {self.m} x {self.v} messages of B T D", "arXiv:2104.04473, 3.2"),
@@ -284,6 +361,10 @@ class StepTime:
             ("bubble", waits, f"{self.recipe.schedule}, p = {self.p}", "labkit.plan.schedule"),
             ("optimizer", self.optimizer(), f"{STATE_BYTES} bytes a parameter owned", "torch.optim, unfused"),
         ]  # fmt: skip
+        if self.shape.n_expert:
+            times = "2 forward, 2 again and 2 backward" if self.recipe.checkpointing else "2 forward and 2 backward"
+            formula = f"{self.layout.ep} ranks, all_to_alls of {self.shape.top_k} B T D, {times} a block{routed}"
+            rows.insert(3, ("ep", spent.ep, formula, "arXiv:2006.16668"))
         return Breakdown(Item(name, value, "s", formula, source) for name, value, formula, source in rows)
 
     def of(self, rank: int) -> list[tuple[Pass, Pass]]:

@@ -91,7 +91,7 @@ def test_every_preset_can_be_built_and_says_where_it_is_written():
         shape = ModelShape.preset(name.upper())
         assert all(item.source and item.formula for item in shape.parameters.items)
         assert (
-            shape.flops().total == shape.flops_per_token() > 6 * (shape.n_params - shape.vocab * shape.d_model) * 0.99
+            shape.flops().total == shape.flops_per_token() > 6 * (shape.n_active - shape.vocab * shape.d_model) * 0.99
         )
 
 

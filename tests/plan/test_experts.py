@@ -1,0 +1,297 @@
+"""Models with experts: parameters that papers report, memory and seconds along ep, and what is refused in words.
+
+The references are torch modules built here, one process's autograd, and figures that others have published.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+from labkit.plan.compared import Compared, experts_table
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.memory import Walk, predict_memory
+from labkit.plan.published import published_runs
+from labkit.plan.recipe import STRATEGIES, Recipe
+from labkit.plan.search import layouts, plans
+from labkit.plan.shape import ModelShape
+from labkit.plan.time import predict_step
+
+PUBLISHED = {
+    "mixtral-8x7b": (46.7e9, 12.9e9, True, "Mistral AI's announcement, December 2023"),
+    "mixtral-8x22b": (140.63e9, 39e9, True, "safetensors; active: Mistral AI's announcement, April 2024"),
+    "qwen3-30b-a3b": (30.5e9, 3.3e9, True, "model card: 30.5B in total, 3.3B activated"),
+    "qwen3-235b-a22b": (235.1e9, 22e9, True, "safetensors; active: arXiv:2505.09388"),
+    "gpt-oss-20b": (20.91e9, 3.61e9, False, "arXiv:2508.10925, table 1"),
+    "gpt-oss-120b": (116.83e9, 5.13e9, False, "arXiv:2508.10925, table 1"),
+    "deepseek-v3": (671e9, 36.6e9, False, "README_WEIGHTS.md of DeepSeek-V3"),
+}
+"""Total and active parameters, whether the token embedding counts among the active ones, and the source."""
+SMALL = ModelShape.gpt(
+    4, 32, 4, 64, 16, n_kv_head=2, d_ff=48, gated=True, bias=False, norm="rms", position="rotary", tied=False,
+    n_expert=8, top_k=2, expert_ff=24,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_totals_and_active_parameters_are_the_published_ones(name):
+    """Would catch a router, a shared expert or a first dense block that is forgotten, or k experts for all of them."""
+    shape, (total, active, with_table, _) = ModelShape.preset(name), PUBLISHED[name]
+    table = 0 if with_table else shape.parameters["token embedding"]
+    assert shape.n_params == pytest.approx(total, rel=0.01)
+    digits = 0.05e9 if name == "qwen3-30b-a3b" else 0  # 3.35 is told as 3.3, to two digits
+    assert shape.n_active - table == pytest.approx(active, rel=0.01, abs=digits + 0.01 * active)
+
+
+def mlp(d: int, f: int, gated: bool, bias: bool) -> nn.Module:
+    """An MLP with as many matrices as a gated one has, or as a plain one."""
+    ups = [nn.Linear(d, f, bias=bias) for _ in range(2 if gated else 1)]
+    return nn.ModuleList([*ups, nn.Linear(f, d, bias=bias)])
+
+
+def block(shape: ModelShape, index: int) -> nn.Module:
+    """One block of torch modules, as the papers draw it."""
+    d, bias = shape.d_model, shape.bias
+    parts = nn.ModuleList(nn.Linear(inside, out, bias=bias) for inside, out in shape.attention_products)
+    parts += [nn.RMSNorm(d), nn.RMSNorm(d)]
+    if shape.kv_lora is not None and shape.q_lora is not None:
+        parts += [nn.RMSNorm(shape.q_lora), nn.RMSNorm(shape.kv_lora)]
+    if index < shape.n_dense:
+        return parts.append(mlp(d, shape.hidden, shape.gated, bias))
+    count = shape.n_expert + shape.n_shared
+    return parts.extend([nn.Linear(d, shape.n_expert, bias=False),
+                         *(mlp(d, shape.expert_hidden, shape.gated, bias) for _ in range(count))])  # fmt: skip
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_parameters_and_flops_are_those_of_torch_modules(data):
+    """Would catch a bias, a norm, a shared expert or a latent matrix that is counted twice or not; and flops that are
+    not six for every weight that a token meets."""
+    n_layer, n_expert = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    latent = data.draw(st.booleans())
+    shape = ModelShape.gpt(
+        n_layer, 8, 2, 10, 4, d_ff=12, gated=data.draw(st.booleans()), bias=data.draw(st.booleans()), norm="rms",
+        position="rotary", tied=False, n_expert=n_expert, top_k=data.draw(st.integers(1, n_expert)),
+        expert_ff=data.draw(st.none() | st.integers(1, 9)), n_shared=data.draw(st.integers(0, 2)),
+        n_dense=data.draw(st.integers(0, n_layer)), **({"q_lora": 5, "kv_lora": 3, "rope_width": 2} if latent else {}),
+    )  # fmt: skip
+    with torch.device("meta"):
+        blocks = nn.ModuleList(block(shape, index) for index in range(n_layer))
+        ends = nn.ModuleList([nn.Embedding(10, 8), nn.RMSNorm(8), nn.Linear(8, 10, bias=False)])
+    assert shape.n_params == sum(weight.numel() for weight in (*blocks.parameters(), *ends.parameters()))
+    matrices = sum(weight.numel() for weight in blocks.parameters() if weight.dim() == 2) + 80
+    one = sum(weight.numel() for weight in mlp(8, shape.expert_hidden, shape.gated, False).parameters())
+    idle = shape.n_mixed * (shape.n_expert - shape.top_k) * one
+    scores = shape.flops(1)["attention"]
+    assert shape.flops_per_token() - scores == 6 * (matrices - idle)
+    assert scores == 6 * n_layer * 4 * 2 * (4 + 4 + 2 * latent)  # queries with keys, and values: 4 dims, and 2 of rope
+
+
+@pytest.mark.parametrize(("strategy", "ep"), [(strategy, ep) for strategy in STRATEGIES for ep in (1, 2, 4)])
+def test_parameters_gradients_and_state_are_shared_along_two_groups(strategy, ep):
+    """Would catch experts whose state is shared by all of dp (too little is held), or by ep of its ranks."""
+    n, layout = 8, Layout(8, ep=ep)
+    weights, gradients, state, *_ = Walk(SMALL, layout, Recipe(strategy, batch_size=8), 0, "cuda").base()
+    experts = SMALL.parameters["experts"] / ep
+    rest = SMALL.n_params - SMALL.parameters["experts"]
+    shared = rest / n + experts / (n // ep)
+    whole = rest + experts
+    assert weights == 4 * (shared if strategy == "zero3" else whole)
+    assert gradients == (4 * whole if strategy == "ddp" else 0)
+    count = 4 * len(Walk(SMALL, layout, Recipe(strategy, batch_size=8), 0, "cuda").owned())  # Adam's count of steps
+    assert state - count == 8 * (whole if strategy == "ddp" else shared)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layout", [Layout(4, ep=4), Layout(4, 2, ep=2), Layout(2)])
+def test_the_cheap_bounds_hold_the_walk_between_them(strategy, layout):
+    """Would catch a search that refuses a plan with experts that fits, or keeps one that does not."""
+    shape = SMALL.changed(n_layer=20, n_dense=1, n_shared=1)
+    for recompute in ("none", "selective", "full"):
+        recipe = Recipe(strategy, batch_size=8, n_micro=2, recompute=recompute, precision="bf16")
+        for rank in range(0, layout.size, layout.size // layout.pp or 1):
+            walk = Walk(shape, layout, recipe, rank, "cuda")
+            least, most = walk.bounds()
+            assert least <= sum(walk.walk().top) <= most
+
+
+class Mixture(nn.Module):
+    """Routed experts in plain torch, one process: k copies of each token, expert by expert, and their weighted sum."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape, d, f = shape, shape.d_model, shape.expert_hidden
+        self.router = nn.Linear(d, shape.n_expert, bias=False)
+        self.gate, self.up, self.down = (
+            nn.Parameter(0.1 * torch.randn(shape.n_expert, *size)) for size in ((d, f), (d, f), (f, d))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, D] -> [T, D]. Tokens go to experts in turn, so that all have the same load."""
+        n, k = self.shape.n_expert, self.shape.top_k
+        chosen = (torch.arange(len(x) * k) % n).view(len(x), k)
+        weights = self.router(x).softmax(-1).gather(1, chosen)
+        order = chosen.flatten().argsort()
+        rows = x[order // k].view(n, -1, x.shape[1])
+        made = torch.bmm(nn.functional.silu(torch.bmm(rows, self.gate)) * torch.bmm(rows, self.up), self.down)
+        back = made.flatten(0, 1)[order.argsort()].view(len(x), k, -1)
+        return (back * weights[..., None]).sum(1)
+
+
+def test_activations_are_those_that_autograd_holds_with_balanced_routing():
+    """Would catch a hidden unit, or a copy of a token, that is counted once for a token and not k times."""
+    shape = SMALL.changed(d_model=64, n_head=4, expert_ff=96, seq=256, top_k=4)
+    held = dict[int, int]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    module, x = Mixture(shape), torch.randn(256, 64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = module(x)
+    assert y.shape == x.shape
+    for weight in (x, *module.parameters()):
+        held.pop(weight.untyped_storage().data_ptr(), None)
+    dense = shape.changed(n_expert=0, expert_ff=None, d_ff=1)
+    predicted = shape.activations().total - dense.activations().total + 4 * 4 * 256  # 4 numbers a token of d_ff=1
+    assert predicted == pytest.approx(sum(held.values()), rel=0.01)
+
+
+# -- seconds -----------------------------------------------------------------------------------------------------------
+
+H100 = Hardware.preset("h100")
+MIXTRAL = ModelShape.preset("mixtral-8x7b").changed(seq=4096)
+
+
+def test_an_all_to_all_sends_inside_nodes_and_between_them_at_once():
+    """Would catch a message to oneself that is sent, and a slow link that only some of the bytes cross."""
+    hardware = H100.changed(practice=type(H100.practice)())
+    intra, inter = hardware.intra, hardware.inter
+    assert hardware.all_to_all_s(1, 1, 8e9) == 0
+    assert hardware.all_to_all_s(8, 1, 8e9) == pytest.approx(7 * intra.alpha_s + 7e9 / intra.bytes_per_s)
+    assert hardware.all_to_all_s(16, 1, 8e9) == pytest.approx(8 * inter.alpha_s + 4e9 / inter.bytes_per_s)
+    assert hardware.all_to_all_s(4, 8, 8e9) == pytest.approx(3 * inter.alpha_s + 6e9 / inter.bytes_per_s)
+
+
+def test_ep_takes_two_all_to_alls_each_way_in_each_block():
+    """Would catch one that is forgotten in backward, a k, and a rank order in which ep is nearer than it is."""
+    recipe = Recipe("zero1", batch_size=64, n_micro=2, precision="bf16")
+    step = predict_step(MIXTRAL, Layout(32, ep=8), recipe, H100)
+    one = H100.all_to_all_s(8, 1, 2 * 4096 * 4096 * 2)
+    assert step["ep"] == pytest.approx(4 * 32 * 2 * one)
+    apart = predict_step(MIXTRAL, Layout(32, 2, ep=8), recipe, H100)
+    assert apart["ep"] == pytest.approx(4 * 16 * 2 * H100.all_to_all_s(8, 2, 2 * 4096 * 4096 * 2))
+    assert predict_step(MIXTRAL, Layout(32), recipe, H100)["ep"] == 0
+    assert "ep" not in dict(predict_step(ModelShape.preset("llama3-8b"), Layout(32), recipe, H100))
+
+
+def test_the_slowest_experts_set_the_time():
+    """Would catch an imbalance that does not reach the products or the wire, or that reaches attention."""
+    layout, recipe = Layout(8, ep=8), Recipe("zero1", batch_size=8, precision="bf16")
+    even, uneven, more = (predict_step(MIXTRAL, layout, recipe, H100, imbalance=load) for load in (1.0, 2.0, 3.0))
+    assert "1 times the mean" in even.item("compute").formula
+    assert uneven["ep"] == pytest.approx(2 * even["ep"], rel=0.05)  # but for latency
+    first, second = uneven["compute"] - even["compute"], more["compute"] - uneven["compute"]
+    assert first == pytest.approx(second, rel=0.05)
+    share = MIXTRAL.flops(1)["experts"] / MIXTRAL.flops(1).total
+    assert first / even["compute"] == pytest.approx(share, rel=0.15)
+    with pytest.raises(ValueError, match="1 or more; got 0.5"):
+        predict_step(MIXTRAL, layout, recipe, H100, imbalance=0.5)
+
+
+def test_more_and_smaller_experts_of_the_same_flops_take_longer():
+    """Would catch products of experts that are timed as one large product, by their widths or by their rows."""
+    recipe, layout = Recipe("zero1", batch_size=8, precision="bf16"), Layout(8, ep=8)
+    narrow, fewer_rows = MIXTRAL.changed(n_expert=64, top_k=16, expert_ff=1792), MIXTRAL.changed(n_expert=64)
+    assert narrow.flops(1)["experts"] == fewer_rows.flops(1)["experts"] == MIXTRAL.flops(1)["experts"]
+    times = [predict_step(shape, layout, recipe, H100)["compute"] for shape in (MIXTRAL, narrow, fewer_rows)]
+    assert times[1] > 1.1 * times[0]
+    assert times[2] > 1.08 * times[0]
+
+
+def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
+    """Would catch gradients of experts that are reduced over all of dp."""
+    recipe, layout = Recipe("ddp", batch_size=64, precision="bf16", bucket_bytes=2**40), Layout(64, ep=8)
+    experts = MIXTRAL.parameters["experts"] / 8
+    rest = MIXTRAL.n_params - MIXTRAL.parameters["experts"]
+    step = predict_step(MIXTRAL, layout, recipe, H100)
+    wanted = H100.collective_s("all_reduce", 64, 1, 2 * rest) + H100.collective_s("all_reduce", 8, 8, 2 * experts)
+    assert step["dp"] == pytest.approx(wanted, rel=1e-3)
+
+
+# -- refusals and searches ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "recipe", "words"),
+    [
+        (SMALL, Layout(4, cp=2), Recipe(batch_size=4), "does not know cp yet, got cp=2"),
+        (SMALL, Layout(4, tp=2), Recipe(batch_size=4), "tensor parallelism beside experts yet, got tp=2"),
+        (SMALL.changed(n_expert=6), Layout(4, ep=4), Recipe(batch_size=4), "6 experts cannot be dealt out evenly"),
+        (ModelShape.preset("gpt2"), Layout(4, ep=2), Recipe(batch_size=4), "ep=2 deals experts out, and this model"),
+        (SMALL, Layout(4, ep=2), Recipe("zero3", batch_size=4, shard_ranks=2), "leave shard_ranks=2 out"),
+        (SMALL, Layout(1, 2), Recipe(schedule="zero_bubble", batch_size=4, n_micro=2), "depends on the routing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_predicted_is_refused_in_words(shape, layout, recipe, words):
+    """Would catch a wrong prediction in the place of a refusal."""
+    with pytest.raises(ValueError, match=words):
+        predict_memory(shape, layout, recipe)
+    with pytest.raises(ValueError, match=words):
+        predict_step(shape, layout, recipe, H100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"top_k": 9}, "top_k=9 of n_expert=8"), ({"n_expert": 0, "n_shared": 1}, "n_shared=1"),
+        ({"n_dense": 5}, "n_dense=5 of n_layer=4"), ({"kv_lora": 8}, "both ranks"), ({"rope_width": 2}, "rope_width=2"),
+        ({"capacity": 0.0}, "capacity"), ({"n_expert": -1}, "at least 0"), ({"expert_ff": 0}, "at least 1"),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_fit_together_are_refused(changes, words):
+    """Would catch a model that cannot be built."""
+    with pytest.raises(ValueError, match=words):
+        SMALL.changed(**changes)
+
+
+def test_adapters_for_experts_are_refused():
+    """Would catch a plan for the linears of a dense MLP that the model does not have."""
+    with pytest.raises(ValueError, match="n_expert=8"):
+        plans("mixtral-8x7b", H100, 1, 16, 512, adapter="lora")
+
+
+def test_searches_deal_experts_out_where_they_can_be():
+    """Would catch an ep that does not divide dp or the experts, and a search that never tries one."""
+    assert {layout.ep for layout in layouts(12)} == {1}
+    for layout in layouts(12, 8):
+        assert layout.dp % layout.ep == 8 % layout.ep == 0
+        assert 1 in (layout.tp, layout.ep)
+    assert Layout(12, ep=4) in list(layouts(12, 8))
+    found = plans("gpt-oss-20b", H100, 16, 64)
+    assert found[0].kept
+    assert found[0].layout.ep > 1
+    assert f"ep={found[0].layout.ep}" in str(found[0])
+    assert any("tensor parallelism beside experts" in plan.refused for plan in found)
+
+
+def test_predictions_are_within_a_wide_band_of_published_runs_with_experts():
+    """Would catch a law that is off by its order of magnitude. Nothing was fitted to these runs."""
+    runs = [run for run in published_runs() if run.shape.n_expert]
+    assert not any(run.fitted for run in runs)
+    assert sum("tensor parallelism beside experts" in run.lacks for run in runs) == 5
+    beside = [
+        Compared(run, predict_step(run.shape, run.layout, run.recipe, run.hardware, simulated=0).total, run.step_s)
+        for run in runs if not run.lacks and run.step_s
+    ]  # fmt: skip
+    ratios = {comparison.run.shape.name: comparison.ratio for comparison in beside}
+    assert 0.5 < ratios["mixtral-8x7b"] < 2
+    assert 0.5 < ratios["deepseek-v3"] < 4  # its all_to_alls hide behind computing, which labkit's do not
+    text = experts_table(beside)
+    assert "mixtral-8x7b" in text
+    assert "2,048 h800" in text
