@@ -245,6 +245,12 @@ class TrainStep:
         """Bytes of this rank's parameters, whole over dp: the N of the laws."""
         return sum(p.numel() * p.element_size() for stage in self.stages.values() for p in stage.parameters())
 
+    @property
+    def coded_params(self) -> int:
+        """Those of them that ZeRO-3 gathers as 8-bit codes: the C of the laws."""
+        linears = [part for stage in self.stages.values() for part in in_8_bits(stage)]
+        return sum(part.get_parameter("weight").numel() for part in linears) * self.recipe.fp8_gathers
+
     def _note_largest(self) -> None:
         """Delayed scaling: the largest numbers of this step over all ranks with these layers become history.
 

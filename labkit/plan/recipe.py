@@ -22,6 +22,8 @@ SCALINGS = ("tensor", "delayed", "tiles", "mx")
 """How far the unit of 8-bit copies reaches (labkit.train.fp8, labkit.train.blocks)."""
 EMULATED = ("tiles", "mx", "nvfp4")
 """Scalings that labkit computes with plain tensor operations: what they take on a device is not predicted."""
+HISTORY = 16
+"""Steps that delayed scaling looks back over (TransformerEngine: 1,024 unless told otherwise)."""
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
 WHOLE_LAYERS = ("lamb", "lars")
 

@@ -98,12 +98,18 @@ def way_of(recipe: Recipe) -> str:
     return "half" if recipe.precision in NARROW else recipe.precision
 
 
+def linear_params(shape: ModelShape, tp: int) -> int:
+    """Weights of a block's linears on one of `tp` ranks, without biases: what may be multiplied in 8 bits."""
+    d, a, k = shape.d_model, shape.n_head * shape.width, shape.kv_heads * shape.width
+    return d * (2 * a + 2 * k + (3 if shape.gated else 2) * shape.hidden) // tp
+
+
 def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
     """The setting in which this recipe runs a layer on one rank."""
     in_sequence = recipe.sequence_parallel and layout.tp > 1
     rows = micro_rows(recipe, layout)
     way = way_of(recipe)
-    return Setting(rows, shape.seq, layout.tp, in_sequence, way, recipe.recompute, recipe.eight_bits)
+    return Setting(rows, shape.seq, layout.tp, in_sequence, way, recipe.recompute, recipe.units)
 
 
 @lru_cache(maxsize=1024)

@@ -25,10 +25,10 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
-from labkit.plan.recipe import Recipe
+from labkit.plan.recipe import EMULATED, Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import blocks_of, check_plan, setting_of, state_params
+from labkit.plan.stages import blocks_of, check_plan, linear_params, setting_of, state_params
 from labkit.plan.wire import dp_moves, moves, sums_again
 from labkit.plan.work import seconds_of
 
@@ -81,6 +81,12 @@ class StepTime:
         self, shape: ModelShape, layout: Layout, recipe: Recipe, hardware: Hardware, simulated: int = SIMULATED
     ) -> None:
         check_plan(shape, recipe, layout)
+        if recipe.units in EMULATED:
+            raise ValueError(
+                f"products with units of {recipe.units!r} are emulated: what they become is the same everywhere, what "
+                "they take on a device with such units was not measured. Seconds are predicted for precision='fp8' "
+                "with scaling='tensor' or 'delayed', and for bf16"
+            )
         self.shape, self.layout, self.recipe, self.hardware, self.simulated = shape, layout, recipe, hardware, simulated
         self.setting: Setting = setting_of(shape, layout, recipe)
         self.m, self.p, self.v = recipe.n_micro, layout.pp, recipe.stages_per_rank
@@ -230,7 +236,8 @@ class StepTime:
         HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
         n_units = max(1, self.shape.n_layer // (self.p * self.v)) * self.v
         unit = self.params / n_units
-        gather = self.along_dp("all_gather", unit * self.wide)
+        coded = linear_params(self.shape, self.layout.tp) * self.recipe.fp8_gathers  # 1 byte instead of 2
+        gather = self.along_dp("all_gather", unit * self.wide - coded)
         scatter = self.along_dp("reduce_scatter", unit * self.recipe.gradient_bytes)
         across = self.across(unit * self.recipe.gradient_bytes / self.recipe.sharing(self.layout.dp))
         scatters, gathers = moves(self.recipe, self.p)

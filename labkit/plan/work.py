@@ -114,7 +114,7 @@ class Bench:
         d, f = s.d_model, s.hidden // tp
         a, k = s.n_head // tp * s.width, max(1, s.kv_heads // tp) * s.width
         for inside, *outs in ((d, a, k, k), (a, d), (d, *(f,) * (2 if s.gated else 1)), (f, d)):
-            if self.setting.eight_bits:
+            if self.setting.units:
                 self.products_in_8_bits(inside, outs)
             else:
                 for out in outs:

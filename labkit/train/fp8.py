@@ -59,6 +59,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from labkit.plan.recipe import HISTORY
 from labkit.train.blocks import InMX, InNVFP4, InTiles
 from labkit.train.formats import E4M3, E5M2, Format
 
@@ -66,9 +67,6 @@ TINY = 2.0**-60
 """The smallest unit, for a tensor of zeros: the product of two is still a normal fp32 number."""
 SIDES = 16
 """What an 8-bit unit of a GPU wants both sides of a matrix to be a multiple of."""
-HISTORY = 16
-"""Steps that delayed scaling looks back over (TransformerEngine: 1,024 unless told otherwise)."""
-
 Multiply = Callable[..., Tensor]
 """(role, a, b, bias=None) -> a b^T + bias in a's dtype: "y" of x and W, "gx" of g and W^T, "gw" of g^T and x^T."""
 
