@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from labkit.course.server.labs import number_of
 from labkit.course.topics.design_cases import case
 from tests.browser.jupyter import END_MS
 from tests.browser.steps import (
@@ -71,8 +72,8 @@ class Lab:
 
     @property
     def number(self) -> str:
-        """Such as "04"."""
-        return self.stem[:2]
+        """Such as "04" or "05b"."""
+        return number_of(self.stem)
 
     @property
     def touched(self) -> tuple[Shown, ...]:
