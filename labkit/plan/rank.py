@@ -98,12 +98,13 @@ class Rank:
         owned, wide = self.owned(), r.state_bytes
         state = sum(owned) * wide * dict(STATES)[r.optimizer] + 4 * len(owned) * r.optimizer.startswith("adam")
         state += sum(owned) * wide * r.has_masters
-        histories = 0
-        if r.units == "delayed":  # of each linear: the largest x, W and g of this step, and of those before
+        # of each linear: the largest x, W and g of this step and of those before; or the signs of its transform
+        histories, each = 0, {"delayed": 3 * 4 * (1 + HISTORY), "nvfp4": 16 * 4}.get(r.units, 0)
+        if each:
             for stage in self.stages:
                 linears = [name for layer in stage.params for name, _ in layer.sizes if name in LINEARS]
                 more = [name for name, _ in stage.params[stage.at].sizes if name in LINEARS]
-                histories += 3 * 4 * (1 + HISTORY) * (len(linears) + stage.skipped * len(more))
+                histories += each * (len(linears) + stage.skipped * len(more))
         if not r.offload:
             return weights, gradients, state, 0, histories
         shard = sum(owned) * self.gathered if r.strategy == "zero3" else weights
