@@ -160,12 +160,13 @@ def train(
         str,
         typer.Option(
             help="fp32; fp64; bf16: weights, gradients and activations, with fp32 masters in the optimizer; fp8: as "
-            "bf16, but the blocks' linears multiply 8-bit copies; nvfp4: 4-bit copies, emulated; amp: fp32 weights, bf16 products (autocast); fp16: "
+            "bf16, but the blocks' linears multiply 8-bit copies; nvfp4: 4-bit copies, emulated; amp: fp32 weights, "
+            "bf16 products (autocast); fp16: "
             "autocast with loss scaling."
         ),
     ] = "fp32",
     scaling: Annotated[
-        str, typer.Option(help="With fp8, a unit for each tensor, delayed (from earlier steps), or tiles, mx (emulated).")
+        str, typer.Option(help="With fp8, units: tensor, delayed (from earlier steps), tiles or mx (emulated).")
     ] = "tensor",
     fp8_gathers: Annotated[
         bool, typer.Option("--fp8-gathers", help="With fp8 and zero3: gather the linears' weights in 8 bits.")

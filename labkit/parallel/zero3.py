@@ -95,7 +95,8 @@ class ZeRO3(Sharded):
         # ranks compare their options as numbers: a dtype becomes the sum of its name's letters
         dtypes = [sum(map(ord, str(dtype))) for dtype in (compute_dtype, reduce_dtype)]
         numbers = {"prefetch": prefetch, "keep": keep, "compute_dtype": dtypes[0], "reduce_dtype": dtypes[1]}
-        numbers |= {"reshard": reshard, "codec": len(codec.params) if codec else 0, "units": -1 if units is None else len(units)}
+        numbers |= {"reshard": reshard, "units": -1 if units is None else len(units)}
+        numbers["codec"] = len(codec.params) if codec else 0
         super().__init__(module, group, broadcast_buffers, **numbers)
         if prefetch < 0:
             raise ValueError(f"prefetch is a number of units, 0 or more, got {prefetch}")
@@ -159,8 +160,8 @@ class ZeRO3(Sharded):
         self._buffers_as_on_rank_0()
 
     def step(self) -> None:
-        """Run the optimizer on this rank's parts; the next unshard brings the new weights. Sends nothing, or 4 bytes for
-        each weight that is gathered as codes.
+        """Run the optimizer on this rank's parts; the next unshard brings the new weights. Sends nothing, or 4 bytes a
+        weight that is gathered as codes.
 
         Raises ValueError if `finish` was forgotten, or the optimizer keeps a state that cannot be cut."""
         self._reshard_all()  # a unit that were still whole would compute with the old weights

@@ -164,7 +164,7 @@ class Ops:
     ) -> Storage:
         """The product of two operands of `a` and `b` elements in 8 bits or fewer: what is made on the way is freed.
 
-        `drawn`: the first is rounded stochastically; `turned`: the product over tokens, whose operands are transformed."""
+        `drawn`: the first is rounded stochastically; `turned`: operands of the product over tokens are transformed."""
         copies, law = ACTIVATIONS if kind == ACTIVATIONS else OTHER, BLOCKS.get(self.setting.units)
         if law is None:
             casts = self.casts(a, b, kind=copies)

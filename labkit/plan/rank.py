@@ -63,7 +63,15 @@ class Rank:
         if r.strategy == "zero3":
             stays = frozenset({"token"}) if self.tied else frozenset()
             return ZeRO3Keeper(
-                stage.params, n, self.width, self.gathered, r.prefetch, stays, self.sums, r.fp32_gradients, r.reshard,
+                stage.params,
+                n,
+                self.width,
+                self.gathered,
+                r.prefetch,
+                stays,
+                self.sums,
+                r.fp32_gradients,
+                r.reshard,
                 r.fp8_gathers,
             )
         kind = {"ddp": Keeper, "zero1": ZeRO1Keeper, "zero2": ZeRO2Keeper}[r.strategy]

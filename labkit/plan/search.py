@@ -139,9 +139,7 @@ def plans(
     if precision == "fp8":
         hardware.peak(precision)
     if precision in EMULATED:
-        raise ValueError(
-            f"{precision} is emulated, and no speed is known of it: plan with precision='fp8' or 'bf16'"
-        )
+        raise ValueError(f"{precision} is emulated, and no speed is known of it: plan with precision='fp8' or 'bf16'")
     words = shape.vocab + -shape.vocab % WORDS if n_ranks > 1 else shape.vocab
     shape = shape.changed(seq=seq or shape.seq, vocab=words, name=shape.name, source=shape.source)
     search = Search(shape, hardware, headroom, precision)

@@ -108,7 +108,7 @@ class ZeRO3Keeper(ZeRO2Keeper):
             self.start(live, self.units[upcoming], more)
 
     def cast(self, bucket: Bucket) -> int:
-        """Bytes of a copy of this rank's part in the width that is sent, 0 if it is sent as it is stored; and of codes."""
+        """Bytes of a copy of this rank's part in the width that is sent, 0 if sent as it is stored; and of codes."""
         coded = sum(self.coded(bucket))
         if coded:
             return coded // self.n * (self.n > 1) + coded
@@ -128,7 +128,8 @@ class ZeRO3Keeper(ZeRO2Keeper):
             return
         self.whole.add(bucket)
         live.add(PARAMETERS, bucket.numel * self.gathered)
-        if self.n == 1 and not self.coded(bucket):  # a group of one has its answer at once; a copy in another width lives until then
+        # a group of one has its answer at once; a copy in another width lives until then
+        if self.n == 1 and not self.coded(bucket):
             live.see(plus(more, (0, 0, 0, 0, self.cast(bucket))), "gathering")
         else:
             self.coming.add(bucket)

@@ -9,7 +9,7 @@
                                    always comes before that
           hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks; and along dp_replicate an all_reduce
                    2(r-1)/r N/s    of this rank's part of the gradients, once a step, over r = n/s groups
-          with fp8_gathers, C weights of linears are gathered in 1 byte each instead of 2: C (n-1)/n less for each gather
+          with fp8_gathers, C weights of linears are gathered in 1 byte and not 2: C (n-1)/n less for each gather
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
           (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's

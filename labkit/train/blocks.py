@@ -14,7 +14,7 @@ dims. Square blocks are the same both ways: W in forward and W^T in backward hav
 
     tiles    `y += (codes_a[:, k] codes_b[:, k]^T) units_a[:, k] units_b[:, k]^T` for each run k of 128: sums of codes
              travel from the matrix unit to fp32 registers every 128 terms, where the units are multiplied in
-    mx       the unit is 2^(floor(log2(largest)) - 8), 8 being e4m3's own top exponent. What exceeds 448 then (up to 512)
+    mx       the unit is 2^(floor(log2(largest)) - 8), where 8 is e4m3's top exponent. What exceeds 448 then (up to 512)
              saturates. All three products in e4m3: a block of 32 gradients has not the range of a whole tensor of them
     nvfp4    unit of the tensor: largest / (6 x 448), so that every block's unit fits e4m3; unit of a block: its largest
              / 6, over that of the tensor, rounded to e4m3

@@ -1,4 +1,4 @@
-"""Number formats: what the bits of fp32, tf32, bf16, fp16, fp8, fp4 and int8 mean, and what rounding to one of them does.
+"""Number formats: what the bits of fp32, tf32, bf16, fp16, fp8, fp4 and int8 mean, and what rounding to one of them is.
 
         sign exponent  mantissa               value of a code                      (bias = 2^(exponent_bits - 1) - 1)
     fp32  s  eeeeeeee  mmmmmmmmmmmmmmmmmmmmmmm
@@ -75,7 +75,8 @@ class Format:
                 f"{self.name}: 2 to 8 exponent bits (0 for an integer) and 1 to 23 mantissa bits, "
                 f"got {self.exponent_bits} and {self.mantissa_bits}"
             )
-        holds = ("saturate",) if not self.nan or self.integer else ("inf", "saturate", "nan") if self.infinity else ("saturate", "nan")
+        only = not self.nan or self.integer
+        holds = ("saturate",) if only else ("inf", "saturate", "nan") if self.infinity else ("saturate", "nan")
         if self.overflow not in holds:
             raise ValueError(f"{self.name}: overflow must be one of {', '.join(holds)}, got {self.overflow!r}")
         if not (math.isfinite(self.scale) and self.scale > 0) or (self.scale != 1 and not self.integer):

@@ -42,8 +42,8 @@ labkit.assemble takes the largest over dp and tp once a step, 12 bytes a linear.
 On a GPU the product is one kernel; on a CPU `torch._scaled_mm` multiplies the very same codes in fp32, more slowly than
 fp32 itself. Both are one call, so that a rehearsal counts what a GPU holds. Sends nothing.
 
-Sources: TransformerEngine's user guide, "FP8 Delayed Scaling" (history, clipping); Micikevicius et al., arXiv:2209.05433, sections 3 and 4 (formats, scaling per tensor); torchao/float8 (recipe;
-operands held in high precision).
+Sources: Micikevicius et al., arXiv:2209.05433, sections 3 and 4 (formats, scaling per tensor); torchao/float8 (recipe;
+operands held in high precision); TransformerEngine's user guide, "FP8 Delayed Scaling" (history, clipping).
 """
 
 from __future__ import annotations

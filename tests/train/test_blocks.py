@@ -80,7 +80,7 @@ def test_tiles_are_what_their_definition_says_bit_by_bit(rows, columns):
 
 
 def test_mx_is_what_the_specification_says_bit_by_bit():
-    """Would catch an exponent that is rounded and not cut, e4m3's top exponent forgotten, and NaN for what saturates."""
+    """Would catch an exponent that is rounded and not cut, e4m3's top exponent forgotten, NaN for what saturates."""
     x = drawn(40, 100, seed=3)
     x[0, :32] = torch.tensor(2.0**-20)
     x[0, 3] = 496.0  # 2^8 * 1.94: the unit is 1, and 496 saturates
@@ -215,10 +215,11 @@ def test_delayed_units_come_from_the_steps_before_and_saturate():
     assert multiply.history.amax() == 0
 
 
+ONE = Layout()
 CONFIG = GPTConfig(n_layer=2, d_model=32, n_head=4, seq=32, tied=False)
 
 
-def losses(group, recipe, layout=Layout(), steps=12):
+def losses(group, recipe, layout=ONE, steps=12):
     """The losses of a small GPT, and the histories of delayed scaling."""
     mesh = Mesh.connect(layout, group)
     step = assemble(CONFIG, recipe, mesh)

@@ -22,12 +22,12 @@ from labkit.course.exercises.catalogue import problems
 from labkit.course.exercises.exercise_card import dots
 from labkit.course.exercises.problem import Problem
 from labkit.course.reading.verbs import markdown
+from labkit.course.server.labs import number_of
 
 KERNEL = (("display_name", "Python 3"), ("language", "python"), ("name", "python3"))
 SETUP = """\
 from labkit import HintPanel, ProgressPanel
 from labkit import check, exercise, hint, progress, solution"""
-from labkit.course.server.labs import number_of
 
 SOLVED = "from labkit import check, exercise"
 
@@ -138,7 +138,8 @@ def _opening(title: str, count: int, minutes: int, solved: bool) -> str:
         exercises = f"[exercise](../exercises/{title}.ipynb)"
         return f"# Solutions {number_of(title)}: {name}\n\nOne way of writing each {exercises} of {lab}."
     return (
-        f"# Exercises {number_of(title)}: {name}\n\n{count} exercises, about {minutes} minutes, to go with {lab}. Write what "
+        f"# Exercises {number_of(title)}: {name}\n\n{count} exercises, about {minutes} minutes, to go with {lab}. "
+        "Write what "
         "the stub asks for, run the cell, run the check below it. A check runs what you wrote in processes of its own, "
         "on random inputs, and says what holds: **values**, **wire**, **memory**, **order**, **liveness**. "
         "Hints are folded and counted; the solution unfolds after an attempt.\n\n"

@@ -1,9 +1,9 @@
 """What rounding in blocks does to numbers beside an outlier: the error of each of them, format by format.
 
-    one unit       . . . . . . . . . . | . . . . . .     all are as coarse as the outlier makes them
-    tiles          . . . . . . . . . . | . . . . . .     only those of its tile are
-    mx, nvfp4      small blocks: few share a unit with it
-                                       ^ the outlier
+one unit       . . . . . . . . . . | . . . . . .     all are as coarse as the outlier makes them
+tiles          . . . . . . . . . . | . . . . . .     only those of its tile are
+mx, nvfp4      small blocks: few share a unit with it
+                                   ^ the outlier
 """
 
 from __future__ import annotations

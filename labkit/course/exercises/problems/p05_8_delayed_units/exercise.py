@@ -23,7 +23,7 @@ class DelayedUnits:
     def __init__(self, length: int, group: Group):
         """length: steps that are looked back over, at least 1. No step has ended yet."""
         self.length, self.group = length, group
-        self.seen, self.history = 0.0, []
+        self.seen, self.history = 0.0, list[float]()
 
     def quantize(self, x: Tensor) -> tuple[Tensor, float]:
         """x, float32 and finite, as (codes, unit). May be called several times in a step, and sends nothing.
@@ -49,8 +49,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Two tensors a step on each rank. Sizes drift, one rank has a spike in the fifth step, all have zeros in the first and
-    third; the larger tensor of a step is now the first and now the second."""
+    """Two tensors a step on each rank. Sizes drift, one rank has a spike in the fifth step, all have zeros in the
+    first and third; the larger tensor of a step is now the first and now the second."""
     sizes = [10 ** case.random(1, key=900 + step).item() for step in range(STEPS)]
 
     def tensors(rank: int, step: int) -> list[Tensor]:
