@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.course.topics.block_explorer import BlockExplorer
-from labkit.course.topics.block_picture import N, PLACE, beside_an_outlier, errors, numbers
+from labkit.course.topics.block_picture import PLACE, N, beside_an_outlier, errors, numbers
 from labkit.plan.recipe import Recipe
 from tests.cases import cases
 from tests.view import page
