@@ -20,6 +20,7 @@ of them is in use. Bytes on the wire: see the part that sends them.
 from __future__ import annotations
 
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
+from labkit.parallel.coded import Codec
 from labkit.parallel.ddp import DDP
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
@@ -49,7 +51,7 @@ from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
 from labkit.train.checkpoint import checkpoint, checkpoint_once
 from labkit.train.config import GPTConfig
-from labkit.train.fp8 import in_fp8_
+from labkit.train.fp8 import Delayed, encode, in_8_bits, in_fp8_, unit_of
 from labkit.train.gpt import GPT, Block, cross_entropy
 from labkit.train.large_batch import LAMB, LARS, Warmup
 from labkit.train.loss_scale import Scaler
@@ -62,6 +64,7 @@ WEIGHTS = MappingProxyType(
         "fp32": torch.float32,
         "bf16": torch.bfloat16,
         "fp8": torch.bfloat16,
+        "nvfp4": torch.bfloat16,
         "amp": torch.float32,
         "fp16": torch.float32,
     }
@@ -102,9 +105,10 @@ class Stage(nn.Sequential):
         ends = {id(layer) for layer in (model.embedding, model.head)}
         if {id(layer) for _, layer in layers} >= ends and model.config.tied:
             model.head.out.weight = model.embedding.token.weight  # to_empty has separated them
-        for block in [layer for _, layer in layers if isinstance(layer, Block)]:
+        for path, block in [(path, layer) for path, layer in layers if isinstance(layer, Block)]:
             if recipe.eight_bits:
-                in_fp8_(block)
+                noise = random.Random(f"{recipe.seed} {path} {mesh.world.rank}").getrandbits(62)
+                in_fp8_(block, recipe.units, noise)
             if recipe.recompute == "full":
                 again = checkpoint_once if recipe.splits else checkpoint
                 block.forward = partial(again, block.forward)  # type: ignore[method-assign]
@@ -160,6 +164,9 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel
         return ZeRO2(module, mesh.data, make, recipe.bucket_bytes)
     options: dict[str, Any] = {"prefetch": recipe.prefetch, "compute_dtype": PRODUCTS.get(recipe.precision)}
     options["reshard"] = recipe.reshard
+    if recipe.fp8_gathers:
+        weights = frozenset(part.get_parameter("weight") for part in in_8_bits(module))
+        options["codec"] = Codec(weights, unit_of, encode)
     if mesh.shard is not None and mesh.replicate is not None:
         return HSDP(module, mesh.data, make, mesh.shard, mesh.replicate, **options)
     return ZeRO3(module, mesh.data, make, **options)
@@ -195,6 +202,8 @@ class TrainStep:
         self.scaler = Scaler(agree=[mesh.world]) if recipe.precision == "fp16" else None
         self.warmup = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1))
         self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=self.syncs)
+        parts = [part.multiply for stage in self.stages.values() for part in in_8_bits(stage)]
+        self.delayed = [multiply for multiply in parts if isinstance(multiply, Delayed)]
         self.parts: Parts = parts_of((sync, self.stages[stage].names()) for stage, sync in self.syncs.items())
         self.norm: float | None = None
         self.skipped = False
@@ -220,6 +229,7 @@ class TrainStep:
                 f"the loss of step {number} is {mean}: nothing was stepped. Look at the data of this step, or "
                 f"lower the learning rate of {recipe.lr * self.warmup(number):g}"
             )
+        self._note_largest()
         if recipe.clip_norm is not None and not self.skipped:
             self.norm = clip_grad_norm_(syncs, self.mesh, recipe.clip_norm)
         for sync in syncs:
@@ -235,6 +245,23 @@ class TrainStep:
     def parameter_bytes(self) -> int:
         """Bytes of this rank's parameters, whole over dp: the N of the laws."""
         return sum(p.numel() * p.element_size() for stage in self.stages.values() for p in stage.parameters())
+
+    @property
+    def coded_params(self) -> int:
+        """Those of them that ZeRO-3 gathers as 8-bit codes: the C of the laws."""
+        linears = [part for stage in self.stages.values() for part in in_8_bits(stage)]
+        return sum(part.get_parameter("weight").numel() for part in linears) * self.recipe.fp8_gathers
+
+    def _note_largest(self) -> None:
+        """Delayed scaling: the largest numbers of this step over all ranks with these layers become history.
+
+        Sends 12 bytes a linear, twice (n-1)/n of them along dp and along tp."""
+        if self.delayed:
+            seen = torch.stack([linear.seen for linear in self.delayed])
+            for group in (self.mesh.dp, self.mesh.tp):
+                seen = group.all_reduce(seen, op="max") if group.size > 1 else seen
+            for linear, largest in zip(self.delayed, seen, strict=True):
+                linear.turn(largest)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self.mesh.tp.size > 1:

@@ -15,12 +15,13 @@ import pytest
 import typer
 
 from labkit.cli import app
+from labkit.course.server.labs import number_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
 SVG = "{http://www.w3.org/2000/svg}"
-LABS = sorted(path.name[:2] for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+LABS = sorted(number_of(path.name) for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 
 def found(name: str) -> Any:

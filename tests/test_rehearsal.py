@@ -134,6 +134,11 @@ MIXED = {
     "bf16 fp32": {"precision": "bf16", "fp32_gradients": True},
     "amp": {"precision": "amp"},
     "fp8": {"precision": "fp8"},
+    "delayed": {"precision": "fp8", "scaling": "delayed"},
+    "tiles": {"precision": "fp8", "scaling": "tiles"},
+    "mx": {"precision": "fp8", "scaling": "mx"},
+    "nvfp4": {"precision": "nvfp4"},
+    "codes": {"precision": "fp8", "fp8_gathers": True},
 }
 WAYS = {
     "dp": (Layout(2), {}),
@@ -158,6 +163,8 @@ def mixed(strategy, mix, way):
 
 IN_8_BITS = [
     ("ddp", "fp8", "dp"), ("zero3", "fp8", "dp micro"), ("zero1", "fp8", "sp some again"), ("zero2", "fp8", "pp"),
+    ("ddp", "delayed", "tp"), ("ddp", "tiles", "sp"), ("zero1", "mx", "dp"), ("zero2", "nvfp4", "dp"),
+    ("zero3", "codes", "dp micro"),
 ]  # fmt: skip
 FIRST_MIXED = [
     ("ddp", "bf16", "dp"), ("zero1", "bf16 fp32", "tp"), ("zero2", "amp", "offload"), ("zero3", "bf16", "dp micro"),
@@ -165,7 +172,7 @@ FIRST_MIXED = [
     ("zero3", "bf16", "some again"), ("ddp", "bf16 fp32", "sp some again"), ("zero1", "amp", "pp some again"),
     ("zero1", "bf16", "sp gathers again"),
 ]  # fmt: skip
-WIDER = [mix for mix in MIXED if mix != "fp8"]
+WIDER = ["bf16", "bf16 fp32", "amp"]
 
 
 def there_is(strategy, mix, way):

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from labkit.course.reading.glossary import plain
+from labkit.course.server.labs import number_of
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 README, TOPICS = NOTEBOOKS / "README.md", NOTEBOOKS / "topics.csv"
@@ -50,7 +51,7 @@ EXPECTED = {
 @cache
 def labs() -> dict[str, Path]:
     """Number -> notebook, of the labs that exist."""
-    return {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
+    return {number_of(path.name): path for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))}
 
 
 @cache
@@ -79,7 +80,7 @@ def first_cell(lab: str) -> dict[str, str]:
     """What the first cell of a lab says: title, minutes, needs, look."""
     text = plain("".join(next(iter(cells(lab).values()))["source"]))
     wanted = {
-        "title": r"# \d\d · (.+)",
+        "title": r"# \d\d[a-z]? · (.+)",
         "minutes": r"\*\*Time\*\* (\d+)",
         "needs": r"\*\*Needs\*\* ([^\n]+)",
         "look": r"\*\*What you look at\*\* ([^\n]+)",
@@ -182,7 +183,7 @@ def test_every_link_of_the_readme_resolves():
         path = (NOTEBOOKS / name).resolve() if name else README
         assert path.exists(), target
         if anchor.startswith("cell-id="):
-            assert anchor.removeprefix("cell-id=") in cells(path.name[:2]), target
+            assert anchor.removeprefix("cell-id=") in cells(number_of(path.name)), target
     assert "://" not in text
 
 

@@ -164,12 +164,19 @@ def train(
         str,
         typer.Option(
             help="fp32; fp64; bf16: weights, gradients and activations, with fp32 masters in the optimizer; fp8: as "
-            "bf16, but the blocks' linears multiply 8-bit copies; amp: fp32 weights, bf16 products (autocast); fp16: "
+            "bf16, but the blocks' linears multiply 8-bit copies; nvfp4: 4-bit copies, emulated; amp: fp32 weights, "
+            "bf16 products (autocast); fp16: "
             "autocast with loss scaling."
         ),
     ] = "fp32",
+    scaling: Annotated[
+        str, typer.Option(help="With fp8, units: tensor, delayed (from earlier steps), tiles or mx (emulated).")
+    ] = "tensor",
+    fp8_gathers: Annotated[
+        bool, typer.Option("--fp8-gathers", help="With fp8 and zero3: gather the linears' weights in 8 bits.")
+    ] = False,
     fp32_gradients: Annotated[
-        bool, typer.Option("--fp32-gradients", help="With bf16 and fp8: add gradients up in fp32.")
+        bool, typer.Option("--fp32-gradients", help="With bf16, fp8 and nvfp4: add gradients up in fp32.")
     ] = False,
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Run blocks again in backward: --recompute full.")
@@ -212,6 +219,7 @@ def train(
         strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
         precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
         warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard,
+        scaling=scaling, fp8_gathers=fp8_gathers,
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):

@@ -89,8 +89,7 @@ class HSDP(ZeRO3):
             shard.sum_wait()
 
     def _cut(self, named: Sequence[Named]) -> Shard:
-        options = {"compute_dtype": self.compute_dtype, "reduce_dtype": self.reduce_dtype}
-        return CopiedShard(named, self.inside, self.across, apart=True, **options)
+        return CopiedShard(named, self.inside, self.across, apart=True, **self._options(named))
 
     def _reduce(self, unit: Unit) -> None:
         leaves = unit.has_grads

@@ -38,7 +38,8 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
-from labkit.parallel.bucket import Flat, Named, as_on_rank_0, sum_dtype
+from labkit.parallel.bucket import Flat, Named, Pending, as_on_rank_0, sum_dtype
+from labkit.parallel.coded import Codec, Codes
 from labkit.parallel.sync import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
 
 WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
@@ -137,11 +138,12 @@ class Shard:
         apart: bool = False,
         compute_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
+        codec: Codec | None = None,
     ) -> None:
         """Copy the parameters' values into `weights`; from here on each parameter is a window of it.
 
         `compute_dtype` is that of `weights`, None for the parameters' own; gradients travel in `reduce_dtype`, None
-        for that in which the parameters add them up."""
+        for that in which the parameters add them up. With a `codec` weights are gathered in 8 bits (coded.py)."""
         self.group, self.flat = group, Flat.of(named, group.size)
         self.trains = self.flat.params[0].requires_grad
         whole = self.flat.pack()
@@ -154,6 +156,7 @@ class Shard:
             self.master.grad_dtype = self.reduce_dtype  # without it torch refuses a gradient wider than its parameter
         for p, window in self.flat.windows(self.weights):
             p.data = window
+        self.codes = None if codec is None else Codes(self.flat, group, codec)
         self.work: Work | None = None
 
     @property
@@ -161,10 +164,13 @@ class Shard:
         """True if there are gradients that were not sent."""
         return self.trains and any(p.grad is not None for p in self.flat.params)
 
-    def gather_start(self) -> Work:
-        """Start to bring every rank's part into `weights`. Sends (n-1)/n of the bytes of `weights`."""
+    def gather_start(self) -> Pending:
+        """Start to bring every rank's part into `weights`. Sends (n-1)/n of the bytes of `weights`, or of codes."""
         # rounded before it is sent: with bf16 weights and fp32 masters half the bytes travel
-        return self.group.all_gather_start(self.master.detach().to(self.weights.dtype), into=self.weights)
+        mine = self.master.detach().to(self.weights.dtype)
+        if self.codes is not None:
+            return self.codes.gather_start(mine, self.weights)
+        return self.group.all_gather_start(mine, into=self.weights)
 
     def reduce_start(self) -> None:
         """Pack and drop the gradients, start their mean over the group. Sends (n-1)/n of the bytes.

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from labkit.comm.group import Group, Work
-from labkit.parallel.bucket import in_buckets
+from labkit.comm.group import Group
+from labkit.parallel.bucket import Pending, in_buckets
 from labkit.parallel.sharded import Shard, Sharded
 from labkit.parallel.sync import MakeOptimizer
 
@@ -110,7 +110,7 @@ class ZeRO1(Sharded):
         self._buffers_as_on_rank_0()
 
     def _gather(self) -> None:
-        before: Work | None = None
+        before: Pending | None = None
         for shard in self.shards:
             work = shard.gather_start()
             if before is not None:

@@ -52,8 +52,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from labkit.comm.group import Group, Work
-from labkit.parallel.bucket import Named, by_kind
+from labkit.comm.group import Group
+from labkit.parallel.bucket import Named, Pending, by_kind
+from labkit.parallel.coded import Codec, agree_on_units
 from labkit.parallel.sharded import Shard, Sharded
 from labkit.parallel.sync import MakeOptimizer
 
@@ -75,6 +76,7 @@ class ZeRO3(Sharded):
         reduce_dtype: torch.dtype | None = None,
         keep: bool = False,
         reshard: bool = True,
+        codec: Codec | None = None,
         broadcast_buffers: bool = True,
     ) -> None:
         """Copy rank 0's weights and buffers to every rank and shard them; works through hooks until `close()`.
@@ -86,6 +88,7 @@ class ZeRO3(Sharded):
         reduce_dtype    gradients travel in it; None: the masters'
         keep            do not reshard what is needed next (see above)
         reshard         False: units stay whole from forward to backward
+        codec           its parameters are gathered as 8-bit codes (coded.py)
 
         Raises ValueError on every rank if ranks hold different modules, for units that are not in the module, and for
         an optimizer that cannot be sharded."""
@@ -93,29 +96,43 @@ class ZeRO3(Sharded):
         dtypes = [sum(map(ord, str(dtype))) for dtype in (compute_dtype, reduce_dtype)]
         numbers = {"prefetch": prefetch, "keep": keep, "compute_dtype": dtypes[0], "reduce_dtype": dtypes[1]}
         numbers |= {"reshard": reshard, "units": -1 if units is None else len(units)}
+        numbers["codec"] = len(codec.params) if codec else 0
         super().__init__(module, group, broadcast_buffers, **numbers)
         if prefetch < 0:
             raise ValueError(f"prefetch is a number of units, 0 or more, got {prefetch}")
         entries = assign(module, default_units(module) if units is None else units)
         self.prefetch, self.keep, self.reshard = prefetch, keep, reshard
-        self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
+        self.compute_dtype, self.reduce_dtype, self.codec = compute_dtype, reduce_dtype, codec
         self.record = Record()
         self._leaving: Unit | None = None
         self._backward_began = self._summoned = False
         self.units: list[Unit] = []
         for users, named, stays in entries:
-            self.units.append(Unit(len(self.units), [self._cut(alike) for alike in by_kind(named)], stays))
+            self.units.append(Unit(len(self.units), [self._cut(alike) for alike in self._alike(named)], stays))
             for user in users:
                 self._watch(user, self.units[-1])
         self._own([shard for unit in self.units for shard in unit.shards], make_optimizer)
         if hasattr(self.optimizer, "masters") and compute_dtype is not None:
             for shard in self.shards:
                 shard.narrow(compute_dtype)
+        agree_on_units(self.shards)
+
+    def _alike(self, named: Sequence[Named]) -> Iterator[list[Named]]:
+        """Parameters that are gathered together: of one kind, and either all as codes or none."""
+        coded = self.codec.params if self.codec else frozenset()
+        for alike in by_kind(named):
+            for part in ([one for one in alike if one[1] in coded], [one for one in alike if one[1] not in coded]):
+                if part:
+                    yield part
+
+    def _options(self, named: Sequence[Named]) -> dict[str, Any]:
+        """In which form the weights and gradients of these parameters travel."""
+        codec = self.codec if self.codec and named[0][1] in self.codec.params else None
+        return {"compute_dtype": self.compute_dtype, "reduce_dtype": self.reduce_dtype, "codec": codec}
 
     def _cut(self, named: Sequence[Named]) -> Shard:
         """What this rank keeps of parameters that are gathered together."""
-        options = {"compute_dtype": self.compute_dtype, "reduce_dtype": self.reduce_dtype}
-        return Shard(named, self.group, apart=True, **options)
+        return Shard(named, self.group, apart=True, **self._options(named))
 
     # -- the interface (sync.py) -------------------------------------------------------------------------------------
 
@@ -143,15 +160,18 @@ class ZeRO3(Sharded):
         self._buffers_as_on_rank_0()
 
     def step(self) -> None:
-        """Run the optimizer on this rank's parts; the next unshard brings the new weights. Sends nothing.
+        """Run the optimizer on this rank's parts; the next unshard brings the new weights. Sends nothing, or 4 bytes a
+        weight that is gathered as codes.
 
         Raises ValueError if `finish` was forgotten, or the optimizer keeps a state that cannot be cut."""
         self._reshard_all()  # a unit that were still whole would compute with the old weights
         self._optimize()
+        agree_on_units(self.shards)
 
     def refresh(self) -> None:
         """Drop the gradients of the old weights, reshard all units: the next unshard brings what was loaded."""
         self.zero_grad()
+        agree_on_units(self.shards)
 
     @contextmanager
     def summon(self) -> Iterator[None]:
@@ -294,7 +314,7 @@ class Unit:
         """Reshard the weights, which the shards hold whole: SHARDED."""
         self.index, self.shards, self.stays = index, tuple(shards), stays
         self.state, self.kept = WHOLE, False
-        self.works: list[Work] = []
+        self.works: list[Pending] = []
         self.calls: list[object] = []
         self.armed: set[object] = set()
         self.waiting: set[object] = set()

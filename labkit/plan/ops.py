@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from labkit.plan.recipe import RECOMPUTE
 from labkit.plan.sizes import Sizes
@@ -24,14 +26,41 @@ from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Again, Node, Run, Sh
 WAYS = ("fp32", "fp64", "autocast", "half")
 HEAD = "logits"
 """The product with the vocabulary, which is never in 8 bits."""
+LINEARS = ("query", "key", "value", "out", "gate", "up", "down")
+"""The products of a block, which may be in 8 bits or fewer."""
+
+
+class Emulated(NamedTuple):
+    """What an emulated product of labkit.train.blocks holds, in bytes an element of an operand, and of the result.
+
+    quantize   at the highest moment of quantizing an operand; `drawn`: with stochastic rounding
+    kept       of a quantized operand until the product is done; `wide`: of its copy in fp32, if that is another one
+    spread     of its units, one for each element, while they are multiplied in
+    result     of partial sums and their total"""
+
+    quantize: float
+    drawn: float
+    kept: float
+    wide: int
+    spread: float
+    result: int
+
+
+BLOCKS = MappingProxyType(
+    {
+        "tiles": Emulated(8, 8, 1 + 4 / 128, 4, 0, 8),
+        "mx": Emulated(8, 8, 1 + 1 / 32, 4, 4 + 4 / 32, 4),
+        "nvfp4": Emulated(25 + 5 / 16, 33 + 5 / 16, 4 + 1 / 16, 0, 4 + 4 / 16, 4),
+    }
+)
 
 
 @dataclass(frozen=True)
 class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
     what backward runs again, `recompute`: "none", "gathers", "selective" or "full". `ep`: ranks to which experts are
-    dealt out. With `eight_bits` the linears of a
-    block multiply 8-bit copies (labkit.train.fp8), which a way in half precision can.
+    dealt out. With `units` the linears of a block multiply copies of 8 bits or fewer, which a way in half precision
+    can: units of a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or "nvfp4" (labkit.train.blocks).
 
     ValueError for an unknown way or recompute, 8 bits in another way, and sizes below 1."""
 
@@ -41,7 +70,7 @@ class Setting:
     in_sequence: bool = False
     way: str = "fp32"
     recompute: str = "none"
-    eight_bits: bool = False
+    units: str = ""
     ep: int = 1
 
     def __post_init__(self) -> None:
@@ -49,7 +78,7 @@ class Setting:
             raise ValueError(f"a layer is run in one of {', '.join(WAYS)}, got {self.way!r}")
         if self.recompute not in RECOMPUTE:
             raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, got {self.recompute!r}")
-        if self.eight_bits and self.way != "half":
+        if self.units and self.way != "half":
             raise ValueError(f"8-bit copies are made of half precision, way='half', got {self.way!r}")
         for name in ("rows", "seq", "tp", "ep"):
             if getattr(self, name) < 1:
@@ -66,9 +95,8 @@ class Ops:
         self.rows = setting.rows * setting.seq  # of tokens, inside the parallel regions
         self.cut = setting.tp if setting.in_sequence else 1
         self.cache: list[Storage] = []  # autocast's, which lives as long as the forward
-        self.selective = self.gathers = (
-            False  # True while ops run whose results, or what they gather, backward makes again
-        )
+        # True while ops run whose results, or what they gather, backward makes again
+        self.selective = self.gathers = False
 
     def op(self, x: Shadow, numel: int, width: int, saved: Sequence[Storage] = (), name: str = "") -> Shadow:
         """A new tensor made of x; backward makes one like x."""
@@ -113,7 +141,7 @@ class Ops:
         x = self.view(x)
         back, sizes = x.numel * x.width, [weight.numel * self.narrow for weight in weights]
         kind = GRADIENTS if self.narrow == self.wide else OTHER
-        if self.setting.eight_bits and name != HEAD:
+        if self.setting.units and name != HEAD:
             return self.linear_in_8_bits(x, weights, rows * out, name)
         node = self.tape.node(
             (x.node, *givers),
@@ -127,18 +155,36 @@ class Ops:
         inside, weight, width = x.numel, weights[0].numel, x.width
 
         def run(g: Storage) -> list[Storage]:
-            casts = self.casts(outside, weight)
-            grads = [self.tape.new(inside * width, OTHER)]
-            casts.clear()
-            casts = self.casts(outside, inside)
-            grads.append(self.tape.new(weight * width, GRADIENTS))
-            casts.clear()
+            grads = [self.multiplied(outside, weight, inside, width, OTHER, drawn=True)]
+            grads.append(self.multiplied(outside, inside, weight, width, GRADIENTS, drawn=True, turned=True))
             return [*grads, *(self.tape.new(bias.numel * width, GRADIENTS) for bias in weights[1:])]
 
-        casts = self.casts(inside, weight, kind=ACTIVATIONS)
-        y = self.tape.new(outside * width, name=name)
-        casts.clear()
+        y = self.multiplied(inside, weight, outside, width, ACTIVATIONS, name)
         return Shadow(y, outside, width, self.tape.node((x.node, *weights), run, (x.storage,)))
+
+    def multiplied(
+        self, a: int, b: int, out: int, width: int, kind: int, name: str = "", drawn: bool = False, turned: bool = False
+    ) -> Storage:
+        """The product of two operands of `a` and `b` elements in 8 bits or fewer: what is made on the way is freed.
+
+        `drawn`: the first is rounded stochastically; `turned`: operands of the product over tokens are transformed."""
+        copies, law = ACTIVATIONS if kind == ACTIVATIONS else OTHER, BLOCKS.get(self.setting.units)
+        if law is None:
+            casts = self.casts(a, b, kind=copies)
+            y = self.tape.new(out * width, kind, name)
+            casts.clear()
+            return y
+        transformed, parts = 4 * (turned and self.setting.units == "nvfp4"), []
+        for numel, noise in ((a, drawn), (b, False)):
+            self.tape.scratch(int((transformed + (law.drawn if noise else law.quantize)) * numel), copies)
+            parts.append(self.tape.new(int(law.kept * numel), copies))
+        parts += [self.tape.new(law.wide * numel, copies) for numel in (a, b)]
+        self.tape.scratch(int(law.spread * max(a, b)), copies)
+        total = self.tape.new(law.result * out, copies)
+        parts.clear()
+        del total
+        self.tape.scratch((4 + width) * out, copies)
+        return self.tape.new(out * width, kind, name)
 
     def casts(self, *sizes: int, kind: int = OTHER) -> list[Storage]:
         """8-bit copies of tensors of these sizes, each with its unit, and each made by way of an fp32 copy."""

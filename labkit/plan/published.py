@@ -15,7 +15,7 @@ What the sources do not say is assumed, here and nowhere else:
                   in fp32; its memory is in GiB, though its column is headed GB (labkit.plan.nanotron says why)
     foundry       the "DEFAULT" mixed precision gathers bf16 weights and keeps fp32 masters (amp), "PURE" is bf16
     torchtitan    FSDP2's mixed precision, as foundry's DEFAULT; with float8 the linears of the blocks multiply 8-bit
-                  copies. It also gathered weights in 8 bits, which labkit does not: half of the gathers' bytes
+                  copies, and their weights are gathered in 8 bits
     megatron      ZeRO-1 with fp32 masters, gradients added up in fp32, routing balanced; for Mixtral no recomputation,
                   and for both of its speeds the one mapping of which its README tells. Neighbours along ep have
                   neighbouring ranks there, and in labkit all p stages of a pipeline lie between them: nodes of 8 p
@@ -165,7 +165,7 @@ def _torchtitan() -> Iterator[PublishedRun]:
             "zero3", schedule, batch_size=rows * layout.dp, n_micro=rows if pp > 1 else 1,
             stages_per_rank=2 if schedule == "interleaved" else 1, precision="fp8" if float8 else "amp",
             fp32_gradients=float8, recompute=row["recompute"], sequence_parallel=layout.tp > 1,
-            reshard=pp == 1,  # its default with a pipeline: no gathers for each micro-batch
+            fp8_gathers=float8, reshard=pp == 1,  # its default with a pipeline: no gathers for each micro-batch
         )  # fmt: skip
         lacks = [f"context parallelism over {row['cp']}"] * (row["cp"] != "1")
         yield PublishedRun(

@@ -18,9 +18,9 @@ from functools import cached_property, lru_cache
 from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
-from labkit.plan.ops import Setting
+from labkit.plan.ops import LINEARS, Setting
 from labkit.plan.pair import KeeperPair
-from labkit.plan.recipe import Recipe
+from labkit.plan.recipe import HISTORY, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stack import Stage, stage_of
 from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest_moments, pairs_in_flight, setting_of
@@ -92,7 +92,16 @@ class Rank:
         if r.strategy == "zero3":
             stays = frozenset({"token"}) if self.tied else frozenset()
             return ZeRO3Keeper(
-                stage.params, n, self.width, self.gathered, r.prefetch, stays, self.sums, r.fp32_gradients, r.reshard
+                stage.params,
+                n,
+                self.width,
+                self.gathered,
+                r.prefetch,
+                stays,
+                self.sums,
+                r.fp32_gradients,
+                r.reshard,
+                r.fp8_gathers,
             )
         kind = {"ddp": Keeper, "zero1": ZeRO1Keeper, "zero2": ZeRO2Keeper}[r.strategy]
         return kind(stage.params, n, self.width, r.bucket_bytes, self.sums, r.fp32_gradients)
@@ -128,13 +137,20 @@ class Rank:
         owned, wide = self.owned(), r.state_bytes
         state = sum(owned) * wide * dict(STATES)[r.optimizer] + 4 * len(owned) * r.optimizer.startswith("adam")
         state += sum(owned) * wide * r.has_masters
+        # of each linear: the largest x, W and g of this step and of those before; or the signs of its transform
+        histories, each = 0, {"delayed": 3 * 4 * (1 + HISTORY), "nvfp4": 16 * 4}.get(r.units, 0)
+        if each:
+            for stage in self.stages:
+                linears = [name for layer in stage.params for name, _ in layer.sizes if name in LINEARS]
+                more = [name for name, _ in stage.params[stage.at].sizes if name in LINEARS]
+                histories += each * (len(linears) + stage.skipped * len(more))
         if not r.offload:
-            return weights, gradients, state, 0, 0
+            return weights, gradients, state, 0, histories
         shard = sum(owned) * self.gathered if r.strategy == "zero3" else weights
         if self.device != "cpu":
-            return shard, gradients, 0, 0, 0
+            return shard, gradients, 0, 0, histories
         masters = sum(owned) * wide
-        return shard, gradients + masters, state + masters, 0, 0
+        return shard, gradients + masters, state + masters, 0, histories
 
     def find_fullest(self) -> None:
         """The fullest moments of a schedule that cuts a backward in two: activations of the micro-batches in flight,

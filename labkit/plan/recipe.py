@@ -20,9 +20,15 @@ SPLIT = ("zero_bubble", "zb_h2", *IN_V)
 """Schedules that cut a backward in two."""
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", *SPLIT)
 RECOMPUTE = ("none", "gathers", "selective", "full")
-PRECISIONS = ("fp64", "fp32", "bf16", "fp8", "amp", "fp16")
-NARROW = ("bf16", "fp8")
+PRECISIONS = ("fp64", "fp32", "bf16", "fp8", "nvfp4", "amp", "fp16")
+NARROW = ("bf16", "fp8", "nvfp4")
 """Precisions of which weights and gradients are in bf16, and masters in fp32."""
+SCALINGS = ("tensor", "delayed", "tiles", "mx")
+"""How far the unit of 8-bit copies reaches (labkit.train.fp8, labkit.train.blocks)."""
+EMULATED = ("tiles", "mx", "nvfp4")
+"""Scalings that labkit computes with plain tensor operations: what they take on a device is not predicted."""
+HISTORY = 16
+"""Steps that delayed scaling looks back over (TransformerEngine: 1,024 unless told otherwise)."""
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
 WHOLE_LAYERS = ("lamb", "lars")
 
@@ -45,9 +51,14 @@ class Recipe:
     checkpointing    True: the old name of recompute="full"; where both are given, recompute counts
     precision        "fp32", "fp64": everything in it
                      "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters
-                     "fp8": as bf16, but the linears of the blocks multiply 8-bit copies, scaled tensor by tensor
+                     "fp8": as bf16, but the linears of the blocks multiply 8-bit copies, with units as `scaling` says
+                     "nvfp4": as bf16, but the linears of the blocks multiply 4-bit copies in blocks of 16, emulated
                      "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
-    fp32_gradients   with "bf16" and "fp8": gradients are added up, over micro-batches and over ranks, in fp32
+    scaling          with "fp8", the units of 8-bit copies: "tensor": one for each tensor; "delayed": the same, known
+                     from earlier steps; "tiles": one for 1 x 128 numbers, 128 x 128 of weights, "mx": for 32 numbers, a
+                     power of two (both emulated)
+    fp8_gathers      with "zero3" and "fp8" scaled by "tensor": the weights of these linears are gathered in 8 bits
+    fp32_gradients   with "bf16", "fp8" and "nvfp4": gradients are added up, over micro-batches and over ranks, in fp32
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
@@ -76,6 +87,8 @@ class Recipe:
     recompute: str = None  # type: ignore[assignment]
     shard_ranks: int | None = None
     reshard: bool = True
+    scaling: str = "tensor"
+    fp8_gathers: bool = False
 
     def __post_init__(self) -> None:
         self._settle_recompute()
@@ -84,6 +97,7 @@ class Recipe:
             "schedule": SCHEDULES,
             "precision": PRECISIONS,
             "recompute": RECOMPUTE,
+            "scaling": SCALINGS,
             "optimizer": OPTIMIZERS,
         }
         if self.schedule == "dualpipe":
@@ -117,11 +131,25 @@ class Recipe:
             )
         if self.fp32_gradients and self.precision not in NARROW:
             raise ValueError(
-                f"fp32_gradients is a choice for precision='bf16' and 'fp8', got {self.precision!r}: leave it out"
+                f"fp32_gradients is a choice for precision={', '.join(map(repr, NARROW))}, got {self.precision!r}: "
+                "leave it out"
             )
         if self.offload and self.strategy == "ddp":
             raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
         self._check_sharding()
+        self._check_eight_bits()
+
+    def _check_eight_bits(self) -> None:
+        """The choices of precision="fp8". A unit that is agreed on belongs to a whole tensor."""
+        if self.scaling != "tensor" and self.precision != "fp8":
+            raise ValueError(
+                f"scaling={self.scaling!r} is a choice for precision='fp8', got {self.precision!r}: leave it out"
+            )
+        if self.fp8_gathers and (self.strategy, self.precision, self.scaling) != ("zero3", "fp8", "tensor"):
+            raise ValueError(
+                "fp8_gathers sends codes with one unit for each weight: it wants strategy='zero3', precision='fp8' and "
+                f"scaling='tensor', got {self.strategy!r}, {self.precision!r} and {self.scaling!r}"
+            )
 
     def _check_sharding(self) -> None:
         """The choices that only ZeRO-3 has. Whether dp is a multiple of `shard_ranks` is asked where dp is known."""
@@ -180,8 +208,8 @@ class Recipe:
 
     @property
     def products(self) -> str:
-        """The precision of matrix products, of whose peak MFU is a share; with "fp8" that of the wider ones."""
-        return "bf16" if self.precision in ("amp", "fp8") else self.precision
+        """The precision of matrix products, of whose peak MFU is a share; with 8 or 4 bits that of the wider ones."""
+        return "bf16" if self.precision in ("amp", "fp8", "nvfp4") else self.precision
 
     @property
     def splits(self) -> bool:
@@ -197,8 +225,13 @@ class Recipe:
 
     @property
     def eight_bits(self) -> bool:
-        """True if the linears of the blocks multiply 8-bit numbers."""
-        return self.precision == "fp8"
+        """True if the linears of the blocks multiply numbers of 8 bits or fewer."""
+        return self.units != ""
+
+    @property
+    def units(self) -> str:
+        """How far a unit of those numbers reaches, a key of labkit.train.fp8.SCALINGS; "" if there are none."""
+        return self.scaling if self.precision == "fp8" else "nvfp4" if self.precision == "nvfp4" else ""
 
     @property
     def again(self) -> str:
@@ -278,6 +311,6 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
         )
     if recipe.splits and recipe.eight_bits:
         raise ValueError(
-            f"{recipe.schedule} computes weight gradients long after input gradients, and an 8-bit linear computes "
-            "both at once: use '1f1b'"
+            f"{recipe.schedule} computes weight gradients long after input gradients, and a linear in 8 bits or fewer "
+            "computes both at once: use '1f1b'"
         )

@@ -35,7 +35,7 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.recipe import PRECISIONS, STRATEGIES, Recipe
+from labkit.plan.recipe import EMULATED, PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import check_plan, fullest, micro_rows
 from labkit.plan.time import predict_step
@@ -142,6 +142,8 @@ def plans(
         raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}")
     if precision == "fp8":
         hardware.peak(precision)
+    if precision in EMULATED:
+        raise ValueError(f"{precision} is emulated, and no speed is known of it: plan with precision='fp8' or 'bf16'")
     words = shape.vocab + -shape.vocab % WORDS if n_ranks > 1 else shape.vocab
     shape = shape.changed(seq=seq or shape.seq, vocab=words, name=shape.name, source=shape.source)
     search = Search(shape, hardware, headroom, precision)
@@ -269,7 +271,7 @@ class Search:
         recipe = Recipe(
             strategy, schedule, base.batch_size, m, v, recompute=again, precision=self.precision,
             sequence_parallel=layout.tp > 1 and self.shape.seq % layout.tp == 0, optimizer=base.optimizer,
-            shard_ranks=shard,
+            shard_ranks=shard, fp8_gathers=strategy == "zero3" and self.precision == "fp8",
         )  # fmt: skip
         needs, reason = self.too_large(layout, recipe)
         if reason:

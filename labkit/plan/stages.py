@@ -46,6 +46,8 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"labkit's planner does not know tensor parallelism beside experts yet, got tp={layout.tp}: "
             "take tp=1, and ep or pp"
         )
+    if recipe.fp8_gathers:
+        raise ValueError("labkit's planner does not know 8-bit gathers beside experts yet: fp8_gathers=False")
     if layout.ep > 1 and recipe.shard_ranks is not None:
         raise ValueError(
             f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
@@ -183,12 +185,18 @@ def way_of(recipe: Recipe) -> str:
     return "half" if recipe.precision in NARROW else recipe.precision
 
 
+def linear_params(shape: ModelShape, tp: int) -> int:
+    """Weights of a block's linears on one of `tp` ranks, without biases: what may be multiplied in 8 bits."""
+    d, a, k = shape.d_model, shape.n_head * shape.width, shape.kv_heads * shape.width
+    return d * (2 * a + 2 * k + (3 if shape.gated else 2) * shape.hidden) // tp
+
+
 def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
     """The setting in which this recipe runs a layer on one rank."""
     in_sequence = recipe.sequence_parallel and layout.tp > 1
     rows = micro_rows(recipe, layout)
     way = way_of(recipe)
-    return Setting(rows, shape.seq, layout.tp, in_sequence, way, recipe.recompute, recipe.eight_bits, layout.ep)
+    return Setting(rows, shape.seq, layout.tp, in_sequence, way, recipe.recompute, recipe.units, layout.ep)
 
 
 @lru_cache(maxsize=1024)

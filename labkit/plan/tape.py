@@ -171,9 +171,9 @@ class Tape:
         """Memory for `n_bytes`."""
         return Storage(self, n_bytes, kind, name)
 
-    def scratch(self, n_bytes: int) -> None:
+    def scratch(self, n_bytes: int, kind: int = OTHER) -> None:
         """Memory that is given back at once."""
-        self.new(n_bytes, OTHER)
+        self.new(n_bytes, kind)
 
     # -- forward -----------------------------------------------------------------------------------------------------
 

@@ -32,10 +32,12 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
-from labkit.plan.recipe import IN_V, Recipe
+from labkit.plan.recipe import EMULATED, IN_V, Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import blocks_of, check_plan, dense_of, expert_params, setting_of, state_params
+from labkit.plan.stages import (
+    blocks_of, check_plan, dense_of, expert_params, linear_params, setting_of, state_params,
+)  # fmt: skip
 from labkit.plan.wire import dp_moves, moves, sums_again
 from labkit.plan.work import seconds_of
 
@@ -116,6 +118,12 @@ class StepTime:
         if not 1 <= imbalance < float("inf"):
             raise ValueError(f"imbalance is the slowest expert's load over the mean, 1 or more; got {imbalance}")
         self.imbalance = imbalance
+        if recipe.units in EMULATED:
+            raise ValueError(
+                f"products with units of {recipe.units!r} are emulated: what they become is the same everywhere, what "
+                "they take on a device with such units was not measured. Seconds are predicted for precision='fp8' "
+                "with scaling='tensor' or 'delayed', and for bf16"
+            )
         self.shape, self.layout, self.recipe, self.hardware, self.simulated = shape, layout, recipe, hardware, simulated
         self.setting: Setting = setting_of(shape, layout, recipe)
         self.m, self.p, self.v = recipe.n_micro, layout.pp, recipe.stages_per_rank
@@ -309,7 +317,8 @@ class StepTime:
         HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
         n_units = max(1, self.shape.n_layer // (self.p * self.v)) * self.v
         unit = state.params / n_units
-        gather = self.along_dp(state, "all_gather", unit * self.wide)
+        coded = linear_params(self.shape, self.layout.tp) * self.recipe.fp8_gathers  # 1 byte instead of 2
+        gather = self.along_dp(state, "all_gather", unit * self.wide - coded)
         scatter = self.along_dp(state, "reduce_scatter", unit * self.recipe.gradient_bytes)
         across = 0.0
         if self.recipe.shard_ranks is not None:

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 
 from labkit.plan.buckets import Bucket, Live, Params
 from labkit.plan.keep import ZeRO2Keeper
+from labkit.plan.ops import LINEARS
 from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
 
 
 class ZeRO3Keeper(ZeRO2Keeper):
     """One bucket for each layer, and one for the weights named in `stays`. `gathered`: bytes of an element of a
-    gathered weight; `prefetch`: how many units are gathered ahead; `reshard`: False if they stay whole for backward."""
+    gathered weight; `prefetch`: how many units are gathered ahead; `reshard`: False if they stay whole for backward;
+    `codes`: True if the weights of a block's linears travel in 8 bits (labkit.parallel.coded)."""
 
     def __init__(
         self,
@@ -33,7 +35,9 @@ class ZeRO3Keeper(ZeRO2Keeper):
         sums: int = 0,
         widens: bool = False,
         reshard: bool = True,
+        codes: bool = False,
     ) -> None:
+        self.codes = codes
         self.gathered, self.prefetch, self.stays, self.reshard = gathered, prefetch, stays, reshard
         # whether units are not freed now, and will not be in backward; elements of blocks not walked that are whole
         self.keeps, self.behind, self.middle = not reshard, False, 0
@@ -97,14 +101,26 @@ class ZeRO3Keeper(ZeRO2Keeper):
         for bucket in [*self.staying, *([self.units[layer]] if layer in self.units else [])]:
             self.start(live, bucket, more)
             if bucket in self.coming:
+                self.decode(live, bucket, more)
                 self.coming.discard(bucket)
                 live.add(OTHER, -self.cast(bucket))
         for upcoming in [k for k in ahead if k in self.units][: self.prefetch]:
             self.start(live, self.units[upcoming], more)
 
     def cast(self, bucket: Bucket) -> int:
-        """Bytes of a copy of this rank's part in the width that is sent; 0 if it is sent as it is stored."""
+        """Bytes of a copy of this rank's part in the width that is sent, 0 if sent as it is stored; and of codes."""
+        coded = sum(self.coded(bucket))
+        if coded:
+            return coded // self.n * (self.n > 1) + coded
         return bucket.numel // self.n * self.gathered if self.gathered != self.width else 0
+
+    def coded(self, bucket: Bucket) -> list[int]:
+        """Elements of each weight that travels in 8 bits."""
+        return [self.sizes[member] for member in bucket.members if self.codes and member[1] in LINEARS]
+
+    def decode(self, live: Live, bucket: Bucket, more: Bytes) -> None:
+        """One weight after the other is decoded by way of fp32."""
+        live.see(plus(more, (0, 0, 0, 0, 4 * max(self.coded(bucket), default=0))), "decoding")
 
     def start(self, live: Live, bucket: Bucket, more: Bytes) -> None:
         """Starts to gather a unit: from now on memory for all of it is held."""
@@ -112,7 +128,8 @@ class ZeRO3Keeper(ZeRO2Keeper):
             return
         self.whole.add(bucket)
         live.add(PARAMETERS, bucket.numel * self.gathered)
-        if self.n == 1:  # a group of one has its answer at once; a copy in another width lives until then
+        # a group of one has its answer at once; a copy in another width lives until then
+        if self.n == 1 and not self.coded(bucket):
             live.see(plus(more, (0, 0, 0, 0, self.cast(bucket))), "gathering")
         else:
             self.coming.add(bucket)

@@ -9,6 +9,7 @@
                                    always comes before that
           hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks; and along dp_replicate an all_reduce
                    2(r-1)/r N/s    of this rank's part of the gradients, once a step, over r = n/s groups
+          with fp8_gathers, C weights of linears are gathered in 1 byte and not 2: C (n-1)/n less for each gather
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
           (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's
@@ -26,14 +27,24 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.recipe import Recipe
 
-WHOLE = ("fp32", "fp64", "bf16", "fp8")
-"""Precisions in which weights and activations are sent in one width; gradients may be wider. 8-bit copies stay."""
+WHOLE = ("fp32", "fp64", "bf16", "fp8", "nvfp4")
+"""Precisions in which weights and activations are sent in one width; gradients may be wider. Copies in 8 bits or
+fewer stay, unless `coded_params` says how many weights are gathered as such."""
 
 
 def sent_per_step(
-    layout: Layout, recipe: Recipe, rank: int, *, parameter_bytes: int, n_layer: int, d_model: int, seq: int
+    layout: Layout,
+    recipe: Recipe,
+    rank: int,
+    *,
+    parameter_bytes: int,
+    n_layer: int,
+    d_model: int,
+    seq: int,
+    coded_params: int = 0,
 ) -> Breakdown:
-    """Bytes that `rank` sends in a step, by axis (`recipe.axes`). `parameter_bytes`, `n_layer`: those on this rank.
+    """Bytes that `rank` sends in a step, by axis (`recipe.axes`). `parameter_bytes`, `n_layer`: those on this rank;
+    so are `coded_params`, the weights that ZeRO-3 gathers as 8-bit codes.
 
     Raises ValueError for precisions whose activations travel in half the bytes on some edges only."""
     if recipe.precision not in WHOLE:
@@ -42,7 +53,7 @@ def sent_per_step(
     place, rows = layout.coords(rank), recipe.batch_size // layout.dp
     return Breakdown(
         [
-            *_dp(layout, recipe, place["pp"], parameter_bytes),
+            *_dp(layout, recipe, place["pp"], parameter_bytes, coded_params),
             _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word),
             _pp(layout, recipe, place["pp"], rows * seq * d_model * word),
         ]
@@ -67,7 +78,7 @@ def moves(recipe: Recipe, n_stage_ranks: int = 1, place: int = 0) -> tuple[int, 
     return scatters, times / len(under_way)
 
 
-def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int) -> list[Item]:
+def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) -> list[Item]:
     n, axis = recipe.sharing(layout.dp), recipe.axes[0]
     scatters, gathers = moves(recipe, layout.pp, place)
     wider = recipe.gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
@@ -75,7 +86,9 @@ def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int) -> list[Item]:
     formula = f"({scatters} + {gathers:g})(n-1)/n S, n={n}, S={n_bytes:,}"
     if wider != 1:
         formula = f"{moved:g}(n-1)/n S, n={n}, S={n_bytes:,} of weights, {wider:g} S of gradients"
-    items = [Item(axis, moved * (n - 1) / n * n_bytes, "B", formula, "arXiv:1910.02054, 7")]
+    if coded:
+        formula += f", {gathers:g}(n-1)/n C less, C={coded:,} weights in 1 byte"
+    items = [Item(axis, (moved * n_bytes - gathers * coded) * (n - 1) / n, "B", formula, "arXiv:1910.02054, 7")]
     if recipe.shard_ranks is not None:
         r, part = layout.dp // n, wider * n_bytes / n
         crossing = f"2(r-1)/r G, r={r}, G={part:,.0f} of gradients, 1/{n}"

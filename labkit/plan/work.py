@@ -129,7 +129,7 @@ class Bench:
 
     def linears(self, inside: int, outs: Sequence[int], rows: float | None = None, experts: int = 1) -> None:
         """Products that share their input, in 8 bits or not."""
-        if self.setting.eight_bits:
+        if self.setting.units:
             self.products_in_8_bits(inside, outs, rows, experts)
             return
         for out in outs:

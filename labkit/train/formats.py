@@ -1,4 +1,4 @@
-"""Number formats: what the bits of fp32, tf32, bf16, fp16, fp8 and int8 mean, and what rounding to one of them does.
+"""Number formats: what the bits of fp32, tf32, bf16, fp16, fp8, fp4 and int8 mean, and what rounding to one of them is.
 
         sign exponent  mantissa               value of a code                      (bias = 2^(exponent_bits - 1) - 1)
     fp32  s  eeeeeeee  mmmmmmmmmmmmmmmmmmmmmmm
@@ -7,15 +7,19 @@
     fp16  s  eeeee     mmmmmmmmmm             exponent all 1   infinity if mmm is 0, else NaN
     e5m2  s  eeeee     mm
     e4m3  s  eeee      mmm                    the same, but only s1111111 is NaN and nothing is infinite: largest is 448
+    e2m1  s  ee        m                      the same, and no code is NaN: 0, 0.5, 1, 1.5, 2, 3, 4, 6 with either sign
+    e8m0     eeeeeeee                         2^(exponent - 127): a scale of a block and no sign, no zero; all 1 is NaN
     int8  s            mmmmmmm                scale * two's complement: even steps everywhere, no exponent
 
 More exponent is more range (how large, how small), more mantissa is more precision (how fine). bf16 keeps the range of
 fp32 in half the bytes, so it needs no loss scaling; fp16 has 8 times its precision and loses gradients below 6e-8.
-Bytes a number: fp32 and tf32 4 (tf32 is a way to multiply, kept in 32 bits), bf16 and fp16 2, fp8 and int8 1.
+Bytes a number: fp32 and tf32 4 (tf32 is a way to multiply, kept in 32 bits), bf16 and fp16 2, fp8 and int8 1, e2m1 half
+a byte. e2m1 and e8m0 only mean something for a block of numbers together (labkit.train.blocks).
 
 Everything here is worked out in float64, which holds each of these numbers exactly.
 Sources: IEEE 754-2019, sections 3.4 (layout) and 4.3.1 (nearest, ties to even); Kalamkar et al., 1905.12322, section 3
-(bf16); Micikevicius et al., 2209.05433, section 3 (fp8); Jacob et al., 1712.05877, section 2.1 (int8 with a scale).
+(bf16); Micikevicius et al., 2209.05433, section 3 (fp8); Jacob et al., 1712.05877, section 2.1 (int8 with a scale); OCP
+Microscaling Formats (MX) Specification v1.0, 2023, section 5 (e2m1, e8m0).
 """
 
 from __future__ import annotations
@@ -47,9 +51,11 @@ class Bits(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """A number format. 2 to 8 exponent bits make a float, 0 an integer with a `scale`; 1 to 23 mantissa bits.
+    """A number format. 2 to 8 exponent bits make a float, 0 an integer with a `scale`; 1 to 23 mantissa bits. Without
+    mantissa bits it holds powers of two, and neither a sign nor zero.
 
     `infinity`: True if the top exponent is kept for infinity and NaN (IEEE), False for NaN at all ones only (e4m3fn).
+    `nan`: False if that code is a number, too (e2m1).
     `overflow`: what rounding makes of a number beyond the largest: "inf", "saturate" (the largest) or "nan".
     `dtype`: torch's own, where it has one. Raises ValueError for fields that make no format."""
 
@@ -60,14 +66,17 @@ class Format:
     overflow: str = "inf"
     scale: float = 1.0
     dtype: torch.dtype | None = None
+    nan: bool = True
 
     def __post_init__(self) -> None:
-        if self.exponent_bits not in (0, *range(2, 9)) or not 1 <= self.mantissa_bits <= 23:
+        fewest = 0 if self.exponent_bits == 8 and not self.infinity else 1
+        if self.exponent_bits not in (0, *range(2, 9)) or not fewest <= self.mantissa_bits <= 23:
             raise ValueError(
                 f"{self.name}: 2 to 8 exponent bits (0 for an integer) and 1 to 23 mantissa bits, "
                 f"got {self.exponent_bits} and {self.mantissa_bits}"
             )
-        holds = ("saturate",) if self.integer else ("inf", "saturate", "nan") if self.infinity else ("saturate", "nan")
+        only = not self.nan or self.integer
+        holds = ("saturate",) if only else ("inf", "saturate", "nan") if self.infinity else ("saturate", "nan")
         if self.overflow not in holds:
             raise ValueError(f"{self.name}: overflow must be one of {', '.join(holds)}, got {self.overflow!r}")
         if not (math.isfinite(self.scale) and self.scale > 0) or (self.scale != 1 and not self.integer):
@@ -79,9 +88,14 @@ class Format:
         return self.exponent_bits == 0
 
     @property
+    def powers(self) -> bool:
+        """True if it holds powers of two only: an exponent, no sign and no zero (e8m0)."""
+        return self.mantissa_bits == 0
+
+    @property
     def n_bits(self) -> int:
         """Bits of a code: the sign, the exponent, the mantissa. (tf32's 19 are stored in 32.)"""
-        return 1 + self.exponent_bits + self.mantissa_bits
+        return (not self.powers) + self.exponent_bits + self.mantissa_bits
 
     @property
     def bias(self) -> int:
@@ -94,14 +108,15 @@ class Format:
         if self.integer:
             return (2**self.mantissa_bits - 1) * self.scale
         top = 2**self.exponent_bits - 1 - self.bias
-        if self.infinity:
+        if self.infinity or self.powers:
             return (2 - self.epsilon) * 2.0 ** (top - 1)
-        return (2 - 2 * self.epsilon) * 2.0**top  # the mantissa of all ones is NaN there
+        # the mantissa of all ones is NaN there, unless there is no NaN
+        return (2 - (1 + self.nan) * self.epsilon) * 2.0**top
 
     @property
     def smallest_normal(self) -> float:
         """The smallest positive number with all its mantissa bits; one step for an integer."""
-        return self.scale if self.integer else 2.0 ** (1 - self.bias)
+        return self.scale if self.integer else 2.0 ** (1 - self.bias - self.powers)
 
     @property
     def smallest_subnormal(self) -> float:
@@ -122,6 +137,8 @@ class Format:
         wide = round_to(x, self).double()
         if self.integer:
             return (wide / self.scale).round().long() & (2**self.n_bits - 1)
+        if self.powers:
+            return torch.where(wide.isnan(), 2**self.n_bits - 1, _exponent(wide, self) + self.bias)
         finite = torch.where(wide.isfinite(), wide, 0.0)
         # a normal number is 2^m + mantissa units: that 2^m carries one into the exponent field, a subnormal has none
         field = ((_exponent(finite, self) + self.bias - 1) << self.mantissa_bits) + self._units(finite)
@@ -136,20 +153,23 @@ class Format:
         sign = codes >> (self.n_bits - 1)
         if self.integer:
             return (codes - (sign << self.n_bits)).double() * self.scale
+        if self.powers:
+            return torch.where(codes == 2**self.n_bits - 1, math.nan, _power(codes - self.bias))
         field, mantissa = codes >> self.mantissa_bits & (2**self.exponent_bits - 1), codes & (2**self.mantissa_bits - 1)
         units = mantissa + ((field > 0).long() << self.mantissa_bits)  # the leading 1 of a normal number is not stored
         value = units.double() * _power(field.clamp(min=1) - self.bias - self.mantissa_bits)
         top = field == 2**self.exponent_bits - 1
         if self.infinity:
             value = torch.where(top, torch.where(mantissa == 0, math.inf, math.nan), value)
-        else:
+        elif self.nan:
             value = torch.where(top & (mantissa == 2**self.mantissa_bits - 1), math.nan, value)
         return torch.where(sign == 1, -value, value)
 
     def bits(self, value: float) -> Bits:
         """The code of one number, field by field, after rounding."""
         text = format(int(self.encode(value)), f"0{self.n_bits}b")
-        return Bits(text[0], text[1 : 1 + self.exponent_bits], text[1 + self.exponent_bits :])
+        sign = 0 if self.powers else 1
+        return Bits(text[:sign], text[sign : sign + self.exponent_bits], text[sign + self.exponent_bits :])
 
     def value(self, bits: Bits | str | int) -> float:
         """The number that a code stands for: Bits, a string such as "0 01111 0000000000", or a whole number.
@@ -174,14 +194,17 @@ def round_to(x: Tensor | float, format: Format) -> Tensor:
     """x as the format would hold it: to nearest, ties to even; beyond the largest as `format.overflow` says.
 
     same shape; float32 and float64 keep their dtype, everything else comes back in float32, which holds every float
-    format here exactly. Raises ValueError for a NaN that is to become an integer."""
+    format here exactly. A format of powers of two drops the sign, and rounds 1.5 of one up. Raises ValueError for a NaN
+    where the format has none."""
     x = x.detach() if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64)
-    wide = x.double()
+    wide = x.double().abs() if format.powers else x.double()
     unit = _unit(wide, format)
     steps = torch.round(wide / unit)  # torch rounds ties to even; dividing by a power of two is exact
+    if format.powers:
+        steps = steps.clamp(min=1)
+    if (format.integer or not format.nan) and wide.isnan().any():
+        raise ValueError(f"{format.name} has no NaN, and {int(wide.isnan().sum())} of {x.numel()} numbers are NaN")
     if format.integer:
-        if wide.isnan().any():
-            raise ValueError(f"{format.name} has no NaN, and {int(wide.isnan().sum())} of {x.numel()} numbers are NaN")
         rounded = steps.clamp(-(2**format.mantissa_bits), 2**format.mantissa_bits - 1) * unit
     else:
         rounded = steps * unit
@@ -200,7 +223,7 @@ def _unit(wide: Tensor, format: Format) -> Tensor:
 
 def _exponent(wide: Tensor, format: Format) -> Tensor:
     """floor(log2 |x|) read from float64's own exponent field, not below the exponent of the subnormals."""
-    return ((wide.view(torch.int64) >> 52 & 0x7FF) - 1023).clamp(min=1 - format.bias)
+    return ((wide.view(torch.int64) >> 52 & 0x7FF) - 1023).clamp(min=1 - format.bias - format.powers)
 
 
 def _power(exponent: Tensor) -> Tensor:
@@ -214,5 +237,9 @@ BF16 = Format("bf16", 8, 7, dtype=torch.bfloat16)
 FP16 = Format("fp16", 5, 10, dtype=torch.float16)
 E4M3 = Format("fp8_e4m3fn", 4, 3, infinity=False, overflow="saturate", dtype=torch.float8_e4m3fn)
 E5M2 = Format("fp8_e5m2", 5, 2, dtype=torch.float8_e5m2)
+E2M1 = Format("fp4_e2m1fn", 2, 1, infinity=False, overflow="saturate", nan=False)
+"""Torch has a dtype for pairs of them in a byte (float4_e2m1fn_x2), to which nothing is cast."""
+E8M0 = Format("e8m0fnu", 8, 0, infinity=False, overflow="nan", dtype=torch.float8_e8m0fnu)
 INT8 = Format("int8", 0, 7, infinity=False, overflow="saturate", dtype=torch.int8)
 FORMATS = MappingProxyType({fmt.name: fmt for fmt in (FP32, TF32, BF16, FP16, E4M3, E5M2, INT8)})
+"""Those that a tensor can be kept in by itself: e2m1 and e8m0 come in blocks."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from labkit.course.server.labs import number_of
 from labkit.course.topics.design_cases import case
 from tests.browser.jupyter import END_MS
 from tests.browser.steps import (
@@ -71,8 +72,8 @@ class Lab:
 
     @property
     def number(self) -> str:
-        """Such as "04"."""
-        return self.stem[:2]
+        """Such as "04" or "05b"."""
+        return number_of(self.stem)
 
     @property
     def touched(self) -> tuple[Shown, ...]:
@@ -248,6 +249,12 @@ LABS = (
             redraws(0, "ArrowLeft"),
             GOES_ON,
         ),
+    )),
+    Lab("05b_eight_bits", (
+        widget("05b-10", "BlockExplorer", sees("one of them 16384"), GOES_ON),
+        predicted("05b-12", "does 1 become 0 in e4m3?", "458752", "you predict"),
+        predicted("05b-23", "rounded stochastically to e2m1: their sum?", "200", "you predict"),
+        predicted("05b-27", "percent of bf16's bytes?", "50", "you predict 50 %"),
     )),
     Lab("06_data_parallel", (
         predicted("06-17", "each rank sends in one DDP step?", "200 KiB", "you predict 204,800 B = 200 KiB"),

@@ -79,7 +79,7 @@ def test_8_bits_pay_on_an_h100_and_their_mfu_is_of_the_peak_of_bf16():
     with pytest.raises(ValueError, match="precision='bf16', or a device with such units: h100"):
         predict_step(LLAMA, Layout(8), eight, A100)
     with pytest.raises(ValueError, match="way='half', got 'autocast'"):
-        Setting(1, 1, way="autocast", eight_bits=True)
+        Setting(1, 1, way="autocast", units="tensor")
 
 
 def test_what_only_moves_bytes_is_as_fast_as_memory():

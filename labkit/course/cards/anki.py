@@ -29,6 +29,7 @@ import genanki
 from labkit.course.cards.card import PARTS, Card
 from labkit.course.cards.card_faces import evidence, formulas
 from labkit.course.cards.deck import Deck
+from labkit.course.server.labs import number_of
 from labkit.view.svg import Drawing
 
 MODEL_ID, DECK_ID = 1_617_201_837, 1_293_740_659
@@ -153,4 +154,4 @@ def _file(drawing: Drawing) -> str:
 def _tags(card: Card) -> Iterator[str]:
     yield from ("labkit::" + re.sub(r"\s+", "-", tag.strip()) for tag in card.tags)
     yield f"labkit::difficulty::{card.difficulty}"
-    yield from dict.fromkeys(f"labkit::lab::{cell[:2]}" for cell in card.lab)
+    yield from dict.fromkeys(f"labkit::lab::{number_of(cell)}" for cell in card.lab)

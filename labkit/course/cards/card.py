@@ -32,7 +32,7 @@ FORMULA = re.compile(r"`[^`]*`")
 NAME = re.compile(
     r"\b(ZeRO-[1-3]|1F1B|[234]D|[bt]?fp?(8|16|32|64)|bf16|u?int[48]|b?float(16|32|64)|e[45]m[23]|[A-Z]{1,3}\d{2,4}s?"
     r"|GPT-[1-4]|Llama[- ][1-4]|DeepSeek-V\d|arXiv:\d{4}\.\d{5}|c\d{2,3}|PEP \d+|v[12]|FSDP[12]|PCIe \d|[Ll]ab \d\d"
-    r"|\d\d-\d\d|L[12]|rank 0)\b"
+    r"|\d\d[a-z]?-\d\d|NVFP4|L[12]|rank 0)\b"
 )
 """Names with digits, which may stand in a text."""
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from labkit.course.claims.claims_picture import Shown, brief
+from labkit.course.server.labs import number_of
 from labkit.view.svg import PALETTE, Drawing, Picture, text
 
 TITLES = MappingProxyType(
@@ -88,7 +89,7 @@ def back(card: Face) -> str:
     if proofs := evidence(card.audited()):
         rows += f"<tr class='lk-card-tested'><th scope='row' {NAME}>tested</th><td {CELL}>{proofs}</td></tr>"
     body.append(f"<table>{rows}</table>{card.drawn() or ''}")
-    places = [f'<a data-cell="{escape(cell)}">lab {cell[:2]}, cell {escape(cell)}</a>' for cell in card.lab]
+    places = [f'<a data-cell="{escape(cell)}">lab {number_of(cell)}, cell {escape(cell)}</a>' for cell in card.lab]
     if card.derive:
         places.append(f"whiteboard: {escape(card.derive)}")
     if places:

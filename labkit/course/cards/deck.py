@@ -20,6 +20,7 @@ import yaml
 
 from labkit.course.cards.card import Card
 from labkit.course.reading.authored import records
+from labkit.course.server.labs import number_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Deck:
                 card
                 for card in self.cards
                 if wanted <= set(card.tags)
-                and (not lab or any(cell.startswith(lab) for cell in card.lab))
+                and (not lab or any(number_of(cell) == lab for cell in card.lab))
                 and card.difficulty <= hardest
             )
         )

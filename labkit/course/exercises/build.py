@@ -22,11 +22,13 @@ from labkit.course.exercises.catalogue import problems
 from labkit.course.exercises.exercise_card import dots
 from labkit.course.exercises.problem import Problem
 from labkit.course.reading.verbs import markdown
+from labkit.course.server.labs import number_of
 
 KERNEL = (("display_name", "Python 3"), ("language", "python"), ("name", "python3"))
 SETUP = """\
 from labkit import HintPanel, ProgressPanel
 from labkit import check, exercise, hint, progress, solution"""
+
 SOLVED = "from labkit import check, exercise"
 
 
@@ -43,7 +45,7 @@ def build(root: Path, titles: Sequence[str], force: bool = False) -> list[Writte
     A notebook that somebody has worked in is kept, unless `force` is true."""
     files = []
     for title in titles:
-        exercises = problems(title[:2])
+        exercises = problems(number_of(title))
         if not exercises:
             continue
         for folder, solved in (("exercises", False), ("solutions", True)):
@@ -59,7 +61,7 @@ def build(root: Path, titles: Sequence[str], force: bool = False) -> list[Writte
 
 def notebook(title: str, some: Iterable[Problem], solved: bool) -> Any:
     """The notebook of a lab's exercises; with their solutions in place of the stubs if `solved`."""
-    lab = title[:2]
+    lab = number_of(title)
     exercises = list(some)
     minutes = sum(exercise.minutes for exercise in exercises)
     cells = [
@@ -116,7 +118,7 @@ def contents(titles: Sequence[str], solved: bool) -> str:
     )
     rows = []
     for title in titles:
-        for exercise in problems(title[:2]):
+        for exercise in problems(number_of(title)):
             facts = (
                 f"{dots(exercise.difficulty)} | {dots(exercise.importance)} | {exercise.n_lines} | {exercise.minutes}"
             )
@@ -131,12 +133,13 @@ def contents(titles: Sequence[str], solved: bool) -> str:
 
 def _opening(title: str, count: int, minutes: int, solved: bool) -> str:
     name = title[3:].replace("_", " ")
-    lab = f"[lab {title[:2]}](../notebooks/{title}.ipynb)"
+    lab = f"[lab {number_of(title)}](../notebooks/{title}.ipynb)"
     if solved:
         exercises = f"[exercise](../exercises/{title}.ipynb)"
-        return f"# Solutions {title[:2]}: {name}\n\nOne way of writing each {exercises} of {lab}."
+        return f"# Solutions {number_of(title)}: {name}\n\nOne way of writing each {exercises} of {lab}."
     return (
-        f"# Exercises {title[:2]}: {name}\n\n{count} exercises, about {minutes} minutes, to go with {lab}. Write what "
+        f"# Exercises {number_of(title)}: {name}\n\n{count} exercises, about {minutes} minutes, to go with {lab}. "
+        "Write what "
         "the stub asks for, run the cell, run the check below it. A check runs what you wrote in processes of its own, "
         "on random inputs, and says what holds: **values**, **wire**, **memory**, **order**, **liveness**. "
         "Hints are folded and counted; the solution unfolds after an attempt.\n\n"

@@ -18,6 +18,8 @@ from typing import Any
 
 import nbformat
 
+from labkit.course.server.labs import number_of
+
 PAGE = "GLOSSARY.md"
 OPENING = (
     "# The words of the course\n\n"
@@ -138,10 +140,10 @@ def linked(sources: list[str], lab: str) -> list[str]:
 def write(folder: Path | str) -> None:
     """Write the page into the folder of the labs, and the links into the labs."""
     labs = sorted(Path(folder).glob("[0-9]*.ipynb"))
-    (Path(folder) / PAGE).write_text(page({path.stem[:2]: path.name for path in labs}), encoding="utf-8")
+    (Path(folder) / PAGE).write_text(page({number_of(path.name): path.name for path in labs}), encoding="utf-8")
     for path in labs:
         lab = nbformat.read(path, as_version=4)
         prose = [cell for cell in lab.cells if cell.cell_type == "markdown"]
-        for cell, source in zip(prose, linked([cell.source for cell in prose], path.stem[:2]), strict=True):
+        for cell, source in zip(prose, linked([cell.source for cell in prose], number_of(path.name)), strict=True):
             cell.source = source
         nbformat.write(lab, path)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from urllib.parse import quote
 
 from jupyter_core.paths import jupyter_runtime_dir
 
 CHECKOUT = Path(__file__).parents[3]
+
+
+def number_of(name: str) -> str:
+    """The number of the lab that a file, or a cell, belongs to: "05" of "05_precision.ipynb" and of "05-12", "05b" of
+    "05b_eight_bits.ipynb" and of "05b-03". "" for a name without one."""
+    found = re.match(r"\d\d[a-z]?(?![a-z])", name)
+    return found[0] if found else ""
 
 
 def labs(pattern: str = "[0-9]*.ipynb") -> list[Path]:
@@ -29,5 +37,5 @@ def addresses() -> dict[str, str]:
         root, base = Path(server["root_dir"]).resolve(), str(server["base_url"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    shown = [path for path in labs("[0-9][0-9]_*.ipynb") if path.is_relative_to(root)]
-    return {path.name[:2]: f"{base}lab/tree/{quote(path.relative_to(root).as_posix())}" for path in shown}
+    shown = [path for path in labs("[0-9][0-9]*_*.ipynb") if path.is_relative_to(root)]
+    return {number_of(path.name): f"{base}lab/tree/{quote(path.relative_to(root).as_posix())}" for path in shown}

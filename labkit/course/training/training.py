@@ -38,7 +38,7 @@ WARM = 3
 """Steps whose times are not compared: the first make state and learn orders, the second is probed."""
 FREE = (
     "strategy", "schedule", "n_micro", "stages_per_rank", "offload", "recompute", "checkpointing", "sequence_parallel",
-    "shard_ranks", "reshard",
+    "shard_ranks", "reshard", "fp8_gathers",
 )  # fmt: skip
 """Fields of a recipe that may change when a run is resumed: they decide where and when, not what, is computed."""
 
@@ -102,7 +102,7 @@ def report_of(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
             dict(
                 sent_per_step(
                     layout, order.recipe, rank, parameter_bytes=reply["parameter_bytes"], n_layer=reply["n_layer"],
-                    d_model=order.config.d_model, seq=order.config.seq,
+                    d_model=order.config.d_model, seq=order.config.seq, coded_params=reply["coded_params"],
                 )
             )
             for rank, reply in enumerate(replies)
@@ -186,6 +186,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
         "saved": where,
         "resumed_at": begin,
         "parameter_bytes": step.parameter_bytes,
+        "coded_params": step.coded_params,
         "n_layer": sum(path.startswith("blocks.") for stage in step.stages.values() for path in stage.paths),
     }
 

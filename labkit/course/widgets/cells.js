@@ -3,9 +3,9 @@
 function lead(root, addresses) {
   for (const link of root.querySelectorAll("a[data-cell]")) {
     const cell = link.dataset.cell;
-    const lab = addresses[cell.slice(0, 2)];
+    const lab = addresses[(/^\d\d[a-z]?/.exec(cell) || [""])[0]];
     if (!lab) continue; // no server shows it: the name stays a name
-    const id = cell.length > 2 ? `#cell-id=${cell.split("·").pop()}` : "";
+    const id = /[-·]/.test(cell) ? `#cell-id=${cell.split("·").pop()}` : "";
     const title = window.jupyterapp ? "open the lab at this cell" : "open the lab"; // a new tab begins at the top
     Object.assign(link, { href: lab + id, target: "_blank", title });
     link.style.color = "var(--jp-content-link-color, #0072b2)";

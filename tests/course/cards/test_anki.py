@@ -19,6 +19,7 @@ from labkit.course.cards.anki import FIELDS, export
 from labkit.course.cards.card import PARTS, Card, Wrong
 from labkit.course.cards.deck import Deck, the_deck
 from labkit.course.claims.claims_picture import brief
+from labkit.course.server.labs import number_of
 
 if TYPE_CHECKING:  # anki is loaded when a test runs: collecting the tests need not wait for it
     from anki.collection import Collection
@@ -153,7 +154,7 @@ def test_tags_arrive_below_labkit(imported, notes):
     collection, *_ = imported
     for card in the_deck():
         wanted = {f"labkit::{tag}" for tag in card.tags} | {f"labkit::difficulty::{card.difficulty}"}
-        wanted |= {f"labkit::lab::{cell[:2]}" for cell in card.lab}
+        wanted |= {f"labkit::lab::{number_of(cell)}" for cell in card.lab}
         assert set(notes[card.said(card.front)].tags) == wanted
     assert len(collection.find_notes("tag:labkit::zero")) == len(the_deck().of(tags={"zero"}))
     assert all(tag.startswith("labkit::") for tag in collection.tags.all())

@@ -12,22 +12,23 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from labkit.course.exercises import build as making
 from labkit.course.exercises.catalogue import problems
+from labkit.course.server.labs import number_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TITLES = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
-WITH_EXERCISES = [title for title in TITLES if problems(title[:2])]
+WITH_EXERCISES = [title for title in TITLES if problems(number_of(title))]
 
 
 @cache
 def built(title: str, solved: bool) -> Any:
     """A notebook as it is made now; every test reads it, and none changes it."""
-    return making.notebook(title, problems(title[:2]), solved)
+    return making.notebook(title, problems(number_of(title)), solved)
 
 
 def test_there_are_sixty_and_more_over_all_labs_but_the_interviews() -> None:
     """A lab without exercises."""
     assert len(problems()) >= 60
-    assert [title[:2] for title in WITH_EXERCISES] == [f"{lab:02d}" for lab in range(19) if lab != 17]
+    assert [number_of(title) for title in WITH_EXERCISES] == [f"{lab:02d}" for lab in range(19) if lab != 17]
     assert len([each for each in problems() if each.writes_test]) >= 3
     assert len([each for each in problems() if each.star is not None]) >= 3
 
@@ -51,7 +52,7 @@ def test_a_notebook_is_what_is_built(folder: str, title: str) -> None:
 def test_no_solution_stands_in_an_exercise(title: str) -> None:
     """The answer, one cell below the question."""
     text = "\n".join(cell.source for cell in built(title, False).cells)
-    for it in problems(title[:2]):
+    for it in problems(number_of(title)):
         stub = it.stub.splitlines()
         body = [line.strip() for line in it.solution.splitlines() if line not in stub]
         telling = [line for line in body if len(line) > 25]

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from labkit.course.reading.glossary import plain
+from labkit.course.server.labs import number_of
 from labkit.course.whiteboard.derivations import DERIVATIONS
 from tests.cases import cases
 
@@ -52,5 +53,5 @@ def test_the_lab_sends_the_learner_to_every_lab_before(lab):
 
 def test_every_derivation_names_a_lab_that_is_there():
     """Would catch "lab 18 measures it"."""
-    there = {path.name[:2] for path in NOTEBOOKS.glob("[0-9]*.ipynb")}
+    there = {number_of(path.name) for path in NOTEBOOKS.glob("[0-9]*.ipynb")}
     assert {each.lab for each in DERIVATIONS} <= there

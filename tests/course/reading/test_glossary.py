@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from labkit.course.reading.glossary import LINK, PAGE, linked, page, plain, symbols, terms
+from labkit.course.server.labs import number_of
 from tests.cases import cases
 
 NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
@@ -21,13 +22,13 @@ def prose(lab: Path) -> list[str]:
 
 def test_the_page_is_that_of_the_terms():
     """Would catch a term that was mended and not written: `make notebooks` writes the page."""
-    assert (NOTEBOOKS / PAGE).read_text() == page({lab.stem[:2]: lab.name for lab in LABS})
+    assert (NOTEBOOKS / PAGE).read_text() == page({number_of(lab.name): lab.name for lab in LABS})
 
 
 @cases("lab", LABS)
 def test_a_lab_links_the_first_use_of_each_term(lab):
     """Would catch prose that was edited without its links: `make notebooks` writes them."""
-    assert prose(lab) == linked(prose(lab), lab.stem[:2])
+    assert prose(lab) == linked(prose(lab), number_of(lab.name))
 
 
 def test_every_term_is_used_and_every_link_has_its_place():

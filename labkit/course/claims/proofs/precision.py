@@ -6,6 +6,7 @@ Most proofs are a cast: torch rounds a number, and the result is compared with t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 
 from labkit.course.claims.finding import Finding, Setting
 from labkit.plan.hardware import Hardware
+from labkit.plan.published import PublishedRun, published_runs
+from labkit.plan.time import predict_step
+from labkit.train.blocks import to_e2m1
 from labkit.train.formats import BF16, FP16, FP32, round_to
 from labkit.train.precision import MasterWeights
 
@@ -247,3 +251,69 @@ def c97() -> Finding:
         fp16_step=FP16.epsilon,
         bf16_step=BF16.epsilon,
     )
+
+
+def c114() -> Finding:
+    """Seconds of torchtitan's runs of Llama 3.1 8B with rows of 8,192 tokens, both compiled; the planner's beside."""
+
+    def gain(gpus: int, seconds: Callable[[PublishedRun], float]) -> float:
+        runs = [
+            run for run in published_runs()
+            if run.source == "torchtitan" and (run.shape.name, run.shape.seq) == ("llama3-8b", 8192)
+            and run.layout.size == gpus
+        ]  # fmt: skip
+        wide = min((run for run in runs if not run.recipe.eight_bits), key=lambda run: run.step_s or math.inf)
+        (narrow,) = [run for run in runs if run.recipe.eight_bits]
+        return seconds(wide) / seconds(narrow)
+
+    def published(run: PublishedRun) -> float:
+        assert run.step_s is not None
+        return run.step_s
+
+    def predicted(run: PublishedRun) -> float:
+        return predict_step(run.shape, run.layout, run.recipe, run.hardware).total
+
+    return Finding.of(
+        [
+            *(Setting(f"published, {n} H100", 2.0, gain(n, published), "times", rule="at least") for n in (8, 128)),
+            *(Setting(f"predicted, {n} H100", 2.0, gain(n, predicted), "times", rule="at least") for n in (8, 128)),
+        ],
+        published_8=gain(8, published),
+        predicted_8=gain(8, predicted),
+    )
+
+
+def lost(outlier: float, n: int = 1000) -> float:
+    """The share of numbers around one that e4m3 makes zero beside an outlier, with one unit for all."""
+    x = torch.cat([1 + torch.arange(n) / n, torch.tensor([outlier])])
+    return float(((x * (448 / outlier)).to(torch.float8_e4m3fn).float()[:n] == 0).float().mean())
+
+
+def c115() -> Finding:
+    """Round numbers from one to two beside outliers; in e2m1 the unit of a block of them is that of the outlier."""
+    four_bits = to_e2m1(torch.ones(16) * 6 / 25)
+    settings = [
+        Setting(f"e4m3, outlier {size:,.0f}", 1.0, lost(size), "of the others are lost", measured=True)
+        for size in (1e3, 1e4, 1e6)
+    ]
+    share = float((four_bits == 0).float().mean())
+    return Finding.of(
+        [*settings, Setting("e2m1, outlier 25", 1.0, share, "of the others are lost", measured=True)],
+        zero_from=448 * 2.0**10,
+    )
+
+
+def c116() -> Finding:
+    """Add up a thousand gradients of 0.2 of a unit of their block, in e2m1, fifty times over."""
+    many, noise = torch.full((50, 1000), 0.2), torch.Generator().manual_seed(0)
+    nearest, drawn = float(to_e2m1(many).sum(1).mean()), to_e2m1(many, noise).sum(1)
+    off = float((drawn - 200).abs().max()) / 200
+    return Finding.of(
+        [
+            Setting(
+                "error of the sum to the nearest, beside the worst of fifty stochastic ones",
+                off, abs(nearest - 200) / 200, "of it", rule="at most", measured=True,
+            ),
+        ],
+        stochastically=float(drawn.mean()),
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""05.7: a unit for each block of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+
+LARGEST = 448.0
+
+
+def quantized(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """x in blocks of rows x columns, as (codes, units), so that x is about codes * the unit of their block.
+
+    x: float32 [M, K], finite. Blocks begin at the upper left; those at the right and lower edges may be smaller.
+    units: float32 [M / rows, K / columns], both rounded up: the largest size in a block / 448, or 1 if all are zero.
+    codes: float32 [M, K], x / unit rounded to `torch.float8_e4m3fn`. x stays as it is."""
+    m, k = x.shape
+    padded = F.pad(x, (0, -k % columns, 0, -m % rows))
+    blocks = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
+    largest = blocks.abs().amax((1, 3))
+    units = torch.where(largest > 0, largest / 448, 1.0)
+    codes = (blocks / units[:, None, :, None]).view(padded.shape)[:m, :k]
+    return codes.to(torch.float8_e4m3fn).float(), units
+
+
+def cases() -> Sequence[Case]:
+    """Whole blocks, ragged ones, and a matrix smaller than a block."""
+    return [
+        Case.of(1, m=6, k=32, rows=1, columns=8),
+        Case.of(1, m=11, k=29, rows=4, columns=8),
+        Case.of(1, m=5, k=7, rows=8, columns=16),
+    ]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A matrix of many sizes with a large negative outlier, a block of zeros, and a last row unlike the others."""
+    x = case.random(case["m"], case["k"], key=1) * case.random(case["m"], case["k"], key=2).exp()
+    x[-1] *= 100.0
+    x[case["m"] // 2, case["k"] // 3] = -3000.0
+    x[: case["rows"], : case["columns"]] *= float(case["m"] <= case["rows"])
+    return [(x, case["rows"], case["columns"])]
+
+
+def play(attempt: Any, _: Group, x: Tensor, rows: int, columns: int) -> Any:
+    """Codes and units."""
+    codes, units = attempt(x, rows, columns)
+    return {"codes": codes, "units": units}
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Block by block, each by itself."""
+    x, rows, columns = given[0]
+    codes, units = torch.zeros_like(x), torch.ones(-(-x.shape[0] // rows), -(-x.shape[1] // columns))
+    for i in range(units.shape[0]):
+        for j in range(units.shape[1]):
+            place = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            if (size := float(x[place].abs().max())) > 0:
+                units[i, j] = torch.tensor(size) / LARGEST
+            codes[place] = (x[place] / units[i, j]).to(torch.float8_e4m3fn).float()
+    return [{"codes": codes, "units": units}]
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=quantized,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+)

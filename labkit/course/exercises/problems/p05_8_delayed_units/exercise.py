@@ -1,0 +1,114 @@
+"""05.8: units of 8-bit copies that come from earlier steps, the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+
+STEPS = 9
+
+
+class DelayedUnits:
+    """Quantizes tensors with a unit that follows from the largest numbers of the last `length` steps of all ranks."""
+
+    def __init__(self, length: int, group: Group):
+        """length: steps that are looked back over, at least 1. No step has ended yet."""
+        self.length, self.group = length, group
+        self.seen, self.history = 0.0, list[float]()
+
+    def quantize(self, x: Tensor) -> tuple[Tensor, float]:
+        """x, float32 and finite, as (codes, unit). May be called several times in a step, and sends nothing.
+
+        unit: the largest size in the steps that are looked back over, / 448; 1.0 if it is 0, or if no step has ended.
+        codes: float32, x / unit rounded to `torch.float8_e4m3fn`; what exceeds 448 either way becomes 448 or -448."""
+        self.seen = max(self.seen, x.abs().max().item())
+        unit = max(self.history, default=0.0) / 448 or 1.0
+        return (x / unit).clamp(-448, 448).to(torch.float8_e4m3fn).float(), unit
+
+    def end_step(self) -> None:
+        """The step is over: the largest size that any rank has quantized in it becomes history, the same on all ranks.
+
+        The ranks exchange one number, in one collective."""
+        seen = self.group.all_reduce(torch.tensor([self.seen]), op="max").item()
+        self.history = [seen, *self.history][: self.length]
+        self.seen = 0.0
+
+
+def cases() -> Sequence[Case]:
+    """Histories of one step and of several."""
+    return [Case.of(3, length=3), Case.of(2, length=2), Case.of(1, length=4)]
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """Two tensors a step on each rank. Sizes drift, one rank has a spike in the fifth step, all have zeros in the
+    first and third; the larger tensor of a step is now the first and now the second."""
+    sizes = [10 ** case.random(1, key=900 + step).item() for step in range(STEPS)]
+
+    def tensors(rank: int, step: int) -> list[Tensor]:
+        size = sizes[step] * (200.0 if step == 4 and rank == case.n_ranks - 1 else 1.0) * (step not in (0, 2))
+        two = [size * case.random(4, 5, key=100 * rank + 10 * step + i) for i in range(2)]
+        two[step % 2] = two[step % 2] * 3.0
+        two[step % 2][1, 2] = -9.0 * size * (1 + rank)
+        return two
+
+    return [(case["length"], [tensors(rank, step) for step in range(STEPS)]) for rank in range(case.n_ranks)]
+
+
+def play(attempt: Any, group: Group, length: int, steps: list[list[Tensor]]) -> Any:
+    """Nine steps of two tensors each: the codes and the units."""
+    units, codes, made = [], [], attempt(length, group)
+    for tensors in steps:
+        for x in tensors:
+            code, unit = made.quantize(x)
+            codes.append(code)
+            units.append(float(unit))
+        made.end_step()
+    return {"units": units, "codes": codes}
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """One process that sees the tensors of all ranks."""
+    largest = [max(float(x.abs().max()) for _, steps in given for x in steps[s]) for s in range(STEPS)]
+    results = []
+    for length, steps in given:
+        units: list[float] = []
+        codes = []
+        for s, tensors in enumerate(steps):
+            known = max(largest[max(0, s - length) : s], default=0.0)
+            for x in tensors:
+                units.append(known / 448 if known > 0 else 1.0)
+                codes.append((x / units[-1]).clamp(-448, 448).to(torch.float8_e4m3fn).float())
+        results.append({"units": units, "codes": codes})
+    return results
+
+
+def law(case: Case, rank: int) -> tuple[float, float]:
+    """(least, most) bytes that a rank sends: a step's all_reduce of a number of 1 to 8 bytes, 2(n-1)/n of it."""
+    n = case.n_ranks
+    return STEPS * (2 * (n - 1) // n), STEPS * (2 * (n - 1) * 8 // n)
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=DelayedUnits,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            law,
+            "each rank sends one number a step: 2(n-1)/n of at most 8 bytes, in one collective",
+            messages=lambda case, rank: STEPS,
+        ),
+    ),
+)
