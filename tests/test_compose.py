@@ -25,6 +25,7 @@ from labkit.train.fp8 import in_fp8_
 from labkit.train.gpt import GPT, cross_entropy
 from labkit.train.large_batch import Warmup
 from tests.cases import cases, selection
+from tests.reference import stepping
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=4, seq=8, tied=False)
@@ -42,12 +43,13 @@ def one_process(config, recipe):
         in_fp8_(model.blocks)
     params = dict(model.named_parameters())
     masters = {name: p.detach().clone().float() if recipe.precision in NARROW else p for name, p in params.items()}
-    optimizer = torch.optim.AdamW(masters.values(), recipe.lr, weight_decay=recipe.weight_decay)
+    optimizers = stepping(masters, recipe)
     warmup, losses = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1)), []
     for number in range(STEPS):
         tokens, targets = batch(recipe.seed, number, 0, 1, recipe.batch_size, config.seq)
         model.zero_grad()
-        optimizer.param_groups[0]["lr"] = recipe.lr * warmup(number)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = recipe.lr * warmup(number)
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision in ("amp", "fp16")):
             loss = cross_entropy(model(tokens), targets)
         loss.backward()
@@ -55,7 +57,8 @@ def one_process(config, recipe):
             master.grad = params[name].grad.to(master.dtype)
         if recipe.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(masters.values(), recipe.clip_norm)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         with torch.no_grad():
             for name, p in params.items():
                 p.copy_(masters[name])

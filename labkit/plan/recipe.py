@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+from labkit.plan.groups import Grouping
 from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
 
@@ -18,7 +19,8 @@ RECOMPUTE = ("none", "gathers", "selective", "full")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp8", "amp", "fp16")
 NARROW = ("bf16", "fp8")
 """Precisions of which weights and gradients are in bf16, and masters in fp32."""
-OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
+OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars", "muon")
+DECAY_ON = ("all", "linears")
 WHOLE_LAYERS = ("lamb", "lars")
 
 
@@ -42,6 +44,8 @@ class Recipe:
                      "fp8": as bf16, but the linears of the blocks multiply 8-bit copies, scaled tensor by tensor
                      "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
     fp32_gradients   with "bf16" and "fp8": gradients are added up, over micro-batches and over ranks, in fp32
+    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon": Muon on the matrices of the blocks, AdamW on the rest
+    decay_on         what weight_decay applies to: "all" parameters; "linears": not to norms, biases and embeddings
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
@@ -70,6 +74,7 @@ class Recipe:
     recompute: str = None  # type: ignore[assignment]
     shard_ranks: int | None = None
     reshard: bool = True
+    decay_on: str = "all"
 
     def __post_init__(self) -> None:
         self._settle_recompute()
@@ -79,6 +84,7 @@ class Recipe:
             "precision": PRECISIONS,
             "recompute": RECOMPUTE,
             "optimizer": OPTIMIZERS,
+            "decay_on": DECAY_ON,
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -101,6 +107,11 @@ class Recipe:
         if self.optimizer in WHOLE_LAYERS and self.strategy != "ddp":
             raise ValueError(
                 f"{self.optimizer} looks at whole layers, {self.strategy} gives a rank 1/n of their elements: use ddp"
+            )
+        if self.optimizer == "muon" and self.offload:
+            raise ValueError(
+                "muon puts matrices together from the pieces of all ranks, on the device that they talk with, and offload "
+                "moves the pieces to the CPU: leave offload out, or take adamw"
             )
         if self.fp32_gradients and self.precision not in NARROW:
             raise ValueError(
@@ -150,6 +161,11 @@ class Recipe:
     def has_masters(self) -> bool:
         """True if the optimizer keeps its own, wider copy of the weights beside them."""
         return self.weight_bytes < self.state_bytes and not self.offload
+
+    @property
+    def grouping(self) -> Grouping:
+        """Which parameters the optimizer treats alike."""
+        return Grouping(self.optimizer == "muon", self.decay_on == "linears")
 
     def sharing(self, dp: int) -> int:
         """Of `dp` ranks, those that share one copy of what is sharded."""
