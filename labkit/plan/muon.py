@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from labkit.plan.groups import HIDDEN
 from labkit.plan.owners import Held, Run, assign, orthogonalising_flops, runs_of, sent
 from labkit.plan.sizes import Sizes
 
@@ -97,14 +98,6 @@ class MuonStep:
         over_tp = sent(self.slices, self.slice_owners, self.slot) if self.tp > 1 else 0
         return sent(self.held, self.owners, self.place) * self.width, over_tp * self.width
 
-    def flops(self) -> int:
-        """Flops of the rank that has the most to compute, over dp and tp."""
-        load = [0.0] * self.n
-        for k, owner in enumerate(self.owners):
-            load[owner] += orthogonalising_flops(self.matrices[k].rows, self.matrices[k].cols) / self.tp
-        largest = max((self.slice(matrix).work for matrix in self.matrices), default=0)
-        return int(max(*load, largest))
-
     def temporaries(self, whole: bool) -> int:
         """Bytes at the highest moment of the step. `whole`: nothing is cut, and one matrix comes after the other."""
         narrows = self.width < self.wide
@@ -125,6 +118,14 @@ class MuonStep:
         """Bytes of one matrix that nobody has cut: its momentum, rounded, and Newton-Schulz."""
         ahead = matrix.numel * (self.wide + self.width * narrows)
         return max(ahead, (matrix.numel + matrix.scratch) * self.width)
+
+
+def busiest_flops(shape: Sizes, n_blocks: int, n: int) -> float:
+    """Flops of Newton-Schulz on the rank that has the most, if n ranks share `n_blocks` blocks: one whole matrix at
+    least. (Owners are that even where each rank holds pieces of several matrices.)"""
+    names = [name for name in HIDDEN if name != "gate" or shape.gated]
+    each = [orthogonalising_flops(*matrix_of(shape, name)[:2]) for name in names]
+    return max(n_blocks * sum(each) / n, max(each))
 
 
 def law(steps: Iterable[MuonStep]) -> tuple[int, int]:

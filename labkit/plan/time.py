@@ -5,7 +5,7 @@
     tp, pp, dp     communication along each axis (collectives.py, over the link that the axis crosses)
     overlap        below zero: what is won by communicating while something is computed
     bubble         how long the slowest rank of a pipeline waits: its schedule is simulated, or follows its law if long
-    optimizer      weights, gradients and state, read and written
+    optimizer      weights, gradients and state, read and written; with Muon the products of Newton-Schulz too
 
     Their sum is the step. tp cannot be hidden, because the next product needs the sum. dp is hidden behind the backward
     of the last micro-batch, except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
+from labkit.plan.muon import busiest_flops
 from labkit.plan.ops import Setting
 from labkit.plan.recipe import Recipe
 from labkit.plan.schedule import simulate
@@ -250,8 +251,14 @@ class StepTime:
         """Seconds of the optimizer on what this rank owns."""
         share = 1 if self.recipe.strategy == "ddp" else self.recipe.sharing(self.layout.dp)
         owned = self.params / share
-        factor = {"sgd": 0.4, "lars": 0.5}.get(self.recipe.optimizer, 1.0)
-        return owned * STATE_BYTES * self.recipe.state_bytes / 4 * factor / self.hardware.reachable_bytes_per_s
+        factor = {"sgd": 0.4, "lars": 0.5, "muon": 0.6}.get(self.recipe.optimizer, 1.0)
+        products = 0.0
+        if self.recipe.optimizer == "muon":
+            blocks = max(blocks_of(self.shape, self.p * self.v)) * self.v
+            flops = busiest_flops(self.shape, blocks, share * self.layout.tp)
+            products = self.hardware.op_s(flops, 0, "fp64" if self.recipe.precision == "fp64" else "bf16")
+        moved = owned * STATE_BYTES * self.recipe.state_bytes / 4 * factor
+        return products + moved / self.hardware.reachable_bytes_per_s
 
     def breakdown(self) -> Breakdown:
         """The step as named items, in seconds."""
