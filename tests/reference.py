@@ -44,8 +44,8 @@ def stepping(params: Mapping[str, Tensor], recipe: Recipe) -> list[torch.optim.O
     hidden = hidden if recipe.optimizer == "muon" else []
     rest = [name for name in params if name not in hidden]
     groups = [
-        {"params": [params[name] for name in rest if decays(name) == wanted], "weight_decay": recipe.weight_decay * wanted}
-        for wanted in (True, False)
+        {"params": [params[name] for name in rest if decays(name) == some], "weight_decay": recipe.weight_decay * some}
+        for some in (True, False)
     ]
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW([group for group in groups if group["params"]], recipe.lr)]
     if hidden:

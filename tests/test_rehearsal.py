@@ -19,6 +19,8 @@ from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.plan.breakdown import KINDS
 from labkit.plan.layout import Layout
+from labkit.plan.muon import law
+from labkit.plan.rank import Rank
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.probe.memory import MemoryProbe
@@ -212,6 +214,8 @@ def test_the_law_counts_muon_and_parameter_groups_to_the_byte(layout, recipe):
     for rank in range(layout.size):
         seen = rehearse(CONFIG, layout, recipe, rank)
         assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR
+        pieces = tuple(seen.ledger.sent_bytes("send", axis) for axis in ("dp", "tp"))
+        assert pieces == law(Rank(ModelShape.of(CONFIG), layout, recipe, rank, "cpu").muon())
         for kind in ("parameters", "optimizer"):
             assert abs(seen.predicted[kind] - seen.memory[kind]) <= ONE_NUMBER, kind
 

@@ -70,7 +70,8 @@ def plan(
     length = _length(seq) or shape.seq
     n = (1 if adapter else GPUS) if gpus is None else gpus
     rows = (FEW_ROWS * max(1, n) if adapter else max(1, STEP_TOKENS // length)) if batch is None else batch
-    choices = {"precision": precision, "optimizer": optimizer, **({"adapter": adapter, "rank": adapter_rank} if adapter else {})}
+    choices: dict[str, Any] = {"precision": precision, "optimizer": optimizer}
+    choices |= {"adapter": adapter, "rank": adapter_rank} if adapter else {}
     if tokens:
         _budget(shape, hardware, n if days is None else None, days, tokens, price, rows, length, choices, to)
         return

@@ -2,10 +2,11 @@
 
     rank 0    |q q q|u u|               gather     q whole on 0      u whole on 1       pieces travel to the owners
     rank 1    |u u u u|                 (work)     f(q)              f(u)
-                                        scatter    |f f f|f f|       |f f f f|          each gets its piece of the answer
+                                        scatter    |f f f|f f|       |f f f f|         each gets its piece of the answer
 
-The owners are those of labkit.plan.owners: each rank holds a piece of what it owns, and the work is shared out. Messages
-go matrix by matrix in an order that is the same on all ranks, and nobody waits for a later one: it cannot deadlock.
+The owners are those of labkit.plan.owners: each rank holds a piece of what it owns, and the work is shared out.
+Messages go matrix by matrix in an order that is the same on all ranks, and nobody waits for a later one: it cannot
+deadlock.
 
     bytes sent per rank    `plan.owners.sent` elements: its pieces of others' matrices, others' pieces of its own
     memory                 the whole matrices that it owns, but for those that it holds whole already

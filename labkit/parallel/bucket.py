@@ -146,9 +146,10 @@ class Bucket:
 
 
 def in_buckets(named: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
-    """Parameters from last to first in buckets of one dtype, device and parameter group; sorted by when their last member is expected.
+    """Parameters from last to first in buckets of one dtype, device and parameter group.
 
-    A bucket holds `bucket_bytes` at most, unless one parameter is larger; the first of each kind is full at 1 MiB.
+    They are sorted by when their last member is expected. A bucket holds `bucket_bytes` at most, unless one parameter
+    is larger; the first of each kind is full at 1 MiB.
     Raises ValueError for a bucket of less than one byte."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")

@@ -74,7 +74,8 @@ class Sharded:
         self.shards = shards
         training = [shard for shard in shards if shard.trains]
         self.optimizer = _optimizer_of_shards(make_optimizer, [shard.master for shard in training])
-        if hasattr(inner := getattr(self.optimizer, "inner", self.optimizer), "share"):
+        inner: Any = getattr(self.optimizer, "inner", self.optimizer)  # what MasterWeights wraps
+        if hasattr(inner, "share"):
             inner.share([piece for shard in training for piece in self._pieces(shard, inner.matrices)], shards[0].group)
         params = [p for shard in training for p in shard.flat.params]
         self._hooks += [Watch(p, self._arrive) for p in params]

@@ -55,8 +55,8 @@ class Live:
 
 class Bucket:
     """Gradients that travel together. `grads`: bytes of those that have arrived; `packed`: the kind of memory that the
-    answer will be while the bucket is on its way, otherwise None. `parts`: elements of each of its flat buffers, one for
-    each parameter group, padded so that n divides them."""
+    answer will be while the bucket is on its way, otherwise None. `parts`: elements of each of its flat buffers, one
+    for each parameter group, padded so that n divides them."""
 
     def __init__(self, members: Sequence[tuple[int, str, int]], n: int, grouping: Grouping) -> None:
         """Members are (layer, name, elements)."""

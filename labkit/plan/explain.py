@@ -85,8 +85,8 @@ def _memory(plan: Plan) -> str:
     by_adam = "" if r.optimizer != "muon" else f" ({r.state_bytes} B more for what is no matrix of a block)"
     return (
         f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters. Weights {r.weight_bytes} B, "
-        f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B{by_adam}: {n_bytes} N = "
-        f"{n_bytes * n / GB:,.0f} GB, so at least "
+        f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B{by_adam}: "
+        f"{n_bytes} N = {n_bytes * n / GB:,.0f} GB, so at least "
         f"{-(-n_bytes * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
         + " The blocks' linears multiply 8-bit copies; MFU is of the peak of bf16."
         * r.eight_bits

@@ -10,8 +10,8 @@
                    two copies of the matrix and two of the square of its smaller side
     flops          5 (4 s s l + 2 s s s) for a matrix s x l, on its owner alone
 
-Who owns what is the rule of labkit.plan.owners and the layout that of labkit.parallel.sharded, so these numbers are those
-of a real step. Sources: labkit.train.muon; Liu et al., arXiv:2502.16982, sections 2.2 and 2.3.
+Who owns what is the rule of labkit.plan.owners and the layout that of labkit.parallel.sharded, so these numbers are
+those of a real step. Sources: labkit.train.muon; Liu et al., arXiv:2502.16982, sections 2.2 and 2.3.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ STEPS = 5
 
 
 class Run(NamedTuple):
-    """`count` elements of a flattened matrix, from element `start`, lie on `rank`."""
+    """`size` elements of a flattened matrix, from element `start`, lie on `rank`."""
 
     rank: int
     start: int
-    count: int
+    size: int
 
 
 class Held(NamedTuple):
@@ -56,7 +56,7 @@ def assign(held: Sequence[Held], n: int) -> tuple[int, ...]:
     """The owner of each matrix: a rank, of those that hold a piece of it. The same on every rank."""
     owners, load = [0] * len(held), [0] * n
     for k in sorted(range(len(held)), key=lambda k: (-held[k].work, k)):
-        run = min(held[k].runs, key=lambda run: (load[run.rank], -run.count, run.rank))
+        run = min(held[k].runs, key=lambda run: (load[run.rank], -run.size, run.rank))
         owners[k] = run.rank
         load[run.rank] += held[k].work
     return tuple(owners)
@@ -66,7 +66,7 @@ def sent(held: Sequence[Held], owners: Sequence[int], rank: int) -> int:
     """Elements that a rank sends in a step: to owners before their work, and of its own answers after it."""
     total = 0
     for matrix, owner in zip(held, owners, strict=True):
-        mine = sum(run.count for run in matrix.runs if run.rank == rank)
+        mine = sum(run.size for run in matrix.runs if run.rank == rank)
         total += matrix.numel - mine if owner == rank else mine
     return total
 

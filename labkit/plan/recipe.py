@@ -44,7 +44,7 @@ class Recipe:
                      "fp8": as bf16, but the linears of the blocks multiply 8-bit copies, scaled tensor by tensor
                      "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
     fp32_gradients   with "bf16" and "fp8": gradients are added up, over micro-batches and over ranks, in fp32
-    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon": Muon on the matrices of the blocks, AdamW on the rest
+    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon": on the matrices of the blocks, AdamW on the rest
     decay_on         what weight_decay applies to: "all" parameters; "linears": not to norms, biases and embeddings
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
@@ -110,8 +110,8 @@ class Recipe:
             )
         if self.optimizer == "muon" and self.offload:
             raise ValueError(
-                "muon puts matrices together from the pieces of all ranks, on the device that they talk with, and offload "
-                "moves the pieces to the CPU: leave offload out, or take adamw"
+                "muon puts matrices together from the pieces of all ranks, on the device that they talk with, and "
+                "offload moves the pieces to the CPU: leave offload out, or take adamw"
             )
         if self.fp32_gradients and self.precision not in NARROW:
             raise ValueError(

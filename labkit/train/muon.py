@@ -96,7 +96,7 @@ class Muon(Optimizer):
         groups = given if given and isinstance(given[0], dict) else [{"params": given}]
         rest = [group for group in groups if not group.get("by_matrix")]
         defaults = {"lr": lr, "weight_decay": weight_decay}
-        self.adamw = AdamW(rest or [{"params": []}], **defaults)
+        self.adamw = AdamW(rest or [{"params": []}], lr=lr, weight_decay=weight_decay)
         by_matrix = [{"momentum": momentum, **group} for group in groups if group.get("by_matrix")]
         super().__init__([*by_matrix, *(self.adamw.param_groups if rest else [])], defaults)
         self.tp = tp
@@ -124,7 +124,7 @@ class Muon(Optimizer):
         self.adamw.param_groups, self.adamw.state = rest, self.state
 
     def share(self, pieces: Sequence[Piece], group: Group) -> None:
-        """For a strategy that shards over `group`: which pieces of matrices lie in `matrices`, and who holds the others.
+        """For a strategy that shards over `group`: which pieces of matrices lie here, and who holds the others.
 
         ValueError for a piece of what is no matrix."""
         for piece in pieces:

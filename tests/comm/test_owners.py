@@ -20,7 +20,7 @@ def there_and_back(group, dtype):
     owners = Owners(group, held)
     pieces = []
     for whole, matrix in zip(wholes, held, strict=True):
-        mine = [whole[run.start : run.start + run.count].clone() for run in matrix.runs if run.rank == group.rank]
+        mine = [whole[run.start : run.start + run.size].clone() for run in matrix.runs if run.rank == group.rank]
         pieces.append(mine[0] if mine else None)
     before = group.ledger.sent_bytes()
     gathered = owners.gather(pieces)
@@ -35,7 +35,7 @@ def there_and_back(group, dtype):
     for whole, matrix, piece in zip(wholes, held, pieces, strict=True):
         for run in matrix.runs:
             if run.rank == group.rank:
-                right = right and torch.equal(piece, whole[run.start : run.start + run.count] * 2 + 1)
+                right = right and torch.equal(piece, whole[run.start : run.start + run.size] * 2 + 1)
     width = pieces[0].element_size() if pieces[0] is not None else torch.empty(0, dtype=dtype).element_size()
     return right, group.ledger.sent_bytes() - before, sent(held, owners.owners, group.rank) * width
 
@@ -45,7 +45,8 @@ def there_and_back(group, dtype):
 def test_every_piece_gets_its_part_of_the_answer(n_ranks, dtype):
     """Would catch a piece in the wrong place, an answer of another matrix, and bytes that are not in the law."""
     for right, n_bytes, law in run_threads(there_and_back, n_ranks, dtype):
-        assert right and n_bytes == law
+        assert right
+        assert n_bytes == law
 
 
 def test_real_processes_exchange_pieces_too():
@@ -53,4 +54,5 @@ def test_real_processes_exchange_pieces_too():
     with Cluster(3, device="cpu", quiet=True) as cluster:
         for reply in cluster.run(there_and_back, torch.float32):
             right, n_bytes, law = reply.value
-            assert right and n_bytes == law
+            assert right
+            assert n_bytes == law

@@ -106,12 +106,12 @@ def test_optimizers_offloading_and_rarer_precisions_hold_what_was_predicted(reci
 
 
 def test_muon_holds_two_two_and_eight_bytes_an_element():
-    """Would catch a second moment that is kept, and masters that are forgotten: of a matrix in bf16 weight 2, gradient 2,
-    master 4 and momentum 4; with AdamW, 4 more."""
+    """Would catch a second moment that is kept, and masters that are forgotten: of a matrix in bf16 weight 2, gradient
+    2, master 4 and momentum 4; with AdamW, 4 more."""
     hidden = sum(p.numel() for block in GPT(ONE, seed=0).blocks for p in block.parameters() if p.dim() == 2)
     seen = {
-        optimizer: run_threads(measured, 1, ONE, Recipe(batch_size=2, precision="bf16", optimizer=optimizer), Layout())[0]
-        for optimizer in ("adamw", "muon")
+        name: run_threads(measured, 1, ONE, Recipe(batch_size=2, precision="bf16", optimizer=name), Layout())[0]
+        for name in ("adamw", "muon")
     }
     whole = GPT(ONE, seed=0).n_params
     assert seen["muon"][0] == 2 * whole

@@ -48,7 +48,7 @@ def test_singular_values_come_near_1_and_the_vectors_stay(shape):
 
 
 def test_steps_are_those_of_torchs_muon_and_adamw_bit_by_bit():
-    """Would catch momentum without Nesterov's look ahead, decay after the step, the other scale, a group that is lost."""
+    """Would catch momentum without Nesterov's look ahead, decay after the step, the other scale, a lost group."""
     torch.manual_seed(0)
     ours = [nn.Parameter(draw(*shape, seed=k, dtype=torch.float32)) for k, shape in enumerate([*SHAPES[:3], (12,)])]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]

@@ -32,6 +32,7 @@ VOCABULARY = MappingProxyType(
         "plan.layout": "Layout",
         "plan.link": "Link link_of",
         "plan.memory": "predict_memory",
+        "plan.owners": "orthogonalising_flops",
         "plan.recipe": "Recipe",
         "plan.roofline": "ridge sheet_ridge",
         "plan.scaling": "amdahl serial_share",

@@ -30,7 +30,7 @@ def muon(params: list[Any]) -> Muon:
 
 
 def trained(group: Group, strategy: Callable[..., Any] | None) -> tuple[Tensor, float]:
-    """The weights after three steps on the same rows, in float64, and the share of the weights' bytes that Muon sent."""
+    """The weights after three steps on the same rows, in float64, and Muon's bytes over those of the weights."""
     model = GPT(CONFIG, seed=0).double()
     mark_(model, Grouping(muon=True))
     n_bytes = sum(8 * p.numel() for p in model.parameters())
@@ -67,9 +67,8 @@ def state_of(muons: bool, mixed: bool, everything: bool) -> float:
     """Bytes of the optimizer, masters included, after a step: of one block's matrices, or of a whole GPT."""
     model = GPT(CONFIG, seed=0).to(torch.bfloat16 if mixed else torch.float32)
     mark_(model, Grouping(muon=muons))
-    params = [p for p in model.parameters() if everything or (muons and p.param_group.by_matrix)]  # type: ignore[attr-defined]
-    if not everything and not muons:
-        params = [p for block in model.blocks for p in block.parameters() if p.dim() == 2]
+    hidden = [p for block in model.blocks for p in block.parameters() if p.dim() == 2]
+    params = list(model.parameters()) if everything else hidden
     make: Callable[[Any], Any] = muon if muons else lambda params: torch.optim.AdamW(params, lr=0.01)
     for p in params:
         p.grad = torch.ones_like(p)

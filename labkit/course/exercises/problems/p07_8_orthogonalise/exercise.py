@@ -20,7 +20,7 @@ def newton_schulz(u: Tensor, steps: int) -> Tensor:
     """A matrix with the singular vectors of u, and singular values near 1.   [rows, cols] -> [rows, cols]
 
     x begins as u over its Frobenius norm (or over 1e-7 if the norm is smaller: a matrix of zeros stays zeros). Each of
-    `steps` steps makes of every singular value s the number a s + b s^3 + c s^5, with a, b, c = 3.4445, -4.7750, 2.0315.
+    `steps` steps makes of every singular value s the number a s + b s^3 + c s^5: a, b, c = 3.4445, -4.7750, 2.0315.
     Only products of matrices are allowed, no SVD. Either side may be the smaller one, and by much: hold nothing of the
     size of the square of the larger side. u is left as it was, and the result is in its dtype."""
     a, b, c = 3.4445, -4.7750, 2.0315

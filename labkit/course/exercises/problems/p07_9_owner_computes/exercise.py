@@ -52,9 +52,7 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """Rows of random matrices for each rank."""
-    wholes = [
-        case.random(case.n_ranks * k, cols, key=number) for number, (k, cols) in enumerate(case["shapes"])
-    ]
+    wholes = [case.random(case.n_ranks * k, cols, key=number) for number, (k, cols) in enumerate(case["shapes"])]
     return [([whole.chunk(case.n_ranks)[r].clone() for whole in wholes],) for r in range(case.n_ranks)]
 
 
