@@ -53,8 +53,10 @@ from labkit.train.checkpoint import checkpoint, checkpoint_once
 from labkit.train.config import GPTConfig
 from labkit.train.fp8 import Delayed, encode, in_8_bits, in_fp8_, unit_of
 from labkit.train.gpt import GPT, Block, cross_entropy
+from labkit.train.groups import grouped, mark_
 from labkit.train.large_batch import LAMB, LARS, Warmup
 from labkit.train.loss_scale import Scaler
+from labkit.train.muon import Muon
 from labkit.train.precision import MasterWeights
 from labkit.train.recompute import recompute_selectively_
 
@@ -151,7 +153,8 @@ def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
 
 def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel:
     """The recipe's strategy around one stage."""
-    make = make_optimizer(recipe)
+    mark_(module, recipe.grouping)
+    make = make_optimizer(recipe, mesh.tp)
     if recipe.offload:
         make = Offload(make)  # its copies are fp32 masters, too
     elif recipe.has_masters:
@@ -172,16 +175,18 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel
     return ZeRO3(module, mesh.data, make, **options)
 
 
-def make_optimizer(recipe: Recipe) -> MakeOptimizer:
-    """The recipe's optimizer, for any list of parameters."""
+def make_optimizer(recipe: Recipe, tp: Group | None = None) -> MakeOptimizer:
+    """The recipe's optimizer, for any list of parameters or flat shards; `tp` is the group that cuts matrices."""
     kinds: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
         "adamw": torch.optim.AdamW,
         "adam": torch.optim.Adam,
         "sgd": partial(torch.optim.SGD, momentum=0.9),
         "lamb": LAMB,
         "lars": LARS,
+        "muon": partial(Muon, tp=tp),
     }
-    return partial(kinds[recipe.optimizer], lr=recipe.lr, weight_decay=recipe.weight_decay)
+    make = partial(kinds[recipe.optimizer], lr=recipe.lr, weight_decay=recipe.weight_decay)
+    return lambda params: make(grouped(params, recipe.weight_decay))
 
 
 class TrainStep:

@@ -187,8 +187,12 @@ def train(
     ] = None,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
     offload: Annotated[bool, typer.Option("--offload", help="The optimizer on the CPU.")] = False,
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, lamb or lars.")] = "adamw",
+    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, lamb, lars or muon.")] = "adamw",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
+    decay_on: Annotated[
+        str, typer.Option(help="What decays: all, or linears (not norms, biases and embeddings).")
+    ] = "all",
     warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 0,
     clip: Annotated[float | None, typer.Option(help="Limit of the gradients' norm.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and the data.")] = 0,
@@ -219,7 +223,7 @@ def train(
         strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
         precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
         warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard,
-        scaling=scaling, fp8_gathers=fp8_gathers,
+        scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
     )  # fmt: skip
     order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):

@@ -44,6 +44,7 @@ def plan(
     seq: Annotated[str, typer.Option(help="Tokens of a row, such as 8192 or 128k; the model's own by default.")] = "",
     node_size: Annotated[int | None, typer.Option(help="Devices of a node; the device's own by default.")] = None,
     precision: Annotated[str, typer.Option(help="bf16, fp8, amp, fp16, fp32 or fp64.")] = "bf16",
+    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd or muon.")] = "adamw",
     adapter: Annotated[str, typer.Option(help="Fine-tune an adapter: lora or qlora.")] = "",
     adapter_rank: Annotated[int, typer.Option(help="Its rank.")] = 16,
     tokens: Annotated[str, typer.Option(help="A budget: tokens of the whole run, such as 1T or 300B.")] = "",
@@ -70,7 +71,8 @@ def plan(
     length = _length(seq) or shape.seq
     n = (1 if adapter else GPUS) if gpus is None else gpus
     rows = (FEW_ROWS * max(1, n) if adapter else max(1, STEP_TOKENS // length)) if batch is None else batch
-    choices = {"precision": precision, **({"adapter": adapter, "rank": adapter_rank} if adapter else {})}
+    choices: dict[str, Any] = {"precision": precision, "optimizer": optimizer}
+    choices |= {"adapter": adapter, "rank": adapter_rank} if adapter else {}
     if tokens:
         _budget(shape, hardware, n if days is None else None, days, tokens, price, rows, length, choices, to)
         return

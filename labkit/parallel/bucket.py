@@ -146,13 +146,14 @@ class Bucket:
 
 
 def in_buckets(named: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
-    """Parameters from last to first in buckets of one dtype and device; sorted by when their last member is expected.
+    """Parameters from last to first in buckets of one dtype, device and parameter group.
 
-    A bucket holds `bucket_bytes` at most, unless one parameter is larger; the first of each kind is full at 1 MiB.
+    They are sorted by when their last member is expected. A bucket holds `bucket_bytes` at most, unless one parameter
+    is larger; the first of each kind is full at 1 MiB.
     Raises ValueError for a bucket of less than one byte."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")
-    sizes = [((p.dtype, sum_dtype(p), p.device), p.numel() * sum_dtype(p).itemsize) for _, p in named]
+    sizes = [((p.dtype, sum_dtype(p), p.device, group_of(p)), p.numel() * sum_dtype(p).itemsize) for _, p in named]
     return [[named[k] for k in members] for members in fill(sizes, bucket_bytes)]
 
 
@@ -161,12 +162,19 @@ def sum_dtype(p: Tensor) -> torch.dtype:
     return p.grad_dtype or p.dtype
 
 
+def group_of(p: Tensor) -> Hashable:
+    """The mark that says what an optimizer does with p (`param_group`, labkit.train.groups), None for no mark.
+
+    Parameters of different groups share no flat buffer, so that an optimizer's group is a list of whole shards."""
+    return getattr(p, "param_group", None)
+
+
 def by_kind(named: Iterable[Named]) -> list[list[Named]]:
-    """Parameters grouped by dtype, device, and whether they train, in order of first appearance: each group can share a
-    flat buffer."""
+    """Parameters grouped by dtype, device, parameter group, and whether they train, in order of first appearance: each
+    can share a flat buffer."""
     kinds: dict[Hashable, list[Named]] = {}
     for name, p in named:
-        kinds.setdefault((p.dtype, sum_dtype(p), p.device, p.requires_grad), []).append((name, p))
+        kinds.setdefault((p.dtype, sum_dtype(p), p.device, p.requires_grad, group_of(p)), []).append((name, p))
     return list(kinds.values())
 
 

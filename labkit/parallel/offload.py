@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.parallel.bucket import group_of
 from labkit.parallel.sync import MakeOptimizer
 
 
@@ -129,7 +130,9 @@ def _master(p: nn.Parameter, device: torch.device | str | None, dtype: torch.dty
     exact = dtype or torch.promote_types(p.dtype, torch.float32)
     copy = p.detach().to(device=device or p.device, dtype=exact, copy=True)
     # pinned: copies between GPU and CPU are asynchronous only to and from pinned memory
-    return nn.Parameter(copy.pin_memory() if p.is_cuda and not copy.is_cuda else copy)
+    master = nn.Parameter(copy.pin_memory() if p.is_cuda and not copy.is_cuda else copy)
+    master.param_group = group_of(p)  # type: ignore[attr-defined]
+    return master
 
 
 def _room(master: Tensor, p: nn.Parameter) -> Tensor:

@@ -18,7 +18,10 @@ Both collectives send (n-1)/n of the buffer's bytes. Which of these buffers live
 between the stages of ZeRO.
 
 An optimizer that treats every element by itself (SGD, Adam, Adagrad, RMSprop, ...) does to 1/n of the elements just
-what it would do to them among all. One that looks at a whole layer (LARS, Adafactor, Muon) would not, and is refused.
+what it would do to them among all. One that looks at a whole layer (LARS, Adafactor) would not, and is refused. Muon,
+which looks at whole matrices, is told which pieces of them lie where, and gathers them itself (labkit.train.muon).
+Parameter groups, such as those with weight decay and those without, have flat buffers of their own: a shard carries the
+mark `param_group` of what lies in it.
 
     bytes held for Adam in fp32, N parameters:     whole 16 N
                                                    weights    gradients     optimizer
@@ -38,9 +41,11 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
-from labkit.parallel.bucket import Flat, Named, Pending, as_on_rank_0, sum_dtype
+from labkit.comm.owners import Piece
+from labkit.parallel.bucket import Flat, Named, Pending, as_on_rank_0, group_of, sum_dtype
 from labkit.parallel.coded import Codec, Codes
 from labkit.parallel.sync import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
+from labkit.plan.owners import runs_of
 
 WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Optimizers of torch whose step for one element depends on others, or that want sparse gradients."""
@@ -70,8 +75,24 @@ class Sharded:
         self.shards = shards
         training = [shard for shard in shards if shard.trains]
         self.optimizer = _optimizer_of_shards(make_optimizer, [shard.master for shard in training])
+        inner: Any = getattr(self.optimizer, "inner", self.optimizer)  # what MasterWeights wraps
+        if hasattr(inner, "share"):
+            inner.share([piece for shard in training for piece in self._pieces(shard, inner.matrices)], shards[0].group)
         params = [p for shard in training for p in shard.flat.params]
         self._hooks += [Watch(p, self._arrive) for p in params]
+
+    def _pieces(self, shard: Shard, stepped: Sequence[Tensor]) -> Iterable[Piece]:
+        """For an optimizer that steps on whole matrices, if it does so on this shard: who holds what of each."""
+        master, flat = stepped_on(self.optimizer, shard.master), shard.flat
+        if not any(master is p for p in stepped):
+            return
+        mine = {name: slice(at, at + count) for name, _, _, at, count in flat.owned(shard.group.rank)}
+        runs = runs_of([p.numel() for p in flat.params], shard.group.size)
+        for name, p, held in zip(flat.names, flat.params, runs, strict=True):
+            yield Piece(
+                master if name in mine else None, mine.get(name, slice(0)), tuple(p.shape), held,
+                getattr(p, "shard_dim", None),
+            )  # fmt: skip
 
     def _arrive(self, p: Tensor) -> None:
         """Autograd has just added to p.grad."""
@@ -150,6 +171,7 @@ class Shard:
         mine = self.flat.shard(whole, group.rank)
         # a window of `weights` costs no memory (ZeRO-1 and 2); apart, `weights` can be freed without it (ZeRO-3)
         self.master = nn.Parameter(mine.clone() if apart else mine, requires_grad=self.trains)
+        self.master.param_group = group_of(self.flat.params[0])  # type: ignore[attr-defined]
         self.weights = whole if compute_dtype is None or not whole.is_floating_point() else whole.to(compute_dtype)
         self.reduce_dtype = reduce_dtype or sum_dtype(self.flat.params[0])
         if self.trains and self.reduce_dtype != whole.dtype:
@@ -226,9 +248,10 @@ def _optimizer_of_shards(make_optimizer: MakeOptimizer, params: list[nn.Paramete
         raise
     kind = type(getattr(optimizer, "inner", optimizer))  # what Offload wraps
     names = {base.__name__ for base in kind.__mro__}
-    if getattr(optimizer, "needs_whole_layers", False) or names & set(WHOLE_LAYERS):
+    shares = hasattr(optimizer, "share") or hasattr(getattr(optimizer, "inner", None), "share")
+    if not shares and (getattr(optimizer, "needs_whole_layers", False) or names & set(WHOLE_LAYERS)):
         raise ValueError(
             f"{kind.__name__} looks at whole layers (or wants sparse gradients), but under ZeRO a rank holds 1/n of "
-            "their elements: use DDP, or an elementwise optimizer"
+            "their elements: use DDP, an elementwise optimizer, or labkit.train.muon's Muon, which gathers matrices"
         )
     return optimizer

@@ -12,10 +12,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.tape import Bytes, plus
 
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the wire is not idle while the first large one fills."""
+
+
+ONE_GROUP = Grouping()
 
 
 class Params(NamedTuple):
@@ -51,10 +55,18 @@ class Live:
 
 class Bucket:
     """Gradients that travel together. `grads`: bytes of those that have arrived; `packed`: the kind of memory that the
-    answer will be while the bucket is on its way, otherwise None."""
+    answer will be while the bucket is on its way, otherwise None. `parts`: elements of each of its flat buffers, one
+    for each parameter group, padded so that n divides them."""
 
-    def __init__(self, members: Sequence[tuple[int, str]], numel: int, n: int) -> None:
-        self.members, self.numel = frozenset(members), numel + -numel % n
+    def __init__(self, members: Sequence[tuple[int, str, int]], n: int, grouping: Grouping) -> None:
+        """Members are (layer, name, elements)."""
+        self.members = frozenset((layer, name) for layer, name, _ in members)
+        self.runs: dict[ParamGroup, list[tuple[int, str, int]]] = {}
+        for member in members:
+            self.runs.setdefault(grouping.of_weight(member[1]), []).append(member)
+        sizes = {group: sum(size for *_, size in run) for group, run in self.runs.items()}
+        self.parts = {group: numel + -numel % n for group, numel in sizes.items()}
+        self.numel = sum(self.parts.values())
         self.here: set[tuple[int, str]] = set()
         self.missing, self.grads = len(self.members), 0
         self.packed: int | None = None
@@ -85,8 +97,11 @@ def fill(sizes: Sequence[tuple[Hashable, int]], bucket_bytes: int) -> list[list[
     return sorted([*full, *rest], key=lambda members: -members[-1])
 
 
-def in_buckets(layers: Sequence[Params], n: int, width: int, bucket_bytes: int) -> list[Bucket]:
-    """The buckets of parameters of `width` bytes an element, padded to a multiple of n elements."""
+def in_buckets(
+    layers: Sequence[Params], n: int, width: int, bucket_bytes: int, grouping: Grouping = ONE_GROUP
+) -> list[Bucket]:
+    """The buckets of parameters of `width` bytes an element, each of one parameter group, padded to a multiple of n
+    elements."""
     named = [(layer.layer, name, size) for layer in layers for name, size in layer.sizes]
-    groups = fill([("", size * width) for _, _, size in named], bucket_bytes)
-    return [Bucket([named[k][:2] for k in members], sum(named[k][2] for k in members), n) for members in groups]
+    groups = fill([(grouping.of_weight(name), size * width) for _, name, size in named], bucket_bytes)
+    return [Bucket([named[k] for k in members], n, grouping) for members in groups]

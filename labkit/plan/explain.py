@@ -85,11 +85,12 @@ def _memory(plan: Plan) -> str:
         )
     state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
     n_bytes = r.weight_bytes + r.gradient_bytes + state
+    by_adam = "" if r.optimizer != "muon" else f" ({r.state_bytes} B more for what is no matrix of a block)"
     return (
         f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters{_active(shape)}. "
         f"Weights {r.weight_bytes} B, "
-        f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B: {n_bytes} N = "
-        f"{n_bytes * n / GB:,.0f} GB, so at least "
+        f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B{by_adam}: "
+        f"{n_bytes} N = {n_bytes * n / GB:,.0f} GB, so at least "
         f"{-(-n_bytes * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
         + " The blocks' linears multiply 8-bit copies; MFU is of the peak of bf16."
         * r.eight_bits

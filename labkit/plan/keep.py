@@ -15,20 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import Bucket, Live, Params, in_buckets
+from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params, in_buckets
+from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.tape import GRADIENTS, NOTHING, OTHER, Bytes, minus, plus
 
 
 class Keeper:
     """DDP: the gradients live in the buckets, so a step changes nothing. All other keepers extend this one.
 
+    grouping: which parameters share an optimizer's group;
     n: ranks that share the state; width: bytes of a weight; sums: bytes of a gradient that is added up and sent;
     widens: True if autograd makes gradients of half that width, and widens them as it adds them up."""
 
     def __init__(
-        self, layers: Sequence[Params], n: int, width: int, bucket_bytes: int, sums: int = 0, widens: bool = False
-    ) -> None:
+        self, layers: Sequence[Params], n: int, width: int, bucket_bytes: int, sums: int = 0, widens: bool = False,
+        grouping: Grouping = ONE_GROUP,
+    ) -> None:  # fmt: skip
         self.layers, self.n, self.width, self.sums, self.widens = layers, n, width, sums or width, widens
+        self.grouping = grouping
         self.buckets = self.cut(bucket_bytes)
         self.sizes = {(layer.layer, name): size for layer in layers for name, size in layer.sizes}
         self.home = {member: bucket for bucket in self.buckets for member in bucket.members}
@@ -36,7 +40,7 @@ class Keeper:
 
     def cut(self, bucket_bytes: int) -> list[Bucket]:
         """The buckets; DDP's need no padding."""
-        return in_buckets(self.layers, 1, self.sums, bucket_bytes)
+        return in_buckets(self.layers, 1, self.sums, bucket_bytes, self.grouping)
 
     @property
     def numel(self) -> int:
@@ -44,9 +48,9 @@ class Keeper:
         return sum(bucket.numel for bucket in self.buckets)
 
     @property
-    def owned(self) -> list[int]:
-        """Elements of each tensor that this rank's optimizer steps on."""
-        return [size for layer in self.layers for _, size in layer.sizes]
+    def owned(self) -> list[tuple[ParamGroup, int]]:
+        """The group and the elements of each tensor that this rank's optimizer steps on."""
+        return [(self.grouping.of_weight(name), size) for layer in self.layers for name, size in layer.sizes]
 
     def weights(self) -> int:
         """Bytes of weights between steps."""
@@ -121,12 +125,12 @@ class ZeRO1Keeper(Keeper):
 
     def cut(self, bucket_bytes: int) -> list[Bucket]:
         """Padded buckets."""
-        return in_buckets(self.layers, self.n, self.sums, bucket_bytes)
+        return in_buckets(self.layers, self.n, self.sums, bucket_bytes, self.grouping)
 
     @property
-    def owned(self) -> list[int]:
-        """One flat part of each bucket."""
-        return [bucket.numel // self.n for bucket in self.buckets]
+    def owned(self) -> list[tuple[ParamGroup, int]]:
+        """A flat part of each bucket."""
+        return [(group, numel // self.n) for bucket in self.buckets for group, numel in bucket.parts.items()]
 
     def gradients(self) -> int:
         """No gradients are held all the time."""
@@ -146,15 +150,18 @@ class ZeRO1Keeper(Keeper):
         if self.leaving is not None:
             self.settle(live, self.leaving)
         self.leaving = bucket
-        live.add(OTHER, bucket.numel * self.sums)
-        live.see(more, when)
         bucket.here.clear()
-        live.add(GRADIENTS, -bucket.grads)
-        bucket.grads, bucket.packed = 0, self.part
-        live.add(bucket.packed, bucket.numel // self.n * self.sums)
-        live.see(more, when)
-        if self.n == 1:  # the answer is a copy, made at once
-            live.add(OTHER, -bucket.numel * self.sums)
+        bucket.packed = self.part
+        grads, elements = bucket.grads, sum(size for run in bucket.runs.values() for *_, size in run)
+        for group, numel in bucket.parts.items():
+            live.add(OTHER, numel * self.sums)
+            live.see(more, when)
+            live.add(GRADIENTS, -(grads * sum(size for *_, size in bucket.runs[group]) // elements))
+            live.add(bucket.packed, numel // self.n * self.sums)
+            live.see(more, when)
+            if self.n == 1:  # the answer is a copy, made at once
+                live.add(OTHER, -numel * self.sums)
+        bucket.grads = 0
 
     def settle(self, live: Live, bucket: Bucket) -> None:
         """A bucket has arrived: its buffer is freed, and a part of a later pass is added to that of the first pass."""

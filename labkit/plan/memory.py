@@ -29,6 +29,7 @@ from typing import Any
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.buckets import Live
+from labkit.plan.groups import ParamGroup
 from labkit.plan.keep import Keeper
 from labkit.plan.layers import Profile
 from labkit.plan.layout import Layout
@@ -160,15 +161,18 @@ class Walk(Rank):
 
     def optimizer(self, live: Live) -> None:
         """The temporaries of the optimizer: for Adam the square root of the variance, and that over its correction."""
-        owned = [size * self.recipe.state_bytes for size in self.owned()]
+        groups: dict[ParamGroup, list[int]] = {}
+        for group, size in self.owned():
+            groups.setdefault(group, []).append(size * self.recipe.state_bytes)
+        owned = [size for sizes in groups.values() for size in sizes]
         if self.recipe.offload and self.device != "cpu":
             return
-        if not self.recipe.optimizer.startswith("adam"):
-            more = 0
-        elif self.device == "cpu":
-            more = max(2 * size + before for size, before in zip(owned, [0, *owned], strict=False))
-        else:
-            more = sum(owned)
+        more = self.orthogonalising() if self.recipe.optimizer == "muon" else 0
+        for group, sizes in groups.items():  # group after group
+            if not (self.recipe.optimizer.startswith("adam") or (more and not group.by_matrix)):
+                continue
+            one_by_one = max(2 * size + before for size, before in zip(sizes, [0, *sizes], strict=False))
+            more = max(more, one_by_one if self.device == "cpu" else sum(sizes))
         widened = 0
         if self.recipe.has_masters and not self.recipe.fp32_gradients:  # fp32 gradients for the masters
             widened = sum(owned) if self.recipe.strategy == "ddp" else sum(owned) // 2  # ZeRO's bf16 ones are freed
@@ -176,25 +180,32 @@ class Walk(Rank):
                 live.see((0, 0, 0, 0, max(owned)), "the gradients' norm")  # one after another is squared in fp32
         live.see((0, widened, 0, 0, more), "the optimizer's step")
 
+    def orthogonalising(self) -> int:
+        """Muon's temporaries: pieces of momentum, matrices that come together on their owners, Newton-Schulz."""
+        return max((step.temporaries(self.recipe.strategy == "ddp") for step in self.muon()), default=0)
+
     def formulas(self) -> dict[str, str]:
         """The formula of each kind of memory, in words."""
         r, n = self.recipe, self.n
         local = sum(stage.numel for stage in self.stages)
         w, g = self.width, self.sums
-        state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
-        whole = f"N = {local:,} parameters here" + (f", n = {n}" if n > 1 else "")
         routed = ""
+        share = "/n" if n > 1 else ""
+        state = f"{(dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes} N{share * (r.strategy != 'ddp')}"
+        if r.optimizer == "muon":
+            rest = sum(size for group, size in self.owned() if not group.by_matrix)
+            state += f" + {r.state_bytes} x {rest:,} of what is no hidden matrix"
+        whole = f"N = {local:,} parameters here" + (f", n = {n}" if n > 1 else "")
         if self.shape.n_expert:
             experts = sum(stage.part(True).numel for stage in self.stages)
             whole += f"; {experts:,} of them are experts', of which n = {self.n_experts}" * (self.layout.ep > 1)
             routed = f"; routing is taken as balanced, {self.shape.top_k} copies of each token"
-        share = "/n" if n > 1 else ""
         zero3 = r.strategy == "zero3"
         grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
         return {
             "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
             "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones"),
-            "optimizer": f"{state} N{share * (r.strategy != 'ddp')} ({r.optimizer}{', masters' * r.has_masters})",
+            "optimizer": f"{state} ({r.optimizer}{', masters' * r.has_masters})",
             "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight{routed}",
             "other": "gradients of activations, buckets and units on their way, temporaries",
         }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.plan.buckets import Live
+from labkit.plan.groups import ParamGroup
 from labkit.plan.keep import Keeper
 from labkit.plan.tape import NOTHING, Bytes
 
@@ -33,8 +34,8 @@ class KeeperPair(Keeper):
         return sum(keeper.numel for keeper in self.keepers)
 
     @property
-    def owned(self) -> list[int]:
-        """Elements of each tensor that this rank's optimizer steps on."""
+    def owned(self) -> list[tuple[ParamGroup, int]]:
+        """Group and elements of each tensor that this rank's optimizer steps on."""
         return [size for keeper in self.keepers for size in keeper.owned]
 
     def weights(self) -> int:

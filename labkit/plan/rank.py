@@ -16,8 +16,10 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from labkit.plan.buckets import Params, in_buckets
+from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
+from labkit.plan.muon import MuonStep, matrix_of
 from labkit.plan.ops import LINEARS, Setting
 from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import HISTORY, Recipe
@@ -27,8 +29,8 @@ from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest_moments,
 from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
 
-STATES = (("adamw", 2), ("adam", 2), ("lamb", 2), ("lars", 1), ("sgd", 1))
-"""Tensors of the parameter's size that an optimizer keeps."""
+STATES = (("adamw", 2), ("adam", 2), ("lamb", 2), ("lars", 1), ("sgd", 1), ("muon", 1))
+"""Tensors of the parameter's size that an optimizer keeps; Muon keeps as many as AdamW of what is no hidden matrix."""
 
 
 class Rank:
@@ -37,7 +39,8 @@ class Rank:
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
-        self.place, self.n = layout.coords(rank)["pp"], recipe.sharing(layout.dp)
+        self.coords, self.n = layout.coords(rank), recipe.sharing(layout.dp)
+        self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = setting_of(shape, layout, recipe)
         way = self.setting.way
@@ -92,35 +95,38 @@ class Rank:
         if r.strategy == "zero3":
             stays = frozenset({"token"}) if self.tied else frozenset()
             return ZeRO3Keeper(
-                stage.params,
-                n,
-                self.width,
-                self.gathered,
-                r.prefetch,
-                stays,
-                self.sums,
-                r.fp32_gradients,
-                r.reshard,
-                r.fp8_gathers,
-            )
+                stage.params, n, self.width, self.gathered, r.prefetch, stays, self.sums, r.fp32_gradients, r.reshard,
+                r.fp8_gathers, r.grouping,
+            )  # fmt: skip
         kind = {"ddp": Keeper, "zero1": ZeRO1Keeper, "zero2": ZeRO2Keeper}[r.strategy]
-        return kind(stage.params, n, self.width, r.bucket_bytes, self.sums, r.fp32_gradients)
+        return kind(stage.params, n, self.width, r.bucket_bytes, self.sums, r.fp32_gradients, r.grouping)
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
-    def owned(self) -> list[int]:
-        """Elements of each tensor that the optimizer steps on, those of blocks that are not walked included."""
-        r, sizes = self.recipe, list[int]()
+    def owned(self) -> list[tuple[ParamGroup, int]]:
+        """Group and elements of each tensor that the optimizer steps on, those of blocks not walked included."""
+        r, sizes = self.recipe, list[tuple[ParamGroup, int]]()
         for stage, n in (part for whole in self.stages for part in self.parts(whole)):
             block, at = stage.params[stage.at], stage.at
             if stage.skipped and r.strategy in ("zero1", "zero2"):  # their blocks share buckets with their neighbours
                 layers = (*stage.params[:at], *[block] * stage.skipped, *stage.params[at:])
-                sizes += _parts(layers, n, self.sums, r.bucket_bytes)
+                sizes += _parts(layers, n, self.sums, r.bucket_bytes, r.grouping)
                 continue
             sizes += self.keeper_of(stage, n).owned
-            block_sizes = [size for _, size in block.sizes]
-            sizes += (block_sizes if r.strategy == "ddp" else [-(-sum(block_sizes) // n)]) * stage.skipped
+            whole = [(r.grouping.of_weight(name), size) for name, size in block.sizes]
+            parts = {group: sum(size for own, size in whole if own == group) for group, _ in whole}
+            cut = [(group, -(-size // n)) for group, size in parts.items()]
+            sizes += (whole if r.strategy == "ddp" else cut) * stage.skipped
         return sizes
+
+    def state(self) -> int:
+        """Bytes of the optimizer's state, without masters: its tensors, and Adam's count of steps, 4 bytes for each."""
+        adams = self.recipe.optimizer.startswith("adam") or self.recipe.optimizer == "muon"
+        tensors, total = dict(STATES)[self.recipe.optimizer], 0
+        for group, size in self.owned():
+            by_adam = adams and not group.by_matrix
+            total += size * self.recipe.state_bytes * (2 if by_adam else tensors) + 4 * by_adam
+        return total
 
     def base(self) -> Bytes:
         """Bytes by kind between two steps: weights, gradients that stay, the optimizer's state.
@@ -134,9 +140,8 @@ class Rank:
             gradients += keeper.gradients() + stage.middle * self.sums * (r.strategy == "ddp")
             for part, n in self.parts(stage):
                 weights += part.middle * w // (n if r.strategy == "zero3" else 1)
-        owned, wide = self.owned(), r.state_bytes
-        state = sum(owned) * wide * dict(STATES)[r.optimizer] + 4 * len(owned) * r.optimizer.startswith("adam")
-        state += sum(owned) * wide * r.has_masters
+        owned, wide = sum(size for _, size in self.owned()), r.state_bytes
+        state = self.state() + owned * wide * r.has_masters
         # of each linear: the largest x, W and g of this step and of those before; or the signs of its transform
         histories, each = 0, {"delayed": 3 * 4 * (1 + HISTORY), "nvfp4": 16 * 4}.get(r.units, 0)
         if each:
@@ -146,10 +151,10 @@ class Rank:
                 histories += each * (len(linears) + stage.skipped * len(more))
         if not r.offload:
             return weights, gradients, state, 0, histories
-        shard = sum(owned) * self.gathered if r.strategy == "zero3" else weights
+        shard = owned * self.gathered if r.strategy == "zero3" else weights
         if self.device != "cpu":
             return shard, gradients, 0, 0, histories
-        masters = sum(owned) * wide
+        masters = owned * wide
         return shard, gradients + masters, state + masters, 0, histories
 
     def find_fullest(self) -> None:
@@ -166,6 +171,27 @@ class Rank:
         self.backward_bytes = [moment.weigh(weights) for moment in backward]
         peaks = [n_bytes + kept for n_bytes, kept in zip(self.backward_bytes, self.for_weights, strict=True)]
         self.done = list(backward[peaks.index(max(peaks))].done)
+
+    def muon(self) -> list[MuonStep]:
+        """Muon's step on the matrices of each stage; [] for another optimizer."""
+        r, tp = self.recipe, self.layout.tp
+        if r.optimizer != "muon":
+            return []
+        n, width = 1 if r.strategy == "ddp" else self.n, 8 if r.precision == "fp64" else 2
+        steps = []
+        for stage in self.stages:
+            layers = (*stage.params[: stage.at], *[stage.params[stage.at]] * stage.skipped, *stage.params[stage.at :])
+            if r.strategy in ("zero1", "zero2"):
+                buckets = in_buckets(layers, n, self.sums, r.bucket_bytes, r.grouping)
+                names = [[name for _, name, _ in run] for bucket in buckets for run in bucket.runs.values()]
+            else:
+                names = [[name for name, _ in layer.sizes] for layer in layers]
+            hidden = [[name for name in buffer if r.grouping.of_weight(name).by_matrix] for buffer in names]
+            if r.strategy == "ddp":
+                hidden = [[name] for buffer in hidden for name in buffer]
+            buffers = [[matrix_of(self.shape, name) for name in buffer] for buffer in hidden if buffer]
+            steps.append(MuonStep(buffers, n, self.coords["dp"] % n, tp, self.coords["tp"], width, r.state_bytes))
+        return steps
 
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
@@ -194,6 +220,8 @@ class Rank:
         copies += 0 if r.reshard else numel * self.gathered
         tied = 3 * self.shape.vocab * self.shape.d_model * w * self.tied
         step = (2 + r.has_masters) * owned * r.state_bytes + 8 * 20 * (self.shape.n_layer + 2) * n
+        if r.optimizer == "muon":  # AdamW's second moments of the rest; pieces, whole matrices and products of them
+            step += (owned + 8 * param * self.layout.tp) * r.state_bytes
         highest = max(stage.highest for stage in self.stages)
         return least, least + highest + comes + copies + tied + step + 2 * self.message() + self.unanswered()
 
@@ -234,6 +262,9 @@ class Rank:
 
 
 @lru_cache(maxsize=1024)
-def _parts(layers: tuple[Params, ...], n: int, width: int, bucket_bytes: int) -> tuple[int, ...]:
-    """Elements of a rank's part of each bucket."""
-    return tuple(bucket.numel // n for bucket in in_buckets(layers, n, width, bucket_bytes))
+def _parts(
+    layers: tuple[Params, ...], n: int, width: int, bucket_bytes: int, grouping: Grouping
+) -> tuple[tuple[ParamGroup, int], ...]:
+    """Group and elements of a rank's part of each bucket."""
+    buckets = in_buckets(layers, n, width, bucket_bytes, grouping)
+    return tuple((group, numel // n) for bucket in buckets for group, numel in bucket.parts.items())

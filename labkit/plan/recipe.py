@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+from labkit.plan.groups import Grouping
 from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.published_schedules import dualpipe_v, v_half, v_min, zb_h2, zb_v
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
@@ -29,7 +30,8 @@ EMULATED = ("tiles", "mx", "nvfp4")
 """Scalings that labkit computes with plain tensor operations: what they take on a device is not predicted."""
 HISTORY = 16
 """Steps that delayed scaling looks back over (TransformerEngine: 1,024 unless told otherwise)."""
-OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
+OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars", "muon")
+DECAY_ON = ("all", "linears")
 WHOLE_LAYERS = ("lamb", "lars")
 
 
@@ -59,6 +61,8 @@ class Recipe:
                      power of two (both emulated)
     fp8_gathers      with "zero3" and "fp8" scaled by "tensor": the weights of these linears are gathered in 8 bits
     fp32_gradients   with "bf16", "fp8" and "nvfp4": gradients are added up, over micro-batches and over ranks, in fp32
+    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon": on the matrices of the blocks, AdamW on the rest
+    decay_on         what weight_decay applies to: "all" parameters; "linears": not to norms, biases and embeddings
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
@@ -89,6 +93,7 @@ class Recipe:
     reshard: bool = True
     scaling: str = "tensor"
     fp8_gathers: bool = False
+    decay_on: str = "all"
 
     def __post_init__(self) -> None:
         self._settle_recompute()
@@ -99,6 +104,7 @@ class Recipe:
             "recompute": RECOMPUTE,
             "scaling": SCALINGS,
             "optimizer": OPTIMIZERS,
+            "decay_on": DECAY_ON,
         }
         if self.schedule == "dualpipe":
             raise ValueError(
@@ -128,6 +134,11 @@ class Recipe:
         if self.optimizer in WHOLE_LAYERS and self.strategy != "ddp":
             raise ValueError(
                 f"{self.optimizer} looks at whole layers, {self.strategy} gives a rank 1/n of their elements: use ddp"
+            )
+        if self.optimizer == "muon" and self.offload:
+            raise ValueError(
+                "muon puts matrices together from the pieces of all ranks, on the device that they talk with, and "
+                "offload moves the pieces to the CPU: leave offload out, or take adamw"
             )
         if self.fp32_gradients and self.precision not in NARROW:
             raise ValueError(
@@ -191,6 +202,11 @@ class Recipe:
     def has_masters(self) -> bool:
         """True if the optimizer keeps its own, wider copy of the weights beside them."""
         return self.weight_bytes < self.state_bytes and not self.offload
+
+    @property
+    def grouping(self) -> Grouping:
+        """Which parameters the optimizer treats alike."""
+        return Grouping(self.optimizer == "muon", self.decay_on == "linears")
 
     def sharing(self, dp: int) -> int:
         """Of `dp` ranks, those that share one copy of what is sharded."""

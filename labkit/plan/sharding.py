@@ -29,8 +29,8 @@ STAGES = (0, 1, 2, 3)
 NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 PRECISIONS = MappingProxyType({"mixed": (2, 2, 4), "fp32": (4, 4, 0)})
 """Bytes a parameter of weight, gradient and master copy."""
-OPTIMIZERS = MappingProxyType({"adamw": 2, "sgd with momentum": 1, "sgd": 0})
-"""The number of fp32 numbers that an optimizer keeps for each parameter."""
+OPTIMIZERS = MappingProxyType({"adamw": 2, "muon": 1, "sgd with momentum": 1, "sgd": 0})
+"""The number of fp32 numbers that an optimizer keeps for each parameter; Muon, of a matrix in a block."""
 MOST_RANKS = 10**6
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import Bucket, Live, Params
+from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params
+from labkit.plan.groups import Grouping
 from labkit.plan.keep import ZeRO2Keeper
 from labkit.plan.ops import LINEARS
 from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
@@ -36,12 +37,13 @@ class ZeRO3Keeper(ZeRO2Keeper):
         widens: bool = False,
         reshard: bool = True,
         codes: bool = False,
+        grouping: Grouping = ONE_GROUP,
     ) -> None:
         self.codes = codes
         self.gathered, self.prefetch, self.stays, self.reshard = gathered, prefetch, stays, reshard
         # whether units are not freed now, and will not be in backward; elements of blocks not walked that are whole
         self.keeps, self.behind, self.middle = not reshard, False, 0
-        super().__init__(layers, n, width, 0, sums, widens)
+        super().__init__(layers, n, width, 0, sums, widens, grouping)
         self.staying = [bucket for bucket in self.buckets if any(name in stays for _, name in bucket.members)]
         self.units = {k: bucket for bucket in self.buckets for k, _ in bucket.members if bucket not in self.staying}
         self.whole: set[Bucket] = set()
@@ -53,10 +55,10 @@ class ZeRO3Keeper(ZeRO2Keeper):
         for layer in self.layers:
             own = [(name, size) for name, size in layer.sizes if name not in self.stays]
             if own:
-                buckets.append(Bucket([(layer.layer, name) for name, _ in own], sum(size for _, size in own), self.n))
+                buckets.append(Bucket([(layer.layer, name, size) for name, size in own], self.n, self.grouping))
         tied = [(layer.layer, name, size) for layer in self.layers for name, size in layer.sizes if name in self.stays]
         if tied:
-            buckets.append(Bucket([(k, name) for k, name, _ in tied], sum(size for *_, size in tied), self.n))
+            buckets.append(Bucket(tied, self.n, self.grouping))
         return buckets
 
     @property
@@ -66,7 +68,7 @@ class ZeRO3Keeper(ZeRO2Keeper):
 
     def weights(self) -> int:
         """Bytes of weights between steps: 1/n of every unit."""
-        return sum(self.owned) * self.width
+        return sum(size for _, size in self.owned) * self.width
 
     def turns(self, live: Live, ahead: bool, behind: bool, numel: int) -> None:
         """Without resharding, units are whole at the start if a micro-batch is ahead, at the end if one is behind."""

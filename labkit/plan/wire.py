@@ -15,6 +15,7 @@
           (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's
           closing all_reduce again, and not that of the MLP, with which a block ends; in sequence both gathers as well,
           which are half an all_reduce each, and are all that "gathers" and "selective" run again
+    muon  pieces of matrices to their owners and answers back, along dp and tp (labkit.plan.muon); AdamW sends nothing
     pp    A to the next rank for each stage boundary that leaves this rank forward, A back for each that came in
 
 Padding of flat buffers and the few numbers of a norm or a loss come on top. Sources: the docstrings of
@@ -23,9 +24,15 @@ labkit/parallel; Rajbhandari 2020, arXiv:1910.02054, section 7; Narayanan 2021, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.layout import CUT_AXES, Layout
+from labkit.plan.muon import law
+from labkit.plan.rank import Rank
 from labkit.plan.recipe import Recipe
+from labkit.plan.shape import ModelShape
 
 WHOLE = ("fp32", "fp64", "bf16", "fp8", "nvfp4")
 """Precisions in which weights and activations are sent in one width; gradients may be wider. Copies in 8 bits or
@@ -33,31 +40,37 @@ fewer stay, unless `coded_params` says how many weights are gathered as such."""
 
 
 def sent_per_step(
-    layout: Layout,
-    recipe: Recipe,
-    rank: int,
-    *,
-    parameter_bytes: int,
-    n_layer: int,
-    d_model: int,
-    seq: int,
-    coded_params: int = 0,
-) -> Breakdown:
+    layout: Layout, recipe: Recipe, rank: int, *, parameter_bytes: int, n_layer: int, d_model: int, seq: int,
+    coded_params: int = 0, shape: Any = None,
+) -> Breakdown:  # fmt: skip
     """Bytes that `rank` sends in a step, by axis (`recipe.axes`). `parameter_bytes`, `n_layer`: those on this rank;
     so are `coded_params`, the weights that ZeRO-3 gathers as 8-bit codes.
+    `shape`, a ModelShape or GPTConfig, is wanted for Muon alone, whose pieces depend on the sizes of the matrices.
 
-    Raises ValueError for precisions whose activations travel in half the bytes on some edges only."""
+    Raises ValueError for precisions whose activations travel in half the bytes on some edges only, and for Muon without
+    a shape."""
     if recipe.precision not in WHOLE:
         raise ValueError(f"the laws here are for {', '.join(WHOLE)}, got precision={recipe.precision!r}")
     word = recipe.weight_bytes
     place, rows = layout.coords(rank), recipe.batch_size // layout.dp
-    return Breakdown(
-        [
-            *_dp(layout, recipe, place["pp"], parameter_bytes, coded_params),
-            _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word),
-            _pp(layout, recipe, place["pp"], rows * seq * d_model * word),
-        ]
-    )
+    items = [
+        *_dp(layout, recipe, place["pp"], parameter_bytes, coded_params),
+        _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word),
+        _pp(layout, recipe, place["pp"], rows * seq * d_model * word),
+    ]
+    if recipe.optimizer == "muon":
+        if shape is None:
+            raise ValueError("what Muon sends depends on the model's matrices: give shape=, such as a GPTConfig")
+        pieces = law(Rank(ModelShape.of(shape), layout, recipe, rank, "cpu").muon())
+        more = dict(zip((recipe.axes[0], "tp"), pieces, strict=True))
+        items = [_with_pieces(item, more.get(item.name, 0)) for item in items]
+    return Breakdown(items)
+
+
+def _with_pieces(item: Item, n_bytes: int) -> Item:
+    if not n_bytes:
+        return item
+    return replace(item, value=item.value + n_bytes, formula=f"{item.formula} + {n_bytes:,} of pieces for Muon")
 
 
 def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:

@@ -92,6 +92,8 @@ class MasterWeights(Optimizer):
         master = p.detach().float().requires_grad_(p.requires_grad)
         if hasattr(p, "shard_dim"):  # a tensor-parallel part of a layer stays known as one
             master.shard_dim = p.shard_dim  # type: ignore[attr-defined]
+        if hasattr(p, "param_group"):  # as does its parameter group
+            master.param_group = p.param_group  # type: ignore[attr-defined]
         self.masters[p] = master
         return master
 

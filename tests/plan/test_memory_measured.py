@@ -86,6 +86,9 @@ RARER = [
     *(Recipe("zero3", batch_size=2, offload=True, precision=precision) for precision in ("bf16", "amp")),
     *(Recipe(strategy, batch_size=2, n_micro=2, precision="bf16", fp32_gradients=True) for strategy in STRATEGIES),
     Recipe("zero2", batch_size=2, precision="bf16", clip_norm=1.0),
+    Recipe(batch_size=2, precision="bf16", optimizer="muon"),
+    Recipe("zero3", batch_size=2, n_micro=2, optimizer="muon", decay_on="linears"),
+    Recipe("zero1", batch_size=2, precision="bf16", decay_on="linears"),
     Recipe(batch_size=8, precision="fp8"),
     Recipe("zero3", batch_size=8, n_micro=2, precision="fp8", checkpointing=True, fp32_gradients=True),
     *(Recipe(batch_size=8, precision="fp8", scaling=scaling) for scaling in ("delayed", "tiles", "mx")),
@@ -104,6 +107,20 @@ def test_optimizers_offloading_and_rarer_precisions_hold_what_was_predicted(reci
     predicted = predict_memory(ONE, Layout(), recipe)
     assert predicted["optimizer"] == pytest.approx(seen[2], rel=1e-3)
     assert predicted.total == pytest.approx(sum(seen), rel=CLOSE)
+
+
+def test_muon_holds_two_two_and_eight_bytes_an_element():
+    """Would catch a second moment that is kept, and masters that are forgotten: of a matrix in bf16 weight 2, gradient
+    2, master 4 and momentum 4; with AdamW, 4 more."""
+    hidden = sum(p.numel() for block in GPT(ONE, seed=0).blocks for p in block.parameters() if p.dim() == 2)
+    seen = {
+        name: run_threads(measured, 1, ONE, Recipe(batch_size=2, precision="bf16", optimizer=name), Layout())[0]
+        for name in ("adamw", "muon")
+    }
+    whole = GPT(ONE, seed=0).n_params
+    assert seen["muon"][0] == 2 * whole
+    n_hidden = 2 * 6  # AdamW counts steps of each in 4 bytes
+    assert seen["adamw"][2] - seen["muon"][2] == 4 * hidden + 4 * n_hidden
 
 
 WAYS = {"fp32": (torch.float32, False), "fp64": (torch.float64, False), "half": (torch.bfloat16, False),

@@ -103,6 +103,7 @@ def report_of(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
                 sent_per_step(
                     layout, order.recipe, rank, parameter_bytes=reply["parameter_bytes"], n_layer=reply["n_layer"],
                     d_model=order.config.d_model, seq=order.config.seq, coded_params=reply["coded_params"],
+                    shape=order.config,
                 )
             )
             for rank, reply in enumerate(replies)
