@@ -20,6 +20,7 @@ kellerjordan.github.io/posts/muon.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 KINDS = ("hidden", "head", "table", "vector")
@@ -48,8 +49,10 @@ class Grouping(NamedTuple):
 
     def of_weight(self, name: str) -> ParamGroup:
         """The group of a weight by the name that the planner's layers give it: `query`, `up.bias`, `norm1.0`."""
-        return self.of("hidden" if name in HIDDEN else "head" if name == "logits" else _small(name))
+        return _group(self, name)
 
 
-def _small(name: str) -> str:
-    return "table" if name in TABLES else "vector"
+@lru_cache(maxsize=512)
+def _group(grouping: Grouping, name: str) -> ParamGroup:
+    small = "table" if name in TABLES else "vector"
+    return grouping.of("hidden" if name in HIDDEN else "head" if name == "logits" else small)

@@ -108,13 +108,18 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
         return [1]
     if v == 1 and recipe.schedule != "interleaved":
         return [{"naive": 1, "gpipe": m, "1f1b": min(m, p - place)}.get(recipe.schedule, min(m, p))]
+    return list(_interleaved(p, m, v, place))
+
+
+@lru_cache(maxsize=4096)
+def _interleaved(p: int, m: int, v: int, place: int) -> tuple[int, ...]:
     sizes, counts = rounds(p, m), [0] * v
     left = min(v * m, (v - 1) * sizes[0] + 2 * (p - 1 - place) + 1)
     for size in sizes:
         for index in range(v):
             more = min(size, left)
             counts[index], left = counts[index] + more, left - more
-    return counts
+    return tuple(counts)
 
 
 class Moment(NamedTuple):
@@ -177,9 +182,8 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
             pairs_in_flight(recipe, layout, place)
         )
 
-    between = range(1, p - 1)
-    firsts = {kind(place): place for place in reversed(between)}
-    lasts = {kind(place): place for place in between}
+    kinds = [(kind(place), place) for place in range(1, p - 1)]
+    firsts, lasts = dict(reversed(kinds)), dict(kinds)
     return [place * layout.tp for place in sorted({0, p - 1, *firsts.values(), *lasts.values()})]
 
 

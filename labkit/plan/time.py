@@ -256,7 +256,8 @@ class StepTime:
     def pipeline(self) -> tuple[float, float, float]:
         """(seconds from first to last action, those of the slowest rank's own actions, those that messages add)."""
         cost = [(forward.total, backward.total) for forward, backward in self.stages]
-        own = max(sum(sum(cost[s]) for s in self.mine(rank)) for rank in range(self.p)) * self.m
+        totals = [ahead + back for ahead, back in cost]
+        own = max(sum(totals[stage] for stage in self.mine(rank)) for rank in range(self.p)) * self.m
         send = self.message_s()
         if self.p == 1 and self.v == 1:
             return own, own, 0.0
