@@ -24,6 +24,7 @@ PRECISIONS = ("fp64", "fp32", "bf16", "fp8", "amp", "fp16")
 NARROW = ("bf16", "fp8")
 """Precisions of which weights and gradients are in bf16, and masters in fp32."""
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars")
+CONTEXTS = ("ring", "gather", "ulysses")
 WHOLE_LAYERS = ("lamb", "lars")
 
 
@@ -53,6 +54,8 @@ class Recipe:
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
                      (HSDP, labkit.parallel.hsdp); None: over all of dp
     reshard          False, with "zero3": weights gathered in forward stay whole until backward
+    context          where rows are cut over cp ranks, how attention reaches the others' tokens: "ring", "gather" (of
+                     keys and values) or "ulysses" (tokens for heads); see labkit.parallel.context
     """
 
     strategy: str = "ddp"
@@ -76,6 +79,7 @@ class Recipe:
     recompute: str = None  # type: ignore[assignment]
     shard_ranks: int | None = None
     reshard: bool = True
+    context: str = "ring"
 
     def __post_init__(self) -> None:
         self._settle_recompute()
@@ -85,6 +89,7 @@ class Recipe:
             "precision": PRECISIONS,
             "recompute": RECOMPUTE,
             "optimizer": OPTIMIZERS,
+            "context": CONTEXTS,
         }
         if self.schedule == "dualpipe":
             raise ValueError(
@@ -238,6 +243,10 @@ class Sizes(Protocol):
         """Length of a row."""
 
     @property
+    def n_head(self) -> int:
+        """Number of attention heads."""
+
+    @property
     def tied(self) -> bool:
         """True if the head's weight is the embedding's."""
 
@@ -269,8 +278,25 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
             f"{rows} rows a rank (batch_size={recipe.batch_size} / dp={layout.dp}) are fewer than n_micro="
             f"{recipe.n_micro}: batch_size={layout.dp * recipe.n_micro} would do"
         )
-    if recipe.sequence_parallel and config.seq % layout.tp:
-        raise ValueError(f"sequence parallel cuts seq={config.seq} into tp={layout.tp} equal parts: make it a multiple")
+    if recipe.shard_ranks is not None and layout.cp > 1:
+        raise ValueError(
+            f"shard_ranks={recipe.shard_ranks} cuts dp alone, and with cp={layout.cp} gradients are added up over "
+            "dp x cp: leave shard_ranks out, or take cp=1"
+        )
+    if config.seq % layout.cp:
+        raise ValueError(
+            f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: make seq a multiple"
+        )
+    if recipe.sequence_parallel and config.seq // layout.cp % layout.tp:
+        cut = f"the {config.seq // layout.cp} tokens of a rank, seq={config.seq} / cp={layout.cp}," * (layout.cp > 1)
+        raise ValueError(
+            f"sequence parallel cuts {cut or f'seq={config.seq}'} into tp={layout.tp} equal parts: make it a multiple"
+        )
+    if recipe.context == "ulysses" and layout.cp > 1 and config.n_head // layout.tp % layout.cp:
+        raise ValueError(
+            f"ulysses deals a rank's n_head={config.n_head} / tp={layout.tp} heads out over cp={layout.cp} ranks, and "
+            "they do not come out even: take another cp, or context='ring' or 'gather', which cut no heads"
+        )
     if recipe.splits and recipe.strategy == "zero3":
         raise ValueError(
             f"{recipe.schedule} computes weight gradients long after input gradients, and zero3 lets go of what they "
