@@ -153,16 +153,22 @@ class Together:
 
 class Balance:
     """Balance without a loss as a strategy (interface: sync.py): the load of all ranks takes the place of a gradient,
-    and a step by its sign that of an optimizer. Each rank steps all biases alike. Sends 2(n-1)/n 8 E bytes a layer."""
+    and a step by its sign that of an optimizer. Each rank steps all biases alike. Sends 2(n-1)/n 8 E bytes a layer.
+
+    The stage's layers must have a bias each."""
 
     def __init__(self, stage: nn.Module, group: Group) -> None:
         """`group`: those who see different tokens, `Mesh.data`."""
-        self.layers = {name: layer for name, layer in layers_of(stage) if layer.bias is not None}
+        self.layers = dict(layers_of(stage))
         self.group, self.module, self.load = group, nn.Module(), dict[str, Tensor]()
         self.names = {f"bias{index}": f"{name}.bias" for index, name in enumerate(self.layers)}
         for own, layer in zip(self.names, self.layers.values(), strict=True):
-            # twins in the same memory that want a gradient: saving asks for what is trained
-            self.module.register_parameter(own, nn.Parameter(layer.bias.data))
+            # it leaves its layer, as experts do: the layer's strategy would free it, or wait for its gradient. And it
+            # wants a gradient, though it never gets one: saving asks for what is trained
+            twin = nn.Parameter(layer.bias.data)
+            self.module.register_parameter(own, twin)
+            del layer.bias
+            object.__setattr__(layer, "bias", twin)
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.module.parameters())
 
     @property

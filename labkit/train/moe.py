@@ -118,7 +118,7 @@ class MoE(nn.Module):
         exact = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             probability = F.linear(x.to(exact), self.router.weight.to(exact)).softmax(-1)
-        score = probability if self.bias is None else probability + self.bias
+        score = probability if self.bias is None else probability + self.bias.detach()
         chosen = score.detach().topk(self.top_k).indices
         weights = probability.gather(-1, chosen)
         if self.top_k > 1:
@@ -143,7 +143,7 @@ class MoE(nn.Module):
         """Step the bias by the sign of each expert's error, and forget the load. `load`: that of all ranks together."""
         load = self.load if load is None else load
         if load is not None and self.bias is not None:
-            self.bias += BIAS_STEP * (load.double().mean() - load).sign().to(self.bias.dtype)
+            self.bias.add_((load.double().mean() - load).sign().to(self.bias.dtype), alpha=BIAS_STEP)
         if self.load is not None:
             self.load = torch.zeros_like(self.load)
 
