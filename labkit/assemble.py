@@ -97,6 +97,8 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     stages = {stage: Stage(model, layers, recipe, mesh) for stage, layers in _mine(model, schedule, mesh).items()}
     for module in stages.values():
         fill_(module, config, recipe, mesh)
+    for module in stages.values():
+        mark_(module, recipe.grouping)  # while experts are in their block
     besides = {stage: experts_and_balance(module, recipe, mesh) for stage, module in stages.items()}
     syncs = {stage: data_parallel(module, recipe, mesh, mesh.data) for stage, module in stages.items()}
     return TrainStep(recipe, mesh, stages, syncs, schedule, besides)
@@ -111,9 +113,17 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
     if config.n_expert % layout.ep:
         raise ValueError(f"n_expert={config.n_expert} has no ep={layout.ep} equal parts: make it a multiple")
     refused = (
-        (recipe.sequence_parallel, "sequence parallel cuts a sequence, whose experts are counted whole", "leave it out"),
-        (recipe.schedule == "zero_bubble", "zero_bubble would send every dispatch of backward twice", "use '1f1b'"),
-        (recipe.recompute in ("selective", "gathers"), "these parts of an MLP an expert has many of", "'full' or 'none'"),
+        (
+            recipe.sequence_parallel,
+            "sequence parallel cuts a sequence, whose experts are counted whole",
+            "leave it out",
+        ),
+        (recipe.splits, "a schedule with W apart would send every dispatch of backward twice", "use '1f1b'"),
+        (
+            recipe.recompute in ("selective", "gathers"),
+            "these parts of an MLP an expert has many of",
+            "'full' or 'none'",
+        ),
         (recipe.eight_bits, "an 8-bit router cannot tell experts apart", "use 'bf16'"),
         (
             recipe.precision == "fp16" and config.balance == "loss",
@@ -121,11 +131,6 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
             "balance='bias'",
         ),
         (recipe.shard_ranks is not None and layout.ep > 1, "shard_ranks and ep both cut dp", "leave one of them out"),
-        (
-            recipe.strategy == "zero3" and recipe.recompute == "full" and layout.ep > 1,
-            "zero3 would gather experts inside a region that is computed again, and ends before they are freed",
-            "use 'zero2', or recompute='none'",
-        ),
     )
     for is_so, reason, mend in refused:
         if is_so:
@@ -220,7 +225,6 @@ def experts_and_balance(stage: Stage, recipe: Recipe, mesh: Mesh) -> Besides:
 
 def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh, group: Group) -> DataParallel:
     """The recipe's strategy around one module whose gradients are averaged over `group`."""
-    mark_(module, recipe.grouping)
     make = make_optimizer(recipe, mesh.tp)
     if recipe.offload:
         make = Offload(make)  # its copies are fp32 masters, too

@@ -2,7 +2,7 @@
 
     rank 0 (experts 0 1)        rank 1 (experts 2 3)            n = 2 ranks of the group, E = 4 experts
 
-    t0 t1 | t2 || t3            u0 || u1 u2 | u3                 rows [kT, D] by expert: |, by the expert's rank: ||
+    t0 t1 | t2 || t3            u0 || u1 u2 | u3                 rows [kT, D] by expert |, by rank of it ||
          \\________ \\  __________ /                              dispatch: a ragged all_to_all
     t0 t1 t2 u0      \\/      t3 u1 u2 u3
     0: t0 t1 u0   1: t2       2: t3 u1 u2   3: u3                the rows of each expert together, the MLP of each
@@ -16,12 +16,12 @@ backward: a gradient goes home on the way on which its row came.
 
     sent by rank r     2 (out + in) D w + 8 E (n-1)/n bytes a layer and micro-batch, w bytes a number:
                        dispatch `out`, combine `in`, and in backward the same again. `out` are the routed rows of r for
-                       experts of other ranks, `in` those of other ranks for experts of r (`traffic` of the counts)
+                       experts of other ranks, `in` those of other ranks for experts of r (`wire.expert_traffic`)
     if balanced        out = in = (n-1)/n k T for T tokens a rank: 4 all_to_alls of (n-1)/n k T D w
     memory per rank    weights, gradients and optimizer states of E/n experts; rows that came: their number is not known
                        before. If all tokens want one expert, its rank holds k T n rows, and the others wait
-    time               experts run as long as the rank with the most rows: max / mean of the loads is the factor by which
-                       imbalance makes the experts' part of a step longer
+    time               experts run as long as the rank with the most rows: max / mean of the loads is the factor by
+                       which imbalance makes the experts' part of a step longer
 
 Gradients: the loss of a rank is a mean over its own tokens, and those of a data-parallel group are averaged. An expert
 has met the tokens of all n ranks, so what it has is a sum of n of these; it is divided by n on the way in, and given
@@ -33,9 +33,9 @@ Source: Lepikhin et al. 2020, arXiv:2006.16668 (GShard); dropless rows of any le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,8 @@ from torch.autograd import Function
 
 from labkit.comm.group import Group
 from labkit.parallel.sync import DataParallel, Owned
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class _Travel(Function):
@@ -84,7 +86,7 @@ class Dispatch:
         return travel(out[order.argsort()], self.group, receive, send, scale=1 / n)
 
 
-def deal(model: nn.Module, group: Group) -> nn.Module:
+def deal(model: Model, group: Group) -> Model:
     """Leave this rank its experts in every layer that has some, in place; the rest of the model stays whole.
 
     Experts keep their numbers, and with them their names. Sends nothing. Raises ValueError if n does not divide E."""
@@ -119,15 +121,6 @@ def apart(stage: nn.Module) -> tuple[nn.Sequential, dict[str, str]]:
 def layers_of(model: nn.Module) -> list[tuple[str, Any]]:
     """The mixtures of experts in a model, by name."""
     return [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "journey")]
-
-
-def traffic(counts: Sequence[Sequence[int]], n_ranks: int) -> list[tuple[int, int]]:
-    """(out, in) rows of each rank, from counts[r][e]: rows of rank r for expert e. Plain arithmetic."""
-    mine = len(counts[0]) // n_ranks
-    to = [[sum(row[j * mine : (j + 1) * mine]) for j in range(n_ranks)] for row in counts]
-    return [
-        (sum(to[r]) - to[r][r], sum(to[other][r] for other in range(n_ranks)) - to[r][r]) for r in range(n_ranks)
-    ]
 
 
 class Together:

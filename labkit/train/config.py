@@ -80,9 +80,13 @@ class GPTConfig:
             if not (name == "expert_ff" and value is None) and (type(value) is not int or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
         if self.n_expert and self.top_k > self.n_expert:
-            raise ValueError(f"a token cannot meet top_k={self.top_k} of {self.n_expert} experts: at most {self.n_expert}")
+            raise ValueError(
+                f"a token cannot meet top_k={self.top_k} of {self.n_expert} experts: at most {self.n_expert}"
+            )
         if self.capacity is not None and not self.capacity > 0:
-            raise ValueError(f"capacity is a multiple of an expert's fair share above 0, or None, got {self.capacity!r}")
+            raise ValueError(
+                f"capacity is a multiple of an expert's fair share above 0, or None, got {self.capacity!r}"
+            )
         if self.balance not in BALANCES:
             raise ValueError(f"balance must be one of {', '.join(BALANCES)}, got {self.balance!r}")
 

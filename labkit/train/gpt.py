@@ -211,8 +211,8 @@ class GPT(nn.Module):
 
         The 2L sublayers add up on that path; with a standard deviation of 0.02 / sqrt(2L) each, the sum's variance does
         not grow with depth (Radford 2019, section 2.3). Layer i draws from a stream of (seed, i) on the CPU in float32,
-        so a stage that is filled alone gets the same weights; expert e of it draws from one of (seed, i, e), so that a rank
-        with some of the experts does. Parameters on the meta device are left there."""
+        so a stage that is filled alone gets the same weights; expert e of it draws from one of (seed, i, e), for a rank
+        that has some of the experts. Parameters on the meta device are left there."""
         small = INIT_STD / math.sqrt(2 * self.config.n_layer)
         for index, layer in enumerate(self.layers):
             if next(layer.parameters()).is_meta:

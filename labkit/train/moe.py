@@ -73,11 +73,11 @@ class MoE(nn.Module):
     def __init__(self, config: GPTConfig, mlp: Callable[[GPTConfig], nn.Module]) -> None:
         """`mlp` makes an expert from sizes; shared experts are one MLP that is n_shared times as wide."""
         super().__init__()
-        self.n_expert, self.top_k, self.capacity, self.kind = (
-            config.n_expert, config.top_k, config.capacity, config.balance,
-        )  # fmt: skip
+        self.n_expert, self.top_k = config.n_expert, config.top_k
+        self.capacity, self.kind = config.capacity, config.balance
         self.router = nn.Linear(config.d_model, config.n_expert, bias=False)
-        self.experts = Experts({str(e): mlp(replace(config, d_ff=config.expert_hidden)) for e in range(config.n_expert)})
+        sizes = replace(config, d_ff=config.expert_hidden)
+        self.experts = Experts({str(number): mlp(sizes) for number in range(config.n_expert)})
         width = config.n_shared * config.expert_hidden
         self.shared = mlp(replace(config, d_ff=width)) if config.n_shared else None
         # no gradient reaches it: `balance_` steps it
@@ -99,7 +99,8 @@ class MoE(nn.Module):
         order = target.argsort(stable=True)[: kept.numel() - self.dropped]
         token = order // self.top_k
         tokens = sequences.flatten(0, 1)
-        out = self.journey(tokens[token], torch.bincount(target, minlength=self.n_expert)[: self.n_expert], self.experts)
+        counts = torch.bincount(target, minlength=self.n_expert)[: self.n_expert]
+        out = self.journey(tokens[token], counts, self.experts)
         # combine, by expert in the same order on any number of ranks
         scaled = out * weights.flatten()[order, None].to(out.dtype)
         y = torch.zeros_like(tokens, dtype=scaled.dtype).index_add(0, token, scaled).view(sequences.shape)
@@ -125,7 +126,8 @@ class MoE(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         loss = probability.new_zeros(())
         if self.kind == "loss":
-            share = F.one_hot(chosen, self.n_expert).sum((1, 2)).to(exact) / (chosen.shape[1] * self.top_k)  # [B, E], sums to 1
+            rows = F.one_hot(chosen, self.n_expert).sum((1, 2))  # [B, E], k T in each sequence
+            share = rows.to(exact) / (chosen.shape[1] * self.top_k)
             by_sequence = self.n_expert * (share * probability.mean(1)).sum(-1)
             loss = BALANCE_LOSS * by_sequence.sum() / (self.rows or max(1, len(x)))
         return chosen, weights, loss
