@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.comm.fake import Nobody
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.coded import Codec
@@ -84,6 +85,11 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     """The training step of this rank; all ranks of the mesh call it. ValueError on all of them for what cannot work."""
     check(config, recipe, mesh.layout)
     check_experts(config, recipe, mesh.layout)
+    if config.n_expert and isinstance(mesh.world.wire, Nobody):
+        raise ValueError(
+            f"n_expert={config.n_expert}: how many rows come to an expert depends on values, and a rehearsal has none: "
+            "run it on a real world, or rehearse the dense model"
+        )
     if recipe.shard_ranks is not None:
         mesh = mesh.cut(recipe.shard_ranks)
     with torch.device("meta"):
