@@ -143,6 +143,11 @@ class Together:
         for sync in self.syncs:
             sync.finish()
 
+    def grads(self) -> Iterable[Tensor]:
+        """The gradients of all, for stages with copies on other ranks."""
+        for sync in self.syncs:
+            yield from sync.grads()
+
 
 class Balance:
     """Balance without a loss as a strategy (interface: sync.py): the load of all ranks takes the place of a gradient,
