@@ -1,11 +1,13 @@
 """assemble: a model, a recipe and a mesh become one training step. All parts of labkit meet in this file.
 
     GPT on the meta device                             no bytes yet
+      0  ep: keep the experts of this rank             a name that is gone is neither cut nor filled
       1  tp: cut layers into shards                    before anything holds on to a parameter
       2  cp: let attention reach over ranks            all else works on each token by itself
       3  pp: keep the layers of this rank's stages     only these get memory and values
       4  recomputation: around each block's forward    inside ZeRO-3's hooks, so that one gather serves both runs
-      5  dp: DDP or ZeRO takes over the parameters     last, for it moves them into its own buffers
+      5  dp: DDP or ZeRO takes over the parameters     last, for it moves them into its own buffers; with ep the
+                                                       experts are a module apart, with a strategy over `expert_dp`
       6  the pipeline runs it all                      also a pipeline of one rank
 
     step:  zero_grad -> forward and backward of every micro-batch -> finish -> unscale -> clip -> optimizer -> update
@@ -32,11 +34,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.comm.fake import Nobody
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.coded import Codec
 from labkit.parallel.context import Context
 from labkit.parallel.ddp import DDP
+from labkit.parallel.expert import Balance, Together, apart, deal, layers_of
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
 from labkit.parallel.offload import Offload
@@ -48,6 +52,7 @@ from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
+from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
@@ -81,20 +86,72 @@ PRODUCTS = MappingProxyType({"amp": torch.bfloat16, "fp16": torch.float16})
 def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     """The training step of this rank; all ranks of the mesh call it. ValueError on all of them for what cannot work."""
     check(config, recipe, mesh.layout)
+    check_experts(config, recipe, mesh.layout)
+    if config.n_expert and isinstance(mesh.world.wire, Nobody):
+        raise ValueError(
+            f"n_expert={config.n_expert}: how many rows come to an expert depends on values, and a rehearsal has none: "
+            "run it on a real world, or rehearse the dense model"
+        )
     if recipe.shard_ranks is not None:
         mesh = mesh.cut(recipe.shard_ranks)
     with torch.device("meta"):
-        model = GPT(config, seed=recipe.seed)
+        model = deal(GPT(config, seed=recipe.seed), mesh.ep)
     if mesh.tp.size > 1:
-        split(model, GPT_SEQUENCE_PLAN if recipe.sequence_parallel else GPT_PLAN, mesh.tp)
+        plan = EXPERT_PLAN if config.n_expert else GPT_PLAN
+        if config.n_shared:
+            plan = MappingProxyType({**plan, "blocks.*.mlp.shared.up": "column", "blocks.*.mlp.shared.down": "row"})
+        split(model, GPT_SEQUENCE_PLAN if recipe.sequence_parallel else plan, mesh.tp)
     if mesh.cp.size > 1:
         Context(recipe.context, mesh.cp).into_(model)
     schedule = recipe.schedule_for(mesh.pp.size)
     stages = {stage: Stage(model, layers, recipe, mesh) for stage, layers in _mine(model, schedule, mesh).items()}
     for module in stages.values():
         fill_(module, config, recipe, mesh)
-    syncs = {stage: data_parallel(module, recipe, mesh) for stage, module in stages.items()}
-    return TrainStep(recipe, mesh, stages, syncs, schedule)
+    for module in stages.values():
+        mark_(module, recipe.grouping)  # while experts are in their block
+    besides = {stage: experts_and_balance(module, recipe, mesh) for stage, module in stages.items()}
+    syncs = {stage: data_parallel(module, recipe, mesh, mesh.data) for stage, module in stages.items()}
+    return TrainStep(recipe, mesh, stages, syncs, schedule, besides)
+
+
+def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
+    """ValueError, with the mend, for what experts cannot be put together with (yet)."""
+    if not config.n_expert:
+        if layout.ep > 1:
+            raise ValueError(f"ep={layout.ep} deals experts out, and this model has none: GPTConfig(n_expert=...)")
+        return
+    if config.n_expert % layout.ep:
+        raise ValueError(f"n_expert={config.n_expert} has no ep={layout.ep} equal parts: make it a multiple")
+    refused = (
+        (
+            recipe.sequence_parallel,
+            "sequence parallel cuts a sequence, whose experts are counted whole",
+            "leave it out",
+        ),
+        (recipe.splits, "a schedule with W apart would send every dispatch of backward twice", "use '1f1b'"),
+        (
+            recipe.recompute in ("selective", "gathers"),
+            "these parts of an MLP an expert has many of",
+            "'full' or 'none'",
+        ),
+        (recipe.eight_bits, "an 8-bit router cannot tell experts apart", "use 'bf16'"),
+        (
+            recipe.precision == "fp16" and config.balance == "loss",
+            "the balance loss enters in the middle of the model, where nobody multiplies it by the loss scale",
+            "balance='bias'",
+        ),
+        (recipe.shard_ranks is not None and layout.ep > 1, "shard_ranks and ep both cut dp", "leave one of them out"),
+    )
+    for is_so, reason, mend in refused:
+        if is_so:
+            raise ValueError(f"n_expert={config.n_expert}: {reason}: {mend}")
+
+
+EXPERT_PLAN = MappingProxyType(
+    {name: style for name, style in GPT_PLAN.items() if ".mlp." not in name}
+    | {"blocks.*.mlp.experts.*.up": "column", "blocks.*.mlp.experts.*.down": "row"}
+)
+"""The plan of a GPT with experts: each is cut as an MLP is, and the router is whole on every rank."""
 
 
 class Stage(nn.Sequential):
@@ -142,41 +199,61 @@ def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
     """Give a stage the values that GPT(config, seed) has there, one whole layer at a time."""
     dtype = WEIGHTS[recipe.precision]
     with torch.device("meta"):
-        model = GPT(config, seed=recipe.seed)
+        model = deal(GPT(config, seed=recipe.seed), mesh.ep)
+    for _, mixture in layers_of(stage):
+        mixture.rows = recipe.batch_size // mesh.layout.dp  # a balance loss is a mean over all of a step
     for path, layer in zip(stage.paths, stage, strict=True):
         whole = model.get_submodule(path).to_empty(device="cpu")
         model.init_(recipe.seed)  # draws for what has memory, each layer from a stream of its own
         for name, p in layer.named_parameters():
             mine = _cut(whole.get_parameter(name).detach(), getattr(p, "shard_dim", None), mesh.tp)
-            p.data = mine.to(p.device, dtype, copy=True, memory_format=torch.contiguous_format)
-            if recipe.fp32_gradients:
+            # steps of a bias between experts are too short for 16 bits
+            width = torch.promote_types(dtype, torch.float32) if name == "mlp.bias" else dtype
+            p.data = mine.to(p.device, width, copy=True, memory_format=torch.contiguous_format)
+            if recipe.fp32_gradients and p.requires_grad:
                 p.grad_dtype = torch.float32
             del mine
         whole.to_empty(device="meta")
 
 
-def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh) -> DataParallel:
-    """The recipe's strategy around one stage."""
-    mark_(module, recipe.grouping)
+Besides = list[tuple[DataParallel, dict[str, str]]]
+"""Strategies of a stage besides that of the stage itself: each with {its own name: name in the whole model}."""
+
+
+def experts_and_balance(stage: Stage, recipe: Recipe, mesh: Mesh) -> Besides:
+    """With ep, the strategy of the experts, which leave the stage; with a bias between them, that of the biases."""
+    names, besides = stage.names(), Besides()
+    if mesh.ep.size > 1:
+        held, inner = apart(stage)
+        full = {own: names[name] for own, name in inner.items()}
+        besides.append((data_parallel(held, recipe, mesh, mesh.expert_dp), full))
+    if any(layer.bias is not None for _, layer in layers_of(stage)):
+        balance = Balance(stage, mesh.data)
+        besides.append((balance, {own: names[name] for own, name in balance.names.items()}))
+    return besides
+
+
+def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh, group: Group) -> DataParallel:
+    """The recipe's strategy around one module whose gradients are averaged over `group`."""
     make = make_optimizer(recipe, mesh.tp)
     if recipe.offload:
         make = Offload(make)  # its copies are fp32 masters, too
     elif recipe.has_masters:
         make = partial(MasterWeights, make_optimizer=make)
     if recipe.strategy == "ddp":
-        return DDP(module, mesh.data, make, recipe.bucket_bytes)
+        return DDP(module, group, make, recipe.bucket_bytes)
     if recipe.strategy == "zero1":
-        return ZeRO1(module, mesh.data, make, recipe.bucket_bytes)
+        return ZeRO1(module, group, make, recipe.bucket_bytes)
     if recipe.strategy == "zero2":
-        return ZeRO2(module, mesh.data, make, recipe.bucket_bytes)
+        return ZeRO2(module, group, make, recipe.bucket_bytes)
     options: dict[str, Any] = {"prefetch": recipe.prefetch, "compute_dtype": PRODUCTS.get(recipe.precision)}
     options["reshard"] = recipe.reshard
     if recipe.fp8_gathers:
         weights = frozenset(part.get_parameter("weight") for part in in_8_bits(module))
         options["codec"] = Codec(weights, unit_of, encode)
     if mesh.shard is not None and mesh.replicate is not None:
-        return HSDP(module, mesh.data, make, mesh.shard, mesh.replicate, **options)
-    return ZeRO3(module, mesh.data, make, **options)
+        return HSDP(module, group, make, mesh.shard, mesh.replicate, **options)
+    return ZeRO3(module, group, make, **options)
 
 
 def make_optimizer(recipe: Recipe, tp: Group | None = None) -> MakeOptimizer:
@@ -196,7 +273,8 @@ def make_optimizer(recipe: Recipe, tp: Group | None = None) -> MakeOptimizer:
 class TrainStep:
     """One rank's training step: `step(tokens, targets, number)` -> mean loss over the whole batch, on every rank.
 
-    `stages` and `syncs` are this rank's, by stage; `parts` is what `saved.save` and `saved.load` want."""
+    `stages` and `syncs` are this rank's, by stage; `besides` are the strategies of experts that left their stage, and
+    of biases between experts; `parts` is what `saved.save` and `saved.load` want."""
 
     def __init__(
         self,
@@ -205,16 +283,21 @@ class TrainStep:
         stages: Mapping[int, Stage],
         syncs: Mapping[int, DataParallel],
         schedule: Any,
+        besides: Mapping[int, Besides] = MappingProxyType({}),
     ) -> None:
         """Everything is in place: tie it together."""
+        others = [pair for stage in syncs for pair in besides.get(stage, [])]
+        self.besides = [sync for sync, _ in others]
         self.recipe, self.mesh, self.stages, self.syncs = recipe, mesh, dict(stages), dict(syncs)
         self.scaler = Scaler(agree=[mesh.world]) if recipe.precision == "fp16" else None
         self.warmup = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1))
         self.context = Context(recipe.context, mesh.cp)
-        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=self.syncs)
+        together = {s: Together([sync, *(other for other, _ in besides.get(s, []))]) for s, sync in self.syncs.items()}
+        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=together)
         parts = [part.multiply for stage in self.stages.values() for part in in_8_bits(stage)]
         self.delayed = [multiply for multiply in parts if isinstance(multiply, Delayed)]
-        self.parts: Parts = parts_of((sync, self.stages[stage].names()) for stage, sync in self.syncs.items())
+        own = [(sync, self.stages[stage].names()) for stage, sync in self.syncs.items()]
+        self.parts: Parts = parts_of([*own, *others])
         self.norm: float | None = None
         self.skipped = False
 
@@ -224,9 +307,11 @@ class TrainStep:
         Rows are whole also where cp cuts them: the step takes this rank's tokens out of them.
         Raises ValueError on every rank, before anything is stepped, if the loss is not finite or, with a clip_norm, the
         gradients are not (in fp16 the step is skipped instead)."""
-        recipe, syncs = self.recipe, list(self.syncs.values())
-        for sync in syncs:
+        recipe, everything = self.recipe, [*self.syncs.values(), *self.besides]
+        syncs = [sync for sync in everything if not isinstance(sync, Balance)]  # those with gradients
+        for sync in everything:
             sync.zero_grad()
+        for sync in syncs:
             for group in sync.optimizer.param_groups:
                 group["lr"] = recipe.lr * self.warmup(number)
         tokens, targets = self.context.cut(tokens), self.context.cut(targets)
@@ -251,11 +336,14 @@ class TrainStep:
                 sync.step()
         if self.scaler:
             self.scaler.update()
+        for sync in everything:
+            if isinstance(sync, Balance) and not self.skipped:
+                sync.step()
         return mean
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of this rank's parameters, whole over dp: the N of the laws."""
+        """Bytes of this rank's parameters, whole over dp, but for experts that left it: the N of the laws."""
         return sum(p.numel() * p.element_size() for stage in self.stages.values() for p in stage.parameters())
 
     @property

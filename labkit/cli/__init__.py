@@ -142,6 +142,7 @@ def train(
     pp: Annotated[int, typer.Option(help="Pipeline ranks.")] = 1,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
     cp: Annotated[int, typer.Option(help="Context-parallel ranks, between whom each row is cut.")] = 1,
+    ep: Annotated[int, typer.Option(help="Ranks of dp between whom experts are dealt out.")] = 1,
     strategy: Annotated[str, typer.Option(help="ddp, zero1, zero2 or zero3.")] = "ddp",
     shard: Annotated[
         int | None, typer.Option(help="HSDP: zero3 in groups of so many dp ranks, a copy of the model in each.")
@@ -160,6 +161,13 @@ def train(
     layers: Annotated[int, typer.Option(help="Blocks of the GPT.")] = 4,
     width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    experts: Annotated[int, typer.Option(help="Experts in place of each MLP; 0: a plain MLP.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Experts that a token meets.")] = 2,
+    shared_experts: Annotated[int, typer.Option(help="Experts that every token meets besides.")] = 0,
+    capacity: Annotated[
+        float | None, typer.Option(help="An expert takes so many times its fair share, and drops the rest.")
+    ] = None,
+    balance: Annotated[str, typer.Option(help="What keeps experts equally busy: none, loss or bias.")] = "loss",
     tied: Annotated[bool, typer.Option("--tied", help="One weight for embedding and head; not with --pp.")] = False,
     precision: Annotated[
         str,
@@ -217,7 +225,10 @@ def train(
     from labkit.plan.recipe import Recipe
     from labkit.train.config import GPTConfig
 
-    config = GPTConfig(n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied)
+    config = GPTConfig(
+        n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
+        n_shared=shared_experts, capacity=capacity, balance=balance,
+    )  # fmt: skip
     if checkpointing and recompute not in (None, "full"):
         raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
     again = "full" if checkpointing else recompute or "none"
@@ -227,7 +238,8 @@ def train(
         warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard, context=context,
         scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
     )  # fmt: skip
-    order = Order(config, recipe, Layout(dp, pp, tp, cp), steps, str(out or ""), save_every, resume, device)
+    layout = Layout(dp, pp, tp, cp, ep)
+    order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device)
     with words_beside(to):
         report = run_elastically(order) if elastic else run(order)
         if report is None:

@@ -23,13 +23,14 @@ bytes is copied into its header and holds nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group, Work, check_in_place, check_message, check_peer, check_tag
+from labkit.comm.hops import away_bytes
 from labkit.comm.ledger import Ledger
 from labkit.comm.message import EAGER_BYTES, PIECE_BYTES, as_bytes
 from labkit.comm.native import UnderWay
@@ -89,6 +90,8 @@ class FakeGroup(Group):
             wanted = (x.shape[0] * self.size, *x.shape[1:])
         elif verb == "reduce_scatter":
             wanted = tuple(x.tensor_split(self.size)[self.rank].shape)
+        elif "receive_rows" in options:
+            wanted = (sum(options["receive_rows"]), *x.shape[1:])
         if tuple(result.shape) != wanted:
             raise ValueError(
                 f"in this fake world {verb} of {tuple(x.shape)} gave {tuple(result.shape)}, not {wanted}: it is wrong, "
@@ -224,10 +227,16 @@ class Nobody:
         group.ledger.charge(x.numel() * x.element_size() if group.rank == source else 0)
         return x.clone(memory_format=torch.contiguous_format)
 
-    def all_to_all(self, x: Tensor, group: Group) -> Tensor:
-        """Same shape; charges (n-1)/n N."""
-        group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
-        return torch.empty_like(x.contiguous())
+    def all_to_all(
+        self,
+        x: Tensor,
+        group: Group,
+        send_rows: Sequence[int] | None = None,
+        receive_rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Same shape, or ragged: as many rows as come. Charges what leaves."""
+        group.ledger.charge(away_bytes(x, group.rank, self.size, send_rows))
+        return x.contiguous().new_empty((sum(receive_rows or x.shape[:1]), *x.shape[1:]))
 
     def barrier(self, x: Tensor, group: Group) -> Tensor:
         """Return at once: there is no peer to wait for."""

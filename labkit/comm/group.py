@@ -6,11 +6,13 @@ collective is done is data: `group.using(all_reduce=my_ring)` gives a group on w
     Group       the verbs
     Work        what a verb has started, to be waited for
     check_...   what a verb refuses before anything is sent, with the numbers and the remedy
+
+Long because every verb stands here once, beside what it refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -173,10 +175,20 @@ class Group:
         check_peer(self, source, "broadcast from", itself=True)
         return self._collective("broadcast", checked(self, x), x.shape, source=source)
 
-    def all_to_all(self, x: Tensor) -> Tensor:
+    def all_to_all(
+        self, x: Tensor, send_rows: Sequence[int] | None = None, receive_rows: Sequence[int] | None = None
+    ) -> Tensor:
         """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...]
 
-        Sends (n-1)/n of x's bytes. Raises ValueError if n does not divide dim 0."""
+        Parts are equal, or ragged: part j has send_rows[j] rows, and receive_rows[i] rows come from rank i. Then
+        [sum(send_rows), ...] -> [sum(receive_rows), ...]; send_rows[j] here is receive_rows[i] on rank j, seen from
+        i = this rank, and ranks that do not know it tell each other first (an all_to_all of the counts).
+
+        Sends x's bytes but for the part that stays: (n-1)/n of them where parts are equal. Raises ValueError if n does
+        not divide dim 0, and for rows that are not n counts with the sum dim 0."""
+        if send_rows is not None or receive_rows is not None:
+            rows = check_rows(self, x, send_rows, receive_rows)
+            return self._collective("all_to_all", x, (-1, *x.shape[1:]), send_rows=rows[0], receive_rows=rows[1])
         if checked(self, x).dim() == 0 or x.shape[0] % self.size:
             raise ValueError(
                 f"all_to_all over {self.size} ranks needs dim 0 divisible by {self.size}, got shape {tuple(x.shape)}"
@@ -384,6 +396,29 @@ def check_tag(tag: int) -> int:
     if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag < TAGS:
         raise ValueError(f"a tag is a whole number from 0 to {TAGS - 1:,}, got {tag!r}")
     return tag
+
+
+def check_rows(
+    group: Group, x: Tensor, send_rows: Sequence[int] | None, receive_rows: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """The rows of each part that x is cut into, and of each part that comes. ValueError for counts that cannot be."""
+    n, me = group.size, group.rank
+    if checked(group, x).dim() == 0 or send_rows is None or receive_rows is None:
+        raise ValueError("a ragged all_to_all cuts dim 0 and wants both send_rows= and receive_rows=, n counts each")
+    for name, rows in (("send_rows", send_rows), ("receive_rows", receive_rows)):
+        if len(rows) != n or not all(type(count) is int and count >= 0 for count in rows):
+            raise ValueError(f"{name} are {n} whole numbers from 0 on, one for each rank, got {list(rows)}")
+    if sum(send_rows) != x.shape[0]:
+        raise ValueError(
+            f"send_rows {list(send_rows)} add up to {sum(send_rows)}, x has {x.shape[0]} rows of shape "
+            f"{tuple(x.shape[1:])}: every row goes to one rank"
+        )
+    if send_rows[me] != receive_rows[me]:
+        raise ValueError(
+            f"rank {me} keeps send_rows[{me}] = {send_rows[me]} rows and expects receive_rows[{me}] = "
+            f"{receive_rows[me]} from itself: the two must be equal"
+        )
+    return list(send_rows), list(receive_rows)
 
 
 def check_in_place(x: Tensor, what: str, shape: tuple[int, ...] | None = None, like: Tensor | None = None) -> None:

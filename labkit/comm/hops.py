@@ -1,33 +1,46 @@
 """all_to_all and barrier from messages alone, for wires that have no such verb of their own.
 
              messages of a rank    bytes sent by a rank
-all_to_all   n - 1                 (n-1)/n N
+all_to_all   n - 1                 (n-1)/n N; with ragged parts N but for the part that stays
 barrier      ceil(log2 n)          0
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from labkit.comm.group import Group
 
 
-def all_to_all(x: Tensor, group: Group) -> Tensor:
-    """Part j of x goes to rank j, all at the same time.   [n*k, ...] -> [n*k, ...]; sends (n-1)/n N"""
+def all_to_all(
+    x: Tensor, group: Group, send_rows: Sequence[int] | None = None, receive_rows: Sequence[int] | None = None
+) -> Tensor:
+    """Part j of x goes to rank j, all at the same time.   [n*k, ...] -> [n*k, ...]; sends (n-1)/n N
+
+    Ragged with `send_rows` and `receive_rows`, see Group.all_to_all; a part without rows is a message without bytes.
+    Raises ValueError if a rank sends another number of rows than is expected from it, with both shapes."""
+    equal = [x.shape[0] // group.size] * group.size
+    send_rows, receive_rows = send_rows or equal, receive_rows or equal
     others = [rank for rank in range(group.size) if rank != group.rank]
-    parts = x.reshape(group.size, x.shape[0] // group.size, *x.shape[1:]).unbind()
+    parts = x.contiguous().split(list(send_rows))
+    out = x.new_empty((sum(receive_rows), *x.shape[1:]))
+    places = out.split(list(receive_rows))
     # all are started before one is waited for: waiting in between, ranks could wait for each other in a circle
-    expected = [(rank, group.recv_start(rank)) for rank in others]
+    expected = [group.recv_start(rank, into=places[rank]) for rank in others]
     sent = [group.send(parts[rank], rank) for rank in others]
-    out = [parts[group.rank].clone()] * group.size
-    for rank, work in expected:
-        arrived = work.wait()
-        assert arrived is not None
-        out[rank] = arrived
-    for work in sent:
+    places[group.rank].copy_(parts[group.rank])
+    for work in [*expected, *sent]:
         work.wait()
-    return torch.cat(out)
+    return out
+
+
+def away_bytes(x: Tensor, rank: int, size: int, send_rows: Sequence[int] | None) -> int:
+    """Bytes of x that leave a rank in an all_to_all: all but those of the part that it keeps."""
+    n_bytes = x.numel() * x.element_size()
+    kept = 1 if send_rows is None else send_rows[rank]
+    return n_bytes - n_bytes * kept // (size if send_rows is None else max(1, x.shape[0]))
 
 
 def barrier(x: Tensor, group: Group) -> Tensor:

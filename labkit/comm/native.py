@@ -6,7 +6,7 @@ textbook law of a ring, whatever the backend does inside (gloo's reduce_scatter,
     all_reduce      2(n-1)/n N     N = bytes of the whole tensor
     reduce_scatter   (n-1)/n N
     all_gather       (n-1)/n N
-    all_to_all       (n-1)/n N
+    all_to_all       (n-1)/n N, with ragged parts N but for the part that stays
     broadcast        N from the source, 0 from the others
 
 With gloo a CUDA tensor is staged through host memory: right numbers on any machine, not the speed of a GPU.
@@ -19,7 +19,7 @@ import gc
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.comm import loops
+from labkit.comm import hops, loops
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 
@@ -357,12 +357,18 @@ class Native:
         dist.broadcast(y, group=self.pg, group_src=source)
         return self._back_on(y, x)
 
-    def all_to_all(self, x: Tensor, group: Group) -> Tensor:
-        """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...]"""
-        group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
+    def all_to_all(
+        self,
+        x: Tensor,
+        group: Group,
+        send_rows: Sequence[int] | None = None,
+        receive_rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...], or ragged"""
         source = self._staged(x).contiguous()
-        y = torch.empty_like(source)
-        dist.all_to_all_single(y, source, group=self.pg)
+        group.ledger.charge(hops.away_bytes(source, self.rank, self.size, send_rows))
+        y = source.new_empty((sum(receive_rows or source.shape[:1]), *x.shape[1:]))
+        dist.all_to_all_single(y, source, receive_rows, send_rows, group=self.pg)
         return self._back_on(y, x)
 
     def barrier(self, x: Tensor, group: Group) -> Tensor:

@@ -22,12 +22,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
+from labkit.comm.hops import away_bytes
 from labkit.comm.mailbox import PIECE_BYTES, In, Letter, Mailbox, Out
 from labkit.comm.message import EAGER_BYTES
 from labkit.comm.native import Native, UnderWay
@@ -167,8 +169,17 @@ class Shared(Native):
         self._over(n_bytes)
         return y
 
-    def all_to_all(self, x: Tensor, group: Group) -> Tensor:
-        """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...]"""
+    def all_to_all(
+        self,
+        x: Tensor,
+        group: Group,
+        send_rows: Sequence[int] | None = None,
+        receive_rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...], or ragged"""
+        if send_rows is not None and receive_rows is not None:
+            group.ledger.charge(away_bytes(x, self.rank, self.size, send_rows))
+            return self._exchange(x.contiguous().split(list(send_rows)), receive_rows)
         n_bytes = x.numel() * x.element_size()
         group.ledger.charge((self.size - 1) * n_bytes // self.size)
         source, part = x.contiguous(), n_bytes // self.size
@@ -198,6 +209,26 @@ class Shared(Native):
         """Wait for everybody."""
         self._show(_NOTHING)
         return x
+
+    def _exchange(self, parts: Sequence[Tensor], receive_rows: Sequence[int]) -> Tensor:
+        """Show each member its part alone: nobody knows where in another's x its own part begins."""
+        mine = parts[self.rank]
+        y = mine.new_empty((sum(receive_rows), *mine.shape[1:]))
+        places = y.split(list(receive_rows))
+        for member in self.peers:
+            self._tell(parts[member], [member])
+        for member, letter in self._hear(self.peers).items():
+            if letter.n_bytes != _n_bytes(places[member]):
+                raise ValueError(
+                    f"rank {letter.source} sends {letter.n_bytes:,} bytes of shape {letter.shape}, and receive_rows "
+                    f"{list(receive_rows)} want {tuple(places[member].shape)} from it: its send_rows must say the same"
+                )
+            self._take(letter, 0, letter.n_bytes, places[member].data_ptr())
+        places[self.rank].copy_(mine)
+        # as `_over`, pair by pair: who has taken a large part says so to its owner, who leaves it alone until then
+        self._tell(_NOTHING, [member for member in self.peers if _n_bytes(places[member]) > EAGER_BYTES])
+        self._hear([member for member in self.peers if _n_bytes(parts[member]) > EAGER_BYTES])
+        return y
 
     # -- what they are made of ---------------------------------------------------------------------------------------
 
@@ -248,6 +279,10 @@ class Shared(Native):
                     left = sums
         if op == "mean":
             out.div_(self.size)
+
+
+def _n_bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
 
 
 def _aside(x: Tensor) -> Tensor:

@@ -15,6 +15,9 @@
           (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's
           closing all_reduce again, and not that of the MLP, with which a block ends; in sequence both gathers as well,
           which are half an all_reduce each, and are all that "gathers" and "selective" run again
+    ep    out, in = rows that leave for experts of other ranks, and rows of theirs that come, of all layers:
+          2(out + in) D w, and half as much once more where forward runs again; if experts are equally busy,
+          out = in = (n-1)/n k T for T tokens. What is sent over dp for N is sent over expert_dp for the experts' bytes
     muon  pieces of matrices to their owners and answers back, along dp and tp (labkit.plan.muon); AdamW sends nothing
     cp    b, b' = keys and values of this rank's tokens, and their gradients, in fp32 at least (labkit.plan.context)
           (n-1)(2 b + b') a block and micro-batch by "ring" and "gather", 2(n-1)/n of q, k, v and y by "ulysses"; the
@@ -28,7 +31,8 @@ labkit/parallel; Rajbhandari 2020, arXiv:1910.02054, section 7; Narayanan 2021, 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
@@ -44,15 +48,32 @@ WHOLE = ("fp32", "fp64", "bf16", "fp8", "nvfp4")
 fewer stay, unless `coded_params` says how many weights are gathered as such."""
 
 
+@dataclass(frozen=True)
+class ExpertLoad:
+    """How many experts there are, how many a token meets, bytes of those on this rank, and who got how many tokens.
+
+    counts      [ranks of the ep group][E] rows of each rank for each expert that were not dropped, of all layers of
+                this rank and of a whole step; None: all experts get as many
+    capacity    as in the model, for the case of None"""
+
+    n_expert: int
+    top_k: int
+    parameter_bytes: int
+    counts: Sequence[Sequence[int]] | None = None
+    capacity: float | None = None
+
+
 def sent_per_step(
     layout: Layout, recipe: Recipe, rank: int, *, parameter_bytes: int, n_layer: int, d_model: int, seq: int,
-    coded_params: int = 0, shape: Any = None,
+    coded_params: int = 0, shape: Any = None, experts: ExpertLoad | None = None,
 ) -> Breakdown:  # fmt: skip
     """Bytes that `rank` sends in a step, by axis: `recipe.axes`, and cp if rows are cut.
 
     `parameter_bytes`, `n_layer`: those on this rank; so are `coded_params`, the weights that ZeRO-3 gathers as 8-bit
     codes. `shape`, a ModelShape or GPTConfig, is wanted for Muon alone, whose pieces depend on the sizes of the
     matrices.
+
+    With `experts` and ep > 1 two axes more, "ep" and "expert_dp"; `parameter_bytes` are then those of all but experts.
 
     Raises ValueError for precisions whose activations travel in half the bytes on some edges only, and for Muon without
     a shape."""
@@ -67,6 +88,7 @@ def sent_per_step(
         _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word),
         _pp(layout, recipe, place["pp"], rows * seq * d_model * word),
         *cut,
+        *(_ep(layout, recipe, rank, experts, n_layer, rows * seq, d_model * word) if experts else []),
     ]
     if recipe.optimizer == "muon":
         if shape is None:
@@ -81,6 +103,39 @@ def _with_pieces(item: Item, n_bytes: int) -> Item:
     if not n_bytes:
         return item
     return replace(item, value=item.value + n_bytes, formula=f"{item.formula} + {n_bytes:,} of pieces for Muon")
+
+
+def expert_traffic(counts: Sequence[Sequence[int]], n_ranks: int) -> list[tuple[int, int]]:
+    """(out, in) of each of n ranks: its rows for experts of others, and theirs for its own.   counts [n][E]"""
+    mine = len(counts[0]) // n_ranks
+    to = [[sum(row[j * mine : (j + 1) * mine]) for j in range(n_ranks)] for row in counts]
+    return [(sum(to[r]) - to[r][r], sum(row[r] for row in to) - to[r][r]) for r in range(n_ranks)]
+
+
+def _ep(
+    layout: Layout, recipe: Recipe, rank: int, load: ExpertLoad, n_layer: int, tokens: int, row_bytes: int
+) -> list[Item]:
+    n = layout.ep
+    if n == 1:
+        return []
+    met = load.top_k * min(1.0, load.capacity or 1.0)
+    both = 2 * (n - 1) / n * met * tokens * n_layer
+    if load.counts is not None:
+        both = sum(expert_traffic(load.counts, n)[layout.ranks("ep", rank).index(rank)])
+    forward = 2 if recipe.recompute == "full" else 1
+    # who sends how much is told first, 8 bytes for each expert, each time that forward runs
+    told = forward * recipe.n_micro * n_layer * (8 * load.n_expert * (n - 1) // n)
+    value = (forward + 1) * both * row_bytes + told
+    formula = f"{forward + 1}(out + in) D w + counts, out + in = {both:,.0f}, D w = {row_bytes:,}"
+    scatters, gathers = moves(recipe, layout.pp, layout.coords(rank)["pp"])
+    wider, m = recipe.gradient_bytes / recipe.weight_bytes, layout.dp // n
+    moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)
+    shared = moved * (m - 1) / m * load.parameter_bytes
+    words = f"{moved:g}(m-1)/m X, m = {m} ranks with the same experts, X = {load.parameter_bytes:,}"
+    return [
+        Item("ep", value, "B", formula, "arXiv:2006.16668"),
+        Item("expert_dp", shared, "B", words, "arXiv:1910.02054, 7"),
+    ]
 
 
 def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:

@@ -18,11 +18,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 POSITIONS = ("learned", "rotary")
+BALANCES = ("none", "loss", "bias")
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes of a GPT, a frozen value. `d_ff=None` means four times d_model.
+
+    With `n_expert` above 0 every MLP is a mixture of as many experts (moe.py), of which a token meets `top_k`:
+
+    expert_ff   width of an expert; None: that of the MLP whose place it takes
+    n_shared    experts that every token meets besides
+    capacity    an expert takes this many times its fair share of a sequence, and drops the rest; None: all that come
+    balance     what keeps experts equally busy, "none", "loss" or "bias"
 
     Raises ValueError, with the numbers, for sizes that do not fit together."""
 
@@ -36,6 +44,12 @@ class GPTConfig:
     dropout: float = 0.0
     d_ff: int | None = None
     bias: bool = True
+    n_expert: int = 0
+    top_k: int = 2
+    expert_ff: int | None = None
+    n_shared: int = 0
+    capacity: float | None = None
+    balance: str = "loss"
 
     def __post_init__(self) -> None:
         """Check the sizes. Raises ValueError that names the numbers and, where there are any, numbers that would do."""
@@ -58,6 +72,23 @@ class GPTConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is a probability from 0 up to, but not, 1, got {self.dropout}")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        for name, least in (("n_expert", 0), ("n_shared", 0), ("top_k", 1), ("expert_ff", 1)):
+            value = getattr(self, name)
+            if not (name == "expert_ff" and value is None) and (type(value) is not int or value < least):
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.n_expert and self.top_k > self.n_expert:
+            raise ValueError(
+                f"a token cannot meet top_k={self.top_k} of {self.n_expert} experts: at most {self.n_expert}"
+            )
+        if self.capacity is not None and not self.capacity > 0:
+            raise ValueError(
+                f"capacity is a multiple of an expert's fair share above 0, or None, got {self.capacity!r}"
+            )
+        if self.balance not in BALANCES:
+            raise ValueError(f"balance must be one of {', '.join(BALANCES)}, got {self.balance!r}")
 
     @property
     def head_width(self) -> int:
@@ -70,9 +101,17 @@ class GPTConfig:
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     @property
+    def expert_hidden(self) -> int:
+        """Width of the hidden layer of one expert."""
+        return self.hidden if self.expert_ff is None else self.expert_ff
+
+    @property
     def n_matrices(self) -> int:
-        """Weights that a token is multiplied with: 4DD + 2DF a block, and the head's VD (tied or not)."""
-        return self.n_layer * (4 * self.d_model**2 + 2 * self.d_model * self.hidden) + self.vocab * self.d_model
+        """Weights that a token is multiplied with: 4DD + 2DF a block, and the head's VD (tied or not). With experts
+        2DF is that of the top_k + n_shared that it meets, and the router's DE comes on top."""
+        met = (self.top_k + self.n_shared) * self.expert_hidden if self.n_expert else self.hidden
+        block = 4 * self.d_model**2 + 2 * self.d_model * met + self.n_expert * self.d_model
+        return self.n_layer * block + self.vocab * self.d_model
 
     def flops_per_token(self, seq: int | None = None) -> int:
         """Forward and backward of one token in a sequence of `seq` tokens (None: the longest), in flops."""

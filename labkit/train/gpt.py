@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.train.config import GPTConfig
+from labkit.train.moe import MoE
 
 INIT_STD = 0.02
 ROTARY_BASE = 10_000.0
@@ -159,7 +160,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(config.d_model, bias=config.bias)
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(config.d_model, bias=config.bias)
-        self.mlp = MLP(config)
+        self.mlp = MoE(config, MLP) if config.n_expert else MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]"""
@@ -224,20 +225,29 @@ class GPT(nn.Module):
 
         The 2L sublayers add up on that path; with a standard deviation of 0.02 / sqrt(2L) each, the sum's variance does
         not grow with depth (Radford 2019, section 2.3). Layer i draws from a stream of (seed, i) on the CPU in float32,
-        so a stage that is filled alone gets the same weights. Parameters on the meta device are left there."""
+        so a stage that is filled alone gets the same weights; expert e of it draws from one of (seed, i, e), for a rank
+        that has some of the experts. Parameters on the meta device are left there."""
         small = INIT_STD / math.sqrt(2 * self.config.n_layer)
         for index, layer in enumerate(self.layers):
             if next(layer.parameters()).is_meta:
                 continue
             if layer is self.head and self.config.tied:
                 index = 0  # draws what the token embedding drew, also where `to_empty` has separated the two
-            stream = torch.Generator().manual_seed(((seed << 16) + index) % 2**63)
+            number = (seed << 16) + index
+            stream = torch.Generator().manual_seed(number % 2**63)
+            streams = {"": stream}
             for name, module in layer.named_modules():
+                expert = name.split(".")[2] if name.startswith("mlp.experts.") else ""
+                if expert not in streams:
+                    streams[expert] = torch.Generator().manual_seed(((number << 16) + 1 + int(expert)) % 2**63)
+                if isinstance(module, MoE) and module.bias is not None:
+                    module.bias.zero_()
                 if isinstance(module, nn.LayerNorm):
                     module.reset_parameters()
                 elif isinstance(module, nn.Linear | nn.Embedding):
-                    std = small if name in ("attention.out", "mlp.down") else INIT_STD
-                    draw_(module, std, stream)
+                    writes = name == "attention.out" or (name.startswith("mlp.") and name.endswith(".down"))
+                    std = small if writes else INIT_STD
+                    draw_(module, std, streams[expert])
 
 
 def draw_(module: nn.Linear | nn.Embedding, std: float, stream: torch.Generator) -> None:

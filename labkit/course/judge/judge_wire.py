@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.comm import hops
 from labkit.comm.group import VERBS, Group
 from labkit.comm.ledger import Ledger
 from labkit.comm.lent import mark_of
@@ -227,8 +228,10 @@ class JudgeWire:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         return self._whole("broadcast", x, out, group, source=source)
 
-    def all_to_all(self, x: Tensor, group: Group) -> Tensor:
-        """Part j of x goes to rank j.   [n*k, ...] -> [n*k, ...]"""
+    def all_to_all(self, x: Tensor, group: Group, **rows: Any) -> Tensor:
+        """Part j of x goes to rank j.   [n*k, ...] -> [n*k, ...]; ragged parts are messages between the ranks"""
+        if rows:
+            return hops.all_to_all(x, group, **rows)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         return self._whole("all_to_all", x, out, group)
 

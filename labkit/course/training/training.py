@@ -262,6 +262,8 @@ def _probed(step: Any, rows: Any, number: int, group: Group) -> tuple[float, dic
     probe = MemoryProbe()
     for stage, module in step.stages.items():
         probe.watch(module, step.syncs[stage].optimizer, f"stage{stage}")
+    for number, sync in enumerate(step.besides):  # experts that were dealt out are in no stage
+        probe.watch(sync.module, sync.optimizer, f"experts{number}")
     axes = (*step.recipe.axes, *(("cp",) if step.mesh.cp.size > 1 else ()))
     before = {axis: group.ledger.sent_bytes(axis=axis) for axis in axes}
     with probe:

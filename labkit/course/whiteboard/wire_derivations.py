@@ -29,8 +29,11 @@ def _sent(verb: str, v: Values) -> float:
 def _block(v: Values) -> float:
     """Bytes along tp for one block: the difference between two blocks and one in a step."""
     layout, recipe = Layout(tp=int(v["n"])), Recipe(batch_size=1)
-    sizes = {"parameter_bytes": 0, "d_model": int(v["S"]) // 4, "seq": 1}
-    two, one = (sent_per_step(layout, recipe, 0, n_layer=count, **sizes)["tp"] for count in (2, 1))
+    width = int(v["S"]) // 4
+    two, one = (
+        sent_per_step(layout, recipe, 0, n_layer=count, parameter_bytes=0, d_model=width, seq=1)["tp"]
+        for count in (2, 1)
+    )
     return two - one
 
 

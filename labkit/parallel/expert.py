@@ -1,0 +1,207 @@
+"""Expert parallelism: the experts of a layer are dealt out to ranks, and tokens travel to them and back.
+
+    rank 0 (experts 0 1)        rank 1 (experts 2 3)            n = 2 ranks of the group, E = 4 experts
+
+    t0 t1 | t2 || t3            u0 || u1 u2 | u3                 rows [kT, D] by expert |, by rank of it ||
+         \\________ \\  __________ /                              dispatch: a ragged all_to_all
+    t0 t1 t2 u0      \\/      t3 u1 u2 u3
+    0: t0 t1 u0   1: t2       2: t3 u1 u2   3: u3                the rows of each expert together, the MLP of each
+    t0 t1 t2 || u0            t3 || u1 u2 u3                     sorted back by rank
+         \\_________ /\\ __________/                               combine: the same all_to_all the other way
+    t0 t1 | t2 || t3            u0 || u1 u2 | u3                 in the order of the start
+
+Routing, permuting and adding up are those of one process (`labkit.train.moe`): this file only moves rows. Ranks first
+tell each other how many rows come for which expert, an all_to_all of E numbers. Dispatch and combine are each other's
+backward: a gradient goes home on the way on which its row came.
+
+    sent by rank r     2 (out + in) D w + 8 E (n-1)/n bytes a layer and micro-batch, w bytes a number:
+                       dispatch `out`, combine `in`, and in backward the same again. `out` are the routed rows of r for
+                       experts of other ranks, `in` those of other ranks for experts of r (`wire.expert_traffic`)
+    if balanced        out = in = (n-1)/n k T for T tokens a rank: 4 all_to_alls of (n-1)/n k T D w
+    memory per rank    weights, gradients and optimizer states of E/n experts; rows that came: their number is not known
+                       before. If all tokens want one expert, its rank holds k T n rows, and the others wait
+    time               experts run as long as the rank with the most rows: max / mean of the loads is the factor by
+                       which imbalance makes the experts' part of a step longer
+
+Gradients: the loss of a rank is a mean over its own tokens, and those of a data-parallel group are averaged. An expert
+has met the tokens of all n ranks, so what it has is a sum of n of these; it is divided by n on the way in, and given
+back to the tokens multiplied by n. A mean over those who hold the same expert (`Mesh.expert_dp`) is then the mean over
+all of `Mesh.data`, whatever the strategy: none of them knows of experts.
+
+Source: Lepikhin et al. 2020, arXiv:2006.16668 (GShard); dropless rows of any length: arXiv:2211.15841 (MegaBlocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from labkit.comm.group import Group
+from labkit.parallel.sync import DataParallel, Owned
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class _Travel(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, send: list[int], receive: list[int], scale: float) -> Tensor:
+        ctx.group, ctx.send, ctx.receive, ctx.scale = group, send, receive, scale
+        return group.all_to_all(x, send_rows=send, receive_rows=receive)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        home = ctx.group.all_to_all(grad, send_rows=ctx.receive, receive_rows=ctx.send)
+        return home * ctx.scale, None, None, None, None
+
+
+def travel(x: Tensor, group: Group, send: list[int], receive: list[int], scale: float = 1.0) -> Tensor:
+    """send[j] rows to rank j, receive[i] rows from rank i; gradients go back, times `scale`.   [s, D] -> [r, D]
+
+    Sends forward the bytes of all rows but send[rank], backward of all but receive[rank]."""
+    return _Travel.apply(x, group, send, receive, scale)
+
+
+class Dispatch:
+    """The journey of rows to the experts of a group's ranks and back (`MoE.journey`): rank r holds the r-th n-th."""
+
+    def __init__(self, group: Group) -> None:
+        """Between the ranks of `group`."""
+        self.group = group
+
+    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
+        """Rows [s, D] sorted by expert, counts [E] -> the experts' output for them, in the same order.   -> [s, D]"""
+        n = self.group.size
+        coming = self.group.all_to_all(counts).view(n, -1)  # [i, e] rows of rank i for my expert e
+        send, receive = counts.view(n, -1).sum(1).tolist(), coming.sum(1).tolist()
+        arrived = travel(rows, self.group, send, receive, scale=n)
+        # they come by rank and in each by expert; an expert wants its rows in one run
+        expert = torch.arange(coming.shape[1], device=rows.device).repeat(n).repeat_interleave(coming.flatten())
+        order = expert.argsort(stable=True)
+        out = experts(arrived[order], coming.sum(0).tolist())
+        return travel(out[order.argsort()], self.group, receive, send, scale=1 / n)
+
+
+def deal(model: Model, group: Group) -> Model:
+    """Leave this rank its experts in every layer that has some, in place; the rest of the model stays whole.
+
+    Experts keep their numbers, and with them their names. Sends nothing. Raises ValueError if n does not divide E."""
+    for name, layer in layers_of(model):
+        n_expert = layer.n_expert
+        if n_expert % group.size:
+            would = [n for n in range(1, n_expert + 1) if n_expert % n == 0]
+            raise ValueError(f"{name}: {n_expert} experts have no {group.size} equal parts; ep = {would} would do")
+        mine = n_expert // group.size
+        for number in list(layer.experts):
+            if int(number) // mine != group.rank:
+                del layer.experts[number]
+        if group.size > 1:
+            layer.journey = Dispatch(group)
+    return model
+
+
+def apart(stage: nn.Module) -> tuple[nn.Sequential, dict[str, str]]:
+    """Take the experts out of a stage, as a module of their own for a strategy of their own; they run as before.
+
+    Returns it, and {name of a parameter in it: its name in the stage}."""
+    held, names = nn.Sequential(), dict[str, str]()
+    for name, layer in layers_of(stage):
+        experts = layer.experts
+        names |= {f"{len(held)}.{inner}": f"{name}.experts.{inner}" for inner, _ in experts.named_parameters()}
+        held.append(experts)
+        del layer.experts
+        object.__setattr__(layer, "experts", experts)  # called, and no longer among the layer's own modules
+    return held, names
+
+
+def layers_of(model: nn.Module) -> list[tuple[str, Any]]:
+    """The mixtures of experts in a model, by name."""
+    return [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "journey")]
+
+
+class Together:
+    """Several strategies of one stage, as a pipeline calls them."""
+
+    def __init__(self, syncs: Iterable[DataParallel]) -> None:
+        """In the order in which every rank finishes them."""
+        self.syncs = list(syncs)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside add to the gradients of all."""
+        with ExitStack() as stack:
+            for sync in self.syncs:
+                stack.enter_context(sync.accumulate())
+            yield
+
+    def finish(self) -> None:
+        """Finish all."""
+        for sync in self.syncs:
+            sync.finish()
+
+    def grads(self) -> Iterable[Tensor]:
+        """The gradients of all, for stages with copies on other ranks."""
+        for sync in self.syncs:
+            yield from sync.grads()
+
+
+class Balance:
+    """Balance without a loss as a strategy (interface: sync.py): the load of all ranks takes the place of a gradient,
+    and a step by its sign that of an optimizer. Each rank steps all biases alike. Sends 2(n-1)/n 8 E bytes a layer.
+
+    The stage's layers must have a bias each."""
+
+    def __init__(self, stage: nn.Module, group: Group) -> None:
+        """`group`: those who see different tokens, `Mesh.data`."""
+        self.layers = dict(layers_of(stage))
+        self.group, self.module, self.load = group, nn.Module(), dict[str, Tensor]()
+        self.names = {f"bias{index}": f"{name}.bias" for index, name in enumerate(self.layers)}
+        for own, layer in zip(self.names, self.layers.values(), strict=True):
+            # it leaves its layer, as experts do: the layer's strategy would free it, or wait for its gradient. And it
+            # wants a gradient, though it never gets one: saving asks for what is trained
+            twin = nn.Parameter(layer.bias.data)
+            self.module.register_parameter(own, twin)
+            del layer.bias
+            object.__setattr__(layer, "bias", twin)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.module.parameters())
+
+    @property
+    def replica(self) -> int:
+        """The rank in the group: each rank holds all."""
+        return self.group.rank
+
+    def zero_grad(self) -> None:
+        """Forget the load."""
+        for layer in self.layers.values():
+            layer.load = None
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Loads add up anyway."""
+        yield
+
+    def finish(self) -> None:
+        """Add up the load over the group."""
+        self.load = {name: self.group.all_reduce(layer.load) for name, layer in self.layers.items()}
+
+    def grads(self) -> Iterable[Tensor]:
+        """None: a sign has no length that could be clipped."""
+        return []
+
+    def step(self) -> None:
+        """Step every bias."""
+        for name, layer in self.layers.items():
+            layer.balance_(self.load[name])
+
+    def owned(self) -> Iterable[Owned]:
+        """The biases, whole, without gradients."""
+        for name, p in self.module.named_parameters():
+            yield Owned(name, tuple(p.shape), 0, p, slice(0, p.numel()), None, None)
+
+    def refresh(self) -> None:
+        """The layers read the memory that was loaded into."""
+        self.zero_grad()

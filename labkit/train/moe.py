@@ -1,0 +1,170 @@
+"""A mixture of experts in place of an MLP: a router sends each token to k of E MLPs, and the rest do not run.
+
+    x [B, T, D] --> router --> k experts of each token, with weights            N = B T tokens, k N routed rows
+         |
+         |   permute: rows sorted by expert       experts 0 .. E-1, each an       combine: each row times its weight,
+         +-> t0 t3 | t1 t3 | | t0 t1  [kN, D] --> MLP on its own run of rows --> added to its token   [B, T, D]
+         |
+         +-> shared experts, an MLP for every token ------------------------------------------ + -->  y
+
+Router: p = softmax(W x), and the k largest. The weight of a chosen expert is p divided by the sum of the k chosen; for
+k = 1 that would be 1 whatever the router says, and nothing would teach it, so there it is p itself (Fedus et al. 2021,
+arXiv:2101.03961, section 2.1).
+
+Capacity: None drops nothing. With a factor c an expert takes ceil(c k T / E) rows of each sequence, first come first
+served by position; a row that finds it full is dropped, and its token goes on along the residual path. Counted by
+sequence, as in the groups of GShard (arXiv:2006.16668, section 2.2), what is dropped depends neither on how sequences
+are dealt out to ranks nor on micro-batches.
+
+Balance: experts that get more tokens learn faster, and get more still. Against it
+
+    "loss"   0.01 E sum_e f_e P_e is added to the loss (arXiv:2101.03961, section 2.2): f_e the share of the rows that
+             go to e, P_e the mean of p_e; here of each sequence, and the mean over sequences. Least at f = P = 1/E
+    "bias"   b_e is added to p_e for the choice alone, so no gradient is disturbed; after each step b_e rises by 0.001
+             if e had fewer rows than the mean, and sinks if it had more (Wang et al. 2024, arXiv:2408.15664)
+    "none"   nothing
+
+    parameters          D E + E (2 D F) a block, of which a token meets D E + k 2 D F
+    flops of a token    those of what it meets
+    memory              k rows for each token, in and out of the experts, and F numbers inside for each
+    bytes sent          none: `labkit.parallel.expert` deals the experts out to ranks
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.train.config import GPTConfig
+
+BALANCE_LOSS = 0.01
+BIAS_STEP = 0.001
+
+
+class Experts(nn.ModuleDict):
+    """Some of the experts, by their number among all.   [rows, D] sorted by expert -> [rows, D]"""
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """counts[i] rows for the i-th expert here. One without rows runs, too: its gradients are zero and not missing,
+        so that every rank has the same graph and sends the same messages."""
+        runs = rows.split(list(counts))
+        return torch.cat([expert(run) for expert, run in zip(self.values(), runs, strict=True)])
+
+
+class Journey(Protocol):
+    """How rows come to their experts, wherever those are, and back."""
+
+    def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+        """[rows, D] sorted by expert, counts [E] of all experts -> what the experts make of them, in the same order."""
+
+
+class MoE(nn.Module):
+    """A router, E experts and what is shared.   [B, T, D] -> [B, T, D]
+
+    `counts` [E] are the rows by expert in the last forward, before any is dropped, and `dropped` how many were; `load`
+    adds up the counts of all backward passes until `balance_` (a recomputed forward is not counted twice)."""
+
+    def __init__(self, config: GPTConfig, mlp: Callable[[GPTConfig], nn.Module]) -> None:
+        """`mlp` makes an expert from sizes; shared experts are one MLP that is n_shared times as wide."""
+        super().__init__()
+        self.n_expert, self.top_k = config.n_expert, config.top_k
+        self.capacity, self.kind = config.capacity, config.balance
+        self.router = nn.Linear(config.d_model, config.n_expert, bias=False)
+        sizes = replace(config, d_ff=config.expert_hidden)
+        self.experts = Experts({str(number): mlp(sizes) for number in range(config.n_expert)})
+        width = config.n_shared * config.expert_hidden
+        self.shared = mlp(replace(config, d_ff=width)) if config.n_shared else None
+        # no gradient reaches it: `balance_` steps it
+        self.bias = nn.Parameter(torch.zeros(config.n_expert), requires_grad=False) if self.kind == "bias" else None
+        self.journey: Journey = stay
+        self.rows: int | None = None  # sequences in a step; None: those of one forward
+        self.counts: Tensor | None = None
+        self.load: Tensor | None = None
+        self.dropped = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]; [T, D] is one sequence."""
+        sequences = x if x.dim() == 3 else x[None]
+        chosen, weights, loss = self.route(sequences)
+        kept = self.kept(chosen).flatten()
+        self.dropped = kept.numel() - int(kept.sum())
+        # permute: dropped rows count as those of an expert behind the last; stable, so that positions stay in order
+        target = chosen.flatten().masked_fill(~kept, self.n_expert)
+        order = target.argsort(stable=True)[: kept.numel() - self.dropped]
+        token = order // self.top_k
+        tokens = sequences.flatten(0, 1)
+        counts = torch.bincount(target, minlength=self.n_expert)[: self.n_expert]
+        out = self.journey(tokens[token], counts, self.experts)
+        # combine, by expert in the same order on any number of ranks
+        scaled = out * weights.flatten()[order, None].to(out.dtype)
+        y = torch.zeros_like(tokens, dtype=scaled.dtype).index_add(0, token, scaled).view(sequences.shape)
+        self.counts = torch.bincount(chosen.flatten(), minlength=self.n_expert)
+        if self.load is None:
+            self.load = torch.zeros_like(self.counts)
+        y = _Balance.apply(y, loss, self.load, self.counts)
+        if self.shared is not None:
+            y = y + self.shared(sequences)
+        return y.view(x.shape)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Experts of each token, their weights, and the balance loss.   [B, T, D] -> [B, T, k], [B, T, k], []
+
+        In float32 at least: in bf16 two experts would often be equally probable."""
+        exact = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            probability = F.linear(x.to(exact), self.router.weight.to(exact)).softmax(-1)
+        score = probability if self.bias is None else probability + self.bias.detach()
+        chosen = score.detach().topk(self.top_k).indices
+        weights = probability.gather(-1, chosen)
+        if self.top_k > 1:
+            weights = weights / weights.sum(-1, keepdim=True)
+        loss = probability.new_zeros(())
+        if self.kind == "loss":
+            rows = F.one_hot(chosen, self.n_expert).sum((1, 2))  # [B, E], k T in each sequence
+            share = rows.to(exact) / (chosen.shape[1] * self.top_k)
+            by_sequence = self.n_expert * (share * probability.mean(1)).sum(-1)
+            loss = BALANCE_LOSS * by_sequence.sum() / (self.rows or max(1, len(x)))
+        return chosen, weights, loss
+
+    def kept(self, chosen: Tensor) -> Tensor:
+        """Which routed rows find room at their expert.   [B, T, k] -> [B, T, k]"""
+        if self.capacity is None:
+            return torch.ones_like(chosen, dtype=torch.bool)
+        room = math.ceil(self.capacity * chosen.shape[1] * self.top_k / self.n_expert)
+        queues = F.one_hot(chosen.flatten(1), self.n_expert).cumsum(1)  # [B, Tk, E] places taken so far
+        return queues.gather(-1, chosen.flatten(1)[..., None]).view(chosen.shape) <= room
+
+    @torch.no_grad()
+    def balance_(self, load: Tensor | None = None) -> None:
+        """Step the bias by the sign of each expert's error, and forget the load. `load`: that of all ranks together."""
+        load = self.load if load is None else load
+        if load is not None and self.bias is not None:
+            self.bias.add_((load.double().mean() - load).sign().to(self.bias.dtype), alpha=BIAS_STEP)
+        if self.load is not None:
+            self.load = torch.zeros_like(self.load)
+
+
+def stay(rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+    """The journey where all experts are here."""
+    return experts(rows, counts.tolist())
+
+
+class _Balance(torch.autograd.Function):
+    """y itself, with a loss of its own: backward gives the loss the gradient 1, as if it had been added to the loss at
+    the end of the model, and counts the load once, however often forward ran."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, loss: Tensor, load: Tensor, counts: Tensor) -> Tensor:
+        ctx.load, ctx.counts, ctx.one = load, counts, torch.ones_like(loss)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        ctx.load += ctx.counts
+        return grad, ctx.one, None, None
