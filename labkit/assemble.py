@@ -2,10 +2,11 @@
 
     GPT on the meta device                             no bytes yet
       1  tp: cut layers into shards                    before anything holds on to a parameter
-      2  pp: keep the layers of this rank's stages     only these get memory and values
-      3  recomputation: around each block's forward    inside ZeRO-3's hooks, so that one gather serves both runs
-      4  dp: DDP or ZeRO takes over the parameters     last, for it moves them into its own buffers
-      5  the pipeline runs it all                      also a pipeline of one rank
+      2  cp: let attention reach over ranks            all else works on each token by itself
+      3  pp: keep the layers of this rank's stages     only these get memory and values
+      4  recomputation: around each block's forward    inside ZeRO-3's hooks, so that one gather serves both runs
+      5  dp: DDP or ZeRO takes over the parameters     last, for it moves them into its own buffers
+      6  the pipeline runs it all                      also a pipeline of one rank
 
     step:  zero_grad -> forward and backward of every micro-batch -> finish -> unscale -> clip -> optimizer -> update
 
@@ -13,7 +14,7 @@ The order inside a step has one reason each: gradients must be complete before t
 infinity of another rank would be missed), divided before they are clipped (the limit is in true units), and all ranks
 must agree to skip before any of them steps.
 
-tp changes layers, pp changes order, dp changes bookkeeping; that is why they compose, and why nothing here asks which
+tp changes layers, cp attention, pp order and dp bookkeeping; that is why they compose, and why nothing here asks which
 of them is in use. Bytes on the wire: see the part that sends them.
 """
 
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.coded import Codec
+from labkit.parallel.context import Context
 from labkit.parallel.ddp import DDP
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
@@ -85,6 +87,8 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
         model = GPT(config, seed=recipe.seed)
     if mesh.tp.size > 1:
         split(model, GPT_SEQUENCE_PLAN if recipe.sequence_parallel else GPT_PLAN, mesh.tp)
+    if mesh.cp.size > 1:
+        Context(recipe.context, mesh.cp).into_(model)
     schedule = recipe.schedule_for(mesh.pp.size)
     stages = {stage: Stage(model, layers, recipe, mesh) for stage, layers in _mine(model, schedule, mesh).items()}
     for module in stages.values():
@@ -206,6 +210,7 @@ class TrainStep:
         self.recipe, self.mesh, self.stages, self.syncs = recipe, mesh, dict(stages), dict(syncs)
         self.scaler = Scaler(agree=[mesh.world]) if recipe.precision == "fp16" else None
         self.warmup = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1))
+        self.context = Context(recipe.context, mesh.cp)
         self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=self.syncs)
         parts = [part.multiply for stage in self.stages.values() for part in in_8_bits(stage)]
         self.delayed = [multiply for multiply in parts if isinstance(multiply, Delayed)]
@@ -216,6 +221,7 @@ class TrainStep:
     def __call__(self, tokens: Tensor, targets: Tensor, number: int = 0) -> float:
         """One step on this dp rank's rows, [rows, T] each; `number` counts steps from 0 and sets the learning rate.
 
+        Rows are whole also where cp cuts them: the step takes this rank's tokens out of them.
         Raises ValueError on every rank, before anything is stepped, if the loss is not finite or, with a clip_norm, the
         gradients are not (in fp16 the step is skipped instead)."""
         recipe, syncs = self.recipe, list(self.syncs.values())
@@ -223,6 +229,7 @@ class TrainStep:
             sync.zero_grad()
             for group in sync.optimizer.param_groups:
                 group["lr"] = recipe.lr * self.warmup(number)
+        tokens, targets = self.context.cut(tokens), self.context.cut(targets)
         rows = tokens.tensor_split(recipe.n_micro), targets.tensor_split(recipe.n_micro)
         loss = self.pipeline.step(*rows, loss_weights=[len(micro_batch) for micro_batch in rows[0]])
         mean = self._everybodys(loss, self.scaler.loss_scale.scale if self.scaler else 1.0)

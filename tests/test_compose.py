@@ -256,6 +256,58 @@ def test_sequence_parallel_trains_as_one_process_does(sizes, strategy, truth, tm
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
 
 
+CONTEXTS = [  # dp, pp, tp, cp
+    ((1, 1, 1, 2), "ring", {"checkpointing": True}),
+    ((2, 1, 1, 2), "ulysses", {"strategy": "zero3", "recompute": "selective"}),
+    ((1, 2, 1, 2), "gather", {"strategy": "zero1"}),
+    ((1, 1, 2, 2), "ring", {"strategy": "zero3", "sequence_parallel": True, "recompute": "gathers"}),
+]
+MORE_CONTEXTS = [
+    ((1, 1, 1, 4), "ring", {"strategy": "zero3"}),
+    ((1, 1, 1, 4), "gather", {"strategy": "zero2", "checkpointing": True}),
+    ((1, 1, 1, 4), "ulysses", {"strategy": "zero1"}),
+    ((2, 1, 2, 2), "ulysses", {"strategy": "zero1", "sequence_parallel": True, "recompute": "gathers"}),
+    ((1, 2, 2, 2), "ring", {"strategy": "zero3", "checkpointing": True}),
+    ((2, 2, 2, 2), "ring", {"strategy": "zero3", "sequence_parallel": True, "schedule": "interleaved"}),
+    ((1, 2, 1, 2), "ulysses", {"strategy": "zero1", "schedule": "zero_bubble"}),
+    ((1, 2, 1, 2), "ring", {"strategy": "ddp", "schedule": "zero_bubble"}),
+    ((2, 1, 1, 4), "gather", {"strategy": "zero3", "reshard": False, "offload": True}),
+]
+
+
+@pytest.mark.parametrize("position", ["learned", pytest.param("rotary", marks=pytest.mark.rest)])
+@pytest.mark.parametrize(
+    ("sizes", "context", "more"),
+    [*CONTEXTS, *(pytest.param(*case, marks=pytest.mark.rest) for case in MORE_CONTEXTS)],
+    ids=str,
+)
+def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, more, position, truth, tmp_path):
+    """Would catch positions that begin at 0 on each rank, gradients that are added up over dp alone, and attention that
+    runs again in backward while a neighbour does something else."""
+    config = replace(CONFIG, position=position)
+    dp, pp, tp, cp = sizes
+    choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, **more}
+    recipe = recipe_of(**choices, n_micro=2, context=context)
+    reference = truth if position == "learned" else one_process(config, recipe)
+    assert apart(run(config, recipe, Layout(dp, pp, tp, cp), tmp_path), reference) < 1e-12
+
+
+@cases(
+    ("config", "layout", "options", "words"),
+    [
+        (CONFIG, Layout(cp=3), {}, "seq=8 tokens do not cut into cp=3"),
+        (CONFIG, Layout(tp=2, cp=4), {"context": "ulysses"}, "n_head=4 / tp=2 heads out over cp=4"),
+        (CONFIG, Layout(dp=2, cp=2), {"strategy": "zero3", "shard_ranks": 2}, "shard_ranks=2 cuts dp alone"),
+        (CONFIG, Layout(tp=4, cp=4), {"sequence_parallel": True}, "the 2 tokens of a rank, seq=8 / cp=4, into tp=4"),
+        (replace(CONFIG, dropout=0.1), Layout(cp=2), {}, "with cp > 1 take dropout=0"),
+    ],
+)
+def test_what_context_parallelism_cannot_do_is_refused_with_the_mend(config, layout, options, words, tmp_path):
+    """Would catch an error in the middle of a step in place of a sentence."""
+    with pytest.raises(ValueError, match=words):
+        run(config, Recipe(batch_size=2, **options), layout, tmp_path)
+
+
 FIRST_SOME = [((2, 1, 2), "zero3"), ((1, 2, 2), "zero1"), ((2, 2, 1), "ddp"), ((2, 2, 1), "zero2")]
 
 

@@ -141,6 +141,7 @@ def train(
     dp: Annotated[int, typer.Option(help="Data-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline ranks.")] = 1,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
+    cp: Annotated[int, typer.Option(help="Context-parallel ranks, between whom each row is cut.")] = 1,
     strategy: Annotated[str, typer.Option(help="ddp, zero1, zero2 or zero3.")] = "ddp",
     shard: Annotated[
         int | None, typer.Option(help="HSDP: zero3 in groups of so many dp ranks, a copy of the model in each.")
@@ -186,6 +187,7 @@ def train(
         typer.Option(help="What backward runs again: none, gathers, selective (norms, activations) or full."),
     ] = None,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
+    context: Annotated[str, typer.Option(help="Attention over --cp ranks: ring, gather or ulysses.")] = "ring",
     offload: Annotated[bool, typer.Option("--offload", help="The optimizer on the CPU.")] = False,
     optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, lamb, lars or muon.")] = "adamw",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
@@ -223,9 +225,9 @@ def train(
         strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
         precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
         warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard,
-        scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
+        scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on, context=context,
     )  # fmt: skip
-    order = Order(config, recipe, Layout(dp, pp, tp), steps, str(out or ""), save_every, resume, device)
+    order = Order(config, recipe, Layout(dp, pp, tp, cp), steps, str(out or ""), save_every, resume, device)
     with words_beside(to):
         report = run_elastically(order) if elastic else run(order)
         if report is None:

@@ -32,6 +32,7 @@ HISTORY = 16
 """Steps that delayed scaling looks back over (TransformerEngine: 1,024 unless told otherwise)."""
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars", "muon")
 DECAY_ON = ("all", "linears")
+CONTEXTS = ("ring", "gather", "ulysses")
 WHOLE_LAYERS = ("lamb", "lars")
 
 
@@ -68,6 +69,8 @@ class Recipe:
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
                      (HSDP, labkit.parallel.hsdp); None: over all of dp
     reshard          False, with "zero3": weights gathered in forward stay whole until backward
+    context          where rows are cut over cp ranks, how attention reaches the others' tokens: "ring", "gather" (of
+                     keys and values) or "ulysses" (tokens for heads); see labkit.parallel.context
     """
 
     strategy: str = "ddp"
@@ -94,6 +97,7 @@ class Recipe:
     scaling: str = "tensor"
     fp8_gathers: bool = False
     decay_on: str = "all"
+    context: str = "ring"
 
     def __post_init__(self) -> None:
         self._settle_recompute()
@@ -105,6 +109,7 @@ class Recipe:
             "scaling": SCALINGS,
             "optimizer": OPTIMIZERS,
             "decay_on": DECAY_ON,
+            "context": CONTEXTS,
         }
         if self.schedule == "dualpipe":
             raise ValueError(
@@ -287,6 +292,10 @@ class Sizes(Protocol):
         """Length of a row."""
 
     @property
+    def n_head(self) -> int:
+        """Number of attention heads."""
+
+    @property
     def tied(self) -> bool:
         """True if the head's weight is the embedding's."""
 
@@ -318,8 +327,25 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
             f"{rows} rows a rank (batch_size={recipe.batch_size} / dp={layout.dp}) are fewer than n_micro="
             f"{recipe.n_micro}: batch_size={layout.dp * recipe.n_micro} would do"
         )
-    if recipe.sequence_parallel and config.seq % layout.tp:
-        raise ValueError(f"sequence parallel cuts seq={config.seq} into tp={layout.tp} equal parts: make it a multiple")
+    if recipe.shard_ranks is not None and layout.cp > 1:
+        raise ValueError(
+            f"shard_ranks={recipe.shard_ranks} cuts dp alone, and with cp={layout.cp} gradients are added up over "
+            "dp x cp: leave shard_ranks out, or take cp=1"
+        )
+    if config.seq % layout.cp:
+        raise ValueError(
+            f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: make seq a multiple"
+        )
+    if recipe.sequence_parallel and config.seq // layout.cp % layout.tp:
+        cut = f"the {config.seq // layout.cp} tokens of a rank, seq={config.seq} / cp={layout.cp}," * (layout.cp > 1)
+        raise ValueError(
+            f"sequence parallel cuts {cut or f'seq={config.seq}'} into tp={layout.tp} equal parts: make it a multiple"
+        )
+    if recipe.context == "ulysses" and layout.cp > 1 and config.n_head // layout.tp % layout.cp:
+        raise ValueError(
+            f"ulysses deals a rank's n_head={config.n_head} / tp={layout.tp} heads out over cp={layout.cp} ranks, and "
+            "they do not come out even: take another cp, or context='ring' or 'gather', which cut no heads"
+        )
     if recipe.splits and recipe.strategy == "zero3":
         raise ValueError(
             f"{recipe.schedule} computes weight gradients long after input gradients, and zero3 lets go of what they "

@@ -27,7 +27,10 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     What labkit's planner does not know is refused in words: context parallelism, and with experts tensor parallelism,
     HSDP and zero_bubble."""
     if layout.cp > 1:
-        raise ValueError(f"labkit's planner does not know cp yet, got cp={layout.cp}: plan for cp=1")
+        raise ValueError(
+            f"labkit's planner predicts memory and time for whole rows only, got cp={layout.cp}: plan for cp=1, and see "
+            "labkit.plan.context for what a layer's attention sends, holds and takes, labkit.plan.wire for what is sent"
+        )
     _check_experts(shape, recipe, layout)
     shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)

@@ -16,6 +16,10 @@
           closing all_reduce again, and not that of the MLP, with which a block ends; in sequence both gathers as well,
           which are half an all_reduce each, and are all that "gathers" and "selective" run again
     muon  pieces of matrices to their owners and answers back, along dp and tp (labkit.plan.muon); AdamW sends nothing
+    cp    b, b' = keys and values of this rank's tokens, and their gradients, in fp32 at least (labkit.plan.context)
+          (n-1)(2 b + b') a block and micro-batch by "ring" and "gather", 2(n-1)/n of q, k, v and y by "ulysses"; the
+          forward's part again where all of a block is computed again. All other tokens above are those of one rank of
+          cp; gradients are added up over dp x cp
     pp    A to the next rank for each stage boundary that leaves this rank forward, A back for each that came in
 
 Padding of flat buffers and the few numbers of a norm or a loss come on top. Sources: the docstrings of
@@ -28,6 +32,7 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.context import CutAttention, sent
 from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.muon import law
 from labkit.plan.rank import Rank
@@ -43,8 +48,8 @@ def sent_per_step(
     layout: Layout, recipe: Recipe, rank: int, *, parameter_bytes: int, n_layer: int, d_model: int, seq: int,
     coded_params: int = 0, shape: Any = None,
 ) -> Breakdown:  # fmt: skip
-    """Bytes that `rank` sends in a step, by axis (`recipe.axes`). `parameter_bytes`, `n_layer`: those on this rank;
-    so are `coded_params`, the weights that ZeRO-3 gathers as 8-bit codes.
+    """Bytes that `rank` sends in a step, by axis: `recipe.axes`, and cp if rows are cut. `parameter_bytes`
+    and `n_layer` are those on this rank; so are `coded_params`, the weights that ZeRO-3 gathers as 8-bit codes.
     `shape`, a ModelShape or GPTConfig, is wanted for Muon alone, whose pieces depend on the sizes of the matrices.
 
     Raises ValueError for precisions whose activations travel in half the bytes on some edges only, and for Muon without
@@ -53,10 +58,13 @@ def sent_per_step(
         raise ValueError(f"the laws here are for {', '.join(WHOLE)}, got precision={recipe.precision!r}")
     word = recipe.weight_bytes
     place, rows = layout.coords(rank), recipe.batch_size // layout.dp
+    cut = [_cp(layout, recipe, n_layer, rows, seq, d_model, word)] if layout.cp > 1 else []
+    seq //= layout.cp
     items = [
         *_dp(layout, recipe, place["pp"], parameter_bytes, coded_params),
         _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word),
         _pp(layout, recipe, place["pp"], rows * seq * d_model * word),
+        *cut,
     ]
     if recipe.optimizer == "muon":
         if shape is None:
@@ -116,6 +124,15 @@ def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: i
     loss = 3 * tokens * max(4, word) * last
     value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss)
     return Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss), n={n}", "arXiv:1909.08053, 3")
+
+
+def _cp(layout: Layout, recipe: Recipe, n_layer: int, rows: int, seq: int, d_model: int, word: int) -> Item:
+    heads = layout.cp  # how wide a head is does not matter: heads x width, of this rank of tp, is d_model / tp
+    layer = CutAttention(seq, layout.cp, heads, heads, 1, rows, word)
+    forward, backward = (part * d_model / layout.tp / heads for part in sent(recipe.context, layer))
+    runs = 2 if recipe.recompute == "full" else 1
+    formula = f"{n_layer} blocks x ({runs} x {forward:,.0f} + {backward:,.0f}) by {recipe.context}, n={layout.cp}"
+    return Item("cp", n_layer * (runs * forward + backward), "B", formula, "labkit.plan.context")
 
 
 def sums_again(recipe: Recipe) -> float:

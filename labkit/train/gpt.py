@@ -66,8 +66,12 @@ class Embedding(nn.Module):
                 f"but the vocabulary has {self.config.vocab} (0 to {self.config.vocab - 1})"
             ) from None
         if self.position is not None:
-            x = x + self.position(torch.arange(length, device=tokens.device))
+            x = x + self.position(self.positions(length, tokens.device))
         return self.dropout(x)
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """Where these tokens stand in their row: from 0 on, unless the row is cut over ranks (context.py).   -> [T]"""
+        return torch.arange(length, device=device)
 
 
 class Attention(nn.Module):
@@ -92,26 +96,36 @@ class Attention(nn.Module):
         """softmax(q k^T / sqrt(head width)) v, every position looking at itself and the past.   [B, T, D] -> same"""
         query, key, value = (self.heads(linear(x)) for linear in (self.query, self.key, self.value))
         if self.rotary:
-            query, key = rotate(query), rotate(key)
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+            times = self.positions(query.shape[-2], x.device)
+            query, key = rotate(query, times), rotate(key, times)
+        mixed = self.attend(query, key, value)
         return self.out_dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Where a token meets others: the one step that changes if the row is cut over ranks.   [B, n, T, w] -> same"""
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """Where these tokens stand in their row, as in Embedding.   -> [T]"""
+        return torch.arange(length, device=device)
 
     def heads(self, x: Tensor) -> Tensor:
         """Cut the last dimension into heads, as many as there are.   [B, T, n*w] -> [B, n, T, w]"""
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
 
-def rotate(x: Tensor) -> Tensor:
+def rotate(x: Tensor, times: Tensor | None = None) -> Tensor:
     """Turn the pair (x[i], x[i + w/2]) of position t by the angle t * 10000^(-2i/w).   [..., T, w] -> same
 
+    `times` [T] are the positions, None for 0, 1, 2, ...
     The product of a query at s and a key at t then depends on s - t alone. Angles are taken in float32 at least: in
     bf16 position 257 could not be told from 256. Source: arXiv:2104.09864, section 3.4.2, pairs cut in halves."""
     length, width = x.shape[-2:]
     exact = torch.promote_types(x.dtype, torch.float32)
     slots = torch.arange(width // 2, device=x.device, dtype=exact)
-    times = torch.arange(length, device=x.device, dtype=exact)
-    angle = torch.outer(times, ROTARY_BASE ** (-2 * slots / width))
+    times = torch.arange(length, device=x.device) if times is None else times
+    angle = torch.outer(times.to(exact), ROTARY_BASE ** (-2 * slots / width))
     cos, sin = angle.cos(), angle.sin()
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)

@@ -106,8 +106,7 @@ def test_a_ring_takes_parts_of_different_lengths(length, n, order):
 @cases("n", SIZES)
 @cases("way", WAYS)
 def test_sixteen_bits_lose_no_more_than_torchs_own_attention_does(n, way):
-    """Would catch sums over keys, or over ranks, that are rounded to bf16 at each step: both are off by roundings of
-    what goes in and comes out, and a sum of gradients over four ranks in bf16 by several more."""
+    """Would catch scores and sums over keys that are rounded to bf16 at each step."""
     tensors = made(length=48, heads=12, key_heads=12, dtype=torch.bfloat16)
     exact = whole([x.double() for x in tensors])
     assert apart(cut(way, tensors, n), exact) <= 1.5 * apart(whole(tensors), exact)

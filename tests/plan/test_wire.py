@@ -31,7 +31,8 @@ def sent_and_law(group, recipe, layout):
     mesh = Mesh.connect(layout, group)
     step = assemble(CONFIG, recipe, mesh)
     for number in range(2):  # zero3 learns the order of its units in the first step
-        before = {axis: group.ledger.sent_bytes(axis=axis) for axis in recipe.axes}
+        axes = (*recipe.axes, *(("cp",) if layout.cp > 1 else ()))
+        before = {axis: group.ledger.sent_bytes(axis=axis) for axis in axes}
         step(*batch(0, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, CONFIG.seq), number)
     sent = {axis: group.ledger.sent_bytes(axis=axis) - was for axis, was in before.items()}
     blocks = sum(path.startswith("blocks") for stage in step.stages.values() for path in stage.paths)
@@ -53,6 +54,31 @@ def test_every_rank_sends_what_the_law_says(strategy, way):
     for sent, law in run_threads(sent_and_law, Layout(*sizes).size, recipe, Layout(*sizes)):
         assert sent["pp"] == law["pp"]
         assert sent["tp"] == pytest.approx(law["tp"], rel=1e-3)
+        assert sent["dp"] == pytest.approx(law["dp"], rel=0.02)
+
+
+CUT = [
+    (Layout(cp=2), {"context": "ulysses"}), (Layout(tp=2, cp=2), {"context": "gather", "checkpointing": True}),
+    (Layout(dp=2, cp=2), {"context": "ring", "precision": "bf16"}),
+]  # fmt: skip
+MORE_CUT = [
+    (Layout(pp=2, cp=2), {"context": "ring", "checkpointing": True}), (Layout(cp=4), {"context": "ring"}),
+    (Layout(tp=2, cp=2), {"context": "ulysses", "precision": "bf16", "checkpointing": True}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "choices"), [*CUT, *(pytest.param(*case, marks=pytest.mark.rest) for case in MORE_CUT)], ids=str
+)
+def test_every_rank_that_has_a_part_of_each_row_sends_what_the_law_says(layout, choices):
+    """Would catch a block of keys that goes once too often, attention that is not run again, and tp or pp that send
+    whole rows."""
+    recipe = Recipe("zero1", "1f1b", 8, 2, **{"precision": "fp64", **choices})
+    for sent, law in run_threads(sent_and_law, layout.size, recipe, layout):
+        assert sent["cp"] == law["cp"] > 0
+        assert sent["pp"] == law["pp"]
+        assert sent["tp"] == pytest.approx(law["tp"], rel=2e-3)
         assert sent["dp"] == pytest.approx(law["dp"], rel=0.02)
 
 

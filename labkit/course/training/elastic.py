@@ -65,8 +65,10 @@ def train(order: Order) -> TrainingReport | None:
 
 def fitting(order: Order, n_processes: int) -> Layout:
     """The layout with the largest dp for so many processes. ValueError with the last reason if there is none."""
-    apart = order.layout.pp * order.layout.tp
-    reason = f"{order.layout.pp} stages x {order.layout.tp} tensor-parallel ranks are more than {n_processes} processes"
+    apart = order.layout.pp * order.layout.cp * order.layout.tp
+    parts = f" x {order.layout.cp} parts of each row" * (order.layout.cp > 1)
+    tensor = f"{order.layout.tp} tensor-parallel ranks"
+    reason = f"{order.layout.pp} stages{parts} x {tensor} are more than {n_processes} processes"
     for dp in range(n_processes // apart, 0, -1):
         layout = replace(order.layout, dp=dp)
         try:

@@ -202,7 +202,7 @@ def check_replicas(step: Any, number: int) -> None:
     from labkit.probe.replicas import odd_ranks
 
     mesh, world = step.mesh, step.mesh.world
-    copies = mesh.dp if mesh.replicate is None else mesh.replicate
+    copies = mesh.data if mesh.replicate is None else mesh.replicate
     odd = torch.zeros(world.size, dtype=torch.int64, device=world.device)
     if copies.size > 1 and (step.recipe.strategy != "zero3" or mesh.replicate is not None):
         for sync in step.syncs.values():
@@ -262,7 +262,8 @@ def _probed(step: Any, rows: Any, number: int, group: Group) -> tuple[float, dic
     probe = MemoryProbe()
     for stage, module in step.stages.items():
         probe.watch(module, step.syncs[stage].optimizer, f"stage{stage}")
-    before = {axis: group.ledger.sent_bytes(axis=axis) for axis in step.recipe.axes}
+    axes = (*step.recipe.axes, *(("cp",) if step.mesh.cp.size > 1 else ()))
+    before = {axis: group.ledger.sent_bytes(axis=axis) for axis in axes}
     with probe:
         loss = step(*rows, number)
     sent = {axis: group.ledger.sent_bytes(axis=axis) - was for axis, was in before.items()}

@@ -51,7 +51,7 @@ class TrainingReport:
         table.add_column("rank")
         for kind in (*KINDS, "peak"):
             table.add_column(kind, justify="right")
-        axes = Recipe(**self.recipe).axes
+        axes = list(self.sent[0])
         for axis in axes:
             table.add_column(f"{SHORT[axis]} sent", justify="right")
         for rank, (memory, sent) in enumerate(zip(self.memory, self.sent, strict=True)):

@@ -1,0 +1,160 @@
+"""What one layer's attention sends, holds and waits for when rows are cut over n ranks, by each of three ways.
+
+    b = 2 B K T/n W bytes of a rank's keys and values; b' the same numbers as gradients, in fp32 at least
+
+               sent forward       sent backward        while it runs, of keys, values and their gradients
+    ring       (n-1) b            (n-1)(b + b')        2 b;  in backward 2 b and up to 4 b'
+    gather     (n-1) b            (n-1)(b + b')        (n+1) b;  in backward (n+1) b and up to (2n+1) b'
+    ulysses    (n-1)/n of 2 B (H + K) T/n W numbers each way
+
+What autograd keeps between forward and backward is the same for all: q, k, v and y of T/n tokens, a number for each
+query and head. Ring and gather send the same bytes. A gather stands in front of the computation; the ring's hops hide
+behind it, all but the last one of backward, where a rank has so many tokens that a block's scores take longer than its
+way. With F flop/s and a link of S bytes/s, under a causal mask (2 B H W (T/n)^2 flops a hop):
+
+    T/n  >=  w K F / (H S)      w bytes a number                  Liu et al., arXiv:2310.01889, section 3, where K = H
+
+Ulysses sends least where n is large or H/K small, hides nothing, and needs n to divide H and K. Its law: Jacobs et al.,
+arXiv:2309.14509, section 3. Backward is counted as 2.5 forwards: five products in place of two, one of which makes the
+scores again (Dao, arXiv:2307.08691, section 4.1). Held by labkit.parallel.context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.link import Link
+from labkit.plan.recipe import CONTEXTS
+
+BACKWARD = 2.5
+"""Flops of attention's backward, in those of its forward."""
+
+
+@dataclass(frozen=True)
+class CutAttention:
+    """One layer's attention: `rows` of `seq` tokens over `n` ranks, with the heads that one rank of tp has.
+
+    `word` bytes a number. ValueError for sizes below 1, and for a row that n does not divide."""
+
+    seq: int
+    n: int
+    heads: int
+    key_heads: int
+    width: int
+    rows: int = 1
+    word: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.seq, self.n, self.heads, self.key_heads, self.width, self.rows, self.word) < 1:
+            raise ValueError(f"sizes of an attention are at least 1, got {self}")
+        if self.seq % self.n:
+            raise ValueError(f"rows of {self.seq} tokens do not cut over {self.n} ranks: make seq a multiple")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a rank has, of all rows."""
+        return self.rows * self.seq // self.n
+
+    @property
+    def block(self) -> int:
+        """b: bytes of a rank's keys and values."""
+        return 2 * self.key_heads * self.tokens * self.width * self.word
+
+    @property
+    def gradients(self) -> int:
+        """b': bytes of their gradients, as they travel."""
+        return self.block // self.word * max(4, self.word)
+
+    @property
+    def flops(self) -> float:
+        """Of a rank's forward under a causal mask: two products over half of the pairs."""
+        return 2.0 * self.heads * self.width * self.tokens * self.seq
+
+    def possible(self, kind: str) -> bool:
+        """False for "ulysses" with heads that n does not divide. ValueError for another word than the three."""
+        if kind not in CONTEXTS:
+            raise ValueError(f"attention over ranks is one of {', '.join(CONTEXTS)}, got {kind!r}")
+        return kind != "ulysses" or not (self.heads % self.n or self.key_heads % self.n)
+
+
+def sent(kind: str, layer: CutAttention) -> tuple[int, int]:
+    """Bytes that each rank sends, forward and backward. ValueError for heads that cannot be dealt out."""
+    n = layer.n
+    if not layer.possible(kind):
+        raise ValueError(
+            f"ulysses deals {layer.heads} query heads and {layer.key_heads} key heads out over {n} ranks, and they do "
+            "not come out even: take ring or gather, or another n"
+        )
+    if kind == "ulysses":
+        each_way = 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.width * layer.word * (n - 1) // n
+        return each_way, each_way
+    return (n - 1) * layer.block, (n - 1) * (layer.block + layer.gradients)
+
+
+def held_bytes(layer: CutAttention) -> int:
+    """Bytes that autograd keeps of the layer until backward, the same for all three."""
+    numbers = 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.width
+    return numbers * layer.word + layer.heads * layer.tokens * max(4, layer.word)
+
+
+def at_work(kind: str, layer: CutAttention) -> int:
+    """Bytes of keys, values and their gradients on top of `held_bytes`, at the highest moment of backward, at most.
+
+    With ulysses: what came and what goes, of one all_to_all."""
+    n, b, grads = layer.n, layer.block, layer.gradients
+    if kind == "ulysses":
+        return 2 * 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.width * layer.word
+    return 2 * b + 4 * grads if kind == "ring" else (n + 1) * b + (2 * n + 1) * grads
+
+
+def seconds(kind: str, layer: CutAttention, flops_per_s: float, link: Link) -> Breakdown:
+    """Forward and backward of the layer's attention on one rank: "compute", and "waiting" for what nothing hides."""
+    n = layer.n
+    forward, backward = sent(kind, layer)
+    scores = layer.flops / flops_per_s
+
+    def way(n_bytes: float, messages: int = 1) -> float:
+        return messages * link.alpha_s + n_bytes / link.bytes_per_s
+
+    if n == 1:
+        waiting, formula = 0.0, "nobody to wait for"
+    elif kind == "ring":
+        block, grads, hop = way(layer.block), way(layer.gradients), scores / n
+        waiting = (n - 1) * max(0.0, block - hop) + max(0.0, block - BACKWARD * hop)
+        waiting += (n - 2) * max(0.0, block + grads - BACKWARD * hop) + grads
+        formula = "what a hop takes longer than its scores, and the last gradients"
+    elif kind == "gather":
+        waiting = way(forward, n - 1) + way(backward, 2 * (n - 1))
+        formula = f"(n-1)(2 b + b') / S + 3 (n-1) alpha, n={n}"
+    else:
+        waiting = way(forward + backward, 4 * (n - 1))
+        formula = f"2 (n-1)/n 2 B (H + K) T/n W w / S + 4 (n-1) alpha, n={n}"
+    flops = f"3.5 x 2 B H W T T/n flops / {flops_per_s:g}"
+    return Breakdown([
+        Item("compute", (1 + BACKWARD) * scores, "s", flops, "arXiv:2307.08691, 4.1"),
+        Item("waiting", waiting, "s", formula, "labkit.plan.context"),
+    ])  # fmt: skip
+
+
+def hides_from(layer: CutAttention, flops_per_s: float, link: Link) -> float:
+    """Tokens of a row on each rank from which on the ring's forward hops hide behind the scores (latency left out)."""
+    return layer.word * layer.key_heads * flops_per_s / (layer.heads * link.bytes_per_s)
+
+
+def fastest(layer: CutAttention, flops_per_s: float, link: Link) -> str:
+    """Of the three that are possible, the one that waits least; of equals the first in CONTEXTS."""
+    return min(
+        (kind for kind in CONTEXTS if layer.possible(kind)),
+        key=lambda kind: seconds(kind, layer, flops_per_s, link)["waiting"],
+    )
+
+
+def crossover(
+    layer: CutAttention, seqs: Iterable[int], links: Iterable[Link], flops_per_s: float
+) -> list[tuple[int, tuple[str, ...]]]:
+    """The table of `fastest`: for each length of a row, the best way on each link."""
+    links = list(links)
+    layers = [replace(layer, seq=seq) for seq in seqs]
+    return [(cut.seq, tuple(fastest(cut, flops_per_s, link) for link in links)) for cut in layers]
