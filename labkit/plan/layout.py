@@ -30,7 +30,7 @@ GROUPS = (*GRID, "data", "ep", "expert_dp")
 """All groups that a rank is in, besides the world."""
 CUT_AXES = ("dp_shard", "dp_replicate")
 """The two axes that dp is cut into where state is sharded in groups of its ranks and copied from group to group."""
-SHORT = MappingProxyType({**{axis: axis for axis in GRID}, "dp_shard": "shard", "dp_replicate": "copies"})
+SHORT = MappingProxyType(dict(zip((*GRID, *CUT_AXES), (*GRID, "shard", "copies"), strict=True)))
 """A short word for each axis, for tables and pictures."""
 
 
