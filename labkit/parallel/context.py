@@ -29,8 +29,8 @@ Under a causal mask the last tokens have most to look at. If rank r held the r-t
               ring, gather   forward (n-1) b, backward (n-1)(b + b')     keys and values again, and their gradients
               ulysses        forward and backward each (n-1)/n of 2 B (H + K) T/n W numbers: q, k, v there, y back
     memory    kept for backward: q, k, v and y of T/n tokens, and a number for each query and head. While it runs:
-              ring     two blocks b in forward; in backward two of gradients besides
-              gather   all keys and values, n b, in forward and once more in backward; there n b' of gradients too
+              ring     two blocks b, and in backward up to four b' of gradients
+              gather   this rank's b and all n b; in backward (2n+1) b' of gradients too
               ulysses  q, k, v and y of T tokens and 1/n of the heads, which are also what it keeps
               ring and gather also hold scores of TILE x TILE tokens, whatever T is
 

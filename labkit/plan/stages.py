@@ -28,8 +28,8 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     HSDP and zero_bubble."""
     if layout.cp > 1:
         raise ValueError(
-            f"labkit's planner predicts memory and time for whole rows only, got cp={layout.cp}: plan for cp=1, and see "
-            "labkit.plan.context for what a layer's attention sends, holds and takes, labkit.plan.wire for what is sent"
+            f"labkit's planner predicts memory and time for whole rows, and does not know cp yet, got cp={layout.cp}: "
+            "plan for cp=1; labkit.plan.context has what a layer's attention sends, holds and takes"
         )
     _check_experts(shape, recipe, layout)
     shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)

@@ -1,0 +1,87 @@
+"""Laws of attention over ranks: memory against a rehearsed rank, time against what the ring hides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from labkit.parallel.context import gathered_attention, ring_attention
+from labkit.plan.context import CutAttention, at_work, crossover, fastest, held_bytes, hides_from, seconds, sent
+from labkit.plan.link import Link
+from labkit.probe.memory import MemoryProbe
+from labkit.probe.rehearsal import run_fake
+from tests.cases import cases
+
+FAST, SLOW = Link("fast", 1e-6, 400e9), Link("slow", 5e-6, 5e9)
+RATE = 400e12
+LLAMA = CutAttention(2**17, 8, 64, 8, 128)
+"""A layer with the heads of Llama 3 70B, a row of 128k tokens over 8 ranks."""
+
+
+def highest(group, attention, key_heads, tokens):
+    """Bytes at the highest moment of forward and backward of one attention."""
+    shapes = [(1, heads, tokens, 8) for heads in (4, key_heads, key_heads, 4)]
+    q, k, v, grad = (torch.zeros(shape, requires_grad=True) for shape in shapes)
+    with MemoryProbe() as probe:
+        attention(q, k, v, group).backward(grad.detach())
+    return probe.peak.total
+
+
+@cases("n", (2, 3, 4))
+@cases(("kind", "attention"), [("ring", ring_attention), ("gather", gathered_attention)])
+def test_keys_and_gradients_that_are_held_are_those_of_the_law(n, kind, attention):
+    """Would catch a block of the ring that is kept for longer than its hop. What three more key heads take is theirs
+    alone: all else is the same."""
+    tokens = 32
+    one, four = (run_fake(lambda group, k=k: highest(group, attention, k, tokens), n).value for k in (1, 4))
+    law = [at_work(kind, CutAttention(n * tokens, n, 4, k, 8, word=4)) for k in (1, 4)]
+    assert four - one == law[1] - law[0]
+
+
+def test_ring_and_gather_send_the_same_and_ulysses_less_with_more_ranks():
+    """Would catch (n-1) where a rank's tokens become fewer at the same time."""
+    wide = replace(LLAMA, key_heads=64)
+    assert sent("ring", LLAMA) == sent("gather", LLAMA)
+    assert sent("ring", wide)[0] == 8 * sent("ring", LLAMA)[0]
+    halves = [sum(sent("ulysses", replace(wide, n=n))) / (n - 1) * n**2 for n in (2, 4, 8)]
+    assert halves == [halves[0]] * 3
+    assert held_bytes(LLAMA) == 2 * held_bytes(replace(LLAMA, n=16))
+
+
+@cases("link", (FAST, SLOW))
+def test_hops_hide_from_the_length_on_that_the_formula_names(link):
+    """Would catch a hop that is held against the scores of the whole row."""
+    link = replace(link, alpha_s=0.0)
+    tokens = hides_from(LLAMA, RATE, link)
+    below, above = (replace(LLAMA, seq=8 * int(tokens * share)) for share in (0.9, 1.1))
+    last = LLAMA.gradients / LLAMA.tokens / link.bytes_per_s
+    assert seconds("ring", above, RATE, link)["waiting"] == pytest.approx(last * above.tokens)
+    assert seconds("ring", below, RATE, link)["waiting"] > 1.1 * last * below.tokens
+
+
+def test_the_best_way_changes_with_length_heads_and_link():
+    """Would catch a table that knows one answer: short rows on a slow link wait least by ulysses where keys are many,
+    long ones by the ring, and ulysses is not offered where heads do not come out even."""
+    wide = replace(LLAMA, key_heads=64)
+    table = crossover(wide, [2**13, 2**20], [FAST, SLOW], RATE)
+    assert [seq for seq, _ in table] == [2**13, 2**20]
+    assert table[0][1][1] == "ulysses"
+    assert table[1][1][0] == fastest(replace(wide, seq=2**20), RATE, FAST) == "ring"
+    assert fastest(replace(LLAMA, seq=2**13, n=16), RATE, SLOW) != "ulysses"
+
+
+@cases(
+    ("make", "words"),
+    [
+        (lambda: sent("ulysses", replace(LLAMA, n=16)), "64 query heads and 8 key heads out over 16 ranks"),
+        (lambda: sent("rings", LLAMA), "one of ring, gather, ulysses, got 'rings'"),
+        (lambda: replace(LLAMA, n=3), "rows of 131072 tokens do not cut over 3 ranks"),
+        (lambda: replace(LLAMA, rows=0), "at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, words):
+    """Would catch numbers for an attention that nobody can run."""
+    with pytest.raises(ValueError, match=words):
+        make()
