@@ -3,7 +3,7 @@
     b = 2 B K T/n W bytes of a rank's keys and values; b' the same numbers as gradients, in fp32 at least
 
                sent forward       sent backward        while it runs, of keys, values and their gradients
-    ring       (n-1) b            (n-1)(b + b')        2 b;  in backward 2 b and min(n+1, 4) b'
+    ring       (n-1) b            (n-1)(b + b')        2 b;  in backward 2 b and 4 b' (with 2 or 3 ranks b and 4 b')
     gather     (n-1) b            (n-1)(b + b')        (n+1) b;  in backward (n+1) b and (2n+1) b'
     ulysses    (n-1)/n of 2 B (H + K) T/n W numbers each way
 
@@ -106,7 +106,9 @@ def at_work(kind: str, layer: CutAttention) -> int:
     n, b, grads = layer.n, layer.block, layer.gradients
     if kind == "ulysses":
         return 2 * 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.width * layer.word
-    return 2 * b + min(n + 1, 4) * grads if kind == "ring" else (n + 1) * b + (2 * n + 1) * grads
+    if kind == "gather":
+        return (n + 1) * b + (2 * n + 1) * grads
+    return (2 if n > 3 else 1) * b + 4 * grads
 
 
 def seconds(kind: str, layer: CutAttention, flops_per_s: float, link: Link) -> Breakdown:
