@@ -14,6 +14,16 @@ way. With F flop/s and a link of S bytes/s, under a causal mask (2 B H W (T/n)^2
 
     T/n  >=  w K F / (H S)      w bytes a number                  Liu et al., arXiv:2310.01889, section 3, where K = H
 
+    64 query heads of 128 over 8 ranks, bf16, 400 Tflop/s: milliseconds a layer waits, ring / gather / ulysses
+    tokens     8 key heads, 400 GB/s    8, 50 GB/s             64, 400 GB/s          64, 50 GB/s
+    32k        0.08 / 1.20 / 0.69       0.68 / 9.50 / 5.42     0.67 / 9.42 / 1.20    58.4 / 75.3 / 9.54
+    128k       0.34 / 4.72 / 2.67       2.69 / 37.7 / 21.3     2.69 / 37.6 / 4.73    49.9 / 301 / 37.7
+    1M         2.69 / 37.6 / 21.2       21.5 / 301 / 169       21.5 / 301 / 37.6     172 / 2405 / 301
+
+    GiB a layer: kept, and at work by ring / gather / ulysses
+    128k       8 key heads   0.57, 0.62 / 2.69 / 1.12        64 key heads   1.00, 5.00 / 21.5 / 2.00
+    1M         8 key heads   4.53, 5.00 / 21.5 / 9.00        64 key heads   8.03, 40.0 / 172.0 / 16.0
+
 Ulysses sends least where n is large or H/K small, hides nothing, and needs n to divide H and K. Its law: Jacobs et al.,
 arXiv:2309.14509, section 3. Backward is counted as 2.5 forwards: five products in place of two, one of which makes the
 scores again (Dao, arXiv:2307.08691, section 4.1). Held by labkit.parallel.context.

@@ -9,8 +9,10 @@ import torch
 
 from labkit.parallel import online
 from labkit.parallel.context import gathered_attention, ring_attention
+from labkit.plan import context
 from labkit.plan.context import CutAttention, at_work, crossover, fastest, held_bytes, hides_from, seconds, sent
 from labkit.plan.link import Link
+from labkit.plan.recipe import CONTEXTS as ORDER
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from tests.cases import cases
@@ -35,7 +37,7 @@ def highest(group, attention, key_heads, tokens):
 def test_keys_and_gradients_that_are_held_are_those_of_the_law(n, kind, attention, monkeypatch):
     """Would catch a block of the ring that is kept for longer than its hop. What eight more key heads take is theirs
     alone: all else is the same (and scores are kept small beside them)."""
-    monkeypatch.setattr(online, "TILE", 16)
+    monkeypatch.setattr(online, "TILE", 8)
     tokens = 32
     eight, sixteen = (run_fake(lambda group, k=k: highest(group, attention, k, tokens), n).value for k in (8, 16))
     law = [at_work(kind, CutAttention(n * tokens, n, 16, k, 8, word=4)) for k in (8, 16)]
@@ -72,6 +74,24 @@ def test_the_best_way_changes_with_length_heads_and_link():
     assert table[0][1][1] == "ulysses"
     assert table[1][1][0] == fastest(replace(wide, seq=2**20), RATE, FAST) == "ring"
     assert fastest(replace(LLAMA, seq=2**13, n=16), RATE, SLOW) != "ulysses"
+
+
+def test_the_tables_of_the_docstring_are_what_the_laws_give():
+    """Would catch a law that was changed, and a table that was not."""
+    lines = [line.split() for line in (context.__doc__ or "").splitlines()]
+    numbers = {line[0]: [float(word) for word in line[1:] if word != "/"] for line in lines if line[:1] == ["32k"]}
+    tables = [line for line in lines if line and line[0] in ("128k", "1M")]
+    numbers |= {line[0]: [float(word) for word in line[1:] if word != "/"] for line in tables if "key" not in line}
+    links = Link("", 1e-6, 400e9), Link("", 5e-6, 50e9)
+    for name, seq in (("32k", 2**15), ("128k", 2**17), ("1M", 2**20)):
+        layers = [(replace(LLAMA, seq=seq, key_heads=heads), link) for heads in (8, 64) for link in links]
+        law = [1e3 * seconds(kind, layer, RATE, link)["waiting"] for layer, link in layers for kind in ORDER]
+        assert numbers[name] == pytest.approx(law, rel=0.01, abs=0.005)
+    for line, seq in zip((line for line in tables if "key" in line), (2**17, 2**20), strict=True):
+        found = [float(word.strip(",")) for word in line[1:] if word[0].isdigit() and "." in word]
+        layers = [replace(LLAMA, seq=seq, key_heads=heads) for heads in (8, 64)]
+        law = [n for layer in layers for n in (held_bytes(layer), *(at_work(kind, layer) for kind in ORDER))]
+        assert found == pytest.approx([n / 2**30 for n in law], rel=0.01)
 
 
 @cases(
