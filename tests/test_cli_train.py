@@ -103,6 +103,18 @@ def test_a_run_goes_on_in_another_layout(run, tmp_path):
         assert here == pytest.approx(there, rel=2e-4)  # fp32, sums in another order, through six AdamW steps
 
 
+@pytest.mark.slow
+def test_rows_that_are_cut_over_ranks_learn_what_whole_rows_do(run, tmp_path):
+    """Would catch options that are not passed on, ranks of which each trains on whole rows, and axis cp left out of
+    what was sent and of its law."""
+    for name, words in (("whole", ["--dp", "2"]), ("cut", ["--cp", "2", "--context", "ulysses"])):
+        run(*words, "--precision", "fp64", "--out", str(tmp_path / name))
+    whole, cut = (losses(tmp_path / name) for name in ("whole", "cut"))
+    assert [loss for _, loss in cut] == pytest.approx([loss for _, loss in whole], abs=1e-9)
+    report = json.loads((tmp_path / "cut" / "report.json").read_text())
+    assert [sent["cp"] for sent in report["sent"]] == [law["cp"] for law in report["law"]] != [0, 0]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
