@@ -88,7 +88,7 @@ def bottlenecks(
     step = predict_step(shape, layout, recipe, hardware)
     rate = layout.size * hardware.peak(recipe.products)
     useful = shape.flops_per_token() * recipe.batch_size * shape.seq / rate
-    talk = step["tp"] + step["pp"] + step["dp"] + step["overlap"]
+    talk = sum(value for name, value in dict(step).items() if name in ("tp", "ep", "pp", "dp", "overlap"))
     tokens = recipe.batch_size // layout.dp * shape.seq
     stall = max(0.0, tokens * bytes_per_token / data_bytes_per_s - step.total)
     rest = step["compute"] + step["host"] + step["optimizer"] - useful

@@ -25,7 +25,7 @@ LABEL, MEMORY, STEP = 6.0, 206.0, 506.0
 WIDE, TALL, BAR, TOP = 280.0, 38.0, 20.0, 86.0
 SPENT = ("compute", "host", "tp", "dp and pp", "bubble", "optimizer")
 """The parts of a step's time. "host": the device waits for Python; "dp and pp": the communication of both that is not
-hidden behind compute."""
+hidden behind compute, and that of ep."""
 SPENT_COLOURS = (PALETTE[0], PALETTE[2], PALETTE[6], PALETTE[1], PALETTE[7], PALETTE[3])
 AGAIN = MappingProxyType({"full": ("again",), "selective": ("selective",), "gathers": ("gathers",)})
 AGAIN_WORDS = "again: blocks are computed again in backward (checkpointing); selective: their norms and activations are"
@@ -64,12 +64,14 @@ def name_of(plan: Plan) -> tuple[str, str]:
     lay, r = plan.layout, plan.recipe
     rows = r.batch_size // lay.dp // r.n_micro
     parts = [strategy_of(plan)] * (lay.dp > 1) + [r.schedule] * (lay.pp > 1) + [f"{r.n_micro} x {rows}"]
-    return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}", ", ".join([*parts, *AGAIN.get(r.recompute, ())])
+    experts = f", ep {lay.ep}" * (lay.ep > 1)
+    return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}{experts}", ", ".join([*parts, *AGAIN.get(r.recompute, ())])
 
 
 def spent(step: Breakdown) -> dict[str, float]:
-    """The seconds of each part of SPENT: the seconds that overlap hides are taken off those of dp and pp."""
-    in_the_open = step["dp"] + step["pp"] + step["overlap"]
+    """The seconds of each part of SPENT: the seconds that overlap hides are taken off those of dp and pp. The
+    all_to_alls of ep, which nothing hides, are among them."""
+    in_the_open = sum(value for name, value in dict(step).items() if name in ("dp", "pp", "ep", "overlap"))
     seconds = step["compute"], step["host"], step["tp"], in_the_open, step["bubble"], step["optimizer"]
     return dict(zip(SPENT, seconds, strict=True))
 

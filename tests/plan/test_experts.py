@@ -19,6 +19,7 @@ from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.search import layouts, plans
 from labkit.plan.shape import ModelShape
 from labkit.plan.time import predict_step
+from labkit.view.plans import spent
 
 PUBLISHED = {
     "mixtral-8x7b": (46.7e9, 12.9e9, True, "Mistral AI's announcement, December 2023"),
@@ -295,3 +296,11 @@ def test_predictions_are_within_a_wide_band_of_published_runs_with_experts():
     text = experts_table(beside)
     assert "mixtral-8x7b" in text
     assert "2,048 h800" in text
+
+
+def test_a_picture_of_a_plan_counts_the_all_to_alls():
+    """Would catch seconds of ep that are in the step and in no part of it."""
+    recipe = Recipe("zero1", batch_size=64, n_micro=2, precision="bf16")
+    step = predict_step(MIXTRAL, Layout(32, ep=8), recipe, H100)
+    assert sum(spent(step).values()) == pytest.approx(step.total)
+    assert step["ep"] > 0
