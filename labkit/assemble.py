@@ -140,6 +140,11 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
             "the balance loss enters in the middle of the model, where nobody multiplies it by the loss scale",
             "balance='bias'",
         ),
+        (
+            layout.cp > 1 and (config.balance == "loss" or config.capacity is not None),
+            "the balance loss and the capacity are counted by row, and with cp no rank sees a whole one",
+            "balance='bias' or 'none', and no capacity",
+        ),
         (recipe.shard_ranks is not None and layout.ep > 1, "shard_ranks and ep both cut dp", "leave one of them out"),
     )
     for is_so, reason, mend in refused:

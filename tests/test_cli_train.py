@@ -125,7 +125,7 @@ def test_rows_that_are_cut_over_ranks_learn_what_whole_rows_do(run, tmp_path):
         (("--optimizer", "lamb", "--strategy", "zero1"), "use ddp"),
         (("--save-every", 2), "--out"),
         (("--schedule", "zero_bubble", "--strategy", "zero3"), "use '1f1b'"),
-        (("--precision", "amp", "--fp32-gradients"), "a choice for precision='bf16' and 'fp8', got 'amp'"),
+        (("--precision", "amp", "--fp32-gradients"), "a choice for precision='bf16', 'fp8', 'nvfp4', got 'amp'"),
         (("--checkpointing", "--recompute", "selective"), "give one of the two"),
         (("--offload",), "it wants zero1, zero2 or zero3"),
         (

@@ -299,6 +299,7 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
         (CONFIG, Layout(tp=2, cp=4), {"context": "ulysses"}, "n_head=4 / tp=2 heads out over cp=4"),
         (CONFIG, Layout(dp=2, cp=2), {"strategy": "zero3", "shard_ranks": 2}, "shard_ranks=2 cuts dp alone"),
         (CONFIG, Layout(tp=4, cp=4), {"sequence_parallel": True}, "the 2 tokens of a rank, seq=8 / cp=4, into tp=4"),
+        (CONFIG, Layout(cp=2), {"optimizer": "muon"}, "what Muon sends is not known for cp=2"),
         (replace(CONFIG, dropout=0.1), Layout(cp=2), {}, "with cp > 1 take dropout=0"),
     ],
 )
@@ -459,7 +460,7 @@ def eight():
         ({"batch_size": 4, "n_micro": 4}, (2, 1, 1), "batch_size=8 would do"),
         ({}, (1, 1, 3), "tp = 1, 2 or 4 would do"),
         ({"sequence_parallel": True}, (1, 1, 3), "seq=8 into tp=3"),
-        ({"precision": "fp8", "schedule": "zero_bubble"}, (1, 2, 1), "an 8-bit linear computes both at once"),
+        ({"precision": "fp8", "schedule": "zero_bubble"}, (1, 2, 1), "a linear in 8 bits or fewer computes both at once"),
     ],
 )
 def test_what_cannot_work_is_refused_on_every_rank(changes, layout, told):

@@ -91,6 +91,7 @@ EVERY = [
     ("bias", Layout(dp=2, ep=2, pp=2), "ddp", {"schedule": "1f1b", "n_micro": 3}),
     ("loss", Layout(dp=2, ep=2, pp=2), "zero2", {"schedule": "gpipe", "n_micro": 3, "recompute": "full"}),
     ("loss", Layout(dp=2, ep=2, pp=2, tp=2), "zero1", {"schedule": "1f1b", "n_micro": 2}),
+    ("bias", Layout(dp=2, ep=2, cp=2), "zero1", {}),
 ]  # fmt: skip
 FIRST = [EVERY[3], EVERY[7], EVERY[9]]
 
@@ -107,6 +108,14 @@ def test_experts_train_as_in_one_process_whatever_the_layout(case, tmp_path):
         config = replace(config, n_expert=6)
     recipe = recipe_of(strategy, **more)
     assert apart(train(config, recipe, layout, tmp_path), one_process(config, recipe)) < 1e-12
+
+
+@pytest.mark.rest
+def test_muon_steps_on_experts_wherever_they_are(tmp_path):
+    """Would catch an owner of an expert's matrix that is asked for the pieces of another expert's."""
+    recipe = recipe_of("zero3", optimizer="muon")
+    alone = train(CONFIG, recipe, Layout(), tmp_path / "alone")
+    assert apart(train(CONFIG, recipe, Layout(dp=4, ep=2), tmp_path / "dealt"), alone) < 1e-12
 
 
 @cases("then", [Layout(dp=4, ep=4), Layout(dp=2, ep=2, tp=2)])
@@ -131,6 +140,8 @@ def test_a_checkpoint_of_dealt_out_experts_goes_on_with_any_other_ep(then, tmp_p
         ({}, Layout(), {"recompute": "selective"}, "'full' or 'none'"),
         ({}, Layout(), {"precision": "fp16"}, "balance='bias'"),
         ({}, Layout(), {"precision": "fp8"}, "use 'bf16'"),
+        ({}, Layout(cp=2), {}, "no rank sees a whole one"),
+        ({"balance": "none", "capacity": 1.0}, Layout(cp=2), {}, "no rank sees a whole one"),
     ],
 )
 def test_what_experts_cannot_be_put_together_with_is_refused(changes, layout, more, words):

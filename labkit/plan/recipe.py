@@ -332,6 +332,8 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
             f"shard_ranks={recipe.shard_ranks} cuts dp alone, and with cp={layout.cp} gradients are added up over "
             "dp x cp: leave shard_ranks out, or take cp=1"
         )
+    if recipe.optimizer == "muon" and layout.cp > 1:
+        raise ValueError(f"what Muon sends is not known for cp={layout.cp}: take cp=1, or adamw")
     if config.seq % layout.cp:
         raise ValueError(
             f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: make seq a multiple"
