@@ -460,7 +460,11 @@ def eight():
         ({"batch_size": 4, "n_micro": 4}, (2, 1, 1), "batch_size=8 would do"),
         ({}, (1, 1, 3), "tp = 1, 2 or 4 would do"),
         ({"sequence_parallel": True}, (1, 1, 3), "seq=8 into tp=3"),
-        ({"precision": "fp8", "schedule": "zero_bubble"}, (1, 2, 1), "a linear in 8 bits or fewer computes both at once"),
+        (
+            {"precision": "fp8", "schedule": "zero_bubble"},
+            (1, 2, 1),
+            "a linear in 8 bits or fewer computes both at once",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_on_every_rank(changes, layout, told):
