@@ -15,9 +15,9 @@ from labkit.plan.layout import CUT_AXES, GRID, Layout
 class Mesh:
     """`dp`, `pp`, `tp` and `cp` are the groups that this rank belongs to; `world` holds them all. One ledger for all.
 
-    data               dp x cp, those who add up gradients: `dp` itself where cp is 1; its axis in the ledger is "dp"
-    ep, expert_dp      those between whom experts are dealt out, and those who hold the same experts: `data` itself
-                       where ep is 1 (see labkit.plan.layout)
+    ep                 those between whom experts are dealt out (see labkit.plan.layout)
+    all_tokens         dp x cp, where cp cuts rows: its axis in the ledger is "dp"; None where `dp` is that group
+    same_experts       those who hold the same experts, where ep deals them out; None where all of `data` do
     shard, replicate   the two groups that dp was cut into (`cut`), None before: neighbours who share one copy of the
                        state, and those who hold the same part of other copies"""
 
@@ -27,9 +27,9 @@ class Mesh:
     pp: Group
     tp: Group
     cp: Group
-    data: Group
     ep: Group
-    expert_dp: Group
+    all_tokens: Group | None = None
+    same_experts: Group | None = None
     shard: Group | None = None
     replicate: Group | None = None
 
@@ -45,9 +45,21 @@ class Mesh:
                 "change one of them"
             )
         groups = {axis: _connect(axis, partial(layout.ranks, axis), world) for axis in (*GRID, "ep")}
-        data = groups["dp"] if layout.cp == 1 else _connect("dp", partial(layout.ranks, "data"), world)
-        expert = data if layout.ep == 1 else _connect("expert_dp", partial(layout.ranks, "expert_dp"), world)
-        return cls(layout, world, **groups, data=data, expert_dp=expert)
+        tokens = None if layout.cp == 1 else _connect("dp", partial(layout.ranks, "data"), world)
+        experts = None if layout.ep == 1 else _connect("expert_dp", partial(layout.ranks, "expert_dp"), world)
+        return cls(layout, world, **groups, all_tokens=tokens, same_experts=experts)
+
+    # Properties, so that `replace(mesh, dp=mesh.dp.using(...))` changes what adds up the gradients.
+
+    @property
+    def data(self) -> Group:
+        """Those who hold the same weights and see different tokens: they add up gradients."""
+        return self.dp if self.all_tokens is None else self.all_tokens
+
+    @property
+    def expert_dp(self) -> Group:
+        """Those who hold the same experts: they add up the gradients of these."""
+        return self.data if self.same_experts is None else self.same_experts
 
     def cut(self, shard: int) -> Mesh:
         """This mesh with dp cut into groups of `shard` neighbours. Every rank of the world must call this.
