@@ -51,6 +51,13 @@ def test_too_few_processes_no_engine_and_no_folder_are_refused_with_the_mend(mon
         elastic.train(Order(CONFIG, Recipe(batch_size=12), Layout(), 1, "run"))
 
 
+def listens(process, port):
+    """True if a process listens on a port."""
+    return any(
+        link.status == "LISTEN" and link.laddr.port == port for link in psutil.Process(process.pid).net_connections()
+    )
+
+
 def free_port():
     """A port that was free a moment ago: torchrun wants to be told one."""
     with socket.socket() as some:
@@ -98,10 +105,12 @@ def test_when_an_agent_dies_the_other_goes_on_from_the_last_checkpoint(tmp_path)
     data of other steps."""
     folder, port = tmp_path / "run", free_port()
     with (tmp_path / "log").open("w") as log:
-        agents = [agent(port, folder, log), agent(port, folder, log)]
+        agents = [agent(port, folder, log)]
         try:
+            assert until(lambda: listens(agents[0], port), LONG_S)  # it holds the store: the second may die
+            agents.append(agent(port, folder, log))
             assert until(lambda: list(folder.glob("step-00000[3-9]")), 3 * LONG_S), (tmp_path / "log").read_text()
-            end(agents[1])  # the first holds the store
+            end(agents[1])
             told = "1 processes: Layout(dp=1, pp=1, tp=1), from the last checkpoint"
             assert until(lambda: told in (tmp_path / "log").read_text(), 3 * LONG_S), (tmp_path / "log").read_text()
             before = len(losses(folder))
