@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -176,11 +177,14 @@ def test_a_killed_warden_takes_its_ranks_along_and_says_so():
     cluster.close()
 
 
-def test_a_cluster_that_is_made_while_everything_is_being_killed_gets_fresh_processes():
+def test_a_cluster_that_is_made_while_everything_is_being_killed_gets_fresh_processes(monkeypatch):
     """A bug: a cluster that met the dying zygote said that its warden was gone. Here the zygote still takes the request
     for a warden, and dies before it forks one."""
+    own = tempfile.mkdtemp()  # tests beside this one make and remove folders of clusters in the usual place
+    monkeypatch.setattr(tempfile, "tempdir", own)
     with Cluster(1, quiet=True):
         folders = belongings()["temp"]
+    assert folders > 0, "the folder of a cluster lies elsewhere, and nothing is compared"
     dying = zygote().process.pid
     os.kill(dying, signal.SIGSTOP)
     threading.Timer(0.2, os.kill, (dying, signal.SIGKILL)).start()
@@ -188,3 +192,4 @@ def test_a_cluster_that_is_made_while_everything_is_being_killed_gets_fresh_proc
         all_well(cluster, remembers=False)
         assert belongings()["temp"] == folders, "the first attempt left its folder behind"
     assert zygote().process.pid != dying
+    os.rmdir(own)  # it is empty
