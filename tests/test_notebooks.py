@@ -30,6 +30,9 @@ from labkit.course.reading.glossary import plain
 ROOT = Path(__file__).resolve().parents[1]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 STEMS = [lab.stem for lab in LABS]
+LONG = ("01", "04", "07", "08", "10", "11", "12", "14")
+"""Three fifths of the processor time of all labs: `make rest` runs them, `make test` the others."""
+FOUR = [pytest.param(stem, 4, marks=[pytest.mark.rest] * (stem[:2] in LONG)) for stem in STEMS]
 OTHER = {stem: 3 if stem[:2] in ("08", "10", "11", "14") else 2 for stem in STEMS}
 """The number of ranks with which a lab runs, too: three where that has failed, for sizes that only 2 and 4 divide."""
 ELSE = [pytest.param(stem, OTHER[stem], marks=pytest.mark.rest) for stem in STEMS]
@@ -124,7 +127,7 @@ def differences(stored: Path, run: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # labs take 5 to 30 s on a quiet machine (benchmarks/labs.py)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("stem", "n_ranks"), [*((stem, 4) for stem in STEMS), *ELSE])
+@pytest.mark.parametrize(("stem", "n_ranks"), [*FOUR, *ELSE])
 def test_a_lab_runs_through_and_leaves_nothing_behind(stem, n_ranks, device, execute):
     """Would catch a cell that only works with the number of ranks, or on the device, that it was written for."""
     printed = json.dumps(json.loads(execute(stem, n_ranks, device).read_text())["cells"])
@@ -143,12 +146,12 @@ def test_the_tour_runs_through_and_leaves_nothing_behind(n_ranks, execute):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("stem", STEMS)
-def test_what_is_stored_is_what_a_run_gives(stem, execute, request):
+@pytest.mark.parametrize(("stem", "n_ranks"), FOUR)
+def test_what_is_stored_is_what_a_run_gives(stem, n_ranks, execute, request):
     """Would catch a stored number that nobody can reproduce. Labs are stored as they run with four ranks on a CPU."""
     if request.config.getoption("--long"):
         pytest.skip("labs are stored as they run with quick=True")
-    complaints = differences(ROOT / "notebooks" / f"{stem}.ipynb", execute(stem, 4))
+    complaints = differences(ROOT / "notebooks" / f"{stem}.ipynb", execute(stem, n_ranks))
     assert complaints == [], "\n".join(complaints)
 
 

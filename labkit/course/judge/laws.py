@@ -21,7 +21,7 @@ from labkit.course.judge.run_record import RunRecord
 
 Limits = tuple[float, float]
 MOST_SCALARS, MOST_EMPTY = 4000, 4
-NOISE_BYTES = 3 << 19
+NOISE_BYTES = 5 << 19
 """How many bytes of pages a rank may have beyond what a law of memory allows: imports, frames, the probe's own notes,
 a malloc's rounding. What an exercise of memory is about must be larger than this, in the sizes of its cases."""
 MODEST_BYTES = 64 << 10
