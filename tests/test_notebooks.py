@@ -125,7 +125,7 @@ def differences(stored: Path, run: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # labs take 5 to 30 s on a quiet machine (benchmarks/labs.py)
+@pytest.mark.timeout(3600)  # the longest lab takes a minute on a quiet machine
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("stem", "n_ranks"), [*FOUR, *ELSE])
 def test_a_lab_runs_through_and_leaves_nothing_behind(stem, n_ranks, device, execute):

@@ -187,7 +187,7 @@ class Call:
         deadline = time.monotonic() + RELEASE_S
         while self.pending and time.monotonic() < deadline:
             self.processes.signal(self.pending, signal.SIGINT)
-            self.processes.ask(self.pending, "cut", self.processes.endpoints())
+            self.processes.ask(self.pending, "cut", (self.processes.generation, self.processes.endpoints()))
             again = min(deadline, time.monotonic() + 0.4)
             while self.pending and time.monotonic() < again:
                 self._take(self.processes.poll(0.05))

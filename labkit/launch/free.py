@@ -32,11 +32,12 @@ _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
 def control(
-    context: zmq.Context, address: str, rank: int, main_thread: int, cut_shared: Callable[[], None]
+    context: zmq.Context, address: str, rank: int, main_thread: int,
+    release: Callable[[int, frozenset[tuple[str, int]]], int],
 ) -> None:  # fmt: skip
     """Answer the kernel's questions for ever. Runs in a thread of its own: waiting in gloo releases the GIL.
 
-    `cut_shared()` frees this rank from a wait in shared memory."""
+    `release(generation, endpoints)` frees this rank from whatever it waits for in that generation."""
     channel = context.socket(zmq.DEALER)
     channel.linger = 0
     channel.identity = f"c{rank}.{os.getpid()}".encode()
@@ -46,9 +47,7 @@ def control(
         if question not in ("where", "cut"):
             return channel.close()
         try:
-            if question == "cut":
-                cut_shared()
-            answer: Any = position(main_thread) if question == "where" else cut(detail)
+            answer: Any = position(main_thread) if question == "where" else release(*detail)
         except Exception:  # frames and sockets change while they are looked at; the kernel asks again
             answer = None
         channel.send(pickle.dumps((question, answer)))

@@ -50,7 +50,7 @@ class Rank:
     def __init__(self, spec: dict[str, Any]):
         self.spec, self.rank = spec, spec["rank"]
         self.main_thread = threading.main_thread().ident or 0
-        self.busy, self.spared = False, 0
+        self.busy, self.spared, self.generation = False, 0, 0
         self.sent: serialize.Parcel | None = None
         self.traffic: Traffic | None = None
         self.box: Mailbox | None = None
@@ -108,6 +108,7 @@ class Rank:
     def join(self, generation: int, mail: str | None, store: str | None = None) -> None:
         """Leave the old world, if any, and meet the others in a new one (at another `store`, if one is named), whose
         mailboxes are in the file `mail`."""
+        self.generation = generation  # before there is a box of it: see `cut`
         try:
             self.box = None
             self.ledger.under_way.clear()  # messages of the old world, which hold its memory
@@ -151,10 +152,18 @@ class Rank:
             return shaped.shape(world, self.traffic)
         return world if self.box is None else shared.share(world, self.box)
 
-    def cut(self) -> None:
-        """Free whoever waits in this rank for a message through shared memory. For the control thread."""
-        if self.box is not None:
-            self.box.cut()
+    def cut(self, generation: int, endpoints: frozenset[tuple[str, int]]) -> int:
+        """Free whoever waits in this rank for others of `generation`, in shared memory or on a connection to one of
+        `endpoints`. For the control thread. Returns how many connections were cut.
+
+        On a busy machine the kernel's second request comes when the first has already done its work and all ranks have
+        met again; it must not cut the new world."""
+        box = self.box  # first: if it is the new world's, then the generation has changed already
+        if generation != self.generation:
+            return 0
+        if box is not None:
+            box.cut()
+        return free.cut(endpoints)
 
     def call(self, call_id: int, sources: dict[str, list[str]], frames: list[Any]) -> None:
         """Run one call and answer it, whatever happens in it."""

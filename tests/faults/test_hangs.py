@@ -18,7 +18,7 @@ from labkit.launch import call
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.call import Call
 from tests.faults.conftest import all_well
-from tests.waiting import come, here, meet, once, stop_button, waiting
+from tests.waiting import come, here, meet, once, stop_button, until, waiting
 
 pytestmark = pytest.mark.faults
 
@@ -263,6 +263,21 @@ def test_f08_the_stop_button_frees_ranks_from_torchs_own_strategies(n, n_times):
                     cluster.run(strategy, True)
                 assert cluster.pids == pids
                 all_well(cluster)
+
+
+def test_f08_a_request_to_free_ranks_that_comes_late_leaves_the_new_world_alone():
+    """A bug: on a busy machine the second request arrived when the first had freed the rank and all had met again; the
+    next collective then said that it had been freed."""
+    with Cluster(2, quiet=True) as cluster:
+        cluster.state["k"] = 5
+        ranks = cluster._processes
+        request = ranks.generation, ranks.endpoints()
+        ranks.heal()
+        ranks.ask([0, 1], "cut", request)
+        ranks.ask([0, 1], "where")  # answered after it
+        answers = []
+        assert until(lambda: answers.extend(ranks.poll(0.05)) or [e.kind for e in answers].count("where") == 2)
+        all_well(cluster)
 
 
 SLOW_TO_LOAD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
@@ -45,9 +46,9 @@ def net():
     return nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 8), nn.Linear(8, 3)).bfloat16()
 
 
-def coded(group, as_codes):
+def coded(group, origin, as_codes):
     """Losses' gradients of two steps, and the bytes of gathers in the second."""
-    model = net()
+    model = copy.deepcopy(origin)  # made in one thread: all draw from the same generator
     in_fp8_(model[0])
     in_fp8_(model[1])
     codec = Codec(frozenset([model[0].weight, model[1].weight]), unit_of, encode) if as_codes else None
@@ -71,8 +72,8 @@ def test_products_are_those_of_whole_weights_bit_for_bit(n):
     """Would catch a unit of a rank's own part, codes of another weight, and a part that is decoded with a wrong unit.
 
     All ranks have the same rows, so that the mean of their gradients is what each has."""
-    alone, _ = run_threads(coded, 1, False)[0]
-    for results, _ in run_threads(coded, n, True):
+    alone, _ = run_threads(coded, 1, net(), False)[0]
+    for results, _ in run_threads(coded, n, net(), True):
         assert torch.equal(results[0], alone[0])
         # sums of n equal numbers are rounded n - 1 times on the way
         assert torch.equal(results[1], alone[1]) or (n == 3 and torch.allclose(results[1], alone[1], rtol=2**-5))
@@ -82,7 +83,7 @@ def test_products_are_those_of_whole_weights_bit_for_bit(n):
 def test_codes_are_half_of_the_bytes_of_bf16(n):
     """Would catch codes that travel as 16 bits, and biases and other layers that travel as codes."""
     eight, half = 24 * 40 + 40 * 8, 40 + 8 + 3 * 9
-    whole, parts = run_threads(coded, n, False)[0][1], run_threads(coded, n, True)[0][1]
+    whole, parts = run_threads(coded, n, net(), False)[0][1], run_threads(coded, n, net(), True)[0][1]
     pads = 3 * 2 * 2 * n
     assert whole == pytest.approx(2 * (n - 1) / n * 2 * (eight + half), abs=pads)
     assert parts == pytest.approx(2 * (n - 1) / n * (eight + 2 * half), abs=2 * pads)
