@@ -23,7 +23,8 @@ Limits = tuple[float, float]
 MOST_SCALARS, MOST_EMPTY = 4000, 4
 NOISE_BYTES = 5 << 19
 """How many bytes of pages a rank may have beyond what a law of memory allows: imports, frames, the probe's own notes,
-a malloc's rounding. What an exercise of memory is about must be larger than this, in the sizes of its cases."""
+a malloc's rounding, and the buffers in which a product of matrices packs its blocks, up to 1.6 MiB on some processors.
+What an exercise of memory is about must be larger than this, in the sizes of its cases."""
 MODEST_BYTES = 64 << 10
 """What any attempt may hold besides its allowance in proportion to inputs and outputs."""
 
