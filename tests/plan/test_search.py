@@ -90,6 +90,7 @@ def test_sharding_in_nodes_is_tried_where_dp_has_ranks_on_several():
     assert "1/8 of the gradients, once a step" in explain([plan for plan in hybrid if plan.recipe.shard_ranks == 8])
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_the_search_for_a_thousand_ranks_is_no_more_work_than_for_a_few_dozen():
     """Would catch a prediction whose work grows with ranks, layers or micro-batches: thousands of plans have to be
@@ -110,6 +111,7 @@ def test_more_memory_never_refuses_a_plan(gigabytes, factor, n_ranks, batch):
     assert before <= after
 
 
+@pytest.mark.rest
 @settings(max_examples=10)
 @given(st.sampled_from(["n_layer", "vocab", "seq"]), st.sampled_from([2, 8]))
 def test_a_bigger_model_is_never_kept_where_a_smaller_one_is_refused_for_its_state(grows, n_ranks):
