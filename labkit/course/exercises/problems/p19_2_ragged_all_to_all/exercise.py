@@ -23,10 +23,9 @@ def ragged_all_to_all(x: Tensor, send_rows: list[int], receive_rows: list[int], 
     message is sent for such a part. Each other part goes straight to its rank, in one message. Use `send`,
     `recv_start`, `recv` and `exchange` only."""
     n, me = group.size, group.rank
-    parts = list(x.split(send_rows))
-    coming = {i: group.recv_start(i) for i in range(n) if i != me and receive_rows[i]}
+    parts = x.split(send_rows)
     going = [group.send(parts[j], j) for j in range(n) if j != me and send_rows[j]]
-    came = [parts[me] if i == me else coming[i].wait() if i in coming else x[:0] for i in range(n)]
+    came = [parts[me] if i == me else group.recv(i) if receive_rows[i] else x[:0] for i in range(n)]
     for work in going:
         work.wait()
     return torch.cat(came)
@@ -83,9 +82,9 @@ PROBLEM = Problem(
     answer=answer,
     laws=(
         sends(
-            lambda case, rank: sum(case["rows"][rank][j] for j in receivers(case, rank))
-            * case["width"]
-            * case.item_bytes,
+            lambda case, rank: (
+                sum(case["rows"][rank][j] for j in receivers(case, rank)) * case["width"] * case.item_bytes
+            ),
             "each rank sends all its rows but those that stay, one message for each part that has rows",
             only=("send",),
             to=receivers,
