@@ -1,0 +1,179 @@
+"""19.4: experts that stay balanced without a term in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.comm.group import Group
+from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.problem import Problem
+from labkit.course.judge.case import Case
+from labkit.course.judge.laws import sends
+
+COUNT_BYTES = 8
+Micro = list[Tensor]
+"""The logits of a step's micro-batches."""
+
+
+class BalancedRouter:
+    """Chooses k of E experts for each token, and keeps them busy alike by a bias that no gradient ever sees."""
+
+    def __init__(self, n_expert: int, k: int, rate: float, group: Group) -> None:
+        """All biases begin at zero; `rate` is how far one moves in a step. `group`: ranks that see other tokens."""
+        self.k, self.rate, self.group = k, rate, group
+        self.bias = torch.zeros(n_expert)
+        self.load = torch.zeros(n_expert, dtype=torch.int64)
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """One micro-batch: logits [T, E] -> (chosen experts [T, k], weights [T, k]); sends nothing.
+
+        Chosen are the k largest of softmax + bias, the largest first. Weights are the softmax of those that are chosen,
+        without the bias: divided by their sum, and for k = 1 as it is. Their gradient reaches the logits."""
+        p = logits.softmax(-1)
+        chosen = (p.detach() + self.bias).topk(self.k).indices
+        self.load += torch.bincount(chosen.flatten(), minlength=len(self.bias))
+        weights = p.gather(-1, chosen)
+        return chosen, weights / weights.sum(-1, keepdim=True) if self.k > 1 else weights
+
+    def balance(self) -> None:
+        """After a step, of any number of micro-batches: move the bias of each expert by `rate`, up if it got fewer rows
+        than the mean over experts, down if it got more; one with just the mean stays.
+
+        Rows are those of all ranks since the last call: one all_reduce of [E] numbers in int64."""
+        load = self.group.all_reduce(self.load)
+        self.bias += self.rate * (load.double().mean() - load).sign()
+        self.load = torch.zeros_like(load)
+
+
+def cases() -> Sequence[Case]:
+    """Worlds of 1 to 4 ranks; tokens of a micro-batch, steps, and micro-batches in a step."""
+    return [
+        Case.of(2, k=2, experts=4, tokens=6, steps=4, micro=2),
+        Case.of(4, k=1, experts=4, tokens=5, steps=5, micro=1),
+        Case.of(3, k=2, experts=6, tokens=7, steps=4, micro=2).among(
+            Case.of(4, k=3, experts=5, tokens=5, steps=4, micro=2),
+            Case.of(2, k=2, experts=8, tokens=10, steps=4, micro=3),
+        ),
+        Case.of(1, k=1, experts=3, tokens=11, steps=5, micro=1),
+    ]
+
+
+def by_step(case: Case) -> tuple[list[list[Micro]], float]:
+    """Logits by step, rank and micro-batch, and a rate, with which biases change choices, and some expert has just the
+    mean, or the mean rounded down where that is no whole number."""
+    rate = 0.05
+
+    def make(dice: Random) -> list[list[Micro]]:
+        def one() -> Tensor:
+            logits = case.random(case["tokens"], case["experts"], key=dice.randrange(1 << 30))
+            logits[:, 0] += 1.0
+            return logits
+
+        return [[[one() for _ in range(case["micro"])] for _ in range(case.n_ranks)] for _ in range(case["steps"])]
+
+    return case.draw(make, lambda steps: _tells(case, steps, rate)), rate
+
+
+def _tells(case: Case, steps: list[list[Micro]], rate: float) -> bool:
+    bias = torch.zeros(case["experts"], dtype=torch.float64)
+    stayed = moved = own = last = 0  # how often a mistake would tell
+    for ranks in steps:
+        loads = []
+        for micro in ranks:
+            counts = []
+            for logits in micro:
+                p = logits.double().softmax(-1)
+                sorted_scores = (p + bias).sort(descending=True)
+                near = sorted_scores.values[:, : case["k"]] - sorted_scores.values[:, 1 : case["k"] + 1]
+                if float(near.min()) < 1e-4:
+                    return False
+                chosen = sorted_scores.indices[:, : case["k"]]
+                moved += int((chosen != p.topk(case["k"]).indices).sum())
+                counts.append(torch.bincount(chosen.flatten(), minlength=case["experts"]).double())
+            loads.append(torch.stack(counts))
+        rows = torch.stack(loads)  # [n, micro, E]
+        sign = _sign(rows.sum((0, 1)))
+        own += any(not torch.equal(_sign(mine.sum(0)), sign) for mine in rows)
+        last += not torch.equal(_sign(rows[:, -1].sum(0)), sign)
+        load = rows.sum((0, 1))
+        stayed += int((load == load.mean().floor()).sum())
+        bias += rate * sign
+    return bool(stayed and moved and (own or case.n_ranks == 1) and (last or case["micro"] == 1))
+
+
+def _sign(load: Tensor) -> Tensor:
+    return (load.mean() - load).sign()
+
+
+def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+    """A rank's logits by step and micro-batch, what pulls at its weights, and the router's numbers."""
+    steps, rate = by_step(case)
+    pull = case.random(case["tokens"], case["k"], key=3)
+    return [([ranks[rank] for ranks in steps], pull, case["experts"], case["k"], rate) for rank in range(case.n_ranks)]
+
+
+def play(attempt: Any, group: Group, steps: list[Micro], pull: Tensor, n_expert: int, k: int, rate: float) -> Any:
+    """Train for some steps: choices, weights and gradients of each micro-batch, and the bias after each step."""
+    router, told = attempt(n_expert, k, rate, group), []
+    for micro in steps:
+        for logits in micro:
+            leaf = logits.clone().requires_grad_()
+            chosen, weights = router.route(leaf)
+            if weights.requires_grad:
+                (weights * pull).sum().backward()
+            grad = torch.zeros_like(logits) if leaf.grad is None else leaf.grad
+            told.append({"chosen": chosen, "weights": weights.detach(), "gradient of the logits": grad})
+        router.balance()
+        told.append({"bias": router.bias.detach().clone()})
+    return told
+
+
+def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """One process that sees the tokens of all ranks, in float64; the gradient by the softmax's formula, without
+    autograd."""
+    _, pull, n_expert, k, rate = given[0]
+    bias, told = torch.zeros(n_expert, dtype=torch.float64), [list[Any]() for _ in given]
+    for step in range(case["steps"]):
+        load = [0] * n_expert
+        for rank, (steps, *_) in enumerate(given):
+            for logits in steps[step]:
+                p = logits.double().softmax(-1)
+                chosen = (p + bias).topk(k).indices
+                for expert in chosen.flatten().tolist():
+                    load[expert] += 1
+                picked = p.gather(-1, chosen)
+                share = picked.sum(-1, keepdim=True) if k > 1 else torch.ones(len(p), 1, dtype=torch.float64)
+                weights, pulled = picked / share, pull.double()
+                inner = (weights * pulled).sum(-1, keepdim=True) if k > 1 else 0.0
+                on_p = torch.zeros_like(p).scatter(-1, chosen, (pulled - inner) / share)
+                grad = p * (on_p - (p * on_p).sum(-1, keepdim=True))
+                numbers = {"weights": weights, "gradient of the logits": grad}
+                told[rank].append({"chosen": chosen, **{name: each.to(case.dtype) for name, each in numbers.items()}})
+        mean = sum(load) / n_expert
+        bias += rate * torch.tensor([float((count < mean) - (count > mean)) for count in load]).double()
+        for mine in told:
+            mine.append({"bias": bias.float()})
+    return told
+
+
+PROBLEM = Problem(
+    **beside(__file__),
+    reference=BalancedRouter,
+    cases=cases,
+    inputs=inputs,
+    play=play,
+    answer=answer,
+    laws=(
+        sends(
+            lambda case, rank: case["steps"] * (2 * (case.n_ranks - 1) * case["experts"] * COUNT_BYTES // case.n_ranks),
+            "each rank sends one all_reduce of E counts a step: 2(n-1)/n of 8 E bytes",
+            only=("all_reduce",),
+            messages=lambda case, rank: case["steps"],
+        ),
+    ),
+)
