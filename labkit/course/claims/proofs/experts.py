@@ -64,7 +64,7 @@ def c120() -> Finding:
 
 
 def c121() -> Finding:
-    """Let routers choose with a capacity of 1.0 and without one; busiest rank's rows over the mean, and rows dropped."""
+    """Let routers choose with a capacity of 1.0 and without: rows of the busiest rank over the mean, rows dropped."""
     settings, numbers = [], dict[str, float]()
     for words, skew in (("a fair router", 0.0), ("an unfair router, skew 1.0", 1.0)):
         routing = choose(skew, capacity=1.0)
