@@ -625,5 +625,26 @@ LABS = (
             types(0, "5 s"), slides(0, "ArrowRight"), sees("32,768 devices"),
         ),
     )),
+    Lab("19_experts", (
+        predicted("19-04", "how many billion does one token meet?", "37", "you predict 37 billion"),
+        predicted("19-16", "Bytes that a rank sends over ep", "221184", "you predict 221,184 B"),
+        predicted("19-18", "dispatch and combine take how many times as long?", "4", "you predict 4 times"),
+        widget(
+            "19-13", "DispatchFilm",
+            sees("0. each token, and the experts that its router chose"),
+            slides(0, "ArrowRight"), sees("1. permute"),
+            GOES_ON,
+            slides(0, "End"), sees("4. combine: back at home"),
+        ),
+        widget(
+            "19-30", "RouterExplorer",
+            sees("16 experts on 4 ranks, 2 a token, dropless: rank 0 has 2.10 times the mean"),
+            slides(0, "ArrowRight"), sees("waiting"), lacks("2.10 times the mean"),
+            GOES_ON,
+            slides(1, "ArrowRight"), sees("4 a token"),
+            chooses(0, "1.25"), sees("4 a token, capacity 1.25", "dropped"),
+            slides(2, "Home"), sees("on 1 rank", "one rank has all"),
+        ),
+    )),
 )
 # fmt: on
