@@ -40,13 +40,13 @@ class Zigzag:
         places = self.positions(rank)
         return int((places[places < self.length] + 1).sum())
 
-    def cut(self, x: Tensor) -> Tensor:
+    def part_of(self, x: Tensor) -> Tensor:
         """This rank's tokens of a whole row.   [length, ...] -> [2 * chunk, ...]   Afterwards no whole row is kept."""
         padded = x.new_zeros(2 * self.group.size * self.chunk, *x.shape[1:])
         padded[: self.length] = x
         return padded[self.positions(self.group.rank)]
 
-    def join(self, mine: Tensor) -> Tensor:
+    def whole_of(self, mine: Tensor) -> Tensor:
         """The whole row on every rank, without padding, by one all_gather.   [2 * chunk, ...] -> [length, ...]"""
         gathered = self.group.all_gather(mine)
         whole = torch.empty_like(gathered)
@@ -79,10 +79,10 @@ def play(attempt: Any, group: Group, hidden: Tensor, labels: Tensor, length: int
     found: dict[str, Any] = {
         "positions": [row.positions(rank) for rank in range(group.size)],
         "work": [row.work(rank) for rank in range(group.size)],
-        "mine": row.cut(hidden),
+        "mine": row.part_of(hidden),
     }
     weigh(group)
-    return {**found, "joined": row.join(found["mine"] * 2), "labels": row.join(row.cut(labels))}
+    return {**found, "joined": row.whole_of(found["mine"] * 2), "labels": row.whole_of(row.part_of(labels))}
 
 
 def chunk(case: Case) -> int:
@@ -94,7 +94,8 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Chunks dealt to the ranks there and back; work counted in the causal mask itself; the row as it was."""
     n, length, (hidden, labels, _) = case.n_ranks, case["length"], given[0]
     dealt: list[list[int]] = [[] for _ in range(n)]
-    for rank, places in zip([*range(n), *reversed(range(n))], torch.arange(2 * n * chunk(case)).chunk(2 * n), strict=True):
+    chunks = torch.arange(2 * n * chunk(case)).chunk(2 * n)
+    for rank, places in zip([*range(n), *reversed(range(n))], chunks, strict=True):
         dealt[rank] += [int(place) for place in places]
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     padded = torch.cat([hidden, torch.zeros(2 * n * chunk(case) - length, case["width"], dtype=case.dtype)])
@@ -121,7 +122,7 @@ def law(case: Case, rank: int) -> int:
 
 
 def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
-    """(least, most) bytes held by kind after a cut: the part, and room for positions."""
+    """(least, most) bytes held by kind once a row is cut: the part, and room for positions."""
     return {
         "other": (0, part_bytes(case) + ROOM_BYTES),
         **dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), (0, 0)),
@@ -136,7 +137,11 @@ PROBLEM = Problem(
     play=play,
     answer=answer,
     laws=(
-        sends(law, "a cut sends nothing, and a join sends this rank's part to n - 1 others", only=("all_gather",)),
-        holds(held, "after a cut a rank holds its two chunks, and no whole row"),
+        sends(
+            law,
+            "taking a part sends nothing; the way back sends this rank's part to n - 1 others",
+            only=("all_gather",),
+        ),
+        holds(held, "once a row is cut, a rank holds its two chunks, and no whole row"),
     ),
 )
