@@ -43,6 +43,7 @@ _ALSO = MappingProxyType(
         "course.topics.bucket_explorer": "BucketExplorer",
         "course.topics.checkpoint_explorer": "CheckpointExplorer",
         "course.topics.compression_explorer": "CompressionExplorer",
+        "course.topics.context_explorer": "ContextExplorer",
         "course.topics.crossover_explorer": "CrossoverExplorer",
         "course.topics.cube_explorer": "CubeExplorer",
         "course.topics.dispatch_film": "DispatchFilm",

@@ -646,5 +646,21 @@ LABS = (
             slides(2, "Home"), sees("on 1 rank", "one rank has all"),
         ),
     )),
+    Lab("20_long_context", (
+        predicted("20-04", "every layer recomputed: GB on each device?", "393", "you predict 393 GB"),
+        predicted("20-13", "bytes that a gather sends", "1", "you predict 1 times"),
+        predicted("20-14", "products of the last rank", "4", "you predict 4 times"),
+        predicted("20-15", "bytes that a rank sends by Ulysses", "0.5", "you predict 0.5 times"),
+        widget(
+            "20-47", "ContextExplorer",
+            sees("128k tokens, 64 heads, 8 for keys, over 8 ranks: ring waits least"),
+            chooses(0, "ethernet"), sees("ulysses waits least"),
+            GOES_ON,
+            slides(1, "ArrowRight"), sees("16 ranks do not divide 64 heads"),
+            types(0, "fast"), sees(NONSENSE),
+            types(0, "400e12"), slides(1, "ArrowLeft"),
+            clicks("work of each rank"), sees("causal: who computes which scores"),
+        ),
+    )),
 )
 # fmt: on

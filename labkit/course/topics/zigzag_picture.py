@@ -1,0 +1,115 @@
+"""Which rank attends where under a causal mask, in order and in zigzag order, and how much work that gives each rank.
+
+    in order, 2 ranks          zigzag             pairs of query and key, as a share of the mean
+      keys  0 1 2 3             0 1 2 3           rank 0  ###            ######
+    0       0                   0                 rank 1  #########      ######
+    1       0 0                 1 1
+    2       1 1 1               1 1 1             in each hop all wait for the slowest
+    3       1 1 1 1             0 0 0 0
+
+A row of squares is a chunk of queries, a column a chunk of keys; a number is the rank that computes that square. The
+squares on the diagonal are half full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from labkit.parallel.online import Part
+from labkit.view.svg import PALETTE, Picture, box, headline, line, text
+
+COLOURS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[6], PALETTE[7])
+MOST = 8
+SIDE = 288.0
+"""How wide a square of all queries and keys is drawn."""
+
+
+def scores(queries: Part, keys: Part) -> int:
+    """Pairs of a query and a key that it may see, under a causal mask: the key is the query's own, or before it."""
+    return sum(min(max(at - run.start + 1, 0), len(run)) for own in queries for at in own for run in keys)
+
+
+def work(parts: Sequence[Part]) -> list[list[int]]:
+    """Pairs that each rank computes in each hop of a ring.   parts of n ranks -> [n hops][n ranks]
+
+    In hop h rank r has the keys of rank r - h."""
+    n = len(parts)
+    return [[scores(parts[rank], parts[(rank - hop) % n]) for rank in range(n)] for hop in range(n)]
+
+
+def slowest(parts: Sequence[Part]) -> float:
+    """What a ring takes if every hop lasts as long as its slowest rank, over what equal work would take."""
+    hops = work(parts)
+    return sum(map(max, hops)) * len(parts) / sum(map(sum, hops))
+
+
+def orders(ways: Mapping[str, Sequence[Part]], title: str = "") -> Picture:
+    """A square of queries and keys for each of two orders, side by side, and the work of each rank below.
+
+    `ways` has the parts of all ranks by the name of the order. ValueError for more than MOST ranks, and for other
+    than two orders."""
+    if len(ways) != 2 or len({len(parts) for parts in ways.values()}) != 1:
+        raise ValueError(f"two orders of the same ranks stand side by side, got {', '.join(ways) or 'none'}")
+    n = len(next(iter(ways.values())))
+    if n > MOST:
+        raise ValueError(f"{n} ranks are too many for this picture, which draws up to {MOST}")
+    facts, body = [], []
+    for place, (name, parts) in enumerate(ways.items()):
+        left, total = 36.0 + 400 * place, slowest(parts)
+        shares = [sum(hops) for hops in zip(*work(parts), strict=True)]
+        mean = sum(shares) / n
+        facts.append(
+            f"{name}: " + ", ".join(f"rank {rank} {share / mean:.2f}" for rank, share in enumerate(shares))
+            + f" of the mean; hop by hop {total:.2f} times as long as equal work"
+        )  # fmt: skip
+        body += [text(left, 48, name, bold=True), *_square(left, 66, parts)]
+        body += _bars(left, 66 + SIDE + 44, [share / mean for share in shares], max(1.0, 2 - 1 / n))
+        tall = 66 + SIDE + 52 + 22.0 * n
+        body.append(text(left, tall + 10, f"a ring waits for the slowest in each hop: {total:.2f} times", size=12))
+    head = title or f"{n} ranks, causal: who computes which scores"
+    return Picture("".join([headline(head), *body]), tall + 24, "; ".join([head, *facts]))
+
+
+def _square(left: float, top: float, parts: Sequence[Part]) -> list[str]:
+    """A square of 2n x 2n chunks: the rank that computes each."""
+    length, chunks = sum(len(run) for part in parts for run in part), 2 * len(parts)
+    owner = {at: rank for rank, part in enumerate(parts) for run in part for at in run}
+    side, out = SIDE / chunks, []
+    for row in range(chunks):
+        rank = owner[ceil(row * length / chunks)]
+        for column in range(row + 1):
+            hover = f"queries of chunk {row}, keys of chunk {column}: rank {rank}"
+            hover += ", half of the pairs" if row == column else ""
+            at = (left + column * side, top + row * side)
+            words = rank if side >= 17 else ""
+            if row == column:
+                out.append(_half(*at, side, COLOURS[rank % len(COLOURS)], hover))
+            else:
+                out.append(box(*at, side, side, COLOURS[rank % len(COLOURS)], words, hover))
+    out.append(line(left, top, left + SIDE, top))
+    out.append(line(left + SIDE, top, left + SIDE, top + SIDE))
+    out.append(text(left + SIDE - 6, top + 18, "not seen", "end", 12))
+    said = "rows are queries, columns keys, first to last"
+    out.append(text(left + SIDE / 2, top + SIDE + 16, said, "middle", 12))
+    return out
+
+
+def _half(x: float, y: float, side: float, fill: str, hover: str) -> str:
+    """The lower left half of a square."""
+    path = f"M{x:g} {y:g}L{x + side:g} {y + side:g}L{x:g} {y + side:g}z"
+    return f'<g><title>{hover}</title><path d="{path}" fill="{fill}" stroke="currentColor"/></g>'
+
+
+def _bars(left: float, top: float, shares: Sequence[float], most: float) -> list[str]:
+    """A bar for each rank: its work over the mean."""
+    out = []
+    for rank, share in enumerate(shares):
+        y = top + 22 * rank
+        wide = 190 * share / max(most, *shares)
+        out.append(text(left, y + 12, f"rank {rank}", size=12))
+        out.append(
+            box(left + 46, y, wide, 16, COLOURS[rank % len(COLOURS)], "", f"rank {rank}: {share:.2f} of the mean")
+        )
+        out.append(text(left + 52 + wide, y + 12, f"{share:.2f}", size=12))
+    return out

@@ -1,0 +1,44 @@
+"""The numbers of the cards on long context are those of the planner's law, which expressions of cards cannot call."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.course.cards.deck import the_deck
+from labkit.plan.context import CutAttention, at_work, held_bytes, hides_from, seconds, sent
+from labkit.plan.link import link_of
+from tests.cases import cases
+
+LLAMA = CutAttention(2**17, 8, 64, 8, 128)
+OF_405B = CutAttention(2**17, 16, 16, 1, 128)
+FOUR, WIDE = CutAttention(2**17, 4, 64, 8, 128), CutAttention(2**17, 4, 64, 64, 128)
+MILLION = CutAttention(2**20, 8, 64, 8, 128)
+FAST, SLOW = link_of("nvlink"), link_of("infiniband")
+BY_LAW = [
+    ("ring-backward", "forward", sent("ring", LLAMA)[0]),
+    ("ring-backward", "backward", sent("ring", LLAMA)[1]),
+    ("ring-or-gather", "ring", at_work("ring", MILLION)),
+    ("ring-or-gather", "gather", at_work("gather", MILLION)),
+    ("ulysses-bytes", "wide", sent("ulysses", WIDE)[0]),
+    ("ulysses-bytes", "wide_ring", sent("ring", WIDE)[0]),
+    ("ulysses-bytes", "few", sent("ulysses", FOUR)[0]),
+    ("ulysses-bytes", "few_ring", sent("ring", FOUR)[0]),
+    ("ring-hides", "fast", hides_from(LLAMA, 400e12, FAST)),
+    ("ring-hides", "slow", hides_from(LLAMA, 400e12, SLOW)),
+    ("ring-hides", "wide", hides_from(WIDE, 400e12, SLOW)),
+    ("cp-memory", "short", held_bytes(LLAMA)),
+    ("cp-memory", "long", held_bytes(MILLION)),
+    ("llama3-gathers", "compute", seconds("gather", OF_405B, 400e12, SLOW)["compute"] / 3.5),
+    ("llama3-gathers", "gather", sent("gather", OF_405B)[0] / SLOW.bytes_per_s),
+]
+
+
+@cases(("card", "name", "law"), BY_LAW)
+def test_a_number_of_a_card_is_that_of_the_law(card, name, law):
+    """Would catch a law that was changed, and a card that still says the old one."""
+    assert the_deck()[card].figures[name].value == pytest.approx(law)
+
+
+def test_ulysses_cannot_be_where_the_card_says_so():
+    """Would catch a card that calls possible ways impossible."""
+    assert not OF_405B.possible("ulysses")
