@@ -628,7 +628,7 @@ LABS = (
     Lab("19_experts", (
         predicted("19-04", "how many billion does one token meet?", "37", "you predict 37 billion"),
         predicted("19-16", "Bytes that a rank sends over ep", "221184", "you predict 221,184 B"),
-        predicted("19-18", "dispatch and combine take how many times as long?", "4", "you predict 4 times"),
+        predicted("19-33", "dispatch and combine take how many times as long?", "4", "you predict 4 times"),
         widget(
             "19-13", "DispatchFilm",
             sees("0. each token, and the experts that its router chose"),
@@ -637,7 +637,7 @@ LABS = (
             slides(0, "End"), sees("4. combine: back at home"),
         ),
         widget(
-            "19-30", "RouterExplorer",
+            "19-28", "RouterExplorer",
             sees("16 experts on 4 ranks, 2 a token, dropless: rank 0 has 2.10 times the mean"),
             slides(0, "ArrowRight"), sees("waiting"), lacks("2.10 times the mean"),
             GOES_ON,
