@@ -122,6 +122,8 @@ class StepTime:
         imbalance: float = 1.0,
     ) -> None:
         check_plan(shape, recipe, layout)
+        if layout.cp > 1:
+            raise ValueError(f"labkit's planner predicts no seconds for cp yet, got cp={layout.cp}: take cp=1")
         if not 1 <= imbalance < float("inf"):
             raise ValueError(f"imbalance is the slowest expert's load over the mean, 1 or more; got {imbalance}")
         self.imbalance = imbalance
