@@ -62,8 +62,10 @@ class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
     what backward runs again, `recompute`: "none", "gathers", "selective" or "full". `ep`: ranks to which experts are
     dealt out. `cp`: ranks over which rows are cut, each with `seq` tokens of them, whose attention reaches the others'
-    by `context` (labkit.plan.reach). With `units` the linears of a block multiply copies of 8 bits or fewer, which a way in half precision
-    can: units of a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or "nvfp4" (labkit.train.blocks).
+    by `context` (labkit.plan.reach).
+
+    With `units` the linears of a block multiply copies of 8 bits or fewer, which a way in half precision can: units of
+    a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or "nvfp4" (labkit.train.blocks).
 
     ValueError for an unknown way or recompute, 8 bits in another way, and sizes below 1."""
 

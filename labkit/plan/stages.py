@@ -38,13 +38,13 @@ def _check_context(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         return
     if shape.kv_lora is not None:
         raise ValueError(
-            f"labkit's planner does not know cp beside latent attention yet, got cp={layout.cp}: take cp=1, and pp or dp"
+            f"labkit's planner does not know cp beside latent attention yet, got cp={layout.cp}: take cp=1"
         )
     keys = max(1, shape.kv_heads // layout.tp)
     if recipe.context == "ulysses" and keys % layout.cp:
         raise ValueError(
-            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: take "
-            "another cp, or context='ring' or 'gather', which cut no heads"
+            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: "
+            "take another cp, or context='ring' or 'gather', which cut no heads"
         )
 
 
