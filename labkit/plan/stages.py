@@ -203,7 +203,7 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
 
     kinds = [(kind(place), place) for place in range(1, p - 1)]
     firsts, lasts = dict(reversed(kinds)), dict(kinds)
-    return [place * layout.tp for place in sorted({0, p - 1, *firsts.values(), *lasts.values()})]
+    return [layout.rank(pp=place) for place in sorted({0, p - 1, *firsts.values(), *lasts.values()})]
 
 
 def way_of(recipe: Recipe) -> str:
