@@ -72,10 +72,10 @@ class Boundary:
     """The messages between stages of a pipeline: a micro-batch's activation, or its gradient.   [rows, T, D]"""
 
     def __init__(self, config: GPTConfig, layout: Layout, recipe: Recipe, rows: Sequence[int]) -> None:
-        """`rows` of each micro-batch; T is cut by sequence parallelism. A stream of activations is in fp32 under
-        autocast, which rounds only what goes into products, and in half precision where ZeRO-3 gathers in it."""
+        """`rows` of each micro-batch; T is cut by cp and by sequence parallelism. A stream of activations is in fp32
+        under autocast, which rounds only what goes into products, and in half precision where ZeRO-3 gathers in it."""
         self.rows, self.n_micro = rows, recipe.n_micro
-        self.length = config.seq // (layout.tp if recipe.sequence_parallel else 1)
+        self.length = config.seq // layout.cp // (layout.tp if recipe.sequence_parallel else 1)
         self.width = config.d_model
         wide = WEIGHTS[recipe.precision]
         self.dtype = PRODUCTS.get(recipe.precision, wide) if recipe.strategy == "zero3" else wide

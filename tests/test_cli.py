@@ -261,6 +261,18 @@ def test_long_rows_and_larger_nodes_can_be_planned(seq):
     assert any("tp=16 spans 2 nodes of 8" in reason for reason in spans)
 
 
+def test_a_plan_for_long_rows_has_cp_in_the_table_the_words_and_the_data_and_a_published_run_beside_it():
+    """Would catch an axis of which the command line tells nothing."""
+    words = ("--model", "llama3-405b", "--gpus", "512", "--seq", "128k", "--batch", "64", "--count", "2")
+    done = typed("plan", *words, "--json", "-")
+    best = next(plan for plan in json.loads(done.stdout) if not plan["refused"])
+    assert best["layout"]["cp"] > 1
+    assert best["recipe"]["context"] in ("ring", "gather", "ulysses")
+    assert best["step_s"]["cp"] > 0
+    assert f"cp={best['layout']['cp']} by {best['recipe']['context']}" in done.stderr
+    assert "38% MFU (Llama 3, arXiv:2407.21783, table 4" in done.stderr.splitlines()[-1]
+
+
 def test_a_budget_is_days_devices_and_money(tmp_path):
     """Would catch days of one device, and a price that is not multiplied by the hours."""
     words = ("plan", "--model", "gpt2", "--tokens", "10B", "--batch", "512", "--price", "2")

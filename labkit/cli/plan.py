@@ -2,6 +2,7 @@
 
 labkit plan --model llama-70b --gpus 256                         the fastest plans, the refused with a reason
 labkit plan --model mixtral-8x7b --gpus 64 --seq 4k              total and active parameters, experts along ep
+labkit plan --model llama3-405b --gpus 1024 --seq 128k           long rows, which cp cuts over ranks
 labkit plan --model llama-7b --gpu rtx-4090 --adapter qlora      fine-tuning on one device
 labkit plan --model llama-7b --tokens 1T --days 30 --price 2.5   how many devices, and what they cost
 labkit plan --published --svg errors.svg                         predictions beside what others have measured

@@ -22,8 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TILE = 1024
-"""Scores are computed for at most so many queries and keys at once."""
+from labkit.plan.reach import TILE
 
 Part = tuple[range, ...]
 """The positions of a rank's tokens: one run of them, or several."""

@@ -121,32 +121,42 @@ def at_work(kind: str, layer: CutAttention) -> int:
     return (2 if n > 3 else 1) * b + 4 * grads
 
 
+def exchange_s(kind: str, layer: CutAttention, link: Link) -> tuple[float, float]:
+    """Seconds of the exchange forward and backward, as if nothing were computed."""
+    forward, backward = sent(kind, layer)
+    peers = layer.n - 1
+    ahead = 2 if kind == "ulysses" else 1  # all_to_alls there and back; backward of the others: blocks, and gradients
+    return _way(link, forward, ahead * peers), _way(link, backward, 2 * peers)
+
+
+def unhidden_s(kind: str, layer: CutAttention, flops_per_s: float, link: Link) -> tuple[float, float]:
+    """Seconds of it that nothing hides, forward and backward: of the ring, what a hop takes longer than its scores."""
+    n = layer.n
+    if n == 1:
+        return 0.0, 0.0
+    if kind != "ring":
+        return exchange_s(kind, layer, link)
+    block, grads, hop = _way(link, layer.block), _way(link, layer.gradients), layer.flops / flops_per_s / n
+    backward = max(0.0, block - BACKWARD * hop) + (n - 2) * max(0.0, block + grads - BACKWARD * hop) + grads
+    return (n - 1) * max(0.0, block - hop), backward
+
+
+def _way(link: Link, n_bytes: float, messages: int = 1) -> float:
+    return messages * link.alpha_s + n_bytes / link.bytes_per_s
+
+
 def seconds(kind: str, layer: CutAttention, flops_per_s: float, link: Link) -> Breakdown:
     """Forward and backward of the layer's attention on one rank: "compute", and "waiting" for what nothing hides."""
-    n = layer.n
-    forward, backward = sent(kind, layer)
-    scores = layer.flops / flops_per_s
-
-    def way(n_bytes: float, messages: int = 1) -> float:
-        return messages * link.alpha_s + n_bytes / link.bytes_per_s
-
-    if n == 1:
-        waiting, formula = 0.0, "nobody to wait for"
-    elif kind == "ring":
-        block, grads, hop = way(layer.block), way(layer.gradients), scores / n
-        waiting = (n - 1) * max(0.0, block - hop) + max(0.0, block - BACKWARD * hop)
-        waiting += (n - 2) * max(0.0, block + grads - BACKWARD * hop) + grads
-        formula = "what a hop takes longer than its scores, and the last gradients"
-    elif kind == "gather":
-        waiting = way(forward, n - 1) + way(backward, 2 * (n - 1))
-        formula = f"(n-1)(2 b + b') / S + 3 (n-1) alpha, n={n}"
-    else:
-        waiting = way(forward + backward, 4 * (n - 1))
-        formula = f"2 (n-1)/n 2 B (H + K) T/n W w / S + 4 (n-1) alpha, n={n}"
+    n, scores = layer.n, layer.flops / flops_per_s
+    formula = {
+        "ring": "what a hop takes longer than its scores, and the last gradients",
+        "gather": f"(n-1)(2 b + b') / S + 3 (n-1) alpha, n={n}",
+        "ulysses": f"2 (n-1)/n 2 B (H + K) T/n W w / S + 4 (n-1) alpha, n={n}",
+    }[kind]
     flops = f"3.5 x 2 B H W T T/n flops / {flops_per_s:g}"
     return Breakdown([
         Item("compute", (1 + BACKWARD) * scores, "s", flops, "arXiv:2307.08691, 4.1"),
-        Item("waiting", waiting, "s", formula, "labkit.plan.context"),
+        Item("waiting", sum(unhidden_s(kind, layer, flops_per_s, link)), "s", formula, "labkit.plan.context"),
     ])  # fmt: skip
 
 

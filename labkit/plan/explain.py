@@ -20,12 +20,15 @@ from labkit.plan.search import Plan, gb
 from labkit.plan.shape import ModelShape
 
 GB = 1e9
+WAITS = ("tp", "cp", "ep", "pp", "dp", "overlap", "bubble")
+"""Parts of a step in which nothing is computed; "overlap" takes off what is sent meanwhile."""
 
 
 def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
     """The first `count` kept plans, and `refused` of the others with their reasons, in columns."""
     mixed = any(plan.shape.n_expert for plan in found[:1])  # only then there is an ep
-    axes = ("dp", "pp", "tp", *["ep"] * mixed)
+    long = any(plan.layout.cp > 1 for plan in found)
+    axes = ("dp", "pp", "tp", *["cp"] * long, *["ep"] * mixed)
     head = (*axes, "strategy", "schedule", "micro", "again", "step", "MFU", "memory", "waits")
     lines = [head]
     for plan in [plan for plan in found if plan.kept][:count]:
@@ -33,7 +36,7 @@ def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
         assert step is not None
         schedule = f"{r.schedule} x{r.stages_per_rank}" if r.stages_per_rank > 1 else r.schedule
         lines.append((
-            str(lay.dp), str(lay.pp), str(lay.tp), *[str(lay.ep)] * mixed, _strategy(plan),
+            str(lay.dp), str(lay.pp), str(lay.tp), *[_context(plan)] * long, *[str(lay.ep)] * mixed, _strategy(plan),
             schedule if lay.pp > 1 else "-", f"{r.n_micro} x {r.batch_size // lay.dp // r.n_micro}",
             {"none": "no", "full": "yes"}.get(r.recompute, r.recompute), f"{step.total:.3g} s",
             f"{100 * plan.mfu:.0f}%", gb(plan.memory.total), f"{100 * waiting_s(step) / step.total:.0f}%",
@@ -45,7 +48,12 @@ def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
 
 
 def _strategy(plan: Plan) -> str:
-    return plan.adapter.kind if plan.adapter is not None else plan.recipe.sharded if plan.layout.dp > 1 else "-"
+    shared = plan.layout.dp * plan.layout.cp > 1
+    return plan.adapter.kind if plan.adapter is not None else plan.recipe.sharded if shared else "-"
+
+
+def _context(plan: Plan) -> str:
+    return f"{plan.layout.cp} {plan.recipe.context}" if plan.layout.cp > 1 else "1"
 
 
 def explain(found: Sequence[Plan]) -> str:
@@ -57,7 +65,7 @@ def explain(found: Sequence[Plan]) -> str:
 
 def waiting_s(step: Breakdown) -> float:
     """Seconds of a step in which the slowest rank waits: communication that nothing hides, and the bubble."""
-    return sum(value for name, value in dict(step).items() if name in ("tp", "ep", "pp", "dp", "overlap", "bubble"))
+    return sum(value for name, value in dict(step).items() if name in WAITS)
 
 
 def simplest(found: Sequence[Plan]) -> Plan | None:
@@ -66,10 +74,16 @@ def simplest(found: Sequence[Plan]) -> Plan | None:
 
     def ideas(plan: Plan) -> tuple[float, ...]:
         lay, r = plan.layout, plan.recipe
-        axes, hybrid = (lay.pp > 1) + (lay.tp > 1) + (lay.ep > 1), r.shard_ranks is not None
-        return axes, order.index(r.strategy) * (lay.dp > 1) + hybrid, r.checkpointing, r.stages_per_rank, plan.step_s
+        shared = order.index(r.strategy) * (lay.dp * lay.cp > 1) + (r.shard_ranks is not None)
+        return _axes(plan), shared, r.checkpointing, r.stages_per_rank, plan.step_s
 
     return min((plan for plan in found if plan.kept), key=ideas, default=None)
+
+
+def _axes(plan: Plan) -> int:
+    """The number of axes besides dp along which a plan cuts."""
+    lay = plan.layout
+    return sum(size > 1 for size in (lay.pp, lay.tp, lay.cp, lay.ep))
 
 
 def _memory(plan: Plan) -> str:
@@ -111,7 +125,7 @@ def _active(shape: ModelShape) -> str:
 
 
 def _baselines(plans: Sequence[Plan]) -> str:
-    plain = [plan for plan in plans if plan.layout.pp == plan.layout.tp == plan.layout.ep == 1]
+    plain = [plan for plan in plans if _axes(plan) == 0]
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
         fits = [plan for plan in plain if plan.recipe.strategy == strategy and plan.kept]
         if fits:
@@ -139,14 +153,31 @@ def _communication(plans: Sequence[Plan]) -> str:
     if plan.step is None:
         return "4 communication  nothing runs, so nothing is sent"
     step, hw = plan.step, plan.hardware
-    axes = ("tp", *["ep"] * (plan.shape.n_expert > 0), "pp", "dp")
+    axes = ("tp", *["cp"] * (plan.layout.cp > 1), *["ep"] * (plan.shape.n_expert > 0), "pp", "dp")
     parts = [f"{axis} {step[axis]:.3g} s" for axis in axes if step[axis]]
     hidden, behind = max(0.0, -step["overlap"]), step["compute"]
     return (
         f"4 communication  {', '.join(parts) or 'none'}; {hidden:.3g} s of it hide behind {behind:.3g} s of compute. "
         f"Inside a node: {hw.intra.name}, {hw.intra.bytes_per_s / GB:.3g} GB/s, and tp stays there. "
         f"Between nodes: {hw.inter.name}, {hw.inter.bytes_per_s / GB:.3g} GB/s a device."
-        f"{_hybrid(plan)}{_dealt(plan)}"
+        f"{_hybrid(plan)}{_cut(plan)}{_dealt(plan)}"
+    )
+
+
+def _cut(plan: Plan) -> str:
+    """What cp does on this plan, in words; "" where rows are whole."""
+    lay, r, hw = plan.layout, plan.recipe, plan.hardware
+    if lay.cp == 1:
+        return ""
+    where = "inside a node" if lay.cp * lay.tp <= hw.node_size else f"over nodes of {hw.node_size}"
+    how = {
+        "ring": "keys and values go round from rank to rank, behind the scores as far as these take long enough",
+        "gather": "every rank gathers all keys and values before it attends, and nothing hides that",
+        "ulysses": "all_to_alls exchange tokens for heads and back, and nothing hides that",
+    }[r.context]
+    return (
+        f" cp={lay.cp}: each rank has {plan.shape.seq // lay.cp:,} of the {plan.shape.seq:,} tokens of a row, {where}; "
+        f"{how}. Gradients are added up over dp x cp = {lay.dp * lay.cp} ranks."
     )
 
 

@@ -15,6 +15,9 @@ A pipeline's rank holds several micro-batches at once: in_flight of its schedule
 strategies (labkit.parallel) with torch's optimizers, counted as MemoryProbe counts: the batch itself, the buffers of
 gloo or NCCL and the allocator's rounding are not in them.
 
+With cp a rank holds T/cp tokens of each row; its state is shared by the dp x cp ranks that have the same weights.
+While attention reaches the other tokens it holds blocks of keys and values of theirs (labkit.plan.reach).
+
 With experts each rank has n_expert/ep of each block's, whose gradients and state are shared by the dp/ep ranks of
 expert_dp, and those of the rest by all of dp. What is held of their tokens depends on the router: it is taken as
 balanced, k B T copies on each rank. A router that is not holds more on some.
@@ -67,6 +70,7 @@ class Walk(Rank):
     def walk(self) -> Live:
         """Forward and backward with as many micro-batches in flight as the schedule has, then the optimizer."""
         live, m = Live(self.base()), self.recipe.n_micro
+        live.add(OTHER, self.cut_rows())
         live.add(ACTIVATIONS, self.onward())
         live.add(OTHER, self.message() * (self.place > 0))  # a gradient on its way to the one before
         all_at_once = not any(self.done) if self.recipe.splits else m * len(self.stages) <= sum(self.in_flight)
@@ -200,12 +204,13 @@ class Walk(Rank):
             experts = sum(stage.part(True).numel for stage in self.stages)
             whole += f"; {experts:,} of them are experts', of which n = {self.n_experts}" * (self.layout.ep > 1)
             routed = f"; routing is taken as balanced, {self.shape.top_k} copies of each token"
+        cut = f", {self.setting.seq:,} tokens of each by {r.context}" * (self.layout.cp > 1)
         zero3 = r.strategy == "zero3"
         grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
         return {
             "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
             "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones"),
             "optimizer": f"{state} ({r.optimizer}{', masters' * r.has_masters})",
-            "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight{routed}",
+            "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight{cut}{routed}",
             "other": "gradients of activations, buckets and units on their way, temporaries",
         }

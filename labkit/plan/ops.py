@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from labkit.plan.recipe import RECOMPUTE
+from labkit.plan.context import CutAttention
+from labkit.plan.reach import Reach
+from labkit.plan.recipe import CONTEXTS, RECOMPUTE
 from labkit.plan.sizes import Sizes
 from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Again, Node, Run, Shadow, Storage, Tape, Weight
 
@@ -59,8 +61,11 @@ BLOCKS = MappingProxyType(
 class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
     what backward runs again, `recompute`: "none", "gathers", "selective" or "full". `ep`: ranks to which experts are
-    dealt out. With `units` the linears of a block multiply copies of 8 bits or fewer, which a way in half precision
-    can: units of a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or "nvfp4" (labkit.train.blocks).
+    dealt out. `cp`: ranks over which rows are cut, each with `seq` tokens of them, whose attention reaches the others'
+    by `context` (labkit.plan.reach).
+
+    With `units` the linears of a block multiply copies of 8 bits or fewer, which a way in half precision can: units of
+    a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or "nvfp4" (labkit.train.blocks).
 
     ValueError for an unknown way or recompute, 8 bits in another way, and sizes below 1."""
 
@@ -72,6 +77,8 @@ class Setting:
     recompute: str = "none"
     units: str = ""
     ep: int = 1
+    cp: int = 1
+    context: str = "ring"
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
@@ -80,7 +87,9 @@ class Setting:
             raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, got {self.recompute!r}")
         if self.units and self.way != "half":
             raise ValueError(f"8-bit copies are made of half precision, way='half', got {self.way!r}")
-        for name in ("rows", "seq", "tp", "ep"):
+        if self.context not in CONTEXTS:
+            raise ValueError(f"attention over ranks is one of {', '.join(CONTEXTS)}, got {self.context!r}")
+        for name in ("rows", "seq", "tp", "ep", "cp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
@@ -317,6 +326,8 @@ class Ops:
 
     def attend(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
         """A fused attention. Holds query, key, value, its result, and one number a row and head."""
+        if self.setting.cp > 1:
+            return self.attend_across(query, key, value, heads)
         sizes = [shadow.numel * shadow.width for shadow in (query, key, value)]
         if not self.shape.fused_attention:
             return self.attend_plainly(query, key, value, heads)
@@ -328,6 +339,16 @@ class Ops:
         if self.shape.position == "rotary":  # the result lies as q does, head by head: its rows are a copy
             y = self.tape.new(numel * query.width, name="mixed values, in rows")
         return Shadow(y, numel, query.width, node)
+
+    def attend_across(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
+        """Attention to the tokens of all ranks of cp."""
+        setting, width = self.setting, self.shape.width
+        keys = key.numel // (self.rows * width)
+        layer = CutAttention(setting.seq * setting.cp, setting.cp, heads, keys, width, setting.rows, query.width)
+        y = Reach(self.tape, setting.context, layer).attend(query, key, value)
+        if self.shape.position == "rotary" or setting.context == "ulysses":  # it lies head by head: its rows are a copy
+            y = y._replace(storage=self.tape.new(y.numel * y.width, name="mixed values, in rows"))
+        return y
 
     def attend_plainly(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
         """Scores, softmax, and the mean of values, one after the other. Holds the T x T probabilities, too."""

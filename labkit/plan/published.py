@@ -15,7 +15,7 @@ What the sources do not say is assumed, here and nowhere else:
                   in fp32; its memory is in GiB, though its column is headed GB (labkit.plan.nanotron says why)
     foundry       the "DEFAULT" mixed precision gathers bf16 weights and keeps fp32 masters (amp), "PURE" is bf16
     torchtitan    FSDP2's mixed precision, as foundry's DEFAULT; with float8 the linears of the blocks multiply 8-bit
-                  copies, and their weights are gathered in 8 bits
+                  copies, and their weights are gathered in 8 bits; with cp attention goes by the ring
     megatron      ZeRO-1 with fp32 masters, gradients added up in fp32, routing balanced; for Mixtral no recomputation,
                   and for both of its speeds the one mapping of which its README tells. Neighbours along ep have
                   neighbouring ranks there, and in labkit all p stages of a pipeline lie between them: nodes of 8 p
@@ -158,7 +158,7 @@ def _torchtitan() -> Iterator[PublishedRun]:
     for row in _table("torchtitan.csv"):
         name = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b", "llama3.1-405b": "llama3-405b"}[row["model"]]
         seq, pp = int(row["seq"]), int(row["pp"])
-        layout = Layout(int(row["dp_shard"]), pp, int(row["tp"]))
+        layout = Layout(int(row["dp_shard"]), pp, int(row["tp"]), int(row["cp"]))
         rows = int(row["local_batch"])
         schedule, float8 = row["schedule"] or "1f1b", row["float8"] == "yes"
         recipe = Recipe(
@@ -167,11 +167,10 @@ def _torchtitan() -> Iterator[PublishedRun]:
             fp32_gradients=float8, recompute=row["recompute"], sequence_parallel=layout.tp > 1,
             fp8_gathers=float8, reshard=pp == 1,  # its default with a pipeline: no gathers for each micro-batch
         )  # fmt: skip
-        lacks = [f"context parallelism over {row['cp']}"] * (row["cp"] != "1")
         yield PublishedRun(
             "torchtitan", ModelShape.preset(name).changed(seq=seq, name=name), hardware, layout, recipe,
             rows * layout.dp * seq / (float(row["tokens_s_gpu"]) * int(row["gpus"])), float(row["GiB"]) * GIB, None,
-            True, " and ".join(lacks),
+            True,
         )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class Rank:
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
-        self.coords, self.n = layout.coords(rank), recipe.sharing(layout.dp)
+        self.coords, self.n = layout.coords(rank), recipe.sharing(layout.dp * layout.cp)
         self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = setting_of(shape, layout, recipe)
@@ -223,7 +223,13 @@ class Rank:
         if r.optimizer == "muon":  # AdamW's second moments of the rest; pieces, whole matrices and products of them
             step += (owned + 8 * param * self.layout.tp) * r.state_bytes
         highest = max(stage.highest for stage in self.stages)
-        return least, least + highest + comes + copies + tied + step + 2 * self.message() + self.unanswered()
+        waits = self.cut_rows() + 2 * self.message() + self.unanswered()
+        return least, least + highest + comes + copies + tied + step + waits
+
+    def cut_rows(self) -> int:
+        """Bytes of this rank's tokens and targets of a step, which are taken out of the batch where cp cuts rows."""
+        rows = self.recipe.batch_size // self.layout.dp
+        return 2 * 8 * rows * self.setting.seq * (self.layout.cp > 1)
 
     def message(self) -> int:
         """Bytes that are on their way to each neighbour in a pipeline, while the next message is made."""

@@ -88,7 +88,7 @@ def bottlenecks(
     step = predict_step(shape, layout, recipe, hardware)
     rate = layout.size * hardware.peak(recipe.products)
     useful = shape.flops_per_token() * recipe.batch_size * shape.seq / rate
-    talk = sum(value for name, value in dict(step).items() if name in ("tp", "ep", "pp", "dp", "overlap"))
+    talk = sum(value for name, value in dict(step).items() if name in ("tp", "cp", "ep", "pp", "dp", "overlap"))
     tokens = recipe.batch_size // layout.dp * shape.seq
     stall = max(0.0, tokens * bytes_per_token / data_bytes_per_s - step.total)
     rest = step["compute"] + step["host"] + step["optimizer"] - useful
@@ -142,13 +142,13 @@ def scaling(
     Weak: the batch grows with dp, so that a rank always has the rows that it has in `layout`. Strong: the batch stays,
     micro-batches keep their size as long as there are enough. Sizes smaller than pp x tp are left out, as are, when the
     batch stays, those that have no row for a rank. ValueError for sizes that pp x tp does not divide, or none left."""
-    shape, group = ModelShape.of(shape), layout.pp * layout.tp
+    shape, group = ModelShape.of(shape), layout.pp * layout.tp * layout.cp
     rows, micro_size = recipe.batch_size // layout.dp, micro_rows(recipe, layout)
     points: list[Point] = []
     for n in (n for n in n_ranks if n >= group):
         if n % group:
             raise ValueError(f"{n} ranks are no multiple of pp x tp = {layout.pp} x {layout.tp} = {group}")
-        grown = Layout(n // group, layout.pp, layout.tp)
+        grown = Layout(n // group, layout.pp, layout.tp, layout.cp)
         batch = rows * grown.dp if weak else recipe.batch_size
         if batch // grown.dp < 1 or batch % grown.dp:
             continue

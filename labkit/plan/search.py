@@ -1,15 +1,17 @@
 """plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
-    dp x pp x tp = n_ranks       and, for a model with experts, ep: divisors of dp and of the number of experts
+    dp x pp x cp x tp = n_ranks  and, for a model with experts, ep: divisors of dp and of the number of experts
       x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
       x micro-batch
 
     hsdp   zero3 inside a node, where dp has ranks on several: as many as a node has besides tp and pp
     tp     inside a node only: four sums a block would cross the slow links otherwise
     sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
+    cp     with rows so long that each rank keeps 8,192 tokens or more of them: shorter rows are better dealt out along
+           dp, which sends less. Attention by ring, gather and, where heads come out even, ulysses
     gpipe  never: 1f1b takes as long and holds less
-    ep     with experts, whose products and gradients each rank then has 1/ep of; tp beside experts is refused, as the
-           planner does not know it, and routing is taken as balanced
+    ep     with experts, whose products and gradients each rank then has 1/ep of; tp and cp beside experts are left out,
+           as the planner does not know them, and routing is taken as balanced
 
 For each way: does the batch divide, does the model divide, does it fit the memory (predict_memory on the first and the
 last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,7 +37,7 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.recipe import EMULATED, PRECISIONS, STRATEGIES, Recipe
+from labkit.plan.recipe import CONTEXTS, EMULATED, PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import check_plan, fullest, micro_rows
 from labkit.plan.time import predict_step
@@ -44,6 +46,8 @@ WORDS = 128
 MICRO_ROWS = (1, 2, 4, 8, 16)
 AGAIN = ("none", "selective", "full")
 """Recomputations that are tried: "gathers" alone saves less than "selective", for nearly the same seconds."""
+LEAST_TOKENS = 8192
+"""Tokens of a row that a rank keeps at least where cp cuts it, as many as Llama 3 has of 128k over 16 ranks."""
 HEADROOM = 0.06
 """Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
 
@@ -92,8 +96,9 @@ class Plan:
     def __str__(self) -> str:
         """`dp=8 pp=4 tp=8, zero1, 1f1b of 16, checkpointing: 2.1 s, 43% MFU, 61 GB`"""
         lay, r = self.layout, self.recipe
-        parts = [f"dp={lay.dp} pp={lay.pp} tp={lay.tp}", r.sharded] if lay.dp > 1 else [f"pp={lay.pp} tp={lay.tp}"]
-        parts[0] += f" ep={lay.ep}" * (lay.ep > 1)
+        parts = [f"dp={lay.dp} " * (lay.dp > 1) + f"pp={lay.pp} tp={lay.tp}"]
+        parts[0] += f" cp={lay.cp} by {r.context}" * (lay.cp > 1) + f" ep={lay.ep}" * (lay.ep > 1)
+        parts += [r.sharded] * (lay.dp * lay.cp > 1)
         parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else f"{r.n_micro} micro-batches"]
         parts += [str(self.adapter)] * (self.adapter is not None)
         parts += [r.again] * bool(r.again)
@@ -151,19 +156,24 @@ def plans(
         if precision != "bf16" or optimizer not in ("adamw", "adam"):
             raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
+    most_cp = 1 if shape.n_expert or shape.kv_lora is not None else max(1, shape.seq // LEAST_TOKENS)
     candidates = [
-        plan for layout in layouts(n_ranks, shape.n_expert) for plan in search.on(layout, global_batch, optimizer)
+        plan
+        for layout in layouts(n_ranks, shape.n_expert, most_cp)
+        for plan in search.on(layout, global_batch, optimizer)
     ]
     return sorted(candidates, key=lambda plan: plan.step_s)
 
 
-def layouts(n_ranks: int, n_expert: int = 0) -> Iterator[Layout]:
-    """Every dp x pp x tp with that many ranks, with every ep by which dp and the number of experts can be divided."""
+def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layout]:
+    """Every dp x pp x cp x tp with that many ranks and a cp of `most_cp` at most, with every ep by which dp and the
+    number of experts can be divided."""
     for tp in divisors(n_ranks):
         for pp in divisors(n_ranks // tp):
-            dp = n_ranks // tp // pp
-            for ep in divisors(math.gcd(dp, n_expert)) if n_expert and tp == 1 else [1]:
-                yield Layout(dp, pp, tp, ep=ep)
+            for cp in (cp for cp in divisors(n_ranks // tp // pp) if cp <= most_cp):
+                dp = n_ranks // tp // pp // cp
+                for ep in divisors(math.gcd(dp, n_expert)) if n_expert and tp == 1 else [1]:
+                    yield Layout(dp, pp, tp, cp, ep)
 
 
 def divisors(number: int) -> list[int]:
@@ -187,6 +197,12 @@ class Search:
             yield Plan(self.shape, self.hardware, layout, base, refused=reason)
             return
         sizes = [rows for rows in MICRO_ROWS if batch // layout.dp % rows == 0]
+        ways = [replace(base, context=kind) for kind in CONTEXTS] if layout.cp > 1 else [base]
+        for way in [way for way in ways if not self.impossible(layout, way)]:
+            yield from self.by(layout, way, sizes)
+
+    def by(self, layout: Layout, base: Recipe, sizes: list[int]) -> Iterator[Plan]:
+        """All plans on one layout whose attention reaches over cp as in `base`, in micro-batches of these rows."""
         for strategy, shard in self.strategies(layout):
             for schedule, v in self.schedules(layout):
                 for again in AGAIN:
@@ -236,9 +252,9 @@ class Search:
 
     def strategies(self, layout: Layout) -> list[tuple[str, int | None]]:
         """(strategy, ranks that share one copy of its state if not all) worth trying."""
-        if layout.dp == 1:
+        if layout.dp * layout.cp == 1:
             return [("ddp", None)]
-        if layout.ep > 1:
+        if layout.ep > 1 or layout.cp > 1:
             return [(strategy, None) for strategy in STRATEGIES]
         inside = self.hardware.node_size // (layout.tp * layout.pp)  # neighbours along dp on one node
         hybrid = [("zero3", inside)] if 1 < inside < layout.dp and layout.dp % inside == 0 else []
@@ -270,8 +286,8 @@ class Search:
             return None
         recipe = Recipe(
             strategy, schedule, base.batch_size, m, v, recompute=again, precision=self.precision,
-            sequence_parallel=layout.tp > 1 and self.shape.seq % layout.tp == 0, optimizer=base.optimizer,
-            shard_ranks=shard, fp8_gathers=strategy == "zero3" and self.precision == "fp8",
+            sequence_parallel=layout.tp > 1 and self.shape.seq // layout.cp % layout.tp == 0, optimizer=base.optimizer,
+            shard_ranks=shard, fp8_gathers=strategy == "zero3" and self.precision == "fp8", context=base.context,
         )  # fmt: skip
         needs, reason = self.too_large(layout, recipe)
         if reason:

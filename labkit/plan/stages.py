@@ -24,16 +24,28 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
 
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
-    What labkit's planner does not know is refused in words: context parallelism, and with experts tensor parallelism,
-    HSDP and zero_bubble."""
-    if layout.cp > 1:
-        raise ValueError(
-            f"labkit's planner predicts memory and time for whole rows, and does not know cp yet, got cp={layout.cp}: "
-            "plan for cp=1; labkit.plan.context has what a layer's attention sends, holds and takes"
-        )
+    What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
+    and with experts tensor parallelism, HSDP and zero_bubble."""
     _check_experts(shape, recipe, layout)
     shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
+    _check_context(shape, recipe, layout)
+
+
+def _check_context(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
+    """ValueError for key heads that ulysses cannot deal out, and for an attention that is not cut over ranks."""
+    if layout.cp == 1:
+        return
+    if shape.kv_lora is not None:
+        raise ValueError(
+            f"labkit's planner does not know cp beside latent attention yet, got cp={layout.cp}: take cp=1"
+        )
+    keys = max(1, shape.kv_heads // layout.tp)
+    if recipe.context == "ulysses" and keys % layout.cp:
+        raise ValueError(
+            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: "
+            "take another cp, or context='ring' or 'gather', which cut no heads"
+        )
 
 
 def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
@@ -42,6 +54,10 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         if layout.ep > 1:
             raise ValueError(f"ep={layout.ep} deals experts out, and this model has none: ep=1")
         return
+    if layout.cp > 1:
+        raise ValueError(
+            f"labkit's planner does not know cp beside experts yet, got cp={layout.cp}: take cp=1, and ep or pp"
+        )
     if shape.n_expert % layout.ep:
         raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
     if layout.tp > 1:
@@ -187,7 +203,7 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
 
     kinds = [(kind(place), place) for place in range(1, p - 1)]
     firsts, lasts = dict(reversed(kinds)), dict(kinds)
-    return [place * layout.tp for place in sorted({0, p - 1, *firsts.values(), *lasts.values()})]
+    return [layout.rank(pp=place) for place in sorted({0, p - 1, *firsts.values(), *lasts.values()})]
 
 
 def way_of(recipe: Recipe) -> str:
@@ -208,7 +224,10 @@ def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
     in_sequence = recipe.sequence_parallel and layout.tp > 1
     rows = micro_rows(recipe, layout)
     way = way_of(recipe)
-    return Setting(rows, shape.seq, layout.tp, in_sequence, way, recipe.recompute, recipe.units, layout.ep)
+    return Setting(
+        rows, shape.seq // layout.cp, layout.tp, in_sequence, way, recipe.recompute, recipe.units, layout.ep, layout.cp,
+        recipe.context,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

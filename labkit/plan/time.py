@@ -3,6 +3,7 @@
     compute        products at the rate of large products, all else at the rate of memory (work.py)
     host           the device has nothing to do: Python issues ops more slowly than they are computed
     tp, pp, dp     communication along each axis (collectives.py, over the link that the axis crosses)
+    cp             keys and values, or tokens, on their way to the attention of other ranks, and gradients back
     ep             tokens on their way to their experts and back: two all_to_alls forward and two backward a block
     overlap        below zero: what is won by communicating while something is computed
     bubble         how long the slowest rank of a pipeline waits: its schedule is simulated, or follows its law if long
@@ -17,7 +18,7 @@
     Experts: gradients of a rank's experts are reduced along expert_dp, those of all else along dp. ep cannot be hidden,
     because the experts need the tokens. `imbalance` is the load of the slowest rank's experts over the mean, and sets
     the time of the products and of the all_to_alls, since all wait for that rank; 1 is a perfect router. Only models
-    with experts have the item "ep".
+    with experts have the item "ep", and only layouts with cp > 1 "cp" (exchange.py), whose ring hides behind attention.
 
 Sources: Narayanan et al., arXiv:2104.04473, sections 2.2 and 3.2; Li et al., arXiv:2006.15704, section 3.2.3 (overlap);
 Rajbhandari et al., arXiv:1910.02054, section 7; Lepikhin et al., arXiv:2006.16668 (experts and all_to_all);
@@ -26,13 +27,15 @@ Thakur et al. 2005, section 3 (alpha-beta).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.exchange import data_stride, exchanges
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.muon import busiest_flops
 from labkit.plan.ops import Setting
+from labkit.plan.passes import Pass, State
 from labkit.plan.recipe import EMULATED, IN_V, Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
@@ -62,8 +65,8 @@ def predict_step(
     simulated: int = SIMULATED,
     imbalance: float = 1.0,
 ) -> Breakdown:
-    """Seconds of one step on the slowest rank: compute, host, tp, pp, dp, overlap (below zero), bubble, optimizer; and
-    ep for a model with experts, with the `imbalance` of their load, slowest over mean.
+    """Seconds of one step on the slowest rank: compute, host, tp, pp, dp, overlap (below zero), bubble, optimizer; cp
+    where rows are cut; and ep for a model with experts, with the `imbalance` of their load, slowest over mean.
 
     `shape` is a ModelShape or a GPTConfig. Schedules of more than `simulated` actions follow their law. ValueError for
     what cannot be cut or run, and for an imbalance below 1."""
@@ -75,38 +78,6 @@ def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float
     shape = ModelShape.of(shape)
     step = predict_step(shape, layout, recipe, hardware).total
     return shape.mfu(recipe.batch_size * shape.seq / step, layout.size * hardware.peak(recipe.products))
-
-
-class Pass(NamedTuple):
-    """Seconds of one direction of a layer or a stage, for one micro-batch.
-
-    compute   of the device;   tp   of sums over tp;   host   in which the device waits for Python;   ep   of
-    all_to_alls"""
-
-    compute: float = 0.0
-    tp: float = 0.0
-    host: float = 0.0
-    ep: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Seconds from its begin to its end."""
-        return self.compute + self.tp + self.host + self.ep
-
-    def plus(self, other: Pass, times: int = 1) -> Pass:
-        """This, and the other one so many times behind it."""
-        return Pass(*(mine + times * more for mine, more in zip(self, other, strict=True)))
-
-
-class State(NamedTuple):
-    """Parameters of a rank that are reduced together: how many, over how many ranks, so many apart; `share` ranks
-    have one copy of their state between them, and `part` is their part of all parameters of the rank."""
-
-    params: float
-    ranks: int
-    stride: int
-    share: int
-    part: float
 
 
 class StepTime:
@@ -153,6 +124,13 @@ class StepTime:
         if shape.n_expert:
             self.layers["dense"] = self.layer("dense", sums, 2, 2 + again)
             self.layers["block"] = self.with_experts(*self.layers["block"])
+        if layout.cp > 1:
+            ahead, behind = exchanges(shape, self.setting, recipe.products, self.narrow, hardware)
+            forward, backward = self.layers["block"]
+            self.layers["block"] = (
+                forward._replace(cp=ahead.waits, hidden=ahead.hidden),
+                backward._replace(cp=behind.waits, hidden=behind.hidden),
+            )
         starts = [sum(blocks[:index]) for index in range(n_stages)]
         kinds = [
             (count, dense_of(shape, start, count) if shape.n_expert else 0, index == 0, index == n_stages - 1)
@@ -163,14 +141,14 @@ class StepTime:
 
     def shared_states(self) -> list[State]:
         """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
-        lay, stride = self.layout, self.layout.tp * self.p
-        in_v = self.recipe.schedule in IN_V
+        lay, stride = self.layout, data_stride(self.layout, self.hardware.node_size)
+        n_data, in_v = lay.dp * lay.cp, self.recipe.schedule in IN_V
         rest = state_params(self.shape, lay.tp, self.p, self.v, in_v)
         experts = expert_params(self.shape, lay.ep, self.p, self.v, in_v)
         place = max(range(self.p), key=lambda index: rest[index] + experts[index])
-        total, share = rest[place] + experts[place], self.recipe.sharing(lay.dp)
+        total, share = rest[place] + experts[place], self.recipe.sharing(n_data)
         if lay.ep == 1:
-            return [State(total, lay.dp, stride, share, 1.0)]
+            return [State(total, n_data, stride, share, 1.0)]
         n = lay.dp // lay.ep
         return [
             State(rest[place], lay.dp, stride, share, rest[place] / total),
@@ -240,7 +218,7 @@ class StepTime:
         """Seconds of one activation from stage to stage."""
         if self.p == 1:
             return 0.0
-        inside = self.p * self.layout.tp <= self.hardware.node_size
+        inside = self.p * self.layout.cp * self.layout.tp <= self.hardware.node_size
         link = self.hardware.intra if inside else self.hardware.inter
         part = self.layout.tp if self.setting.in_sequence else 1
         return line_of(link).seconds(self.tokens * self.shape.d_model * self.wide / part / self.hardware.practice.wire)
@@ -368,8 +346,9 @@ class StepTime:
         pp = 2 * self.m * self.v * self.message_s()
         waits = max(0.0, whole - own) + max(0.0, sent - pp) + self.late()
         dp, open_ = self.dp()
+        behind = max(0.0, pp - sent)
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
-        batch, n = f"{self.setting.rows} rows x {self.m} micro-batches", self.layout.dp
+        batch, n = f"{self.setting.rows} rows x {self.m} micro-batches", self.states[0].ranks
         host = spent.host + self.hardware.practice.step_s
         routed = ""
         if self.shape.n_expert:
@@ -381,7 +360,7 @@ class StepTime:
             ("tp", spent.tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
             ("pp", pp, f"2 x {self.m} x {self.v} messages of B T D", "arXiv:2104.04473, 3.2"),
             ("dp", dp, f"{self.recipe.sharded} over n = {n}, S = bytes of the rank's weights", "arXiv:1910.02054, 7"),
-            ("overlap", open_ - dp - max(0.0, pp - sent), "sent while computing", "arXiv:2006.15704, 3.2.3"),
+            ("overlap", open_ - dp - behind - spent.hidden, "sent while computing", "arXiv:2006.15704, 3.2.3"),
             ("bubble", waits, f"{self.recipe.schedule}, p = {self.p}", "labkit.plan.schedule"),
             ("optimizer", self.optimizer(), f"{STATE_BYTES} bytes a parameter owned", "torch.optim, unfused"),
         ]  # fmt: skip
@@ -389,6 +368,9 @@ class StepTime:
             times = "2 forward, 2 again and 2 backward" if self.recipe.checkpointing else "2 forward and 2 backward"
             formula = f"{self.layout.ep} ranks, all_to_alls of {self.shape.top_k} B T D, {times} a block{routed}"
             rows.insert(3, ("ep", spent.ep, formula, "arXiv:2006.16668"))
+        if self.layout.cp > 1:
+            formula = f"{self.layout.cp} ranks by {self.recipe.context}, of which {spent.cp:.3g} s are waited for"
+            rows.insert(3, ("cp", spent.cp + spent.hidden, formula, "labkit.plan.context"))
         return Breakdown(Item(name, value, "s", formula, source) for name, value, formula, source in rows)
 
     def of(self, rank: int) -> list[tuple[Pass, Pass]]:

@@ -171,9 +171,10 @@ class Bench:
             self.linears(f, (d,))
         wide = a + s.n_head // tp * s.rope_width // 2  # the mean of queries' and values' widths
         moved = self.narrow * t * (2 * wide + 2 * k)
-        self.op(2.0 * t * self.setting.seq * wide / (self.practice.attention if s.fused_attention else 0.5), moved, 2)
+        seen = self.setting.seq * self.setting.cp  # the whole row, also where a rank has a part of it
+        self.op(2.0 * t * seen * wide / (self.practice.attention if s.fused_attention else 0.5), moved, 2)
         if not s.fused_attention:  # scores written, masked, their softmax taken, and read again
-            self.moves(6 * self.narrow * t * self.setting.seq * (s.n_head // tp), 1.5)
+            self.moves(6 * self.narrow * t * seen * (s.n_head // tp), 1.5)
         if s.position == "rotary":
             self.moves(4 * max(4, self.narrow) * t * (a + k))
         for _ in range(2):

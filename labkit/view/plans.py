@@ -64,14 +64,14 @@ def name_of(plan: Plan) -> tuple[str, str]:
     lay, r = plan.layout, plan.recipe
     rows = r.batch_size // lay.dp // r.n_micro
     parts = [strategy_of(plan)] * (lay.dp > 1) + [r.schedule] * (lay.pp > 1) + [f"{r.n_micro} x {rows}"]
-    experts = f", ep {lay.ep}" * (lay.ep > 1)
-    return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}{experts}", ", ".join([*parts, *AGAIN.get(r.recompute, ())])
+    more = f", cp {lay.cp} by {r.context}" * (lay.cp > 1) + f", ep {lay.ep}" * (lay.ep > 1)
+    return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}{more}", ", ".join([*parts, *AGAIN.get(r.recompute, ())])
 
 
 def spent(step: Breakdown) -> dict[str, float]:
-    """The seconds of each part of SPENT: the seconds that overlap hides are taken off those of dp and pp. The
-    all_to_alls of ep, which nothing hides, are among them."""
-    in_the_open = sum(value for name, value in dict(step).items() if name in ("dp", "pp", "ep", "overlap"))
+    """The seconds of each part of SPENT: the seconds that overlap hides are taken off those of dp and pp. What
+    ep and cp send is among them."""
+    in_the_open = sum(value for name, value in dict(step).items() if name in ("dp", "pp", "ep", "cp", "overlap"))
     seconds = step["compute"], step["host"], step["tp"], in_the_open, step["bubble"], step["optimizer"]
     return dict(zip(SPENT, seconds, strict=True))
 

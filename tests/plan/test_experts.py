@@ -231,7 +231,7 @@ def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
 @pytest.mark.parametrize(
     ("shape", "layout", "recipe", "words"),
     [
-        (SMALL, Layout(4, cp=2), Recipe(batch_size=4), "does not know cp yet, got cp=2"),
+        (SMALL, Layout(4, cp=2), Recipe(batch_size=4), "does not know cp beside experts yet, got cp=2"),
         (SMALL, Layout(4, tp=2), Recipe(batch_size=4), "tensor parallelism beside experts yet, got tp=2"),
         (SMALL.changed(n_expert=6), Layout(4, ep=4), Recipe(batch_size=4), "6 experts cannot be dealt out evenly"),
         (ModelShape.preset("gpt2"), Layout(4, ep=2), Recipe(batch_size=4), "ep=2 deals experts out, and this model"),

@@ -1,0 +1,89 @@
+"""The search over cp: where it is tried, that its plans are what the predictions say, and how they are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.plan.explain import explain, simplest, table, waiting_s
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.memory import predict_memory
+from labkit.plan.recipe import Recipe
+from labkit.plan.search import HEADROOM, LEAST_TOKENS, Plan, layouts, plans
+from labkit.plan.shape import ModelShape
+from labkit.plan.time import predict_step
+from tests.cases import cases
+
+H100 = Hardware.preset("h100")
+LONG = 2**17
+
+
+@pytest.fixture(scope="module")
+def long() -> list[Plan]:
+    """Llama 3 8B with rows of 128k tokens, on two nodes."""
+    return plans("llama3-8b", H100, 16, 16, LONG)
+
+
+@cases(("seq", "most"), [(8192, 1), (16_384, 2), (LONG, 4)])
+def test_rows_are_cut_as_long_as_each_rank_keeps_enough_of_them(seq, most):
+    """Would catch short rows that are cut, and long ones that are not: a search says of short ones what it said."""
+    found = {plan.layout for plan in plans("llama3-8b", H100, 4, 4, seq)}
+    assert found == set(layouts(4, 0, max(1, seq // LEAST_TOKENS)))
+    assert max(layout.cp for layout in found) == most
+    assert all(layout.size == 4 for layout in found)
+
+
+@cases("model", ["mixtral-8x7b", "deepseek-v3"])
+def test_what_the_planner_does_not_know_beside_cp_is_not_tried(model):
+    """Would catch a search full of refusals, or one that breaks off."""
+    assert all(plan.layout.cp == 1 for plan in plans(model, H100, 4, 4, LONG))
+
+
+def test_every_plan_with_cp_fits_and_is_what_the_predictions_say(long):
+    """Would catch the memory of another rank than the fullest: with cp the ranks of a stage stand further apart."""
+    room = H100.memory_bytes.value * (1 - HEADROOM)
+    kept = [plan for plan in long if plan.kept and plan.layout.cp > 1]
+    ways = {(plan.layout.cp, plan.recipe.context) for plan in kept}
+    assert {kind for _, kind in ways} == {"ring", "gather", "ulysses"}
+    assert (16, "ulysses") not in ways  # 8 key heads
+    assert {plan.recipe.strategy for plan in kept} == {"ddp", "zero1", "zero2", "zero3"}
+    for plan in [*kept[::40], next(plan for plan in kept if plan.layout.pp > 1)]:
+        lay = plan.layout
+        ranks = [lay.rank(pp=place) for place in range(lay.pp)]
+        held = max(predict_memory(plan.shape, lay, plan.recipe, rank, "cuda").total for rank in ranks)
+        assert plan.memory.total == held <= room
+        assert plan.step == predict_step(plan.shape, lay, plan.recipe, H100, simulated=0)
+
+
+def test_rows_of_128k_are_cut_and_their_plans_are_faster_than_those_of_whole_rows(long):
+    """Would catch a planner that has no answer for long rows but recomputation."""
+    whole = next(plan for plan in long if plan.kept and plan.layout.cp == 1)
+    assert long[0].layout.cp > 1
+    assert long[0].step_s < 0.9 * whole.step_s
+
+
+def test_a_plan_with_cp_is_told_in_the_table_and_in_words(long):
+    """Would catch an axis that nobody sees: strategies over dp x cp, waits, the way of attention."""
+    best = long[0]
+    rows = table(long, 4).splitlines()
+    assert rows[0].split()[:4] == ["dp", "pp", "tp", "cp"]
+    assert f"{best.layout.cp} {best.recipe.context}" in rows[1]
+    assert best.recipe.strategy in rows[1]
+    words = explain(long)
+    assert f"cp={best.layout.cp}: each rank has {LONG // best.layout.cp:,} of the 131,072 tokens of a row" in words
+    assert f"cp {best.step['cp']:.3g} s" in words
+    assert f"cp={best.layout.cp} by {best.recipe.context}" in str(best)
+    assert waiting_s(best.step) > 0.5 * best.step["cp"]
+    only = [plan for plan in long if plan.kept and plan.layout.cp > 1 and plan.recipe.context == "ulysses"]
+    assert "all_to_alls exchange tokens for heads" in explain(only)
+    assert "cp" not in table([plan for plan in long if plan.layout.cp == 1], 4).splitlines()[0].split()
+
+
+def test_cp_is_an_idea_like_any_other_axis():
+    """Would catch a simplest plan that cuts rows though whole ones fit."""
+    shape, recipe = ModelShape.preset("gpt2"), Recipe(batch_size=4)
+    both = [
+        Plan(shape, H100, layout, recipe, predict_step(shape, layout, recipe, H100), 0.1)
+        for layout in (Layout(cp=4), Layout(4))
+    ]
+    assert simplest(both) == both[1]
