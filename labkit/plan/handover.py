@@ -21,9 +21,9 @@ and are wanted by c generators, each of which cuts them over g ranks:
     peer to peer            0.46 s                                   17.6 GB through each port
 
 Trainers and generators lie on nodes of their own. What stays in a node takes the node's link. Seconds are those of the
-busiest port: what a run adds to them (copies, casts, launching) nobody has measured here. Published beside it: 1.3 s for
-10^12 parameters from 256 trainers to 128 generators, peer to peer, with gathers in groups and casts to fp8 (Perplexity
-2025); the law says 0.20 s for the wire alone, in bytes of fp8 with one generator of 128 ranks.
+busiest port: what a run adds to them (copies, casts, launching) nobody has measured here. Published beside it: 1.3 s
+for 10^12 parameters from 256 trainers to 128 generators, peer to peer, with gathers in groups and casts to fp8
+(Perplexity 2025); the law says 0.20 s for the wire alone, in bytes of fp8 with one generator of 128 ranks.
 
 Sources: Sheng et al. (HybridFlow), arXiv:2409.19256, section 5.3 (resharding between training and generation);
 Perplexity, "Weight Transfer for RL Post-Training in under 2 seconds", 2025; a pipelined chain: Thakur et al. 2005.
