@@ -8,11 +8,11 @@ and are wanted by c generators, each of which cuts them over g ranks:
     all ranks send          (n-1)/n W + c g W                 c W
     busiest rank sends      W    (a chain; c g W as a star)   c W / n
     busiest rank takes      W                                 W / g
-    memory on top           one tensor, whole, on each rank   a message
+    memory on top           W at the root; 2 tensors          a bucket of messages
 
-    gather and broadcast    a root gathers one tensor after the other and passes it to all c g ranks, which cut out what
-                            they keep. Simple: neither side knows how the other one is cut. All bytes go through the
-                            root's port twice
+    gather and broadcast    a root gathers the model and passes it on, tensor by tensor, to all c g ranks, which cut out
+                            what they keep. Simple: neither side knows how the other one is cut. All bytes go through
+                            the root's port twice
     peer to peer            each generator rank is sent the slices that it keeps, by those who have them. Both layouts
                             are known, so who sends what to whom is worked out once; all ports work at the same time
 
@@ -20,10 +20,12 @@ and are wanted by c generators, each of which cuts them over g ranks:
     gather and broadcast    7.09 s by a chain, 229 s by a star       141 GB through the root's port, and again
     peer to peer            0.46 s                                   17.6 GB through each port
 
-Trainers and generators lie on nodes of their own. What stays in a node takes the node's link. Seconds are those of the
-busiest port: what a run adds to them (copies, casts, launching) nobody has measured here. Published beside it: 1.3 s
-for 10^12 parameters from 256 trainers to 128 generators, peer to peer, with gathers in groups and casts to fp8
-(Perplexity 2025); the law says 0.20 s for the wire alone, in bytes of fp8 with one generator of 128 ranks.
+labkit.parallel.handover does both for any two layouts, and its bytes are sums over its messages. Here are the laws of
+large jobs, and seconds on links. Trainers and generators lie on nodes of their own; what stays in a node takes the
+node's link. Seconds are those of the busiest port: what a run adds to them (copies, casts, launching) nobody has
+measured here. Published beside it: 1.3 s for 10^12 parameters from 256 trainers to 128 generators, peer to peer, with
+gathers in groups and casts to fp8 (Perplexity 2025); the law says 0.20 s for the wire alone, in bytes of fp8 with one
+generator of 128 ranks.
 
 Sources: Sheng et al. (HybridFlow), arXiv:2409.19256, section 5.3 (resharding between training and generation);
 Perplexity, "Weight Transfer for RL Post-Training in under 2 seconds", 2025; a pipelined chain: Thakur et al. 2005.
@@ -43,7 +45,7 @@ HOW = ("chain", "star")
 
 
 class Sent(NamedTuple):
-    """Bytes of one handover: what all ranks send together, what the busiest one sends and takes, and the memory that
+    """Bytes of one sync: what all ranks send together, what the busiest one sends and takes, and the memory that
     the fullest one needs besides the weights it keeps."""
 
     total: float
@@ -53,7 +55,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Handover:
+class WeightSync:
     """`weight_bytes` in equal shards on `trainers` ranks, for `copies` generators of `tp` ranks each.
 
     n_tensors       in how many tensors the weights come: the gather and broadcast goes tensor by tensor
@@ -70,7 +72,7 @@ class Handover:
 
     def __post_init__(self) -> None:
         if min(self.weight_bytes, self.trainers, self.tp, self.copies, self.n_tensors) < 1:
-            raise ValueError(f"sizes of a handover are at least 1, got {self}")
+            raise ValueError(f"sizes of a sync are at least 1, got {self}")
         if not self.weight_bytes / self.n_tensors <= self.largest <= self.weight_bytes:
             raise ValueError(
                 f"the largest of {self.n_tensors} tensors has {self.largest:,.0f} bytes, but they have "
@@ -95,7 +97,7 @@ class Handover:
             raise ValueError(f"a broadcast is one of {', '.join(HOW)}, got {how!r}")
         gathered, spread = self.weight_bytes * (1 - 1 / self.trainers), self.weight_bytes * self.generators
         sends = self.weight_bytes if how == "chain" else spread
-        return Sent(gathered + spread, sends, self.weight_bytes, self.largest)
+        return Sent(gathered + spread, sends, self.weight_bytes, self.weight_bytes + self.largest)
 
     def peer_to_peer(self) -> Sent:
         """Bytes from those who have a slice to those who keep it; copies are dealt out evenly over the trainers."""
@@ -139,4 +141,4 @@ class Handover:
         ])  # fmt: skip
 
 
-SOURCE = "labkit.plan.handover"
+SOURCE = "labkit.plan.weight_sync"
