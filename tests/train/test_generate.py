@@ -92,12 +92,13 @@ def test_processes_and_a_gathered_head_generate_the_same():
 
     def rank(group, model, prompt):
         split(model, {**GPT_PLAN, "head.out": "gathered"}, group)
-        return generate(model, prompt, 6), generate(model, prompt, 6, temperature=2.0)
+        own = torch.Generator().manual_seed(group.rank)
+        return generate(model, prompt, 6), generate(model, prompt, 6, temperature=9.0, generator=own)
 
     with Cluster(2, quiet=True) as cluster:
         replies = [reply.value for reply in cluster.run(rank, model, prompt)]
     assert all(torch.equal(greedy, want) for greedy, _ in replies)
-    # each process draws from a stream of its own: rank 0's draw must have counted
+    # each rank draws from a stream of its own: rank 0's draw must have counted
     assert torch.equal(replies[0][1], replies[1][1])
 
 
@@ -224,6 +225,15 @@ def test_weights_that_zero_3_shards_are_gathered_on_the_way():
         return generate(mine, prompt, 3)
 
     assert all(torch.equal(tokens, want) for tokens in run_threads(rank, 2))
+
+
+def test_each_token_runs_once_and_only_the_last_one_gets_scores():
+    """Would catch logits of a whole prompt, which are larger than all else, and a prompt that runs with every token."""
+    model, seen = stirred(LEARNED), []
+    for layer in (model.blocks[0], model.head):
+        layer.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    generate(model, prompt_of(3, 4), 3)
+    assert seen == [(3, 4, 48), (3, 1, 48), *[(3, 1, 48)] * 4]
 
 
 def test_nothing_new_is_the_prompt_and_lists_of_one_length_will_do():
