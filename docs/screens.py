@@ -1,6 +1,6 @@
 """The screens in the README's table of labs: a piece of a picture that each lab stores, as an image.
 
-    python docs/screens.py      # writes docs/labs/00.svg to docs/labs/18.svg; `make notebooks` runs it last
+    python docs/screens.py      # writes docs/labs/00.svg to docs/labs/21.svg; `make notebooks` runs it last
 
 Nothing is run or drawn here. A reader cannot rest the pointer on a part of an image, so the words that would then
 appear are left out. Each image has a style for light and one for dark.
@@ -55,6 +55,7 @@ SCREENS = (
     Screen("16", "16-29", 0, 26, 800),
     Screen("17", "17-70", 0, 0, 690),
     Screen("18", "18-23", 0, 30, 760),
+    Screen("21", "21-18", 0, 0, 800),
 )
 
 

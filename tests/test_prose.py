@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-LABS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("[01]*.ipynb"))
+LABS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("[0-9]*.ipynb"))
 BEFORE, BEHIND = 9, 7
 """Cells before and behind a sentence in which its numbers may stand."""
 NOT_PROSE = re.compile(

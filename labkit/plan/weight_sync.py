@@ -18,7 +18,7 @@ and are wanted by c generators, each of which cuts them over g ranks:
 
     Llama 3 70B in bf16, 723 tensors; 64 H100 train, 8 generators of tp 8, 400 Gb/s a device. Predictions:
     gather and broadcast    7.09 s by a chain, 229 s by a star       141 GB through the root's port, and again
-    peer to peer            0.46 s                                   17.6 GB through each port
+    peer to peer            0.44 s                                   17.6 GB through each port
 
 labkit.parallel.handover does both for any two layouts, and its bytes are sums over its messages. Here are the laws of
 large jobs, and seconds on links. Trainers and generators lie on nodes of their own; what stays in a node takes the
@@ -130,9 +130,9 @@ class WeightSync:
     def peer_to_peer_s(self, hardware: Hardware) -> Breakdown:
         """Seconds of the busiest port: "send" or "take", whichever is longer (the other one is hidden and counts 0).
 
-        A rank of a generator hears from ceil(n/g) trainers or more, for each tensor."""
+        A rank of a generator hears from ceil(n/g) trainers, and what one sends to one other travels in one message."""
         cost, speed = self.peer_to_peer(), hardware.inter.bytes_per_s * hardware.practice.wire
-        messages = self.n_tensors * math.ceil(self.trainers / self.tp)
+        messages = math.ceil(self.trainers / self.tp)
         send, take = cost.busiest_sends / speed, cost.busiest_takes / speed
         return Breakdown([
             Item("latency", messages * hardware.inter.alpha_s, "s", f"{messages:,} messages of one rank", SOURCE),

@@ -81,7 +81,7 @@ def test_the_numbers_of_the_docstring_are_what_the_laws_give():
     job = WeightSync(2 * llama.n_params, 64, 8, 8, n_tensors=723, largest_bytes=2 * llama.vocab * llama.d_model)
     assert job.gather_and_broadcast_s(H100).total == pytest.approx(7.09, abs=0.01)
     assert job.gather_and_broadcast_s(H100, "star").total == pytest.approx(229, abs=1)
-    assert job.peer_to_peer_s(H100).total == pytest.approx(0.46, abs=0.01)
+    assert job.peer_to_peer_s(H100).total == pytest.approx(0.44, abs=0.01)
     assert job.peer_to_peer().busiest_sends == pytest.approx(17.6e9, rel=0.01)
     assert job.gather_and_broadcast().on_top == 2 * llama.n_params + 2 * llama.vocab * llama.d_model
     assert WeightSync(1.04e12, 256, 128).peer_to_peer_s(H100).total == pytest.approx(0.20, abs=0.01)

@@ -57,7 +57,7 @@ def test_paragraphs_items_rows_and_signatures_are_laid_out_and_the_rest_stays():
     assert narrow(NARROW) == NARROW
 
 
-@cases("lab", [f"{number:02}" for number in range(19)])
+@cases("lab", [*(f"{number:02}" for number in range(19)), "21"])
 def test_no_line_of_a_stub_runs_off_its_cell(lab):
     """Would catch a docstring that a learner must scroll for, and a layout that changes what a stub says."""
     for exercise in problems(lab):
