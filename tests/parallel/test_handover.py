@@ -14,12 +14,13 @@ from labkit.assemble import EXPERT_PLAN, assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel import saved
 from labkit.parallel.expert import deal
-from labkit.parallel.handover import Handover, gather_and_broadcast, meet, offered, reshard, wanted
+from labkit.parallel.handover import Handover, between, gather_and_broadcast, meet, offered, reshard, wanted
 from labkit.parallel.split import GPT_PLAN, split
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.resharding import sent_bytes
 from labkit.probe.memory import MemoryProbe
+from labkit.probe.rehearsal import run_fake
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.generate import generate
@@ -282,6 +283,38 @@ def test_what_is_held_besides_the_shards_is_as_the_law_says(trainer, generator, 
             assert law <= peak <= law + messages, (number, way, bucket_bytes)
     handover = outs[0][0]
     assert handover.buffers(0, "gather_and_broadcast", 1) > handover.n_bytes > 4 * handover.buffers(0, "reshard", 1)
+
+
+@cases(("n", "trainer", "generator", "first"), [(3, L(dp=2), L(tp=2), 1), (4, L(dp=2, tp=2), L(tp=3), 0)])
+def test_a_rehearsal_of_each_rank_sends_and_holds_what_the_law_says(n, trainer, generator, first):
+    """Would catch a law of memory that is only right with the slack of real messages, and a handover that looks at
+    values, which a rehearsal of a large model does not have."""
+    recipe = Recipe("zero3", batch_size=12, precision="bf16")
+
+    def places(world):
+        trainers = Mesh.within(trainer, world, 0, "trainers")
+        generators = Mesh.within(generator, world, first, "generators")
+        give = offered(assemble(CONFIG, recipe, trainers).parts, trainers, world) if trainers else {}
+        take = wanted(blank(CONFIG, generators, torch.bfloat16), generators, world) if generators else {}
+        return list(give), list(take)
+
+    each = [run_fake(places, n, rank).value for rank in range(n)]
+    has, wants = ([place for some in each for place in some[side]] for side in (0, 1))
+    for rank, way in itertools.product(range(n), WAYS):
+
+        def held(world, mine=each[rank]):
+            return [{p: torch.empty(p.numel, dtype=getattr(torch, p.dtype)) for p in side} for side in mine]
+
+        def run(world, mine, way=way):
+            handover = between(world, has, wants, *mine)
+            WAYS[way](handover, SMALL)
+            return handover
+
+        found = run_fake(run, n, rank, setup=held)
+        handover = found.value
+        law = handover.resharded_bytes(rank) if way == "reshard" else handover.gathered_bytes(rank)
+        assert found.ledger.sent_bytes() == law
+        assert found.memory.total - found.before.total == handover.buffers(rank, way, SMALL)
 
 
 def test_copies_share_the_sending_and_a_rank_keeps_what_it_has():
