@@ -146,6 +146,25 @@ def test_experts_and_their_biases_come_to_other_ranks(n, trainer, generator, fir
     )
 
 
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("n", "trainer", "more"),
+    [
+        (6, L(dp=4), {"strategy": "zero3", "shard_ranks": 2}),
+        (6, L(dp=2, cp=2), {"strategy": "zero1"}),
+        (6, L(dp=2, tp=2), {"strategy": "zero3", "optimizer": "muon"}),
+        (6, L(dp=2, tp=2), {"strategy": "zero2", "offload": True, "precision": "fp32"}),
+    ],
+    ids=str,
+)
+def test_trainers_that_hold_weights_in_other_ways_hand_them_over_alike(n, trainer, more, tmp_path):
+    """Would catch copies of HSDP and of cp that are sent for each, and masters on the host that are left out."""
+    recipe = Recipe(batch_size=12, **{"precision": "fp64", **more})
+    config = replace(CONFIG, seq=8)
+    outs = run_threads(both_ways, n, config, recipe, trainer, L(tp=2), 4, tmp_path)
+    check(outs, tmp_path, trainer, L(tp=2), 4)
+
+
 def check(outs, folder, trainer, generator, first):
     truths = [saved.state_dict(folder / f"step-{number:06d}") for number in range(2)]
     assert any(not torch.equal(truths[0][name], truths[1][name]) for name in truths[0]), "a step changes the weights"
