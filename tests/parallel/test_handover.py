@@ -49,9 +49,9 @@ def train(step, recipe, config, number):
     step(*batch(recipe.seed, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, config.seq), number)
 
 
-def sides(world, config, recipe, trainer, generator, first, dtype=torch.float64, other=None):
+def sides(world, config, recipe, trainer, generator, first, dtype=torch.float64, other=None, trainer_at=0):
     """The handover between an untrained trainer and a blank generator; its trainer's step; its generator's model."""
-    trainers = Mesh.within(trainer, world, 0, "trainers")
+    trainers = Mesh.within(trainer, world, trainer_at, "trainers")
     generators = Mesh.within(generator, world, first, "generators")
     step = assemble(config, recipe, trainers) if trainers else None
     model = blank(other or config, generators, dtype) if generators else None
@@ -334,6 +334,23 @@ def test_a_rehearsal_of_each_rank_sends_and_holds_what_the_law_says(n, trainer, 
         law = handover.resharded_bytes(rank) if way == "reshard" else handover.gathered_bytes(rank)
         assert found.ledger.sent_bytes() == law
         assert found.memory.total - found.before.total == handover.buffers(rank, way, SMALL)
+
+
+@cases("way", WAYS)
+def test_the_generator_may_have_the_first_ranks(way):
+    """Would catch a first rank of the trainer that is taken for the first of the world, or of the broadcast's group."""
+    recipe = Recipe("zero2", batch_size=12, precision="fp64")
+
+    def rank(world):
+        handover, step, model = sides(world, CONFIG, recipe, L(dp=2), L(dp=2), 0, trainer_at=2)
+        WAYS[way](handover)
+        module = model or next(iter(step.stages.values()))
+        return handover.first, [p.detach().clone() for p in module.parameters()]
+
+    outs = run_threads(rank, 4)
+    assert [first for first, _ in outs] == [2] * 4
+    for _, mine in outs[:2]:
+        assert all(torch.equal(a, b) for a, b in zip(mine, outs[2][1], strict=True))
 
 
 def test_copies_share_the_sending_and_a_rank_keeps_what_it_has():
