@@ -38,7 +38,7 @@ colocated ranks is what the 3D-HybridEngine of HybridFlow does (arXiv:2409.19256
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -143,6 +143,12 @@ def meet(world: Group, offered: Held, wanted: Held) -> Handover:
     Once is enough, as long as the layouts stay. ValueError, on every rank, if the two sides are of different models."""
     sides = of_all_ranks([list(offered), list(wanted)], world)
     has, wants = ([_place(fields) for side in sides for fields in side[k]] for k in (0, 1))
+    return between(world, has, wants, offered, wanted)
+
+
+def between(world: Group, has: Sequence[Place], wants: Sequence[Place], offered: Held, wanted: Held) -> Handover:
+    """The same if all ranks' places are known already, as in a rehearsal. Every rank of the world calls it; sends
+    nothing. ValueError as `meet`."""
     if not has or not wants:
         missing = "offers" if not has else "wants"
         raise ValueError(f"no rank {missing} a parameter: a handover has a trainer and a generator")
@@ -169,20 +175,15 @@ def gather_and_broadcast(handover: Handover, bucket_bytes: int = BUCKET_BYTES) -
     whole = {place: _empty(place, world) for place in handover.whole} if me == handover.first else Held()
     for some in rounds(handover.gathers, bucket_bytes):
         travel(some, handover.offered, whole, world)
-    if me not in line.ranks or (me != handover.first and me not in handover.generators):
-        return
-    source = line.ranks.index(handover.first)
-    mine: dict[str, list[tuple[Place, Tensor]]] = {}
-    for place, room in handover.wanted.items():
-        mine.setdefault(place.name, []).append((place, room))
-    for place in handover.whole:
-        if line.size == 1:
-            told = whole[place]
-        else:
-            told = line.broadcast(whole[place] if me == handover.first else _empty(place, world), source)
-        for target, room in mine.get(place.name, []):
-            for block in target.blocks:
-                window(target, room, block).copy_(window(place, told, block))
+    if me == handover.first or me in handover.generators:
+        for place in handover.whole:
+            told = whole[place] if me == handover.first else _empty(place, world)
+            if line.size > 1:
+                told = line.broadcast(told, line.ranks.index(handover.first))
+            for target in (target for target in handover.wanted if target.name == place.name):
+                for block in target.blocks:
+                    window(target, handover.wanted[target], block).copy_(window(place, told, block))
+            del told  # before there is room for the next one
 
 
 def travel(some: Iterable[Move], held: Held, rooms: Held, world: Group) -> None:

@@ -20,12 +20,16 @@ their place for the time of one forward, and the model stays as it is.
                 an all_gather of the last token's logits [B, V]                             (n-1)/n B V
                 decode is T = 1; `sent_bytes` adds it up. If tokens are drawn, rank 0 tells them: 8 B bytes more
 
+Prefill is bound by arithmetic and decode by memory, so they may run on ranks of their own: the cache travels between
+them (`send_cache`), 2 L B K t W numbers for t tokens a row.
+
 Only the last token's logits are computed: of the others nothing is asked, and [B, T, V] would be large.
 
 The same functions run a model that tp has cut: its attention holds n_head/n heads, so its cache does, too. Layers that
 ZeRO-3 shards are gathered when they are called, as in training. A prompt may come in parts, one prefill after another.
 
-Source: Pope et al., arXiv:2211.05102, sections 2 and 3.3; grouped key heads: Ainslie et al., arXiv:2305.13245.
+Source: Pope et al., arXiv:2211.05102, sections 2 and 3.3; grouped key heads: Ainslie et al., arXiv:2305.13245; ranks
+for each phase: Zhong et al. (DistServe), arXiv:2401.09670.
 """
 
 from __future__ import annotations
@@ -175,6 +179,36 @@ def generate(
         logits = decode(model, new[-1], cache)
         new.append(_chosen(logits, temperature, generator, tp_of(model)))
     return torch.cat([tokens, torch.stack(new, 1).to(tokens.dtype)], 1)
+
+
+def send_cache(cache: KVCache, group: Group, to: int) -> None:
+    """Send what is kept to member `to`, which goes on from there: prefill on one rank, decode on another.
+
+    Sends 2 L B K t W numbers for t tokens a row, layer by layer, and holds a copy of them until they are taken. With tp
+    on both sides each rank sends to the one that has the same heads."""
+    layers = [torch.stack([kept[:, :, : cache.length] for kept in layer]) for layer in cache.layers]
+    for work in [group.send(layer, to) for layer in layers]:
+        work.wait()
+
+
+def receive_cache(cache: KVCache, group: Group, source: int) -> None:
+    """Take what member `source` sends with `send_cache`; what was in the cache is forgotten.
+
+    Both caches are of the same model. ValueError, before anything is changed, for other rows or heads, or no room for
+    the tokens."""
+    layers = [group.recv(source) for _ in cache.layers]
+    length = layers[0].shape[3]
+    for kept, came in zip(cache.layers, layers, strict=True):
+        room = tuple(kept[0].shape)
+        if (*came.shape[1:3], came.shape[4]) != (*room[:2], room[3]) or length > room[2]:
+            raise ValueError(
+                f"keys and values {tuple(came.shape[1:])} came, and this cache has room for {room}: [rows, key heads, "
+                "tokens, width]; cut both models alike, and make room for all tokens"
+            )
+    for kept, came in zip(cache.layers, layers, strict=True):
+        for mine, theirs in zip(kept, came, strict=True):
+            mine[:, :, :length] = theirs
+    cache.length = length
 
 
 def tp_of(model: GPT) -> Group | None:

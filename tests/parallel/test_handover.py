@@ -14,12 +14,13 @@ from labkit.assemble import EXPERT_PLAN, assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel import saved
 from labkit.parallel.expert import deal
-from labkit.parallel.handover import Handover, gather_and_broadcast, meet, offered, reshard, wanted
+from labkit.parallel.handover import Handover, between, gather_and_broadcast, meet, offered, reshard, wanted
 from labkit.parallel.split import GPT_PLAN, split
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.resharding import sent_bytes
 from labkit.probe.memory import MemoryProbe
+from labkit.probe.rehearsal import run_fake
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.generate import generate
@@ -48,9 +49,9 @@ def train(step, recipe, config, number):
     step(*batch(recipe.seed, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, config.seq), number)
 
 
-def sides(world, config, recipe, trainer, generator, first, dtype=torch.float64, other=None):
+def sides(world, config, recipe, trainer, generator, first, dtype=torch.float64, other=None, trainer_at=0):
     """The handover between an untrained trainer and a blank generator; its trainer's step; its generator's model."""
-    trainers = Mesh.within(trainer, world, 0, "trainers")
+    trainers = Mesh.within(trainer, world, trainer_at, "trainers")
     generators = Mesh.within(generator, world, first, "generators")
     step = assemble(config, recipe, trainers) if trainers else None
     model = blank(other or config, generators, dtype) if generators else None
@@ -143,6 +144,25 @@ def test_experts_and_their_biases_come_to_other_ranks(n, trainer, generator, fir
         generator,
         first,
     )
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("n", "trainer", "more"),
+    [
+        (6, L(dp=4), {"strategy": "zero3", "shard_ranks": 2}),
+        (6, L(dp=2, cp=2), {"strategy": "zero1"}),
+        (6, L(dp=2, tp=2), {"strategy": "zero3", "optimizer": "muon"}),
+        (6, L(dp=2, tp=2), {"strategy": "zero2", "offload": True, "precision": "fp32"}),
+    ],
+    ids=str,
+)
+def test_trainers_that_hold_weights_in_other_ways_hand_them_over_alike(n, trainer, more, tmp_path):
+    """Would catch copies of HSDP and of cp that are sent for each, and masters on the host that are left out."""
+    recipe = Recipe(batch_size=12, **{"precision": "fp64", **more})
+    config = replace(CONFIG, seq=8)
+    outs = run_threads(both_ways, n, config, recipe, trainer, L(tp=2), 4, tmp_path)
+    check(outs, tmp_path, trainer, L(tp=2), 4)
 
 
 def check(outs, folder, trainer, generator, first):
@@ -282,6 +302,55 @@ def test_what_is_held_besides_the_shards_is_as_the_law_says(trainer, generator, 
             assert law <= peak <= law + messages, (number, way, bucket_bytes)
     handover = outs[0][0]
     assert handover.buffers(0, "gather_and_broadcast", 1) > handover.n_bytes > 4 * handover.buffers(0, "reshard", 1)
+
+
+@cases(("n", "trainer", "generator", "first"), [(3, L(dp=2), L(tp=2), 1), (4, L(dp=2, tp=2), L(tp=3), 0)])
+def test_a_rehearsal_of_each_rank_sends_and_holds_what_the_law_says(n, trainer, generator, first):
+    """Would catch a law of memory that is only right with the slack of real messages, and a handover that looks at
+    values, which a rehearsal of a large model does not have."""
+    recipe = Recipe("zero3", batch_size=12, precision="bf16")
+
+    def places(world):
+        trainers = Mesh.within(trainer, world, 0, "trainers")
+        generators = Mesh.within(generator, world, first, "generators")
+        give = offered(assemble(CONFIG, recipe, trainers).parts, trainers, world) if trainers else {}
+        take = wanted(blank(CONFIG, generators, torch.bfloat16), generators, world) if generators else {}
+        return list(give), list(take)
+
+    each = [run_fake(places, n, rank).value for rank in range(n)]
+    has, wants = ([place for some in each for place in some[side]] for side in (0, 1))
+    for rank, way in itertools.product(range(n), WAYS):
+
+        def held(world, mine=each[rank]):
+            return [{p: torch.empty(p.numel, dtype=getattr(torch, p.dtype)) for p in side} for side in mine]
+
+        def run(world, mine, way=way):
+            handover = between(world, has, wants, *mine)
+            WAYS[way](handover, SMALL)
+            return handover
+
+        found = run_fake(run, n, rank, setup=held)
+        handover = found.value
+        law = handover.resharded_bytes(rank) if way == "reshard" else handover.gathered_bytes(rank)
+        assert found.ledger.sent_bytes() == law
+        assert found.memory.total - found.before.total == handover.buffers(rank, way, SMALL)
+
+
+@cases("way", WAYS)
+def test_the_generator_may_have_the_first_ranks(way):
+    """Would catch a first rank of the trainer that is taken for the first of the world, or of the broadcast's group."""
+    recipe = Recipe("zero2", batch_size=12, precision="fp64")
+
+    def rank(world):
+        handover, step, model = sides(world, CONFIG, recipe, L(dp=2), L(dp=2), 0, trainer_at=2)
+        WAYS[way](handover)
+        module = model or next(iter(step.stages.values()))
+        return handover.first, [p.detach().clone() for p in module.parameters()]
+
+    outs = run_threads(rank, 4)
+    assert [first for first, _ in outs] == [2] * 4
+    for _, mine in outs[:2]:
+        assert all(torch.equal(a, b) for a, b in zip(mine, outs[2][1], strict=True))
 
 
 def test_copies_share_the_sending_and_a_rank_keeps_what_it_has():

@@ -86,7 +86,10 @@ def test_every_element_that_is_wanted_comes_once_from_a_rank_that_holds_it(shape
 
 
 def test_whole_parameters_and_buckets():
-    """Would catch a bucket of two dtypes, one above its size with more than one parameter, and a dropped last one."""
+    """Would catch a bucket of two dtypes, one above its size with more than one parameter, a dropped last one, and rows
+    that travel in two blocks where they are one."""
+    for start, numel, n_blocks in ((0, 30, 1), (6, 18, 1), (6, 20, 2), (5, 19, 2), (5, 20, 3), (7, 4, 1)):
+        assert len(Place(0, "w", (5, 6), None, 0, 1, start, numel, "float32").blocks) == n_blocks
     sizes = {"a": (2, 5), "b": (3,), "c": (40,), "d": (1,), "e": (2,)}
     dtypes = {"d": "bfloat16"}
     held = [Place(0, n, s, None, 0, 1, 0, torch.Size(s).numel(), "float32") for n, s in sizes.items()]
