@@ -1,6 +1,6 @@
 """The screens in the README's table of labs: a piece of a picture that each lab stores, as an image.
 
-    python docs/screens.py      # writes docs/labs/00.svg to docs/labs/20.svg; `make notebooks` runs it last
+    python docs/screens.py      # writes docs/labs/00.svg to docs/labs/21.svg; `make notebooks` runs it last
 
 Nothing is run or drawn here. A reader cannot rest the pointer on a part of an image, so the words that would then
 appear are left out. Each image has a style for light and one for dark.
@@ -57,6 +57,7 @@ SCREENS = (
     Screen("18", "18-23", 0, 30, 760),
     Screen("19", "19-28", 0, 0, 800),
     Screen("20", "20-28", 0, 26, 760),
+    Screen("21", "21-18", 0, 0, 800),
 )
 
 

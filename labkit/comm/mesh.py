@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,10 +44,37 @@ class Mesh:
                 f"{layout} needs {' x '.join(sizes)} = {layout.size} ranks, the world has {world.size}: "
                 "change one of them"
             )
-        groups = {axis: _connect(axis, partial(layout.ranks, axis), world) for axis in (*GRID, "ep")}
-        tokens = None if layout.cp == 1 else _connect("dp", partial(layout.ranks, "data"), world)
-        experts = None if layout.ep == 1 else _connect("expert_dp", partial(layout.ranks, "expert_dp"), world)
-        return cls(layout, world, **groups, all_tokens=tokens, same_experts=experts)
+        return cls._over(layout, world, world, 0)
+
+    @classmethod
+    def within(cls, layout: Layout, world: Group, first: int, axis: str) -> Mesh | None:
+        """Form the groups of `layout` over the world's ranks from `first` on, as many as it has, for a part of the
+        world that does something of its own. Every rank of the world must call this; one outside gets None.
+
+        The mesh's `world` are these ranks, `axis` its name in the ledger. ValueError for ranks that are not there."""
+        if not 0 <= first <= world.size - layout.size:
+            raise ValueError(
+                f"{layout} wants ranks {first} to {first + layout.size - 1}, and the world has 0 to {world.size - 1}: "
+                "change the layout, or start more ranks"
+            )
+        part = among(axis, range(first, first + layout.size), world)
+        mesh = cls._over(layout, part, world, first)
+        return mesh if world.rank in range(first, first + layout.size) else None
+
+    @classmethod
+    def _over(cls, layout: Layout, part: Group, world: Group, first: int) -> Mesh:
+        def along(axis: str, kind: str) -> Group:
+            def ranks_of(rank: int) -> tuple[int, ...]:
+                if not first <= rank < first + layout.size:
+                    return (rank,)
+                return tuple(first + other for other in layout.ranks(kind, rank - first))
+
+            return _connect(axis, ranks_of, world)
+
+        groups = {axis: along(axis, axis) for axis in (*GRID, "ep")}
+        tokens = None if layout.cp == 1 else along("dp", "data")
+        experts = None if layout.ep == 1 else along("expert_dp", "expert_dp")
+        return cls(layout, part, **groups, all_tokens=tokens, same_experts=experts)
 
     # Properties, so that `replace(mesh, dp=mesh.dp.using(...))` changes what adds up the gradients.
 
@@ -71,6 +98,13 @@ class Mesh:
 
         inside, across = (_connect(axis, partial(ranks_of, k), self.world) for k, axis in enumerate(CUT_AXES))
         return replace(self, shard=inside, replicate=across)
+
+
+def among(axis: str, ranks: Iterable[int], world: Group) -> Group:
+    """Some ranks of a world as a group, in their order in it. Every rank of the world must call this, with the same
+    ranks; one that is not among them gets a group of itself alone."""
+    members = tuple(sorted(set(ranks)))
+    return _connect(axis, lambda rank: members if rank in members else (rank,), world)
 
 
 def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group) -> Group:

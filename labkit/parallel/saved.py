@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel import sealed
 from labkit.parallel.saving import Saving, folders
@@ -170,11 +171,11 @@ def save_start(
             part.mkdir(parents=True)
         except OSError as failed:
             error = f"{part} cannot be made ({failed.strerror})"
-    for fault in _of_all_ranks(error, mesh):  # also the barrier: nobody writes before the folder is there
+    for fault in of_all_ranks(error, mesh.world):  # also the barrier: nobody writes before the folder is there
         if fault:
             raise OSError(fault)
     mine: dict[str, list[Any]] = {}
-    for name, piece in _pieces(parts):
+    for name, piece in named_pieces(parts):
         if answers_for(parts[name][0], piece.cut, mesh):
             mine.setdefault(name, []).append(_packed(piece, mesh))
     whole = {"run": run_id, "step": step, "layout": vars(mesh.layout), "optimizer": _optimizer(parts)}
@@ -228,7 +229,7 @@ def check(folder: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
             sealed.check(folder / f"rank-{number}.pt", _seal(whole, number), Sealed(**kept))
     except Damaged as error:
         fault = error.fault
-    for some in _of_all_ranks(fault, mesh) if mesh else [fault]:
+    for some in of_all_ranks(fault, mesh.world) if mesh else [fault]:
         if some:
             raise Damaged(some, folder)
     return whole
@@ -246,8 +247,8 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh, whole: Mapping[str, Any] 
     another optimizer's state."""
     whole = check(folder, mesh) if whole is None else whole
     store = _Store(Path(folder), len(whole["files"]))
-    owned = list(_pieces(parts))
-    now = _shapes_of_all_ranks({name: _whole_shape(piece, mesh) for name, piece in owned}, mesh)
+    owned = list(named_pieces(parts))
+    now = _shapes_of_all_ranks({name: whole_shape(piece, mesh) for name, piece in owned}, mesh)
     for name in sorted({*now, *store.shapes}):
         if now.get(name) != store.shapes.get(name):
             ours, saved = (f"{shapes[name]}" if name in shapes else "not there" for shapes in (now, store.shapes))
@@ -308,7 +309,8 @@ class _Store:
         return whole
 
 
-def _pieces(parts: Parts) -> Iterable[tuple[str, Piece]]:
+def named_pieces(parts: Parts) -> Iterable[tuple[str, Piece]]:
+    """The pieces of all strategies that this rank owns, each with the parameter's name in the whole model."""
     names = {(id(sync), own): whole for whole, (sync, own) in parts.items()}
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
         for piece in pieces(sync):
@@ -318,7 +320,7 @@ def _pieces(parts: Parts) -> Iterable[tuple[str, Piece]]:
 def _packed(piece: Piece, mesh: Mesh) -> dict[str, Any]:
     # clone: torch.save writes the whole storage of a window
     state = {key: torch.as_tensor(kept).detach().cpu().clone() for key, kept in piece.state.items() if kept is not None}
-    note = {"shape": _whole_shape(piece, mesh), "start": piece.start, "cut": piece.cut}
+    note = {"shape": whole_shape(piece, mesh), "start": piece.start, "cut": piece.cut}
     value = piece.value.detach().cpu().clone()
     return {**note, "part": mesh.tp.rank, "of": mesh.tp.size, "value": value, "state": state}
 
@@ -328,7 +330,8 @@ def _optimizer(parts: Parts) -> str:
     return type(getattr(sync.optimizer, "inner", sync.optimizer)).__name__
 
 
-def _whole_shape(piece: Piece, mesh: Mesh) -> tuple[int, ...]:
+def whole_shape(piece: Piece, mesh: Mesh) -> tuple[int, ...]:
+    """Shape of the whole parameter, before tensor parallelism has cut it."""
     shape = list(piece.whole)
     if piece.cut is not None:
         shape[piece.cut] *= mesh.tp.size
@@ -350,13 +353,13 @@ def _ours(store: _Store, name: str, piece: Piece, mesh: Mesh) -> tuple[str, int,
 
 def _shapes_of_all_ranks(mine: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:
     """The names and shapes of all ranks together, the same on every rank, so that all raise or none does."""
-    return {name: tuple(shape) for row in _of_all_ranks(mine, mesh) for name, shape in row.items()}
+    return {name: tuple(shape) for row in of_all_ranks(mine, mesh.world) for name, shape in row.items()}
 
 
-def _of_all_ranks(mine: Any, mesh: Mesh) -> list[Any]:
-    """Each rank's plain data, by rank, on every rank."""
+def of_all_ranks(mine: Any, world: Group) -> list[Any]:
+    """Each rank's plain data, by rank, on every rank. Sends (n-1) times the longest of their texts in JSON."""
     text = json.dumps(mine).encode()
-    longest = int(mesh.world.all_reduce(torch.tensor([len(text)], device=mesh.world.device), op="max"))
-    padded = torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=mesh.world.device)
-    rows = mesh.world.all_gather(padded).tolist()
+    longest = int(world.all_reduce(torch.tensor([len(text)], device=world.device), op="max"))
+    padded = torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=world.device)
+    rows = world.all_gather(padded).tolist()
     return [json.loads(bytes(row)) for row in rows]

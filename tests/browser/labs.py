@@ -662,5 +662,18 @@ LABS = (
             clicks("work of each rank"), sees("causal: who computes which scores"),
         ),
     )),
+    Lab("21_after_pretraining", (
+        predicted("21-13", "all rows together?", "2000", "you predict 2,000 tokens/s"),
+        predicted("21-15", "those of the first rank by broadcast?", "50", "you predict 50 %"),
+        widget(
+            "21-28", "GenerationExplorer",
+            sees("llama3-70b on 8 x h100, tp 8: 16 rows of 4,096 tokens"),
+            GOES_ON,
+            clicks("most rows"), sees("91 rows of 4,096 tokens"),
+            chooses(1, "h200"), sees("on 8 x h200"),
+            types(0, "soon"), sees(NONSENSE),
+            types(0, "50 ms"), slides(1, "ArrowRight"), sees("8,192 tokens"),
+        ),
+    )),
 )
 # fmt: on

@@ -28,6 +28,7 @@ VOCABULARY = MappingProxyType(
         "plan.adapters": "adapter_numel adapters trainable_share lora_memory",
         "course.topics.design_cases": "case",
         "plan.collectives": "Line part_bytes sent_bytes steps seconds crossover_bytes",
+        "plan.generation": "Generator cache_bytes travel",
         "plan.hardware": "Hardware line_of",
         "plan.layout": "Layout",
         "plan.link": "Link link_of",
@@ -45,6 +46,7 @@ VOCABULARY = MappingProxyType(
         "plan.survival": "Job young best_interval first_order goodput shares job_mtbf device_mtbf checkpoint_bytes "
         "sharded_s gathered_s with_spares shrinking LLAMA3_DEVICE_MTBF_S",
         "plan.time": "predict_step mfu",
+        "plan.weight_sync": "WeightSync",
         "train.config": "GPTConfig",
     }
 )
