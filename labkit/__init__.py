@@ -50,6 +50,7 @@ _ALSO = MappingProxyType(
         "course.topics.explain_trace": "ExplainTrace",
         "course.topics.float_explorer": "FloatExplorer",
         "course.topics.gather_explorer": "GatherExplorer",
+        "course.topics.generation_explorer": "GenerationExplorer",
         "course.topics.gradient_histogram": "GradientHistogram",
         "course.topics.in_flight_explorer": "InFlightExplorer",
         "course.topics.interconnect_explorer": "InterconnectExplorer",
