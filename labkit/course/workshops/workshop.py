@@ -1,4 +1,4 @@
-"""Workshops of two hours, half a day, a day or two days: an agenda is a notebook that leads through the labs, with times.
+"""Workshops from two hours to two days: an agenda is a notebook that leads through the labs, with times.
 
 The schedules are in `workshops.toml`; the agendas are made from it and from the labs, and lie beside them:
 
