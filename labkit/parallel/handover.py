@@ -180,7 +180,6 @@ def gather_and_broadcast(handover: Handover, bucket_bytes: int = BUCKET_BYTES) -
             for target in (target for target in handover.wanted if target.name == place.name):
                 for block in target.blocks:
                     window(target, handover.wanted[target], block).copy_(window(place, told, block))
-            del told  # before there is room for the next one
 
 
 def travel(some: Iterable[Move], held: Held, rooms: Held, world: Group) -> None:
