@@ -35,8 +35,9 @@ WINDOWS = 8
 
 
 class Seen(NamedTuple):
-    """Vital signs of one rank. `busy` is the share of the time in which its process used the processor; `rows_by_expert`
-    has, for each mixture of experts in the model, the rows that each expert got in the last forward."""
+    """Vital signs of one rank. `busy` is the share of the time in which its process used the processor.
+
+    `rows_by_expert` has, for each mixture of experts in the model, the rows of each expert in the last forward."""
 
     rank: int
     losses: tuple[float, ...]
