@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.course.clinic.pool import Pool
+from labkit.parallel.expert import layers_of
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.topology import Links
 from labkit.probe.clock import Clock
@@ -34,7 +35,9 @@ WINDOWS = 8
 
 
 class Seen(NamedTuple):
-    """Vital signs of one rank. `busy` is the share of the time in which its process used the processor."""
+    """Vital signs of one rank. `busy` is the share of the time in which its process used the processor.
+
+    `rows_by_expert` has, for each mixture of experts in the model, the rows of each expert in the last forward."""
 
     rank: int
     losses: tuple[float, ...]
@@ -43,6 +46,7 @@ class Seen(NamedTuple):
     gradients: GradientTable | None
     recording: Recording
     busy: float
+    rows_by_expert: tuple[tuple[int, ...], ...] = ()
 
 
 class Stored(NamedTuple):
@@ -81,6 +85,7 @@ def vital(
         *left_behind(model),
         clock.recording,
         (time.process_time() - busy) / took,
+        rows_by_expert(model),
     )
 
 
@@ -113,6 +118,12 @@ def left_behind(model: Any) -> tuple[Tensor | None, Tensor | None, GradientTable
     weights, buffers = (_flat(part) for part in (model.parameters(), model.buffers()))
     named = [(name, p.grad) for name, p in model.named_parameters()]
     return weights, buffers, gradient_statistics(named) if any(grad is not None for _, grad in named) else None
+
+
+def rows_by_expert(model: Any) -> tuple[tuple[int, ...], ...]:
+    """The rows that each expert got in the last forward, for each mixture of experts in a module."""
+    mixtures = [layer for _, layer in layers_of(model)] if isinstance(model, nn.Module) else []
+    return tuple(tuple(layer.counts.tolist()) for layer in mixtures if layer.counts is not None)
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor | None:
@@ -148,6 +159,12 @@ class Chart:
         """The loss of every step: the mean over the ranks that have one."""
         losses = [rank.losses for rank in self.seen if rank.losses]
         return tuple(sum(step) / len(losses) for step in zip(*losses, strict=True))
+
+    @property
+    def rows_by_expert(self) -> tuple[tuple[int, ...], ...]:
+        """The rows of all ranks that each expert got in the last step, for each mixture of experts in the model."""
+        by_layer = zip(*(rank.rows_by_expert for rank in self.seen), strict=True)
+        return tuple(tuple(map(sum, zip(*ranks, strict=True))) for ranks in by_layer)
 
     @property
     def across(self) -> float:

@@ -72,7 +72,8 @@ def _allocator(chart: Chart) -> str:
 
 def _gradients(chart: Chart) -> str:
     table = next((rank.gradients for rank in chart.seen if rank.gradients), None)
-    return "; ".join(_rows(table)) if table else ""
+    experts = [f"rows by expert {', '.join(map(str, layer))}" for layer in chart.rows_by_expert]
+    return "; ".join([*experts, *_rows(table)]) if table else ""
 
 
 def _rows(table: GradientTable) -> Iterator[str]:

@@ -27,7 +27,7 @@ CAUSES = [each.cause for each in clinic.cases]
 VALUES_ARE_WRONG = {
     "fp16 overflow", "silent underflow", "accumulation without normalisation", "ranks differ by seed",
     "ranks differ by buffers", "found_inf not agreed", "LoRA on the wrong layers",
-    "a checkpoint that does not load",
+    "a checkpoint that does not load", "dead experts",
 }  # fmt: skip
 
 
@@ -105,6 +105,18 @@ def test_the_reference_names_the_step_in_which_a_curve_leaves_that_of_one_proces
     )
     well = clinic.examine(cluster, clinic.admit("Vera"), "repaired", tests=("reference",))
     assert "alike before" not in clinic.signs(well)["reference"]
+
+
+@pytest.mark.slow
+def test_the_gradients_say_how_many_rows_each_expert_had(cluster):
+    """Would catch counts of one rank alone, and an idle expert that looks like a layer whose gradients underflow."""
+    wim = clinic.admit("Wim")
+    (rows_of,) = clinic.examine(cluster, wim, tests=("gradients",)).rows_by_expert
+    assert (sum(rows_of), min(rows_of)) == (128, 0)
+    well = clinic.examine(cluster, wim, "repaired", tests=("gradients",))
+    assert min(well.rows_by_expert[0]) > 128 / 8
+    assert clinic.signs(well)["gradients"].startswith(f"rows by expert {', '.join(map(str, well.rows_by_expert[0]))}; ")
+    assert clinic.examine(cluster, clinic.admit("Leo"), tests=("gradients",)).rows_by_expert == ()
 
 
 @pytest.mark.slow

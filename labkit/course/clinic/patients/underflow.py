@@ -71,10 +71,11 @@ def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
 
 
 def found(chart: Chart) -> bool:
-    """True if nearly all gradients of a layer are zero, and none is infinite."""
+    """True if nearly all gradients of a layer are zero, none is infinite, and no expert went without rows."""
     tables = [rank.gradients for rank in chart.seen if rank.gradients]
     rows_ = [row for table in tables for row in table]
-    return any(row.zeros > 0.9 for row in rows_) and all(row.not_finite == 0 for row in rows_)
+    idle = any(0 in layer for layer in chart.rows_by_expert)
+    return any(row.zeros > 0.9 for row in rows_) and all(row.not_finite == 0 for row in rows_) and not idle
 
 
 CASE = Patient(
