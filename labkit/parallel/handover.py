@@ -60,10 +60,8 @@ def offered(parts: Parts, mesh: Mesh, world: Group) -> Held:
     `parts` is `TrainStep.parts`, `mesh` the trainer's. Windows of what the optimizer steps on: they show every step."""
     held = Held()
     for name, piece in named_pieces(parts):
-        part, of = (0, 1) if piece.cut is None else (mesh.tp.rank, mesh.tp.size)
-        shape, numel = whole_shape(piece, mesh), piece.value.numel()
-        place = Place(world.rank, name, shape, piece.cut, part, of, piece.start, numel, str(piece.value.dtype)[6:])
-        held[place] = piece.value
+        where = (whole_shape(piece, mesh), piece.cut, mesh.tp.rank, mesh.tp.size, piece.start, piece.value.numel())
+        held[Place(world.rank, name, *where, str(piece.value.dtype)[6:])] = piece.value
     return held
 
 
@@ -77,12 +75,11 @@ def wanted(model: nn.Module, mesh: Mesh, world: Group, names: Mapping[str, str] 
         if not p.is_contiguous():
             raise ValueError(f"{own} has strides {p.stride()}: make it contiguous, p.data = p.data.contiguous()")
         cut, shape = getattr(p, "shard_dim", None), list(p.shape)
-        part, of = (0, 1) if cut is None else (mesh.tp.rank, mesh.tp.size)
         if cut is not None:
-            shape[cut] *= of
+            shape[cut] *= mesh.tp.size
         name = own if names is None else names[own]
-        place = Place(world.rank, name, tuple(shape), cut, part, of, 0, p.numel(), str(p.dtype)[6:])
-        held[place] = p.detach().view(-1)
+        where = (tuple(shape), cut, mesh.tp.rank, mesh.tp.size, 0, p.numel())
+        held[Place(world.rank, name, *where, str(p.dtype)[6:])] = p.detach().view(-1)
     return held
 
 
@@ -183,7 +180,6 @@ def gather_and_broadcast(handover: Handover, bucket_bytes: int = BUCKET_BYTES) -
             for target in (target for target in handover.wanted if target.name == place.name):
                 for block in target.blocks:
                     window(target, handover.wanted[target], block).copy_(window(place, told, block))
-            del told  # before there is room for the next one
 
 
 def travel(some: Iterable[Move], held: Held, rooms: Held, world: Group) -> None:

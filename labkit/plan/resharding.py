@@ -67,7 +67,7 @@ class Place(NamedTuple):
     rank     in the world
     name     of the parameter in the whole model
     shape    of the whole parameter
-    cut      the dim along which tp has cut it, None if it has not; then `part` of `of` is the slice of this rank
+    cut      the dim along which tp has cut it into `of` slices, of which this rank has number `part`; None: it has not
     start    the first element in the flattened slice, and `numel` of them
     dtype    torch's name of it, in which the rank holds or wants them
     """
