@@ -62,7 +62,7 @@ def test_an_unknown_lab_is_answered_with_the_labs_that_there_are():
 def test_a_workshop_opens_its_agenda_and_an_unknown_one_is_answered_with_those_that_there_are():
     """Would catch an agenda that is not found, and a length that is silently another lab."""
     assert _find("workshop_2h").name == "workshop_2h.ipynb"
-    assert "2h,1d,2d" in re.sub(r"[\s│]+", "", typed("lab", "--workshop", "3h").stderr)
+    assert "2h,4h,1d,2d" in re.sub(r"[\s│]+", "", typed("lab", "--workshop", "3h").stderr)
 
 
 def test_a_failure_exits_with_1_and_one_sentence_and_debug_shows_the_traceback(monkeypatch):

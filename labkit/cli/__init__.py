@@ -101,7 +101,7 @@ def doctor(to: Json = None) -> None:
 @app.command()
 def lab(
     notebook: Annotated[str, typer.Argument(help="A notebook, by path, name or number.")] = FIRST_LAB,
-    workshop: Annotated[str, typer.Option(help="The agenda of a workshop instead: 2h, 1d or 2d.")] = "",
+    workshop: Annotated[str, typer.Option(help="The agenda of a workshop instead: 2h, 4h, 1d or 2d.")] = "",
     check: Annotated[bool, typer.Option("--check", help="Run it in the server without a browser, then exit.")] = False,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     port: Annotated[int, typer.Option(help="Port on this machine; the next free one if it is taken.")] = 8888,

@@ -664,9 +664,8 @@ LABS = (
     )),
     Lab("21_after_pretraining", (
         predicted("21-13", "all rows together?", "2000", "you predict 2,000 tokens/s"),
-        predicted("21-15", "those of the first rank by broadcast?", "50", "you predict 50 %"),
         widget(
-            "21-28", "GenerationExplorer",
+            "21-26", "GenerationExplorer",
             sees("llama3-70b on 8 x h100, tp 8: 16 rows of 4,096 tokens"),
             GOES_ON,
             clicks("most rows"), sees("91 rows of 4,096 tokens"),
@@ -674,6 +673,7 @@ LABS = (
             types(0, "soon"), sees(NONSENSE),
             types(0, "50 ms"), slides(1, "ArrowRight"), sees("8,192 tokens"),
         ),
+        predicted("21-33", "those of the first rank by broadcast?", "50", "you predict 50 %"),
     )),
 )
 # fmt: on

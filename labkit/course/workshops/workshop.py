@@ -1,4 +1,4 @@
-"""Workshops of two hours, a day or two days: an agenda is a notebook that leads through the labs, with times.
+"""Workshops from two hours to two days: an agenda is a notebook that leads through the labs, with times.
 
 The schedules are in `workshops.toml`; the agendas are made from it and from the labs, and lie beside them:
 
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Workshop:
-    """A workshop: its length ("2h", "1d", "2d"), its title, and its parts in order."""
+    """A workshop: its length ("2h", "4h", "1d", "2d"), its title, and its parts in order."""
 
     length: str
     title: str
@@ -102,7 +102,7 @@ class Timetable:
 
 
 def workshops() -> dict[str, Workshop]:
-    """All workshops by length: "2h", "1d", "2d"."""
+    """All workshops by length: "2h", "4h", "1d", "2d"."""
     plans = tomllib.loads(PLANS.read_text())
     return {
         length: Workshop(length, plan["title"], plan["opening"], tuple(Part(**part) for part in plan["parts"]))

@@ -13,7 +13,7 @@ import pytest
 from labkit.course.workshops.workshop import PLANS, agenda, cells_of, needs_minutes, timetable, workshop, workshops
 
 NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
-LENGTHS = ["2h", "1d", "2d"]
+LENGTHS = ["2h", "4h", "1d", "2d"]
 
 
 def parts(length: str) -> list:
@@ -38,7 +38,7 @@ def names(cell: dict) -> tuple[set[str], set[str]]:
     return read, made
 
 
-def test_there_are_workshops_of_two_hours_a_day_and_two_days():
+def test_there_are_workshops_of_two_hours_half_a_day_a_day_and_two_days():
     """Would catch a length that the command line promises and nobody planned."""
     assert list(workshops()) == LENGTHS
 
@@ -51,7 +51,7 @@ def test_the_agenda_in_the_repository_is_up_to_date(length):
     assert [(cell.id, cell.source) for cell in stored.cells] == [(cell.id, cell.source) for cell in made.cells]
 
 
-@pytest.mark.parametrize(("length", "minutes"), [("2h", [120]), ("1d", [480]), ("2d", [480, 480])])
+@pytest.mark.parametrize(("length", "minutes"), [("2h", [120]), ("4h", [240]), ("1d", [480]), ("2d", [480, 480])])
 def test_the_parts_fill_the_day(length, minutes):
     """Would catch a workshop that ends at six because a part was added."""
     days: dict[int, int] = {}
@@ -115,7 +115,7 @@ def test_the_clock_begins_anew_on_the_second_day_and_the_present_part_is_marked(
 
 def test_a_length_or_a_time_that_is_none_is_told():
     """Would catch a KeyError, and a table that breaks when it is shown."""
-    with pytest.raises(ValueError, match="no workshop of '3h'; there are 2h, 1d, 2d"):
+    with pytest.raises(ValueError, match="no workshop of '3h'; there are 2h, 4h, 1d, 2d"):
         workshop("3h")
     for start in ("9", "25:00", "09:61", "nine"):
         with pytest.raises(ValueError, match="looks like 09:00"):

@@ -79,9 +79,9 @@ def play(
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The last tokens of a forward pass over all of them, by torch's own attention in float64."""
     q, k, v, keys, values, past, _, before = given[0]
-    whole = [torch.cat([old, new], 2).double() for old, new in
-             ((before, q), (keys[:, :, :past], k), (values[:, :, :past], v))]  # fmt: skip
-    y = F.scaled_dot_product_attention(*whole, is_causal=True, enable_gqa=True)
+    olds, news = (before, keys[:, :, :past], values[:, :, :past]), (q, k, v)
+    all_q, all_k, all_v = (torch.cat(pair, 2).double() for pair in zip(olds, news, strict=True))
+    y = F.scaled_dot_product_attention(all_q, all_k, all_v, is_causal=True, enable_gqa=True)
     return [{"attention": y[:, :, past:].to(q.dtype), "cache": [k, v]}]
 
 

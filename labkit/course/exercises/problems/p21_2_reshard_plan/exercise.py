@@ -122,7 +122,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
 def owed(case: Case) -> dict[tuple[int, int], int]:
     """Elements from rank to rank, counted one by one from a table of who has each of them."""
     (rows, columns), have, want = layouts(case)
-    table = {}
+    table = dict[tuple[int, int], int]()
     for taker, need in enumerate(want):
         for row in range(rows) if need else ():
             for column in range(columns):
