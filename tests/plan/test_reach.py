@@ -28,6 +28,9 @@ WIDTH = 16
 SMALL = GPTConfig(n_layer=2, d_model=64, n_head=4, vocab=256, seq=96, tied=False)
 TURNED = GPTConfig(n_layer=2, d_model=96, n_head=6, vocab=512, seq=96, tied=False, position="rotary")
 
+THIN = GPTConfig(n_layer=1, d_model=16, n_head=2, vocab=32, seq=64, tied=False)
+"""So thin that the tokens of a step weigh something."""
+
 
 def held(group, kind, rows, heads, keys, tokens, dtype):
     """Of one attention: bytes at the highest moment of its forward, after it, and at that of its backward."""
@@ -84,6 +87,7 @@ STEPS = [
     (TURNED, Layout(cp=3), Recipe("zero1", batch_size=3, recompute="full", precision="bf16", context="ulysses")),
     (TURNED, Layout(pp=2, cp=2), Recipe("zero3", batch_size=4, n_micro=2, recompute="full")),
     (TURNED, Layout(tp=2, cp=2), Recipe("zero2", batch_size=4, context="gather", sequence_parallel=True)),
+    (THIN, Layout(cp=2), Recipe("ddp", batch_size=64, n_micro=64, recompute="full")),
     (replace(TURNED, tied=True), Layout(cp=4), Recipe("zero3", batch_size=2, precision="amp", recompute="full")),
 ]
 """Each way, each number of ranks, each stage of ZeRO, each recomputation, each other axis."""
