@@ -25,10 +25,12 @@ def route_and_permute(x: Tensor, logits: Tensor, k: int, capacity: float | None)
 
     A token goes to the k experts with the largest softmax p. Its weights are p divided by the sum of the k chosen; for
     k = 1 the weight is p itself. Gradients of the weights must reach the logits.
-    capacity: None drops nothing, and R = N k. With a factor, an expert takes ceil(capacity k N / E) rows, first come
-    first served: by token, and in each by falling p. What is dropped changes no other weight.
-    rows: the rows of expert 0, then those of expert 1, ...; for each expert in the order of the tokens.
-    counts: kept rows by expert, also of those without any. weights: in the order of the rows."""
+
+    capacity   None drops nothing, and R = N k. With a factor, an expert takes ceil(capacity k N / E) rows, first come
+               first served: by token, and in each by falling p. What is dropped changes no other weight.
+    rows       those of expert 0, then those of expert 1, ...; for each expert in the order of the tokens
+    counts     kept rows by expert, also of experts without any
+    weights    in the order of the rows"""
     n_expert = logits.shape[1]
     p, chosen = logits.softmax(-1).topk(k)
     weights = p / p.sum(-1, keepdim=True) if k > 1 else p

@@ -24,11 +24,14 @@ COUNT_BYTES = 8
 def dispatch_and_combine(x: Tensor, chosen: Tensor, weights: Tensor, experts: list[Expert], group: Group) -> Tensor:
     """What a mixture of experts makes of this rank's tokens: y[t] = sum over j of weights[t, j] * expert(x[t]).
 
-    x [T, D], chosen [T, k] (numbers of experts, all different in a row), weights [T, k]   -> [T, D]
+    x [T, D], chosen [T, k] (numbers of experts, all different in a row), weights [T, k] -> [T, D]
+
     T differs by rank, and may be 0. Each of the n ranks holds m experts, n m in all: `experts` are this rank's, number
-    rank * m and those behind it, each a function [r, D] -> [r, D] that takes no rows, too. Call each once, with all
-    rows of all ranks for it. Tell the others first how many rows come for each of their experts, in int64; then a row
-    travels there and back. Use `group.all_to_all`."""
+    rank * m and those behind it. Each is a function [r, D] -> [r, D], also for r = 0. Call each once, with the rows of
+    all ranks for it.
+
+    Tell the others first how many rows come for each of their experts, in int64; then a row travels there and back.
+    Use `group.all_to_all`."""
     n, m, k = group.size, len(experts), chosen.shape[1]
     order = chosen.flatten().argsort(stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=n * m)
