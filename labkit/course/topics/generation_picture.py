@@ -38,7 +38,7 @@ def latency(generator: Generator, rows: int, tokens: int, latency_s: float, titl
     step, most = generator.decode(rows, tokens).seconds, generator.rows_in_memory(tokens)
     within = generator.rows_within(latency_s, tokens)
     name = f"{generator.shape.name} on {generator.tp} x {generator.hardware.name}, tp {generator.tp}"
-    title = title or f"{name}: {rows:,} rows of {tokens:,} tokens"
+    title = title or f"{name}: {rows:,} row{'s' * (rows > 1)} of {tokens:,} tokens"
     rate = rows / step.total
     facts = f"a step takes {seconds_text(step.total)}: {rate:,.0f} tokens a second, {1 / step.total:,.3g} to each row"
     fits = f"memory holds {most:,} rows" if most else "the weights alone do not fit into memory"
@@ -62,11 +62,12 @@ def _over_rows(figure: chart.Chart, generator: Generator, rows: int, tokens: int
     for place, (part, colour) in enumerate(PARTS):
         if part == PARTS[-1][0] and generator.tp == 1:
             continue
-        times = [step[part] for step in steps]
-        axes.plot(at, times, color=colour, linestyle=chart.DASHES[place + 1], label=part)
+        seen = [(b, step[part]) for b, step in zip(at, steps, strict=True) if step[part] >= low]
+        axes.plot(*zip(*seen, strict=True), color=colour, linestyle=chart.DASHES[place + 1], label=part)
     if 1 <= most <= MOST_ROWS:
         axes.axvline(most, color=FULL, linewidth=1.5, gid=f"memory is full with {most:,} rows")
-    axes.axhline(latency_s, color=FULL, linewidth=1.5, linestyle=":", gid=f"the latency, {seconds_text(latency_s)}")
+    if low <= latency_s <= high:
+        axes.axhline(latency_s, color=FULL, linewidth=1.5, linestyle=":", gid=f"the latency, {seconds_text(latency_s)}")
     now = generator.step_s(rows, tokens)
     chart.dot(axes, rows, now, f"chosen: {rows:,} rows, {seconds_text(now)}", **chart.CHOSEN)
     decades = [10.0**k for k in range(round(np.log10(low)), round(np.log10(high)) + 1)]
@@ -85,16 +86,16 @@ def _over_seconds(figure: chart.Chart, generator: Generator, rows: int, tokens: 
     chosen = now, rows / now / generator.tp
     left, right = min([*times, now]) / 1.5, max([*times, now]) * 1.5
     low, high = 10 ** np.floor(np.log10(min([*rates, chosen[1]]))), 10 ** np.ceil(np.log10(max([*rates, chosen[1]])))
-    axes = figure.panel(470, 104, 784, 350, xlim=(left, right), ylim=(low, high), xscale="log", yscale="log")
+    axes = figure.panel(470, 104, 772, 350, xlim=(left, right), ylim=(low, high), xscale="log", yscale="log")
     for place, (one, points) in enumerate(lines):
         axes.plot(*zip(*points, strict=True), color=chart.LINES[place], linestyle=chart.DASHES[place],
                   label=f"tp {one.tp}")  # fmt: skip
     words = f"chosen: {seconds_text(now)}, {chosen[1]:,.0f} tokens a second and device"
     chart.dot(axes, *chosen, words, **chart.CHOSEN)
-    ticks = [10.0**k for k in range(-4, 4) if left <= 10.0**k <= right]
+    ticks = [times * 10.0**k for k in range(-4, 4) for times in (1, 3) if left <= times * 10.0**k <= right]
     decades = [10.0**k for k in range(round(np.log10(low)), round(np.log10(high)) + 1)]
     chart.marks(axes, ticks, decades, seconds_text, "{:,.6g}".format)
-    axes.set_xlabel("a step; tokens a second and device, until memory is full")
+    axes.set_xlabel("a step; upward: tokens/s and device")
     if lines:
         figure.keys(470, 86, axes)
 
