@@ -40,6 +40,7 @@ from labkit.plan.load import Load
 from labkit.plan.memory import predict_memory
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
+from labkit.plan.stages import check_plan
 from labkit.probe.rehearsal import Rehearsal, run_fake
 from labkit.train.config import GPTConfig
 
@@ -108,11 +109,12 @@ def load_of(config: GPTConfig, layout: Layout, sizes: Sequence[int], counts: Seq
 def law_of(config: GPTConfig, layout: Layout, recipe: Recipe, rank: int) -> tuple[Breakdown | None, tuple[str, ...]]:
     """What the law predicts, and why it predicts nothing of some steps with experts that a rehearsal can run."""
     try:
-        return predict_memory(config, layout, recipe, rank), ()
+        check_plan(ModelShape.of(config), recipe, layout)
     except ValueError as reason:
         if not config.n_expert:
             raise
         return None, (f"no prediction stands beside it: {reason}",)
+    return predict_memory(config, layout, recipe, rank), ()
 
 
 class Boundary:

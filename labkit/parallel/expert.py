@@ -77,19 +77,20 @@ class Dispatch:
         """Between the ranks of `group`."""
         self.group = group
 
-    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module, read: Read) -> Tensor:
-        """Rows [s, D] sorted by expert, counts [E] -> the experts' output for them, in the same order.   -> [s, D]"""
+    def __call__(self, tokens: Tensor, token: Tensor, counts: Tensor, experts: nn.Module, read: Read) -> Tensor:
+        """Tokens [N, D], the token of each row [s] sorted by expert, counts [E] -> the experts' output for the rows, in
+        the same order.   -> [s, D]"""
         n = self.group.size
         coming = self.group.all_to_all(counts).view(n, -1)  # [i, e] rows of rank i for my expert e
         going, theirs = read(counts), read(coming)
         mine = len(going) // n
         send, receive = [sum(going[i * mine : (i + 1) * mine]) for i in range(n)], [sum(row) for row in theirs]
-        arrived = travel(rows, self.group, send, receive, scale=n)
-        # they come by rank and in each by expert; an expert wants its rows in one run
-        expert = torch.arange(mine, device=rows.device).repeat(n)
+        # rows come by rank and in each by expert; an expert wants its rows in one run
+        expert = torch.arange(mine, device=tokens.device).repeat(n)
         order = expert.repeat_interleave(coming.flatten(), output_size=sum(receive)).argsort(stable=True)
-        out = experts(arrived[order], [sum(column) for column in zip(*theirs, strict=True)])
-        return travel(out[order.argsort()], self.group, receive, send, scale=1 / n)
+        arrived = travel(tokens[token], self.group, send, receive, scale=n)[order]
+        out = experts(arrived, [sum(column) for column in zip(*theirs, strict=True)])[order.argsort()]
+        return travel(out, self.group, receive, send, scale=1 / n)
 
 
 def deal(model: Model, group: Group) -> Model:

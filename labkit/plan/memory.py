@@ -25,6 +25,7 @@ Narayanan et al., arXiv:2104.04473, section 2.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
@@ -36,7 +37,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.rank import STATES, Rank
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER
+from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Segment
 
 
 def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, device: str = "cpu") -> Breakdown:
@@ -115,7 +116,9 @@ class Walk(Rank):
             if copies > 1:
                 keeper.passed(live, stage.middle)
             more = cached if stage.kinds[k] != "loss" else 0  # the loss runs outside of autocast
-            live.see((0, 0, 0, profile.forward[ACTIVATIONS] + more, profile.forward[OTHER]), "forward")
+            for part in profile.doors or (Segment(profile.forward, profile.forward, None, 0),):
+                live.see((0, 0, 0, part.top[ACTIVATIONS] + more, part.top[OTHER]), "forward")
+                self.pass_door(live, keeper, part, k, ahead)
             live.add(ACTIVATIONS, profile.held[ACTIVATIONS])
             cached += profile.cached
             keeper.left(live, k)
@@ -150,6 +153,9 @@ class Walk(Rank):
         for seg in each.segments:
             live.see(seg.top, when)
             if seg.weight is None:
+                # checkpointed experts are needed twice, one time after the other
+                before = [layer for layer in range(k - 1, -1, -1) for _ in range(1 + self.recipe.checkpointing)]
+                self.pass_door(live, keeper, seg, k, [k, *before] if "again" in seg.door else before)
                 continue
             if self.tied and seg.weight.name == "logits":  # waits for the table's other use
                 live.add(GRADIENTS, seg.grad_bytes)
@@ -158,6 +164,13 @@ class Walk(Rank):
                 live.see((seg.end[0], seg.end[1] + seg.grad_bytes, *seg.end[2:]), when)
                 live.add(GRADIENTS, -seg.grad_bytes)
             keeper.arrive(live, seg.end, (k, seg.weight.name), seg.grad_bytes, when)
+
+    def pass_door(self, live: Live, keeper: Keeper, part: Segment, k: int, ahead: Sequence[int]) -> None:
+        """The experts of layer `k` are entered or left at the end of this part of its forward or backward."""
+        if part.door == "leave":
+            keeper.leave(live, k, part.end)
+        elif part.door:
+            keeper.enter(live, k, ahead, part.end)
 
     def optimizer(self, live: Live) -> None:
         """The temporaries of the optimizer: for Adam the square root of the variance, and that over its correction."""

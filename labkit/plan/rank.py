@@ -42,7 +42,7 @@ class Rank:
         self.coords, self.n = layout.coords(rank), recipe.sharing(layout.dp)
         self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
-        self.setting = setting_of(shape, layout, recipe)
+        self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)
         way = self.setting.way
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
         self.gathered = 2 if way == "half" else self.width
@@ -149,13 +149,21 @@ class Rank:
                 linears = [name for layer in stage.params for name, _ in layer.sizes if name in LINEARS]
                 more = [name for name, _ in stage.params[stage.at].sizes if name in LINEARS]
                 histories += each * (len(linears) + stage.skipped * len(more))
+        biases, counts = self.balance()
         if not r.offload:
-            return weights, gradients, state, 0, histories
+            return weights + biases, gradients, state, counts, histories
         shard = owned * self.gathered if r.strategy == "zero3" else weights
         if self.device != "cpu":
-            return shard, gradients, 0, 0, histories
+            return shard + biases, gradients, 0, counts, histories
         masters = owned * wide
-        return shard, gradients + masters, state + masters, 0, histories
+        return shard + biases, gradients + masters, state + masters, counts, histories
+
+    def balance(self) -> tuple[int, int]:
+        """Bytes of what keeps experts balanced: of the biases, and of the rows by expert, 8 bytes each: those of the
+        last forward and of the step so far; with biases those of all ranks, too."""
+        e, biased = self.shape.n_expert, self.shape.balance == "bias"
+        layers = sum(stage.kinds.count("block") + stage.skipped for stage in self.stages) if e else 0
+        return layers * e * max(4, self.width) * biased, layers * e * 8 * (2 + biased)
 
     def find_fullest(self) -> None:
         """The fullest moments of a schedule that cuts a backward in two: activations of the micro-batches in flight,

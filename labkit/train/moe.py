@@ -64,8 +64,11 @@ Read = Callable[[Tensor], Any]
 class Journey(Protocol):
     """How rows come to their experts, wherever those are, and back."""
 
-    def __call__(self, rows: Tensor, counts: Tensor, experts: Experts, read: Read) -> Tensor:
-        """[rows, D] sorted by expert, counts [E] of all experts -> what the experts make of them, in the same order."""
+    def __call__(self, tokens: Tensor, token: Tensor, counts: Tensor, experts: Experts, read: Read) -> Tensor:
+        """Tokens [N, D], the token of each row [s] sorted by expert, counts [E] of all experts -> what the experts make
+        of the rows, in their order.   -> [s, D]
+
+        (A row is made of its token inside, so that nobody outside holds it longer than needed.)"""
 
 
 def as_counted(chosen: torch.Size) -> Read:
@@ -126,10 +129,11 @@ class MoE(nn.Module):
         order = target.argsort(stable=True)[:n_kept]
         token = order // self.top_k
         tokens = x.flatten(0, 1)
-        out = self.journey(tokens[token], counts, self.experts, read)
-        # combine, by expert in the same order on any number of ranks
+        out = self.journey(tokens, token, counts, self.experts, read)
+        # combine, by expert in the same order on any number of ranks. The derivative of index_add_ would hold what is
+        # added, k rows for each token; that of index_put_ does not
         scaled = out * weights.flatten()[order, None].to(out.dtype)
-        return torch.zeros_like(tokens, dtype=scaled.dtype).index_add_(0, token, scaled).view(x.shape)
+        return torch.zeros_like(tokens, dtype=scaled.dtype).index_put_((token,), scaled, accumulate=True).view(x.shape)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Experts of each token, their weights, and the balance loss.   [B, T, D] -> [B, T, k], [B, T, k], []
@@ -170,9 +174,9 @@ class MoE(nn.Module):
             self.load = torch.zeros_like(self.load)
 
 
-def stay(rows: Tensor, counts: Tensor, experts: Experts, read: Read) -> Tensor:
+def stay(tokens: Tensor, token: Tensor, counts: Tensor, experts: Experts, read: Read) -> Tensor:
     """The journey where all experts are here."""
-    return experts(rows, read(counts))
+    return experts(tokens[token], read(counts))
 
 
 def occurrences(numbers: Tensor, n: int) -> Tensor:
