@@ -173,9 +173,16 @@ class Walk(Rank):
             keeper.enter(live, k, ahead, part.end)
 
     def optimizer(self, live: Live) -> None:
-        """The temporaries of the optimizer: for Adam the square root of the variance, and that over its correction."""
+        """The temporaries of the optimizer: for Adam the square root of the variance, and that over its correction.
+
+        Experts that are dealt out have an optimizer of their own, which steps after that of the rest."""
+        for place in (None,) if self.layout.ep == 1 else (0, 1):
+            self.one_optimizer(live, place)
+
+    def one_optimizer(self, live: Live, place: int | None) -> None:
+        """The step on all parameters, or on one part of them."""
         groups: dict[ParamGroup, list[int]] = {}
-        for group, size in self.owned():
+        for group, size in self.owned(place):
             groups.setdefault(group, []).append(size * self.recipe.state_bytes)
         owned = [size for sizes in groups.values() for size in sizes]
         if self.recipe.offload and self.device != "cpu":
@@ -192,6 +199,8 @@ class Walk(Rank):
             if self.recipe.clip_norm is not None and owned:
                 live.see((0, 0, 0, 0, max(owned)), "the gradients' norm")  # one after another is squared in fp32
         live.see((0, widened, 0, 0, more), "the optimizer's step")
+        if self.recipe.strategy != "ddp":
+            live.add(GRADIENTS, -widened)  # as many bytes of narrow gradients are gone
 
     def orthogonalising(self) -> int:
         """Muon's temporaries: pieces of momentum, matrices that come together on their owners, Newton-Schulz."""

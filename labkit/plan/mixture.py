@@ -6,8 +6,8 @@
     experts         each its run of the rows: up, gelu, down, with a gradient for each weight of each
     combine         what came back, a weight for each row; added up [N, D]
 
-The load is balanced (labkit.plan.load): no law knows what a router will choose. Experts run one after another, and their
-gradients arrive one after another; more than RUNS of them are taken in as many runs of neighbours.
+The load is balanced (labkit.plan.load): no law knows what a router will choose. Experts run one after another, and
+their gradients arrive one after another; more than RUNS of them are taken in as many runs of neighbours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Mixture(Ops):
 
     def mixture(self, x: Shadow) -> Shadow:
         """[B, T, D] -> [B, T, D], through the k experts of each token, here or on other ranks, and the shared ones."""
-        shape, setting = self.shape, self.setting
+        shape = self.shape
         chosen, weights, loss = self.route(x)
         y = self.through_experts(self.cast(x, self.narrow), chosen, weights)
         del chosen, weights
@@ -110,7 +110,7 @@ class Mixture(Ops):
         total = tape.new(n * d * width, name="sum over the experts")
         node = tape.node((node,), self.makes(n_bytes), (token,))
         del scaled
-        assert target and counts  # alive until here
+        assert (target, counts)  # alive until here
         return Shadow(total, n * d, width, node)
 
     def sorted(self, numel: int, name: str) -> Storage:

@@ -59,8 +59,9 @@ BLOCKS = MappingProxyType(
 class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
     what backward runs again, `recompute`: "none", "gathers", "selective" or "full". `ep`: ranks to which experts are
-    dealt out, of which this is number `ep_rank`. With `units` the linears of a block multiply copies of 8 bits or fewer, which a way in half precision
-    can: units of a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or "nvfp4" (labkit.train.blocks).
+    dealt out, of which this one is number `ep_rank`. With `units` the linears of a block multiply copies of 8 bits or
+    fewer, which a way in half precision can: units of a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or
+    "nvfp4" (labkit.train.blocks).
 
     ValueError for an unknown way or recompute, 8 bits in another way, and sizes below 1."""
 
@@ -129,7 +130,13 @@ class Ops:
         return copies
 
     def linear(
-        self, x: Shadow, out: int, name: str, bias: bool | None = None, rows: int | None = None, experts: int = 1,
+        self,
+        x: Shadow,
+        out: int,
+        name: str,
+        bias: bool | None = None,
+        rows: int | None = None,
+        experts: int = 1,
         inside: int | None = None,
     ) -> Shadow:
         """x W^T + b. Holds x, and W's half copy. `rows` of x if they are not the tokens; with several `experts` each of

@@ -103,10 +103,13 @@ class Rank:
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
-    def owned(self) -> list[tuple[ParamGroup, int]]:
-        """Group and elements of each tensor that the optimizer steps on, those of blocks not walked included."""
+    def owned(self, place: int | None = None) -> list[tuple[ParamGroup, int]]:
+        """Group and elements of each tensor that the optimizer steps on, those of blocks not walked included.
+
+        `place`: of each stage only the parameters of this part."""
         r, sizes = self.recipe, list[tuple[ParamGroup, int]]()
-        for stage, n in (part for whole in self.stages for part in self.parts(whole)):
+        chosen = slice(None) if place is None else slice(place, place + 1)
+        for stage, n in (part for whole in self.stages for part in self.parts(whole)[chosen]):
             block, at = stage.params[stage.at], stage.at
             if stage.skipped and r.strategy in ("zero1", "zero2"):  # their blocks share buckets with their neighbours
                 layers = (*stage.params[:at], *[block] * stage.skipped, *stage.params[at:])
