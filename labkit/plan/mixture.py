@@ -110,7 +110,8 @@ class Mixture(Ops):
         total = tape.new(n * d * width, name="sum over the experts")
         node = tape.node((node,), self.makes(n_bytes), (token,))
         del scaled
-        assert (target, counts)  # alive until here
+        assert target  # alive until here, as are the counts
+        assert counts
         return Shadow(total, n * d, width, node)
 
     def sorted(self, numel: int, name: str) -> Storage:

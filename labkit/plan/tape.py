@@ -114,9 +114,9 @@ class Node:
 class Segment(NamedTuple):
     """A part of a backward up to the arrival of a weight's gradient (weight None: up to the end).
 
-    `top` is its highest moment, `end` the moment in which the gradient is handed over, both in bytes by kind. `door`, in
-    the place of an arrival: "enter" or "leave", a part of the layer with a strategy of its own is entered or left; "enter
-    again" where backward runs its forward again."""
+    `top` is its highest moment, `end` the moment in which the gradient is handed over, both in bytes by kind. `door`,
+    in the place of an arrival: "enter" or "leave", a part of the layer with a strategy of its own is entered or left;
+    "enter again" where backward runs its forward again."""
 
     top: Bytes
     end: Bytes
