@@ -16,7 +16,7 @@ from labkit.plan.load import Load
 from labkit.plan.ops import Ops
 from labkit.plan.tape import GRADIENTS, OTHER, Node, Shadow, Storage, Weight
 
-RUNS = 16
+RUNS = 8
 """Experts of a rank that are walked one by one."""
 INDEX = 8
 """Bytes of an index."""
