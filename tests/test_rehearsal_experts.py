@@ -39,15 +39,18 @@ CONFIGS = {
 
 
 def in_turn(layer):
-    """Let a router's choices be 0 1 2 ... in turn, through all sequences: nobody's values decide. Its memory and its
-    gradients' are as before; `.data` because autograd has noted the indices already."""
-    route = layer.route
+    """Let a router's choices be 0 1 2 ... in turn, through all sequences and on through those of the next rank of ep:
+    nobody's values decide. Its memory and its gradients' are as before; `.data` because autograd has noted the indices
+    already."""
+    route, group = layer.route, getattr(layer.journey, "group", None)
+    rank = 0 if group is None else group.rank
 
     def routed(x):
         chosen, *rest = route(x)
         with torch.utils._python_dispatch._disable_current_modes():  # what this test makes is not the step's
-            fixed = torch.arange(chosen.numel()).remainder_(layer.n_expert).view(chosen.shape)
-            chosen.data.copy_(fixed)
+            begin = rank * chosen.numel()
+            turns = torch.arange(begin, begin + chosen.numel()).remainder_(layer.n_expert)
+            chosen.data.copy_(turns.view(chosen.shape))
         return chosen, *rest
 
     layer.route = routed
