@@ -40,7 +40,7 @@ from labkit.comm.mesh import Mesh
 from labkit.parallel.coded import Codec
 from labkit.parallel.context import Context
 from labkit.parallel.ddp import DDP
-from labkit.parallel.expert import Balance, Together, apart, deal, layers_of
+from labkit.parallel.expert import Balance, Together, apart, deal, give_, layers_of
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
 from labkit.parallel.offload import Offload
@@ -53,6 +53,7 @@ from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.layout import Layout
+from labkit.plan.load import Load
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
@@ -87,11 +88,6 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     """The training step of this rank; all ranks of the mesh call it. ValueError on all of them for what cannot work."""
     check(config, recipe, mesh.layout)
     check_experts(config, recipe, mesh.layout)
-    if config.n_expert and isinstance(mesh.world.wire, Nobody):
-        raise ValueError(
-            f"n_expert={config.n_expert}: how many rows come to an expert depends on values, and a rehearsal has none: "
-            "run it on a real world, or rehearse the dense model"
-        )
     if recipe.shard_ranks is not None:
         mesh = mesh.cut(recipe.shard_ranks)
     with torch.device("meta"):
@@ -109,6 +105,9 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
         fill_(module, config, recipe, mesh)
     for module in stages.values():
         mark_(module, recipe.grouping)  # while experts are in their block
+    if config.n_expert and isinstance(mesh.world.wire, Nobody):  # a rehearsal: nothing has values to route by
+        for module in stages.values():
+            give_(module, Load.of(config), mesh.ep)
     besides = {stage: experts_and_balance(module, recipe, mesh) for stage, module in stages.items()}
     syncs = {stage: data_parallel(module, recipe, mesh, mesh.data) for stage, module in stages.items()}
     return TrainStep(recipe, mesh, stages, syncs, schedule, besides)

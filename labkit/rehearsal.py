@@ -15,6 +15,9 @@ Memory at the peak by kind, bytes sent by verb and axis, and flops equal those o
 do those of a pipeline: a received tensor is allocated when the program waits for it, and a sent one is freed when a
 result comes back, so neither depends on the speed of the wire. Only gloo's own thread depends on time: it may hold a
 tensor for a moment after the rank has gone on. A real peak is the rehearsed one or, now and then, a tensor more.
+
+Where a row of a mixture of experts goes depends on values, and a rehearsal has none. It takes a given load: a balanced
+one, or counts. A real rank whose router chooses so holds and sends the same, to the byte (labkit.plan.load).
 """
 
 from __future__ import annotations
@@ -26,46 +29,92 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.assemble import PRODUCTS, WEIGHTS, TrainStep, assemble
+from labkit.assemble import PRODUCTS, WEIGHTS, TrainStep, assemble, check_experts
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
+from labkit.parallel.expert import give_
 from labkit.parallel.pipeline import action_of_tag
+from labkit.plan.breakdown import Breakdown
 from labkit.plan.layout import Layout
+from labkit.plan.load import Load
 from labkit.plan.memory import predict_memory
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
+from labkit.plan.stages import check_plan
 from labkit.probe.rehearsal import Rehearsal, run_fake
 from labkit.train.config import GPTConfig
 
 
-def rehearse(shape: ModelShape | GPTConfig | str, layout: Layout, recipe: Recipe, rank: int = 0) -> Rehearsal:
+def rehearse(
+    shape: ModelShape | GPTConfig | str,
+    layout: Layout,
+    recipe: Recipe,
+    rank: int = 0,
+    counts: Sequence[Sequence[int]] | None = None,
+) -> Rehearsal:
     """Measure the second training step of `rank` without the other ranks and without the memory.
 
     `shape` is a ModelShape, a GPTConfig or a preset's name ("llama-70b"). What labkit's GPT does not have (SwiGLU,
     grouped queries) is replaced by a GPT of as many parameters and flops; `notes` of the result say so. The batch is
-    not counted. ValueError, before anything runs, for what cannot be cut or run, and for a rank that is not there."""
+    not counted.
+
+    `counts` [ep][E], for a model with experts: rows of each rank of this rank's ep group for each expert, in each layer
+    and each micro-batch, dropped ones left out; None: all experts get as many. What is predicted is always balanced.
+
+    ValueError, before anything runs, for what cannot be cut or run, for a rank that is not there, and for counts that
+    are not those of the tokens."""
     config, notes = as_gpt(shape)
     check(config, recipe, layout)
+    check_experts(config, recipe, layout)
     if not 0 <= rank < layout.size:
         raise ValueError(f"{layout} has ranks 0 to {layout.size - 1}, got rank={rank}")
-    predicted = predict_memory(config, layout, recipe, rank)
+    sizes = [len(run) for run in range_of(recipe.batch_size // layout.dp, recipe.n_micro)]
+    load = load_of(config, layout, sizes, counts)
+    predicted, unknown = law_of(config, layout, recipe, rank)
 
     def batch(group: Group) -> Tensor:
         return torch.zeros(recipe.batch_size // layout.dp, config.seq, dtype=torch.int64)
 
     def setup(group: Group, tokens: Tensor) -> TrainStep:
-        step = assemble(config, recipe, Mesh.connect(layout, group))
+        mesh = Mesh.connect(layout, group)
+        step = assemble(config, recipe, mesh)
+        for stage in step.stages.values():
+            give_(stage, load, mesh.ep)
         step(tokens, tokens, 0)
         return step
 
     def measured(group: Group, step: TrainStep, tokens: Tensor) -> None:
         step(tokens, tokens, 1)
 
-    rows = [len(run) for run in range_of(recipe.batch_size // layout.dp, recipe.n_micro)]
     rehearsal = run_fake(
-        measured, layout.size, rank, setup=setup, inputs=batch, hear=Boundary(config, layout, recipe, rows)
+        measured, layout.size, rank, setup=setup, inputs=batch, hear=Boundary(config, layout, recipe, sizes)
     )
-    return replace(rehearsal, predicted=predicted, notes=notes)
+    return replace(rehearsal, predicted=predicted, notes=(*notes, *unknown))
+
+
+def load_of(config: GPTConfig, layout: Layout, sizes: Sequence[int], counts: Sequence[Sequence[int]] | None) -> Load:
+    """The load of the experts: these counts, or a balanced one. `sizes`: rows of each micro-batch.
+
+    ValueError for counts that are not those of the tokens of each, and for counts where there are no experts."""
+    load = Load.of(config, counts)
+    if counts is None:
+        return load
+    if not config.n_expert:
+        raise ValueError("counts are rows by expert, and this model has no experts: leave them out, or set n_expert")
+    for size in sizes:
+        load.table(size, config.seq // layout.cp, layout.ep)
+    return load
+
+
+def law_of(config: GPTConfig, layout: Layout, recipe: Recipe, rank: int) -> tuple[Breakdown | None, tuple[str, ...]]:
+    """What the law predicts, and why it predicts nothing of some steps with experts that a rehearsal can run."""
+    try:
+        check_plan(ModelShape.of(config), recipe, layout)
+    except ValueError as reason:
+        if not config.n_expert:
+            raise
+        return None, (f"no prediction stands beside it: {reason}",)
+    return predict_memory(config, layout, recipe, rank), ()
 
 
 class Boundary:
@@ -99,10 +148,14 @@ def as_gpt(shape: Any) -> tuple[GPTConfig, tuple[str, ...]]:
 
     Where attention or the MLP is of another kind, the hidden width is chosen such that a block has as many parameters,
     and so as many flops, as the shape's:  2 D F' = (2 or 3) D F + 2 D A + 2 D K - 4 D D.  ValueError if that leaves
-    none."""
+    none. Of a mixture of experts an expert's width is chosen so, F' = F or 3/2 F; what attention has more or less
+    stays, and the notes say how many parameters there are then. ValueError for dense blocks beside those with experts.
+    """
     if isinstance(shape, GPTConfig):
         return shape, ()
     asked = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
+    if asked.n_expert:
+        return _as_mixture(asked)
     d, a, k = asked.d_model, asked.n_head * asked.width, asked.kv_heads * asked.width
     hidden = (3 if asked.gated else 2) * asked.hidden / 2 + a + k - 2 * d
     if hidden < 1 or hidden != int(hidden) or d % asked.n_head:
@@ -111,22 +164,69 @@ def as_gpt(shape: Any) -> tuple[GPTConfig, tuple[str, ...]]:
             f"many parameters, its hidden width would be {hidden:g}. Give a shape of its kind, ModelShape.gpt(...)"
         )
     notes = []
-    differences = [
-        "a gated MLP" * asked.gated,
-        f"{asked.kv_heads} key heads for {asked.n_head}" * (asked.kv_heads != asked.n_head),
-        f"heads {asked.width} wide" * (a != d),
-    ]
-    if any(differences):
+    if differences := _differences(asked):
         notes.append(
-            f"labkit's GPT does not have {', nor '.join(filter(None, differences))}: rehearsed is one whose MLP is "
+            f"labkit's GPT does not have {', nor '.join(differences)}: rehearsed is one whose MLP is "
             f"{int(hidden):,} wide, with as many parameters and flops a block; activations differ somewhat"
         )
+    config = GPTConfig(
+        asked.n_layer,
+        d,
+        asked.n_head,
+        asked.vocab,
+        asked.seq,
+        _position(asked),
+        asked.tied,
+        0.0,
+        int(hidden),
+        asked.bias,
+    )
+    return config, (*notes, *_of_all(asked))
+
+
+def _as_mixture(asked: ModelShape) -> tuple[GPTConfig, tuple[str, ...]]:
+    """The GPT that stands for a shape with experts, and notes."""
+    wide = 3 * asked.expert_hidden // 2 if asked.gated else asked.expert_hidden
+    if asked.n_dense or asked.kv_lora is not None or asked.d_model % asked.n_head:
+        raise ValueError(
+            f"labkit's GPT cannot stand for this shape: it has experts in every block, heads of d_model / n_head "
+            f"and no latent attention; got n_dense={asked.n_dense}, kv_lora={asked.kv_lora}, d_model={asked.d_model}, "
+            f"n_head={asked.n_head}. Give a shape without these"
+        )
+    config = GPTConfig(
+        asked.n_layer, asked.d_model, asked.n_head, asked.vocab, asked.seq, _position(asked), asked.tied, 0.0,
+        bias=asked.bias, n_expert=asked.n_expert, top_k=asked.top_k, expert_ff=wide, n_shared=asked.n_shared,
+        capacity=asked.capacity, balance=asked.balance,
+    )  # fmt: skip
+    notes = []
+    if differences := _differences(asked):
+        mine = ModelShape.of(config).n_params
+        notes.append(
+            f"labkit's GPT does not have {', nor '.join(differences)}: rehearsed is one whose experts are {wide:,} "
+            f"wide, with {mine:,} parameters in the place of {asked.n_params:,}; activations differ somewhat"
+        )
+    return config, (*notes, *_of_all(asked))
+
+
+def _position(asked: ModelShape) -> str:
+    return "rotary" if asked.position == "none" else asked.position
+
+
+def _differences(asked: ModelShape) -> list[str]:
+    """What a shape has and labkit's GPT has not, and what is made up for by other widths."""
+    differences = [
+        f"a gated {'expert' if asked.n_expert else 'MLP'}" * asked.gated,
+        f"{asked.kv_heads} key heads for {asked.n_head}" * (asked.kv_heads != asked.n_head),
+        f"heads {asked.width} wide" * (asked.n_head * asked.width != asked.d_model),
+    ]
+    return [*filter(None, differences)]
+
+
+def _of_all(asked: ModelShape) -> list[str]:
+    """Notes on what is not made up for."""
+    notes = []
     if asked.norm != "layer":
         notes.append("labkit's GPT has LayerNorm without bias in place of RMSNorm: as many parameters")
     if not asked.fused_attention:
         notes.append("labkit's GPT does not write the T x T scores to memory")
-    position = "rotary" if asked.position == "none" else asked.position
-    config = GPTConfig(
-        asked.n_layer, d, asked.n_head, asked.vocab, asked.seq, position, asked.tied, 0.0, int(hidden), asked.bias
-    )
-    return config, tuple(notes)
+    return notes

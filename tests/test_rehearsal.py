@@ -92,9 +92,9 @@ def clusters():
         cluster.close()
 
 
-def check(cluster, config, recipe, layout, ranks=None):
-    """These ranks of a real run are as rehearsed; all of them, if None are named."""
-    rehearsed = {rank: rehearse(config, layout, recipe, rank) for rank in ranks or range(layout.size)}
+def check(cluster, config, recipe, layout, ranks=None, train=train, counts=None):
+    """These ranks of a real run are as rehearsed; all of them, if None are named. `counts`: the load of experts."""
+    rehearsed = {rank: rehearse(config, layout, recipe, rank, counts) for rank in ranks or range(layout.size)}
     missing = set(rehearsed)
     for _ in range(ROUNDS):
         replies = cluster.run(train, config, recipe, layout, 2)

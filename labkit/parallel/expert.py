@@ -33,7 +33,7 @@ Source: Lepikhin et al. 2020, arXiv:2006.16668 (GShard); dropless rows of any le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -43,6 +43,10 @@ from torch.autograd import Function
 
 from labkit.comm.group import Group
 from labkit.parallel.sync import DataParallel, Owned
+from labkit.plan.load import Load
+
+Read = Callable[[Tensor], Any]
+"""Counts as Python's own numbers, in lists (labkit.train.moe)."""
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -73,17 +77,20 @@ class Dispatch:
         """Between the ranks of `group`."""
         self.group = group
 
-    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
-        """Rows [s, D] sorted by expert, counts [E] -> the experts' output for them, in the same order.   -> [s, D]"""
+    def __call__(self, tokens: Tensor, token: Tensor, counts: Tensor, experts: nn.Module, read: Read) -> Tensor:
+        """Tokens [N, D], the token of each row [s] sorted by expert, counts [E] -> the experts' output for the rows, in
+        the same order.   -> [s, D]"""
         n = self.group.size
         coming = self.group.all_to_all(counts).view(n, -1)  # [i, e] rows of rank i for my expert e
-        send, receive = counts.view(n, -1).sum(1).tolist(), coming.sum(1).tolist()
-        arrived = travel(rows, self.group, send, receive, scale=n)
-        # they come by rank and in each by expert; an expert wants its rows in one run
-        expert = torch.arange(coming.shape[1], device=rows.device).repeat(n).repeat_interleave(coming.flatten())
-        order = expert.argsort(stable=True)
-        out = experts(arrived[order], coming.sum(0).tolist())
-        return travel(out[order.argsort()], self.group, receive, send, scale=1 / n)
+        going, theirs = read(counts), read(coming)
+        mine = len(going) // n
+        send, receive = [sum(going[i * mine : (i + 1) * mine]) for i in range(n)], [sum(row) for row in theirs]
+        # rows come by rank and in each by expert; an expert wants its rows in one run
+        expert = torch.arange(mine, device=tokens.device).repeat(n)
+        order = expert.repeat_interleave(coming.flatten(), output_size=sum(receive)).argsort(stable=True)
+        arrived = travel(tokens[token], self.group, send, receive, scale=n)[order]
+        out = experts(arrived, [sum(column) for column in zip(*theirs, strict=True)])[order.argsort()]
+        return travel(out, self.group, receive, send, scale=1 / n)
 
 
 def deal(model: Model, group: Group) -> Model:
@@ -116,6 +123,26 @@ def apart(stage: nn.Module) -> tuple[nn.Sequential, dict[str, str]]:
         del layer.experts
         object.__setattr__(layer, "experts", experts)  # called, and no longer among the layer's own modules
     return held, names
+
+
+def give_(model: nn.Module, load: Load, group: Group) -> None:
+    """Tell every mixture in a model how many rows go where, in the place of what it would count. For a rehearsal.
+
+    This is all that a rehearsal does to routing. On fake tensors a router runs as ever, and what it chose are indices
+    without values; sizes of tensors are made of `load` instead: how many rows this rank keeps and sends to each rank of
+    `group`, those of ep, and how many come. With them memory, bytes on the wire and flops are those of a real rank
+    whose router does choose so."""
+
+    def reader(chosen: torch.Size) -> Read:
+        table = load.table(chosen[0], chosen[1], group.size)
+        mine = load.n_expert // group.size
+        held = slice(group.rank * mine, (group.rank + 1) * mine)
+        coming = [list(row[held]) for row in table]
+        # counts are [E] of this rank, and [n, E/n] of what comes
+        return lambda counts: list(table[group.rank]) if counts.dim() == 1 else coming
+
+    for _, layer in layers_of(model):
+        layer.reader = reader
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, Any]]:

@@ -74,6 +74,14 @@ class Keeper:
         """Nobody computes with the layer's weights any more; in backward its gradients have all arrived."""
         return None
 
+    def enter(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
+        """The layer's experts are entered: their weights are needed, if they are not the layer's (pair.py)."""
+        return None
+
+    def leave(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
+        """They are left."""
+        return None
+
     def arrive(self, live: Live, more: Bytes, member: tuple[int, str], fresh: int, when: str) -> None:
         """A gradient of `fresh` bytes arrives; `more` is what the layer's tape says is alive, the gradient included."""
         bucket = self.home[member]

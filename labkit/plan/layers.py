@@ -20,8 +20,8 @@ v, its result and one number a row, and never the T x T scores (Dao et al., arXi
 Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm, latent attention) are the plain torch
 program for them.
 
-With experts, routing is taken as balanced: each rank of ep sends k copies of its tokens, [k B T, D], and gets as many.
-They are held once as the experts' input and once as what came back, with k hidden units for each token.
+With experts, routing is taken as balanced: each rank of ep sends k copies of its tokens, [k B T, D], and gets as many
+(labkit.plan.mixture).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.ops import HEAD, Ops, Setting
+from labkit.plan.mixture import Mixture
+from labkit.plan.ops import HEAD, Setting
 from labkit.plan.sizes import Sizes
 from labkit.plan.tape import OTHER, Bytes, Segment, Shadow
 
@@ -48,6 +49,7 @@ class Profile(NamedTuple):
     segments   its backward, cut where a weight's gradient arrives
     tensors    what is held, tensor by tensor: (name, bytes)
     top        the highest moment of its backward
+    doors      its forward, cut where experts are entered and left; () if it has none
     """
 
     forward: Bytes
@@ -57,6 +59,7 @@ class Profile(NamedTuple):
     segments: tuple[Segment, ...]
     tensors: tuple[tuple[str, int], ...]
     top: Bytes
+    doors: tuple[Segment, ...] = ()
 
 
 @lru_cache(maxsize=4096)
@@ -78,7 +81,7 @@ def held(shape: Sizes, setting: Setting) -> Breakdown:
     )
 
 
-class Program(Ops):
+class Program(Mixture):
     """One layer on a tape of its own."""
 
     def measured(self, layer: str) -> Profile:
@@ -97,6 +100,9 @@ class Program(Ops):
             y = tape.checkpoint(run, x, self.cache.clear) if again == "full" else run(x)
             del x
         forward, end, result = tape.mark(), y.node, y.storage.n_bytes
+        doors = (*tape.segments, Segment(forward, tape.moment(), None, 0)) if tape.segments else ()
+        forward = max((forward, *(segment.top for segment in doors)), key=sum)
+        tape.segments.clear()
         del y
         before = tape.total
         self.cache.clear()
@@ -109,7 +115,7 @@ class Program(Ops):
         tape.segments.append(Segment(tape.mark(), tape.moment(), None, 0))
         del left
         top = max((segment.top for segment in tape.segments), key=sum)
-        return Profile(forward, held, result, cached, tuple(tape.segments), tensors, top)
+        return Profile(forward, held, result, cached, tuple(tape.segments), tensors, top, doors)
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
@@ -155,45 +161,6 @@ class Program(Ops):
         both = self.linear(self.norm(both, "latent_norm", kv_lora), 2 * narrow, "key_value")
         key, value = (self.op(both, rows * size, both.width) for size in (wide, narrow))
         return self.linear(self.attend(query, key, value, shape.n_head), shape.d_model, "out")
-
-    def mixture(self, x: Shadow) -> Shadow:
-        """[B, T, D] -> [B, T, D], through the k experts of each token, here or on other ranks, and the shared ones."""
-        shape, setting, k = self.shape, self.setting, self.shape.top_k
-        x, d = self.cast(x, self.narrow), shape.d_model
-        scores = self.linear(x, shape.n_expert, "router", False)
-        shares = self.pointwise(scores, "shares of the experts")
-        chosen = [self.tape.new(8 * self.rows * k, name="experts of each token")]
-        weights = self.op(shares, self.rows * k, shares.width, chosen, "weights of the experts")
-        place = self.tape.new(8 * self.rows * k, name="places of the copies")
-        copies = self.op(x, self.rows * k * d, x.width, (place,), "copies of tokens, sent")
-        if setting.ep > 1:
-            copies = self.op(copies, copies.numel, copies.width, (), "copies of tokens, received")
-            if shape.n_expert > setting.ep:
-                order = self.tape.new(8 * self.rows * k, name="places of the copies")
-                copies = self.op(copies, copies.numel, copies.width, (order,), "copies of tokens, by expert")
-        y = self.units(copies, shape.expert_hidden, "experts", self.rows * k, shape.n_expert // setting.ep)
-        if setting.ep > 1:
-            y = self.op(y, y.numel, y.width, (), "what the experts made, sent back")
-        back = weights.numel * weights.width
-        y = Shadow(
-            self.tape.new(self.rows * d * y.width, name="sum over the experts"), self.rows * d, y.width,
-            self.tape.node((y.node, weights.node), self.makes(y.numel * y.width, back),
-                           (y.storage, weights.storage, place)),
-        )  # fmt: skip
-        if not shape.n_shared:
-            return y
-        return self.add(y, self.units(x, shape.n_shared * shape.expert_hidden, "shared", self.rows, 1))
-
-    def units(self, x: Shadow, hidden: int, name: str, rows: int, experts: int) -> Shadow:
-        """[rows, D] -> [rows, D] through the hidden units of one MLP, or of several that share the rows."""
-
-        def linear(x: Shadow, out: int, matrix: str) -> Shadow:
-            return self.linear(x, out, f"{name}.{matrix}", None, rows, experts)
-
-        if self.shape.gated:
-            gate = self.pointwise(linear(x, hidden, "gate"), "silu of gate")
-            return linear(self.product(gate, linear(x, hidden, "up")), self.shape.d_model, "down")
-        return linear(self.pointwise(linear(x, hidden, "up"), "gelu of up"), self.shape.d_model, "down")
 
     def mlp(self, x: Shadow) -> Shadow:
         """[B, T, D] -> [B, T, D], through this rank's hidden units."""

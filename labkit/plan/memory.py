@@ -28,6 +28,7 @@ Narayanan et al., arXiv:2104.04473, section 2.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
@@ -39,7 +40,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.rank import STATES, Rank
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER
+from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Segment
 
 
 def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, device: str = "cpu") -> Breakdown:
@@ -119,7 +120,9 @@ class Walk(Rank):
             if copies > 1:
                 keeper.passed(live, stage.middle)
             more = cached if stage.kinds[k] != "loss" else 0  # the loss runs outside of autocast
-            live.see((0, 0, 0, profile.forward[ACTIVATIONS] + more, profile.forward[OTHER]), "forward")
+            for part in profile.doors or (Segment(profile.forward, profile.forward, None, 0),):
+                live.see((0, 0, 0, part.top[ACTIVATIONS] + more, part.top[OTHER]), "forward")
+                self.pass_door(live, keeper, part, k, ahead)
             live.add(ACTIVATIONS, profile.held[ACTIVATIONS])
             cached += profile.cached
             keeper.left(live, k)
@@ -154,6 +157,9 @@ class Walk(Rank):
         for seg in each.segments:
             live.see(seg.top, when)
             if seg.weight is None:
+                # checkpointed experts are needed twice, one time after the other
+                before = [layer for layer in range(k - 1, -1, -1) for _ in range(1 + self.recipe.checkpointing)]
+                self.pass_door(live, keeper, seg, k, [k, *before] if "again" in seg.door else before)
                 continue
             if self.tied and seg.weight.name == "logits":  # waits for the table's other use
                 live.add(GRADIENTS, seg.grad_bytes)
@@ -163,10 +169,24 @@ class Walk(Rank):
                 live.add(GRADIENTS, -seg.grad_bytes)
             keeper.arrive(live, seg.end, (k, seg.weight.name), seg.grad_bytes, when)
 
+    def pass_door(self, live: Live, keeper: Keeper, part: Segment, k: int, ahead: Sequence[int]) -> None:
+        """The experts of layer `k` are entered or left at the end of this part of its forward or backward."""
+        if part.door == "leave":
+            keeper.leave(live, k, part.end)
+        elif part.door:
+            keeper.enter(live, k, ahead, part.end)
+
     def optimizer(self, live: Live) -> None:
-        """The temporaries of the optimizer: for Adam the square root of the variance, and that over its correction."""
+        """The temporaries of the optimizer: for Adam the square root of the variance, and that over its correction.
+
+        Experts that are dealt out have an optimizer of their own, which steps after that of the rest."""
+        for place in (None,) if self.layout.ep == 1 else (0, 1):
+            self.one_optimizer(live, place)
+
+    def one_optimizer(self, live: Live, place: int | None) -> None:
+        """The step on all parameters, or on one part of them."""
         groups: dict[ParamGroup, list[int]] = {}
-        for group, size in self.owned():
+        for group, size in self.owned(place):
             groups.setdefault(group, []).append(size * self.recipe.state_bytes)
         owned = [size for sizes in groups.values() for size in sizes]
         if self.recipe.offload and self.device != "cpu":
@@ -183,6 +203,8 @@ class Walk(Rank):
             if self.recipe.clip_norm is not None and owned:
                 live.see((0, 0, 0, 0, max(owned)), "the gradients' norm")  # one after another is squared in fp32
         live.see((0, widened, 0, 0, more), "the optimizer's step")
+        if self.recipe.strategy != "ddp":
+            live.add(GRADIENTS, -widened)  # as many bytes of narrow gradients are gone
 
     def orthogonalising(self) -> int:
         """Muon's temporaries: pieces of momentum, matrices that come together on their owners, Newton-Schulz."""

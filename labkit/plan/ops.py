@@ -61,8 +61,8 @@ BLOCKS = MappingProxyType(
 class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
     what backward runs again, `recompute`: "none", "gathers", "selective" or "full". `ep`: ranks to which experts are
-    dealt out. `cp`: ranks over which rows are cut, each with `seq` tokens of them, whose attention reaches the others'
-    by `context` (labkit.plan.reach).
+    dealt out, of which this one is number `ep_rank`. `cp`: ranks over which rows are cut, each with `seq` tokens of
+    them, whose attention reaches the others' by `context` (labkit.plan.reach).
 
     With `units` the linears of a block multiply copies of 8 bits or fewer, which a way in half precision can: units of
     a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or "nvfp4" (labkit.train.blocks).
@@ -77,6 +77,7 @@ class Setting:
     recompute: str = "none"
     units: str = ""
     ep: int = 1
+    ep_rank: int = 0
     cp: int = 1
     context: str = "ring"
 
@@ -137,14 +138,22 @@ class Ops:
         return copies
 
     def linear(
-        self, x: Shadow, out: int, name: str, bias: bool | None = None, rows: int | None = None, experts: int = 1
+        self,
+        x: Shadow,
+        out: int,
+        name: str,
+        bias: bool | None = None,
+        rows: int | None = None,
+        experts: int = 1,
+        inside: int | None = None,
     ) -> Shadow:
         """x W^T + b. Holds x, and W's half copy. `rows` of x if they are not the tokens; with several `experts` each of
-        them has a W and a b of its own, for its part of the rows."""
+        them has a W and a b of its own, for its part of the rows. `inside`: numbers in a row, if there may be none."""
         x = self.cast(x, self.narrow)
         rows = self.rows if rows is None else rows
         count = 2 if (self.shape.bias if bias is None else bias) else 1
-        weights = [Weight(name, experts * (x.numel // rows) * out), Weight(f"{name}.bias", experts * out)][:count]
+        width = x.numel // rows if inside is None else inside
+        weights = [Weight(name, experts * width * out), Weight(f"{name}.bias", experts * out)][:count]
         copies = [self.half(weight) for weight in weights] if self.narrow < self.wide else [[]]
         givers = [self.giver(weight) for weight in weights]
         x = self.view(x)

@@ -52,14 +52,20 @@ class KeeperPair(Keeper):
             keeper.pass_begins(sending)
 
     def need(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
-        """A layer's weights are needed, of both kinds."""
-        for keeper in self.keepers:
-            keeper.need(live, layer, ahead, more)
+        """A layer's weights are needed, but for those of its experts."""
+        self.keepers[0].need(live, layer, ahead, more)
 
     def left(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
         """Nobody computes with the layer's weights any more."""
-        for keeper in self.keepers:
-            keeper.left(live, layer, more)
+        self.keepers[0].left(live, layer, more)
+
+    def enter(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
+        """Those of its experts are needed."""
+        self.keepers[1].need(live, layer, ahead, more)
+
+    def leave(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
+        """Nobody computes with them any more."""
+        self.keepers[1].left(live, layer, more)
 
     def arrive(self, live: Live, more: Bytes, member: tuple[int, str], fresh: int, when: str) -> None:
         """A gradient arrives at the keeper whose parameter it is."""

@@ -42,7 +42,7 @@ class Rank:
         self.coords, self.n = layout.coords(rank), recipe.sharing(layout.dp * layout.cp)
         self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
-        self.setting = setting_of(shape, layout, recipe)
+        self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)
         way = self.setting.way
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
         self.gathered = 2 if way == "half" else self.width
@@ -103,10 +103,13 @@ class Rank:
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
-    def owned(self) -> list[tuple[ParamGroup, int]]:
-        """Group and elements of each tensor that the optimizer steps on, those of blocks not walked included."""
+    def owned(self, place: int | None = None) -> list[tuple[ParamGroup, int]]:
+        """Group and elements of each tensor that the optimizer steps on, those of blocks not walked included.
+
+        `place`: of each stage only the parameters of this part."""
         r, sizes = self.recipe, list[tuple[ParamGroup, int]]()
-        for stage, n in (part for whole in self.stages for part in self.parts(whole)):
+        chosen = slice(None) if place is None else slice(place, place + 1)
+        for stage, n in (part for whole in self.stages for part in self.parts(whole)[chosen]):
             block, at = stage.params[stage.at], stage.at
             if stage.skipped and r.strategy in ("zero1", "zero2"):  # their blocks share buckets with their neighbours
                 layers = (*stage.params[:at], *[block] * stage.skipped, *stage.params[at:])
@@ -149,13 +152,21 @@ class Rank:
                 linears = [name for layer in stage.params for name, _ in layer.sizes if name in LINEARS]
                 more = [name for name, _ in stage.params[stage.at].sizes if name in LINEARS]
                 histories += each * (len(linears) + stage.skipped * len(more))
+        biases, counts = self.balance()
         if not r.offload:
-            return weights, gradients, state, 0, histories
+            return weights + biases, gradients, state, counts, histories
         shard = owned * self.gathered if r.strategy == "zero3" else weights
         if self.device != "cpu":
-            return shard, gradients, 0, 0, histories
+            return shard + biases, gradients, 0, counts, histories
         masters = owned * wide
-        return shard, gradients + masters, state + masters, 0, histories
+        return shard + biases, gradients + masters, state + masters, counts, histories
+
+    def balance(self) -> tuple[int, int]:
+        """Bytes of what keeps experts balanced: of the biases, and of the rows by expert, 8 bytes each: those of the
+        last forward and of the step so far; with biases those of all ranks, too."""
+        e, biased = self.shape.n_expert, self.shape.balance == "bias"
+        layers = sum(stage.kinds.count("block") + stage.skipped for stage in self.stages) if e else 0
+        return layers * e * max(4, self.width) * biased, layers * e * 8 * (2 + biased)
 
     def find_fullest(self) -> None:
         """The fullest moments of a schedule that cuts a backward in two: activations of the micro-batches in flight,

@@ -24,7 +24,7 @@ WALKED = 6
 """Blocks of a stage that are walked one by one."""
 NAMES = (
     "token", "position", "norm1", "query_in", "query_norm", "query", "key", "value", "latent", "latent_norm",
-    "key_value", "out", "norm2", "router", "experts", "shared", "gate", "up", "down", "norm", "logits",
+    "key_value", "out", "norm2", "router", "experts", "shared", "gate", "up", "down", "norm", "logits", "bias",
 )  # fmt: skip
 EXPERTS = "experts."
 """How the names of parameters begin that are dealt out along ep."""
@@ -93,4 +93,7 @@ def stage_of(shape: ModelShape, setting: Setting, n_blocks: int, first: bool, la
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=lambda name: (NAMES.index(name.split(".")[0]), name))
+    def place(part: str) -> int:
+        return int(part) if part.isdigit() else NAMES.index(part)
+
+    return sorted(names, key=lambda name: [place(part) for part in name.split(".")])

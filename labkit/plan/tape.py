@@ -114,12 +114,15 @@ class Node:
 class Segment(NamedTuple):
     """A part of a backward up to the arrival of a weight's gradient (weight None: up to the end).
 
-    `top` is its highest moment, `end` the moment in which the gradient is handed over, both in bytes by kind."""
+    `top` is its highest moment, `end` the moment in which the gradient is handed over, both in bytes by kind. `door`,
+    in the place of an arrival: "enter" or "leave", a part of the layer with a strategy of its own is entered or left;
+    "enter again" where backward runs its forward again."""
 
     top: Bytes
     end: Bytes
     weight: Weight | None
     grad_bytes: int
+    door: str = ""
 
 
 class Region:
@@ -174,6 +177,11 @@ class Tape:
     def scratch(self, n_bytes: int, kind: int = OTHER) -> None:
         """Memory that is given back at once."""
         self.new(n_bytes, kind)
+
+    def at_door(self, door: str) -> None:
+        """A part of the layer with a strategy of its own is entered or left."""
+        door += " again" if self.refilling and door == "enter" else ""
+        self.segments.append(Segment(self.mark(), self.moment(), None, 0, door))
 
     # -- forward -----------------------------------------------------------------------------------------------------
 

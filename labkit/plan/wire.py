@@ -17,7 +17,8 @@
           which are half an all_reduce each, and are all that "gathers" and "selective" run again
     ep    out, in = rows that leave for experts of other ranks, and rows of theirs that come, of all layers:
           2(out + in) D w, and half as much once more where forward runs again; if experts are equally busy,
-          out = in = (n-1)/n k T for T tokens. What is sent over dp for N is sent over expert_dp for the experts' bytes
+          out = in = (n-1)/n k T for T tokens. What is sent over dp for N is sent over expert_dp for the experts' bytes;
+          zero3 gathers them once more where a block runs again, because experts are a unit of their own inside of it
     muon  pieces of matrices to their owners and answers back, along dp and tp (labkit.plan.muon); AdamW sends nothing
     cp    b, b' = keys and values of this rank's tokens, and their gradients, in fp32 at least (labkit.plan.context)
           (n-1)(2 b + b') a block and micro-batch by "ring" and "gather", 2(n-1)/n of q, k, v and y by "ulysses"; the
@@ -128,6 +129,10 @@ def _ep(
     value = (forward + 1) * both * row_bytes + told
     formula = f"{forward + 1}(out + in) D w + counts, out + in = {both:,.0f}, D w = {row_bytes:,}"
     scatters, gathers = moves(recipe, layout.pp, layout.coords(rank)["pp"])
+    if recipe.strategy == "zero3" and recipe.recompute == "full":
+        # experts are a unit inside of the block that runs again: gathered for that, freed, and gathered for backward;
+        # units that stay whole wait for the second run, too, and so for the end of the step
+        gathers = gathers + recipe.n_micro if recipe.reshard else 1
     wider, m = recipe.gradient_bytes / recipe.weight_bytes, layout.dp // n
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)
     shared = moved * (m - 1) / m * load.parameter_bytes

@@ -32,7 +32,6 @@ Balance: experts that get more tokens learn faster, and get more still. Against 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -41,6 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labkit.plan.load import room
 from labkit.train.config import GPTConfig
 
 BALANCE_LOSS = 0.01
@@ -57,11 +57,23 @@ class Experts(nn.ModuleDict):
         return torch.cat([expert(run) for expert, run in zip(self.values(), runs, strict=True)])
 
 
+Read = Callable[[Tensor], Any]
+"""Counts as Python's own numbers, in lists: of these, sizes of tensors are made."""
+
+
 class Journey(Protocol):
     """How rows come to their experts, wherever those are, and back."""
 
-    def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
-        """[rows, D] sorted by expert, counts [E] of all experts -> what the experts make of them, in the same order."""
+    def __call__(self, tokens: Tensor, token: Tensor, counts: Tensor, experts: Experts, read: Read) -> Tensor:
+        """Tokens [N, D], the token of each row [s] sorted by expert, counts [E] of all experts -> what the experts make
+        of the rows, in their order.   -> [s, D]
+
+        (A row is made of its token inside, so that nobody outside holds it longer than needed.)"""
+
+
+def as_counted(chosen: torch.Size) -> Read:
+    """How a forward that chose experts [B, T, k] learns how many rows go where: it reads what it has counted."""
+    return Tensor.tolist
 
 
 class MoE(nn.Module):
@@ -83,6 +95,8 @@ class MoE(nn.Module):
         # no gradient reaches it: `balance_` steps it
         self.bias = nn.Parameter(torch.zeros(config.n_expert), requires_grad=False) if self.kind == "bias" else None
         self.journey: Journey = stay
+        # A rehearsal has no values to read: there a given load is put here (labkit.parallel.expert)
+        self.reader: Callable[[torch.Size], Read] = as_counted
         self.rows: int | None = None  # sequences in a step; None: those of one forward
         self.counts: Tensor | None = None
         self.load: Tensor | None = None
@@ -92,25 +106,34 @@ class MoE(nn.Module):
         """[B, T, D] -> [B, T, D]; [T, D] is one sequence."""
         sequences = x if x.dim() == 3 else x[None]
         chosen, weights, loss = self.route(sequences)
-        kept = self.kept(chosen).flatten()
-        self.dropped = kept.numel() - int(kept.sum())
-        # permute: dropped rows count as those of an expert behind the last; stable, so that positions stay in order
-        target = chosen.flatten().masked_fill(~kept, self.n_expert)
-        order = target.argsort(stable=True)[: kept.numel() - self.dropped]
-        token = order // self.top_k
-        tokens = sequences.flatten(0, 1)
-        counts = torch.bincount(target, minlength=self.n_expert)[: self.n_expert]
-        out = self.journey(tokens[token], counts, self.experts)
-        # combine, by expert in the same order on any number of ranks
-        scaled = out * weights.flatten()[order, None].to(out.dtype)
-        y = torch.zeros_like(tokens, dtype=scaled.dtype).index_add(0, token, scaled).view(sequences.shape)
-        self.counts = torch.bincount(chosen.flatten(), minlength=self.n_expert)
+        y = self.through_experts(sequences, chosen, weights)
+        self.counts = occurrences(chosen.flatten(), self.n_expert)
         if self.load is None:
             self.load = torch.zeros_like(self.counts)
         y = _Balance.apply(y, loss, self.load, self.counts)
         if self.shared is not None:
             y = y + self.shared(sequences)
         return y.view(x.shape)
+
+    def through_experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """What its experts make of each token, added up by their weights.   [B, T, D], [B, T, k] twice -> [B, T, D]"""
+        if torch.is_autocast_enabled(x.device.type):  # once for each token, and not for each copy on its way
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        target, read = chosen.flatten(), self.reader(chosen.shape)
+        if self.capacity is not None:  # dropped rows count as those of an expert behind the last
+            target = target.masked_fill(~self.kept(chosen).flatten(), self.n_expert)
+        counts = occurrences(target, self.n_expert + 1)[: self.n_expert]
+        n_kept = sum(read(counts))
+        self.dropped = target.numel() - n_kept
+        # permute: stable, so that positions stay in order
+        order = target.argsort(stable=True)[:n_kept]
+        token = order // self.top_k
+        tokens = x.flatten(0, 1)
+        out = self.journey(tokens, token, counts, self.experts, read)
+        # combine, by expert in the same order on any number of ranks. The derivative of index_add_ would hold what is
+        # added, k rows for each token; that of index_put_ does not
+        scaled = out * weights.flatten()[order, None].to(out.dtype)
+        return torch.zeros_like(tokens, dtype=scaled.dtype).index_put_((token,), scaled, accumulate=True).view(x.shape)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Experts of each token, their weights, and the balance loss.   [B, T, D] -> [B, T, k], [B, T, k], []
@@ -126,7 +149,7 @@ class MoE(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         loss = probability.new_zeros(())
         if self.kind == "loss":
-            rows = F.one_hot(chosen, self.n_expert).sum((1, 2))  # [B, E], k T in each sequence
+            rows = occurrences(chosen.flatten(1), self.n_expert)  # [B, E], k T in each sequence
             share = rows.to(exact) / (chosen.shape[1] * self.top_k)
             by_sequence = self.n_expert * (share * probability.mean(1)).sum(-1)
             loss = BALANCE_LOSS * by_sequence.sum() / (self.rows or max(1, len(x)))
@@ -136,9 +159,10 @@ class MoE(nn.Module):
         """Which routed rows find room at their expert.   [B, T, k] -> [B, T, k]"""
         if self.capacity is None:
             return torch.ones_like(chosen, dtype=torch.bool)
-        room = math.ceil(self.capacity * chosen.shape[1] * self.top_k / self.n_expert)
-        queues = F.one_hot(chosen.flatten(1), self.n_expert).cumsum(1)  # [B, Tk, E] places taken so far
-        return queues.gather(-1, chosen.flatten(1)[..., None]).view(chosen.shape) <= room
+        flat = chosen.flatten(1)[..., None]  # [B, Tk, 1]
+        queues = flat.new_zeros(*flat.shape[:2], self.n_expert).scatter_(-1, flat, 1).cumsum(1)  # places taken so far
+        taken = queues.gather(-1, flat).view(chosen.shape)
+        return taken <= room(self.capacity, chosen.shape[1] * self.top_k, self.n_expert)
 
     @torch.no_grad()
     def balance_(self, load: Tensor | None = None) -> None:
@@ -150,9 +174,16 @@ class MoE(nn.Module):
             self.load = torch.zeros_like(self.load)
 
 
-def stay(rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+def stay(tokens: Tensor, token: Tensor, counts: Tensor, experts: Experts, read: Read) -> Tensor:
     """The journey where all experts are here."""
-    return experts(rows, counts.tolist())
+    return experts(tokens[token], read(counts))
+
+
+def occurrences(numbers: Tensor, n: int) -> Tensor:
+    """How often each of the numbers 0 .. n-1 is there, in each row by itself.   [rows, m] -> [rows, n], [m] -> [n]
+
+    As torch.bincount, whose result's shape depends on values; this one's does not."""
+    return numbers.new_zeros(*numbers.shape[:-1], n).scatter_add_(-1, numbers, numbers.new_ones(()).expand_as(numbers))
 
 
 class _Balance(torch.autograd.Function):

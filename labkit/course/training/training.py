@@ -27,7 +27,7 @@ from labkit.course.training.training_report import TrainingReport
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
-from labkit.plan.wire import WHOLE, sent_per_step
+from labkit.plan.wire import WHOLE, ExpertLoad, sent_per_step
 
 if TYPE_CHECKING:
     from labkit.comm.group import Group
@@ -103,7 +103,7 @@ def report_of(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
                 sent_per_step(
                     layout, order.recipe, rank, parameter_bytes=reply["parameter_bytes"], n_layer=reply["n_layer"],
                     d_model=order.config.d_model, seq=order.config.seq, coded_params=reply["coded_params"],
-                    shape=order.config,
+                    shape=order.config, experts=_load(order, reply),
                 )
             )
             for rank, reply in enumerate(replies)
@@ -129,12 +129,21 @@ def report_of(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
 # -- on the ranks ------------------------------------------------------------------------------------------------------
 
 
+def _load(order: Order, reply: dict[str, Any]) -> ExpertLoad | None:
+    """The experts of the rank that replied, equally busy; None where they are not dealt out."""
+    if order.layout.ep == 1:
+        return None
+    config = order.config
+    return ExpertLoad(config.n_expert, config.top_k, reply["expert_bytes"], capacity=config.capacity)
+
+
 def life(group: Group, order: Order) -> dict[str, Any]:
     """The training run on one rank."""
     from labkit.assemble import PRODUCTS, WEIGHTS, assemble
     from labkit.comm.mesh import Mesh
     from labkit.launch.progress import track
     from labkit.parallel import saved
+    from labkit.parallel.expert import Balance
     from labkit.probe.peak import peak_flops
     from labkit.probe.straggler import OwnTime, of_all, stragglers
     from labkit.train.data import batch
@@ -188,6 +197,14 @@ def life(group: Group, order: Order) -> dict[str, Any]:
         "resumed_at": begin,
         "parameter_bytes": step.parameter_bytes,
         "coded_params": step.coded_params,
+        "expert_bytes": sum(
+            p.numel() * p.element_size()
+            for sync in step.besides
+            if not isinstance(sync, Balance)
+            for p in sync.module.parameters()
+        )
+        if order.config.n_expert
+        else 0,
         "n_layer": sum(path.startswith("blocks.") for stage in step.stages.values() for path in stage.paths),
     }
 
@@ -264,7 +281,8 @@ def _probed(step: Any, rows: Any, number: int, group: Group) -> tuple[float, dic
         probe.watch(module, step.syncs[stage].optimizer, f"stage{stage}")
     for number, sync in enumerate(step.besides):  # experts that were dealt out are in no stage
         probe.watch(sync.module, sync.optimizer, f"experts{number}")
-    axes = (*step.recipe.axes, *(("cp",) if step.mesh.cp.size > 1 else ()))
+    cut, dealt = step.mesh.cp.size > 1, step.mesh.ep.size > 1
+    axes = (*step.recipe.axes, *(("cp",) if cut else ()), *(("ep", "expert_dp") if dealt else ()))
     before = {axis: group.ledger.sent_bytes(axis=axis) for axis in axes}
     with probe:
         loss = step(*rows, number)

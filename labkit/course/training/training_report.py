@@ -53,7 +53,7 @@ class TrainingReport:
             table.add_column(kind, justify="right")
         axes = list(self.sent[0])
         for axis in axes:
-            table.add_column(f"{SHORT[axis]} sent", justify="right")
+            table.add_column(f"{SHORT.get(axis, axis)} sent", justify="right")
         for rank, (memory, sent) in enumerate(zip(self.memory, self.sent, strict=True)):
             held = [binary_text(memory.get(kind, 0)) for kind in KINDS]
             law = self.law[rank] if self.law else None
@@ -74,6 +74,8 @@ class TrainingReport:
     def _caption(self) -> str:
         note = "memory: at the peak of one step; sent: in that step, by this rank"
         note += ", beside the law" if self.law else " (the laws are for fp32, fp64, bf16 and fp8)"
+        if self.layout.get("ep", 1) > 1 and self.law:
+            note += "\nep: the law is for experts that are equally busy; a router that is not sends more or less"
         return note + (f"\nsaved: {self.saved}" if self.saved else "")
 
 

@@ -1,0 +1,290 @@
+"""Rehearsals of experts against real runs: the same step in real processes on gloo, byte by byte, under a known load.
+
+A real router chooses by values. So that its load is known, these real ranks are told what to choose: experts in turn,
+which is the balanced load that a rehearsal takes; or one expert's bias is so large that all tokens want it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from labkit.assemble import assemble
+from labkit.comm.mesh import Mesh
+from labkit.parallel.expert import layers_of
+from labkit.plan.layout import Layout
+from labkit.plan.load import Load
+from labkit.plan.rank import Rank
+from labkit.plan.recipe import STRATEGIES, Recipe
+from labkit.plan.shape import ModelShape
+from labkit.plan.wire import ExpertLoad, sent_per_step
+from labkit.probe.memory import MemoryProbe
+from labkit.probe.rehearsal import run_fake
+from labkit.rehearsal import as_gpt, rehearse
+from labkit.train.config import GPTConfig
+from tests.cases import cases
+from tests.test_rehearsal import by_kind, by_verb, check, clusters
+
+__all__ = ("clusters",)
+pytestmark = pytest.mark.timeout(120)
+CONFIG = GPTConfig(n_layer=2, d_model=64, n_head=4, vocab=256, seq=64, tied=False, n_expert=4, expert_ff=96)
+CONFIGS = {
+    "loss": CONFIG,
+    "bias": replace(CONFIG, balance="bias", top_k=1, n_shared=1),
+    "drops": replace(CONFIG, balance="none", capacity=0.8, seq=60),
+    "uneven": replace(CONFIG, n_expert=6, seq=25),
+}
+
+
+def in_turn(layer):
+    """Let a router's choices be 0 1 2 ... in turn, through all sequences and on through those of the next rank of ep:
+    nobody's values decide. Its memory and its gradients' are as before; `.data` because autograd has noted the indices
+    already."""
+    route, group = layer.route, getattr(layer.journey, "group", None)
+    rank = 0 if group is None else group.rank
+
+    def routed(x):
+        chosen, *rest = route(x)
+        with torch.utils._python_dispatch._disable_current_modes():  # what this test makes is not the step's
+            begin = rank * chosen.numel()
+            turns = torch.arange(begin, begin + chosen.numel()).remainder_(layer.n_expert)
+            chosen.data.copy_(turns.view(chosen.shape))
+        return chosen, *rest
+
+    layer.route = routed
+
+
+def to_one(layer):
+    """Let all tokens want the last experts."""
+    with torch.no_grad():
+        layer.bias[-layer.top_k :] = 1000.0
+
+
+def train_as(change):
+    """`train` of tests/test_rehearsal.py, with the routers changed by `change`."""
+
+    def train(world, config, recipe, layout, n_steps):
+        torch.set_num_threads(1)
+        mesh = Mesh.connect(layout, world)
+        tokens = torch.randint(config.vocab, (recipe.batch_size // layout.dp, config.seq))
+        seen = []
+        with MemoryProbe() as probe:
+            step = assemble(config, recipe, mesh)
+            for stage in step.stages.values():
+                for _, layer in layers_of(stage):
+                    change(layer)
+            step(tokens, tokens, 0)
+            for number in range(1, n_steps + 1):
+                before = by_kind(probe.now)
+                probe.reset_peak()
+                world.ledger.clear()
+                step(tokens, tokens, number)
+                seen.append((before, by_kind(probe.peak), by_verb(world.ledger)))
+        return seen
+
+    return train
+
+
+TWO = [
+    ("bias", Layout(2, ep=2), "zero2", {"n_micro": 2, "precision": "bf16"}),
+    ("drops", Layout(2, ep=2), "zero3", {"recompute": "full", "precision": "amp"}),
+    ("drops", Layout(2), "zero1", {"n_micro": 2}),
+]
+MORE_OF_TWO = [
+    ("loss", Layout(2), "zero3", {"recompute": "full"}),
+    ("loss", Layout(2, ep=2), "ddp", {}),
+    ("uneven", Layout(2, ep=2), "zero2", {"recompute": "full"}),
+    ("loss", Layout(tp=2), "ddp", {"recompute": "full"}),
+    ("bias", Layout(pp=2), "zero1", {"n_micro": 4}),
+    ("loss", Layout(2, ep=2), "zero1", {"precision": "amp", "n_micro": 2}),
+    ("bias", Layout(2, ep=2), "zero3", {"precision": "bf16"}),
+]
+FOUR = [
+    ("loss", Layout(4, ep=4), "zero1", {"recompute": "full"}),
+    ("bias", Layout(4, ep=2), "zero3", {"n_micro": 2}),
+    ("drops", Layout(2, ep=2, tp=2), "zero2", {}),
+    ("loss", Layout(2, 2, ep=2), "zero1", {"n_micro": 2, "recompute": "full"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "strategy", "more"),
+    [*TWO, *(pytest.param(*case, marks=pytest.mark.rest) for case in (*MORE_OF_TWO, *FOUR))],
+    ids=str,
+)
+def test_real_experts_hold_and_send_what_was_rehearsed(name, layout, strategy, more, clusters):
+    """Would catch rows that come and are not held, an all_to_all of another size, a tensor of a router, of what is put
+    in order or added up that a rehearsal does not make."""
+    recipe = Recipe(strategy, batch_size=8, bucket_bytes=2**18, **more)
+    check(clusters(layout.size), CONFIGS[name], recipe, layout, train=train_as(in_turn))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "strategy", "more"),
+    [
+        (Layout(2, ep=2), "ddp", {"recompute": "full"}),
+        pytest.param(Layout(2, ep=2), "zero3", {"n_micro": 2}, marks=pytest.mark.rest),
+        pytest.param(Layout(4, ep=4), "zero2", {}, marks=pytest.mark.rest),
+    ],
+    ids=str,
+)
+def test_one_wanted_expert_fills_its_rank_as_rehearsed_with_counts(layout, strategy, more, clusters):
+    """Would catch counts that a rehearsal takes for those of another rank, and rows that come in equal parts."""
+    config = replace(CONFIGS["bias"], n_shared=0)
+    recipe = Recipe(strategy, batch_size=8, bucket_bytes=2**18, **more)
+    tokens = config.seq * 8 // layout.dp // recipe.n_micro
+    counts = [[0] * 3 + [tokens]] * layout.ep
+    check(clusters(layout.size), config, recipe, layout, train=train_as(to_one), counts=counts)
+    fullest, idle = (rehearse(config, layout, recipe, rank, counts).peak for rank in (layout.size - 1, 0))
+    assert fullest > rehearse(config, layout, recipe, 0).peak > idle
+
+
+LOOSE = 768
+"""Bytes of single numbers that the law does not count: losses, their gradients, sums that a schedule keeps."""
+
+LAWS = [
+    ("uneven", Layout(2, ep=2), "zero2", {"n_micro": 2, "precision": "bf16"}),
+    ("bias", Layout(4, ep=2), "zero3", {"recompute": "full"}),
+    ("drops", Layout(2), "ddp", {}),
+    ("loss", Layout(2, ep=2), "zero3", {"precision": "amp"}),
+]
+MORE_LAWS = [
+    *((name, layout, "ddp", {}) for name in CONFIGS for layout in (Layout(2), Layout(2, ep=2))),
+    *((name, Layout(4, ep=2), "zero3", {"recompute": "full"}) for name in CONFIGS),
+    ("loss", Layout(2), "zero3", {"n_micro": 2}),
+    ("bias", Layout(2, ep=2), "zero2", {"n_micro": 2, "precision": "bf16"}),
+    ("drops", Layout(4, ep=4), "zero1", {"recompute": "full"}),
+    ("bias", Layout(4, ep=2), "zero3", {"n_micro": 2}),
+    ("loss", Layout(4, ep=2), "zero2", {"precision": "bf16", "fp32_gradients": True}),
+    ("drops", Layout(2, ep=2), "zero3", {"n_micro": 2, "reshard": False}),
+    ("loss", Layout(4, ep=2), "zero1", {"precision": "amp", "offload": True}),
+    ("loss", Layout(2), "zero1", {"clip_norm": 1.0, "precision": "bf16"}),
+    ("loss", Layout(1, 2), "ddp", {"schedule": "gpipe", "n_micro": 4}),
+    ("loss", Layout(2, 2, ep=2), "zero3", {"n_micro": 4, "recompute": "full"}),
+    ("bias", Layout(2, 2, ep=2), "zero1", {"n_micro": 4}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "strategy", "more"),
+    [*LAWS, *(pytest.param(*case, marks=pytest.mark.rest) for case in MORE_LAWS if case not in LAWS)],
+    ids=str,
+)
+def test_the_law_counts_experts_to_the_byte(name, layout, strategy, more):
+    """Bugs that were there: one gradient for all experts in the place of one after another, rows of the mean load on
+    each rank, weights of experts gathered as long as those of their block, two optimizers that step at once, indices
+    and what a router holds left out."""
+    config = CONFIGS[name]
+    recipe = Recipe(strategy, batch_size=8, bucket_bytes=2**18, **more)
+    tokens = config.seq * 8 // layout.dp // recipe.n_micro
+    # where a block runs again, which of the numbers of a router is freed first is not in the law
+    loose = LOOSE + 4 * config.top_k * tokens * (recipe.recompute == "full")
+    for rank in {0, layout.size - 1}:
+        seen = rehearse(config, layout, recipe, rank)
+        assert abs(seen.predicted.total - seen.peak) <= loose, (rank, seen)
+        for kind in ("parameters", "optimizer"):
+            assert abs(seen.predicted[kind] - seen.memory[kind]) <= 64, kind
+
+
+SENT = [("zero3", {"recompute": "full", "n_micro": 2}, Layout(4, ep=2))]
+MORE_SENT = [
+    (strategy, more, layout)
+    for strategy in STRATEGIES
+    for more in ({}, {"recompute": "full", "n_micro": 2}, {"precision": "bf16", "n_micro": 2})
+    for layout in (Layout(2, 2, ep=2), Layout(4, ep=4))
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "layout"),
+    [*SENT, *(pytest.param(*case, marks=pytest.mark.rest) for case in MORE_SENT)],
+    ids=str,
+)
+def test_a_rehearsal_of_experts_sends_what_the_law_says(strategy, more, layout):
+    """A bug: ZeRO-3 gathers experts a third time where their block runs again, which the law left out."""
+    recipe, last = Recipe(strategy, batch_size=8, **more), layout.size - 1
+    stage = Rank(ModelShape.of(CONFIG), layout, recipe, last, "cpu").stages[0]
+    experts, rest = (stage.part(which).numel * recipe.weight_bytes for which in (True, False))
+    law = sent_per_step(
+        layout, recipe, last, parameter_bytes=rest, n_layer=2 // layout.pp, d_model=64, seq=64,
+        experts=ExpertLoad(4, 2, experts),
+    )  # fmt: skip
+    sent = rehearse(CONFIG, layout, recipe, last).ledger
+    for axis in ("dp", "ep", "expert_dp", "pp"):
+        assert abs(sent.sent_bytes(axis=axis) - law[axis]) <= 64, axis
+
+
+@cases(("sequences", "length", "n"), [(1, 3, 1), (2, 5, 1), (3, 7, 2), (1, 3, 3), (4, 6, 4)])
+@cases("capacity", [None, 2.0, 1.0, 0.6])
+@cases("k", [1, 2, 3])
+def test_a_balanced_load_is_what_experts_in_turn_give(sequences, length, n, capacity, k):
+    """Would catch rows that are lost in rounding, and room that is counted for all sequences together. The reference
+    deals token by token."""
+    table = Load(4, k, capacity).table(sequences, length, n)
+    want, turn = [[0] * 4 for _ in range(n)], 0
+    room = length * k if capacity is None else -(-int(10 * capacity) * k * length // 40)
+    for rank in range(n):
+        for _ in range(sequences):
+            taken = [0] * 4
+            for _ in range(k * length):
+                taken[turn % 4] += 1
+                turn += 1
+            want[rank] = [all_of + min(one, room) for all_of, one in zip(want[rank], taken, strict=True)]
+    assert [list(row) for row in table] == want
+
+
+@cases(
+    ("changes", "layout", "counts", "words"),
+    [
+        ({}, Layout(2, ep=2), [[1, 2, 3, 4]], r"\[2\]\[4\]; got \[4\]"),
+        ({}, Layout(2), [[1, 2, 3]], r"\[1\]\[4\]; got \[3\]"),
+        ({}, Layout(2), [[128, 128, 128, 129]], "are 512 rows for experts, got counts of 513 for rank 0"),
+        ({}, Layout(2), [[128, 128, 128, 127]], "are 512 rows for experts, got counts of 511"),
+        ({"capacity": 1.0}, Layout(2), [[128, 128, 128, 129]], "at most 512 rows"),
+        ({"n_expert": 0}, Layout(2), [[1]], "this model has no experts"),
+        ({}, Layout(tp=2), None, None),
+    ],
+)
+def test_counts_that_are_not_those_of_the_tokens_are_refused(changes, layout, counts, words):
+    """Would catch a rehearsal of a step that no router could make. A step that has no law is rehearsed all the same."""
+    config, recipe = replace(CONFIG, **changes), Recipe(batch_size=8)
+    if words is None:
+        assert rehearse(config, layout, recipe, 0, counts).peak > 0
+        return
+    with pytest.raises(ValueError, match=words):
+        rehearse(config, layout, recipe, 0, counts)
+
+
+def test_a_published_mixture_is_rehearsed_as_one_of_labkits_blocks():
+    """Would catch experts that are left out without a word: a rehearsal of a dense model under the name of another."""
+    shape = ModelShape.preset("mixtral-8x7b")
+    config, notes = as_gpt(shape)
+    stand_in = ModelShape.of(config)
+    for part in ("experts", "router", "token embedding"):
+        assert stand_in.parameters[part] == shape.parameters[part]
+    assert "a gated expert" in notes[0]
+    assert f"{stand_in.n_params:,}" in notes[0]
+    small = shape.changed(n_layer=2, d_model=64, n_head=4, n_kv_head=2, expert_ff=96, vocab=256, seq=64)
+    mine = rehearse(small, Layout(8, ep=8), Recipe("zero1", batch_size=8))
+    assert mine.ledger.sent_bytes(axis="ep") > 0
+    with pytest.raises(ValueError, match="n_dense=3"):
+        as_gpt("deepseek-v3")
+
+
+def test_a_function_of_ones_own_rehearses_experts_too():
+    """Would catch a load that only `rehearse` gives: then an assembled step would ask for values deep in the layer."""
+    config, layout, recipe = CONFIGS["bias"], Layout(64, ep=4), Recipe("zero2", batch_size=64)
+
+    def two_steps(group):
+        step = assemble(config, recipe, Mesh.connect(layout, group))
+        tokens = torch.zeros(1, config.seq, dtype=torch.int64)
+        for number in range(2):
+            step(tokens, tokens, number)
+
+    mine = run_fake(two_steps, 64, 5).ledger
+    assert mine.sent_bytes(axis="ep") == 2 * rehearse(config, layout, recipe, 5).ledger.sent_bytes(axis="ep") > 0
