@@ -225,8 +225,8 @@ def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
     rows = micro_rows(recipe, layout)
     way = way_of(recipe)
     return Setting(
-        rows, shape.seq // layout.cp, layout.tp, in_sequence, way, recipe.recompute, recipe.units, layout.ep, layout.cp,
-        recipe.context,
+        rows, shape.seq // layout.cp, layout.tp, in_sequence, way, recipe.recompute, recipe.units,
+        ep=layout.ep, cp=layout.cp, context=recipe.context,
     )  # fmt: skip
 
 
