@@ -27,7 +27,7 @@ measured here. Published beside it: 1.3 s for 10^12 parameters from 256 trainers
 gathers in groups and casts to fp8 (Perplexity 2025); the law says 0.20 s for the wire alone, in bytes of fp8 with one
 generator of 128 ranks.
 
-Sources: Sheng et al. (HybridFlow), arXiv:2409.19256, section 5.3 (resharding between training and generation);
+Sources: Sheng et al. (HybridFlow), arXiv:2409.19256, section 5 (resharding between training and generation);
 Perplexity, "Weight Transfer for RL Post-Training in under 2 seconds", 2025; a pipelined chain: Thakur et al. 2005.
 """
 
