@@ -165,7 +165,7 @@ def _communication(plans: Sequence[Plan]) -> str:
 
 
 def _cut(plan: Plan) -> str:
-    """What cp does on this plan, in words; "" where rows are whole."""
+    """The effect of cp on this plan, in words; "" where rows are whole."""
     lay, r, hw = plan.layout, plan.recipe, plan.hardware
     if lay.cp == 1:
         return ""
@@ -182,7 +182,7 @@ def _cut(plan: Plan) -> str:
 
 
 def _dealt(plan: Plan) -> str:
-    """What ep does on this plan, in words; "" for a dense model."""
+    """The effect of ep on this plan, in words; "" for a dense model."""
     shape, lay, hw = plan.shape, plan.layout, plan.hardware
     if not shape.n_expert:
         return ""

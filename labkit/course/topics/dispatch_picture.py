@@ -83,7 +83,7 @@ def dispatch(film: Film, step: int) -> Picture:
 
 
 def _caption(film: Film, step: int) -> str:
-    """What the lanes say together."""
+    """The sentence below the lanes."""
     rows = [len(rows) for rows in film.frames[step]]
     dropped = sum(not row.kept for rows in film.frames[0] for row in rows)
     if step == 0:

@@ -80,7 +80,7 @@ def _experts(routing: Routing) -> tuple[list[str], list[str]]:
 
 
 def _pale(x: float, y: float, w: float, h: float) -> str:
-    """What was dropped: an empty box with a dashed edge."""
+    """Dropped rows: an empty box with a dashed edge."""
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" fill="none" stroke="currentColor" '
         'stroke-dasharray="2 2"/>'

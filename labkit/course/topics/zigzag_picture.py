@@ -22,7 +22,7 @@ from labkit.view.svg import PALETTE, Picture, box, headline, line, text
 COLOURS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[6], PALETTE[7])
 MOST = 8
 SIDE = 288.0
-"""How wide a square of all queries and keys is drawn."""
+"""Width and height of the square of all queries and keys, in units of the picture."""
 
 
 def scores(queries: Part, keys: Part) -> int:

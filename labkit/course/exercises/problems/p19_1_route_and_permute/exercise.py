@@ -94,7 +94,7 @@ def room_of(case: Case) -> int:
 
 
 def chosen_by(logits: Tensor, k: int) -> list[Route]:
-    """What each token asks for, token by token."""
+    """The rows that tokens ask for, in the order of the tokens."""
     rows = [sorted(range(len(row)), key=row.__getitem__, reverse=True)[:k] for row in logits.tolist()]
     return [(token, choice, expert) for token, row in enumerate(rows) for choice, expert in enumerate(row)]
 
