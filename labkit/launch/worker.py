@@ -163,6 +163,7 @@ class Rank:
             return 0
         if box is not None:
             box.cut()
+        del box  # the main thread may be on its way to the next one, and memory ends with the last that holds it
         return free.cut(endpoints)
 
     def call(self, call_id: int, sources: dict[str, list[str]], frames: list[Any]) -> None:
