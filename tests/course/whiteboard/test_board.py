@@ -27,6 +27,7 @@ def test_a_question_shows_every_symbol_with_its_unit(each):
         assert symbol.means in picture.label
 
 
+@pytest.mark.rest
 @by_name
 def test_every_formula_has_a_picture_over_every_symbol(each):
     """Would catch the logarithm of 0, a range of one number, and marks on each other."""
