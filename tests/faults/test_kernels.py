@@ -15,13 +15,12 @@ import nbformat
 import psutil
 import pytest
 import torch
-from jupyter_client.blocking import BlockingKernelClient
-from jupyter_client.manager import KernelManager
 
 from labkit import Cluster, WorkerError
 from labkit.launch import call
 from labkit.launch.call import Call
 from tests.faults.conftest import all_well, belongings, gone
+from tests.kernels import fresh_kernel
 from tests.waiting import LONG_S, come, here, once, replaced, stop_button, until, waiting
 
 pytestmark = pytest.mark.faults
@@ -33,11 +32,7 @@ class Kernel:
     """A real kernel and its client."""
 
     def __init__(self) -> None:
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel()
-        self.client: BlockingKernelClient = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=LONG_S)
+        self.manager, self.client = fresh_kernel()
 
     def run(self, code: str, timeout: float = LONG_S) -> tuple[str, str | None]:
         """What a cell printed, and the name of its error."""

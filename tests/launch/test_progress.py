@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
-from jupyter_client.manager import start_new_kernel
 
+from tests.kernels import fresh_kernel
 from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def shown(client: BlockingKernelClient, asks: bool) -> list[tuple[str, str | Non
 
 def test_a_bar_is_drawn_for_a_person_and_leaves_nothing_in_what_nbval_compares() -> None:
     """Labs 02 and 15 were red on a slow machine, whose cells took more than a second: there stood an empty output."""
-    manager, client = start_new_kernel()
+    manager, client = fresh_kernel()
     try:
         bar = shown(client, asks=True)
         kinds, texts = [kind for kind, _ in bar], [text for _, text in bar]
