@@ -75,7 +75,7 @@ class Mixture(Ops):
         return chosen, weights, None
 
     def through_experts(self, x: Shadow, chosen: Storage, weights: Shadow) -> Shadow:
-        """What the experts make of each token, added up by their weights."""
+        """The sum of the experts' outputs for each token, by the router's weights."""
         shape, setting, tape, d = self.shape, self.setting, self.tape, self.shape.d_model
         n, k, e = self.rows, shape.top_k, shape.n_expert
         table = Load.of(shape).table(setting.rows, setting.seq, setting.ep)

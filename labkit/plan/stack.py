@@ -27,7 +27,7 @@ NAMES = (
     "key_value", "out", "norm2", "router", "experts", "shared", "gate", "up", "down", "norm", "logits", "bias",
 )  # fmt: skip
 EXPERTS = "experts."
-"""How the names of parameters begin that are dealt out along ep."""
+"""The first part of the names of parameters that are dealt out along ep."""
 
 
 @dataclass(frozen=True)

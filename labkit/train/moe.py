@@ -62,7 +62,7 @@ Read = Callable[[Tensor], Any]
 
 
 class Journey(Protocol):
-    """How rows come to their experts, wherever those are, and back."""
+    """The way of rows to their experts, on whatever ranks these are, and back."""
 
     def __call__(self, tokens: Tensor, token: Tensor, counts: Tensor, experts: Experts, read: Read) -> Tensor:
         """Tokens [N, D], the token of each row [s] sorted by expert, counts [E] of all experts -> what the experts make
