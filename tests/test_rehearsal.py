@@ -49,14 +49,17 @@ def by_verb(ledger):
     return {key: (sent[key], calls[key]) for key in calls}
 
 
-def train(world, config, recipe, layout, n_steps):
-    """A real rank: for each step after the first, bytes by kind before it and at its peak, and the ledger's account."""
+def train(world, config, recipe, layout, n_steps, prepare=lambda step: None):
+    """A real rank: for each step after the first, bytes by kind before it and at its peak, and the ledger's account.
+
+    `prepare` may change the training step before it is called."""
     torch.set_num_threads(1)
     mesh = Mesh.connect(layout, world)
     tokens = torch.randint(config.vocab, (recipe.batch_size // layout.dp, config.seq))
     found = []
     with MemoryProbe() as probe:
         step = assemble(config, recipe, mesh)
+        prepare(step)
         step(tokens, tokens, 0)
         for number in range(1, n_steps + 1):
             before = by_kind(probe.now)

@@ -7,6 +7,7 @@ which is the balanced load that a rehearsal takes; or one expert's bias is so la
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,12 +21,11 @@ from labkit.plan.rank import Rank
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.wire import ExpertLoad, sent_per_step
-from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig
 from tests.cases import cases
-from tests.test_rehearsal import by_kind, by_verb, check, clusters
+from tests.test_rehearsal import check, clusters, train
 
 __all__ = ("clusters",)
 pytestmark = pytest.mark.timeout(120)
@@ -65,26 +65,12 @@ def to_one(layer):
 def train_as(change):
     """`train` of tests/test_rehearsal.py, with the routers changed by `change`."""
 
-    def train(world, config, recipe, layout, n_steps):
-        torch.set_num_threads(1)
-        mesh = Mesh.connect(layout, world)
-        tokens = torch.randint(config.vocab, (recipe.batch_size // layout.dp, config.seq))
-        seen = []
-        with MemoryProbe() as probe:
-            step = assemble(config, recipe, mesh)
-            for stage in step.stages.values():
-                for _, layer in layers_of(stage):
-                    change(layer)
-            step(tokens, tokens, 0)
-            for number in range(1, n_steps + 1):
-                before = by_kind(probe.now)
-                probe.reset_peak()
-                world.ledger.clear()
-                step(tokens, tokens, number)
-                seen.append((before, by_kind(probe.peak), by_verb(world.ledger)))
-        return seen
+    def prepare(step):
+        for stage in step.stages.values():
+            for _, layer in layers_of(stage):
+                change(layer)
 
-    return train
+    return partial(train, prepare=prepare)
 
 
 TWO = [
