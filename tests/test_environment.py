@@ -63,6 +63,20 @@ def test_each_pin_is_exact_and_holds_for_every_build_of_a_package():
         assert re.fullmatch(r"[\w.]+", exact(name)), f"{name}{PINS[name]}"
 
 
+def test_each_pin_can_be_installed_on_the_first_python_that_labkit_takes_and_on_the_last():
+    """Would catch a package that wants Python 3.11.5, where Debian 12 has 3.11.2 and README says 3.11."""
+    installed = [package for package in metadata.distributions() if canonicalize_name(package.name) in PINS]
+    wanted = {package.name: package.metadata.get("Requires-Python") or "" for package in installed}
+    assert len(wanted) > 80, "the packages of the constraints are not installed here"
+    first, last = "3.11.0", "3.13.0"
+    refused = {
+        name: text
+        for name, text in wanted.items()
+        if not (SpecifierSet(text).contains(first) and SpecifierSet(text).contains(last))
+    }
+    assert not refused
+
+
 def exact(name: str) -> str:
     """The version that a package is pinned to."""
     assert name in PINS, f"{name} is not pinned in constraints.txt"
