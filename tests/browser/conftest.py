@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from tests.browser.jupyter import PATIENCE_MS, Server, end_kernels
 
@@ -26,6 +26,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+WINDOW: ViewportSize = {"width": 1300, "height": 1000}
 expect.set_options(timeout=PATIENCE_MS)  # a busy machine redraws late
 
 
@@ -69,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def new_window(browser: Browser) -> Page:
     """An empty window."""
-    opened = browser.new_context(viewport={"width": 1300, "height": 1000}).new_page()
+    opened = browser.new_context(viewport=WINDOW).new_page()
     opened.set_default_timeout(PATIENCE_MS)
     return opened
 

@@ -55,14 +55,14 @@ class InterviewPanel(Twin, widgets.VBox):
         self.noted: list[tuple[str, str]] = []
         self.points: dict[str, widgets.Checkbox] = {}
         self.board: widgets.Widget | None = None
-        wide = {"style": {"description_width": "70px"}, "layout": {"width": "340px"}}
+        wide = {"style": {"description_width": "70px"}, "layout": {"width": "auto", "max_width": "340px"}}
         self.minutes = widgets.Dropdown(options=MINUTES, value=30, description="minutes", **wide)
         self.level = widgets.Dropdown(options=LEVELS, value=3, description="level", **wide)
         self.topics = widgets.SelectMultiple(options=tuple(topics), description="topics", rows=8, **wide)
         self.go = _button("start", "the clock runs from now", self.start, "primary")
         self.clock, self.asking, self.room = SessionClock(), widgets.HTML(), widgets.VBox()
         self.clock.on_msg(lambda *_: self.tell_time())
-        self.notes = widgets.Textarea(placeholder=NOTES, rows=4, layout={"width": "min(100%, 720px)"})
+        self.notes = widgets.Textarea(placeholder=NOTES, rows=4, layout={"width": "auto", "max_width": "720px"})
         self.show_answer = _button("show the answer", "your time for this question ends", self.show, "primary")
         self.pass_over = _button("skip", "go on without an answer", self.skip)
         self.stop = _button("end", "stop here, and see the report", self.end)

@@ -27,7 +27,7 @@ class ExplainTrace(Explorer):
             raise ValueError("there is no trace to explain: give at least one name and its recording")
         self.traces, self.truth = dict(traces), {name: diagnosed(trace) for name, trace in traces.items()}
         self.answers: dict[str, str] = {}
-        wide = {"layout": {"width": "500px"}, "style": {"description_width": "90px"}}
+        wide = {"layout": {"width": "auto", "max_width": "500px"}, "style": {"description_width": "90px"}}
         self.trace = widgets.Dropdown(options=tuple(traces), description="trace", **wide)
         choices = [(LOOK, ""), *((words, kind) for kind, words in KINDS.items())]
         self.says = widgets.Dropdown(options=choices, value="", description="it shows", **wide)

@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.course.topics.float_picture import floats, number
+from labkit.course.widgets.explorer import in_a_row
 from labkit.course.widgets.twin import Twin
 from labkit.train.formats import FORMATS, Format
 from labkit.view.svg import Picture
@@ -37,11 +38,11 @@ class FloatExplorer(Twin, widgets.VBox):
         first = widgets.ToggleButton(layout=self.near)
         others = (widgets.ToggleButton(layout=self.near, style=first.style) for _ in range(longest - 1))
         self.bits = [first, *others]
-        self.row = widgets.HBox(layout={"flex_flow": "row wrap"})
+        self.row = in_a_row([])
         self.said, self.shown = widgets.HTML(), widgets.HTML()
         self.picture: Picture | None = None
         self.busy = False
-        super().__init__([widgets.HBox([self.field, self.chosen]), self.row, self.said, self.shown])
+        super().__init__([in_a_row([self.field, self.chosen]), self.row, self.said, self.shown])
         self.field.observe(lambda _: self.take(), "value")
         self.chosen.observe(lambda _: self.draw(), "value")
         for bit in self.bits:

@@ -8,7 +8,7 @@ from html import escape
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.explorer import Explorer
+from labkit.course.widgets.explorer import Explorer, in_a_row, wide
 from labkit.probe.gather import GatherFilm
 from labkit.view.gather import gather_film
 from labkit.view.svg import Picture
@@ -29,10 +29,11 @@ class GatherExplorer(Explorer):
         self.run = widgets.Dropdown(options=list(self.films), value=first, description="run")
         film = self.films[first]
         tip = "after how many changes; arrow keys step"
-        self.slider = widgets.IntSlider(film.peak, 0, len(film.changes), description="moment", tooltip=tip)
-        self.slider.layout.width = "620px"
+        self.slider = widgets.IntSlider(
+            film.peak, 0, len(film.changes), description="moment", tooltip=tip, layout=wide()
+        )
         self.time = widgets.Text("", description="go to", placeholder="such as 120 ms", continuous_update=False)
-        super().__init__([widgets.HBox([self.run, self.time]), self.slider], [self.slider])
+        super().__init__([in_a_row([self.run, self.time]), self.slider], [self.slider])
         self.run.observe(lambda _: self.change_run(), "value")
         self.time.observe(lambda _: self.go(), "value")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from labkit.course.widgets.explorer import in_a_row
 from labkit.course.widgets.twin import Twin
 from labkit.probe.grads import GradientTable
 from labkit.train.formats import FORMATS, Format
@@ -44,7 +45,7 @@ class GradientHistogram(Twin, widgets.VBox):
         self.format = widgets.Dropdown(options=[*self.formats], value=format, description="format")
         self.layer = widgets.Dropdown(options=list(layers.items()), value="", description="layer")
         self.shown = widgets.HTML()
-        super().__init__([self.scale, widgets.HBox([self.format, self.layer]), self.shown])
+        super().__init__([self.scale, in_a_row([self.format, self.layer]), self.shown])
         for control in (self.scale, self.format, self.layer):
             control.observe(lambda _: self.draw(), "value")
         self.draw()

@@ -8,6 +8,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from labkit.course.widgets.explorer import in_two_columns
 from labkit.course.widgets.twin import Twin
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.devices import DEVICES
@@ -63,8 +64,7 @@ class MemoryAnatomy(Twin, widgets.VBox):
         self.button = widgets.Button(description="rehearse", tooltip="measure this step on fake tensors, in seconds")
         self.said, self.shown = widgets.HTML(), widgets.HTML()
         controls = [self.model, self.rows, self.seq, self.optimizer, self.precision, self.again, self.device]
-        grid = widgets.GridBox([*controls, self.button], layout={"grid_template_columns": "repeat(2, 320px)"})
-        super().__init__([grid, self.said, self.shown])
+        super().__init__([in_two_columns([*controls, self.button]), self.said, self.shown])
         self.picture: Picture | None = None
         for control in controls:
             control.observe(self._moved, "value")

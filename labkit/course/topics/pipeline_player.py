@@ -9,7 +9,7 @@ import ipywidgets as widgets
 
 from labkit.course.topics.in_flight_picture import LAWS, Pick
 from labkit.course.topics.pipeline_player_picture import matches, played, player
-from labkit.course.widgets.explorer import Explorer, in_two_columns
+from labkit.course.widgets.explorer import Explorer, in_a_row, in_two_columns, wide
 from labkit.plan.schedule import Span
 from labkit.plan.schedule_text import from_text, to_text
 from labkit.view.svg import Picture
@@ -36,12 +36,12 @@ class PipelinePlayer(Explorer):
         self.ratio = _real("B / F", 2.0, 0.5, 4.0, 0.5, "forwards that a backward takes")
         self.send = _real("message", 0.0, 0.0, 2.0, 0.1, "forwards that a message takes")
         upright = {"orientation": "vertical", "layout": {"height": "170px", "width": "62px"}}
-        ranks, wide = range(MOST_RANKS), {"width": "680px"}
+        ranks = range(MOST_RANKS)
         self.costs = [_real(f"F on {r}", 1.0, 0.25, 3.0, 0.25, f"forward on rank {r}", **upright) for r in ranks]
-        self.action = widgets.SelectionSlider(options=[NOBODY], description="action", layout=wide)
-        self.program = widgets.Textarea(description="programs", continuous_update=False, rows=5, layout=wide)
+        self.action = widgets.SelectionSlider(options=[NOBODY], description="action", layout=wide())
+        self.program = widgets.Textarea(description="programs", continuous_update=False, rows=5, layout=wide())
         counts = [self.name, self.ranks, self.micro, self.stages, self.ratio, self.send]
-        rows = [in_two_columns(counts), widgets.HBox(self.costs), self.program, self.action]
+        rows = [in_two_columns(counts), in_a_row(self.costs), self.program, self.action]
         super().__init__(rows, [*counts, *self.costs, self.action, self.program])
 
     def drawn(self) -> Picture:

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.course.topics import design_cases
-from labkit.course.widgets.explorer import Explorer, in_two_columns
+from labkit.course.widgets.explorer import Explorer, in_two_columns, wide
 from labkit.plan.devices import DEVICES
 from labkit.plan.models import MODELS
 from labkit.plan.recipe import OPTIMIZERS, PRECISIONS
@@ -46,7 +46,7 @@ class PlannerPanel(Explorer):
         self.seq = _typed(first.seq, "tokens a row")
         self.precision = menu(options=PRECISIONS, value=first.precision, description="precision")
         self.optimizer = menu(options=OPTIMIZERS, value=OPTIMIZERS[0], description="optimizer")
-        self.plan = menu(options=[("", 0)], description="open plan", layout={"width": "680px"})
+        self.plan = menu(options=[("", 0)], description="open plan", layout=wide())
         asked = [self.model, self.hardware, self.ranks, self.rows, self.seq, self.precision, self.optimizer]
         asked += self.sizes.values()
         story = widgets.HTML(f"<b>{self.case.title}</b><br>{self.case.question}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.local import run_threads
 from labkit.course.topics.pipeline_player_picture import player
-from labkit.course.widgets.explorer import Explorer
+from labkit.course.widgets.explorer import Explorer, in_a_row, wide
 from labkit.parallel.pipeline import Pipeline
 from labkit.plan.published_schedules import dualpipe, dualpipe_v, stretch, v_half, v_min, zb_h2, zb_v
 from labkit.plan.schedule import (
@@ -160,14 +160,13 @@ class SchedulePad(Explorer):
         self.schedule = published(first)
         self.ran: Ran | None = None
         self.name = widgets.Dropdown(options=NAMES, value=first, description="published")
-        wide = {"width": "680px"}
         self.text = widgets.Textarea(
-            to_text(self.schedule), description="schedule", continuous_update=False, rows=6, layout=wide
+            to_text(self.schedule), description="schedule", continuous_update=False, rows=6, layout=wide()
         )
         self.button = widgets.Button(description="run it", tooltip="one real step, on ranks that are threads")
         self.name.observe(lambda _: self.fill(), "value")
         self.button.on_click(lambda _: self.run())
-        super().__init__([widgets.HBox([self.name, self.button]), self.text], [self.text])
+        super().__init__([in_a_row([self.name, self.button]), self.text], [self.text])
 
     def fill(self) -> None:
         """Put the chosen published schedule into the text area."""

@@ -7,7 +7,7 @@ import math
 import ipywidgets as widgets
 
 from labkit.course.topics.survival_picture import Played, of_devices, survival
-from labkit.course.widgets.explorer import Explorer, in_two_columns
+from labkit.course.widgets.explorer import Explorer, in_a_row, in_two_columns
 from labkit.plan.survival import LLAMA3_DEVICE_MTBF_S, LLAMA3_DEVICES, Job, best_interval, simulated
 from labkit.view.svg import Drawing
 from labkit.view.units import parsed
@@ -46,7 +46,7 @@ class SurvivalExplorer(Explorer):
         for control in costs:
             control.observe(lambda _: self._forget(), "value")
         grid = in_two_columns([self.devices, self.interval, self.copy, self.write, self.restart, self.behind])
-        super().__init__([grid, widgets.HBox([self.best, self.play])], [self.interval, *costs])
+        super().__init__([grid, in_a_row([self.best, self.play])], [self.interval, *costs])
 
     def job(self) -> Job:
         """The job of the present controls. ValueError for a field that is no time."""

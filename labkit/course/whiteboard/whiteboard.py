@@ -29,7 +29,7 @@ class Whiteboard(Explorer):
         self.asked: Derivation = derivation(first)
         self.verdict: FormulaVerdict | None = None
         self.derived: frozenset[str] = frozenset()
-        wide = {"layout": {"width": "500px"}, "style": {"description_width": "90px"}}
+        wide = {"layout": {"width": "auto", "max_width": "500px"}, "style": {"description_width": "90px"}}
         self.choice = widgets.Dropdown(
             options=list(dict.fromkeys([first, *chosen])), value=first, description="derive", **wide
         )

@@ -51,5 +51,16 @@ class Explorer(Twin, widgets.VBox):
 
 
 def in_two_columns(controls: Iterable[widgets.Widget]) -> widgets.GridBox:
-    """Controls side by side, as wide as their words."""
-    return widgets.GridBox(list(controls), layout={"grid_template_columns": "repeat(2, 340px)"})
+    """Controls side by side, as wide as their words; below one another where a window is too narrow for two."""
+    columns = {"grid_template_columns": "repeat(auto-fit, minmax(300px, 1fr))", "max_width": "680px"}
+    return widgets.GridBox(list(controls), layout=columns)
+
+
+def in_a_row(controls: Iterable[widgets.Widget]) -> widgets.HBox:
+    """Controls side by side; a window that is too narrow gets several rows."""
+    return widgets.HBox(list(controls), layout={"flex_flow": "row wrap"})
+
+
+def wide() -> dict[str, str]:
+    """The layout of a control that is as wide as a picture, in a window that has the room."""
+    return {"width": "auto", "max_width": "680px"}
