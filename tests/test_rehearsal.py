@@ -19,7 +19,7 @@ from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.plan.breakdown import KINDS
 from labkit.plan.layout import Layout
-from labkit.plan.muon import law
+from labkit.plan.matrices import sent_over
 from labkit.plan.rank import Rank
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
@@ -233,7 +233,7 @@ def test_the_law_counts_muon_and_parameter_groups_to_the_byte(layout, recipe):
         seen = rehearse(CONFIG, layout, recipe, rank)
         assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR
         pieces = tuple(seen.ledger.sent_bytes("send", axis) for axis in ("dp", "tp"))
-        assert pieces == law(Rank(ModelShape.of(CONFIG), layout, recipe, rank, "cpu").muon())
+        assert pieces == sent_over(Rank(ModelShape.of(CONFIG), layout, recipe, rank, "cpu").matrix_steps())
         for kind in ("parameters", "optimizer"):
             assert abs(seen.predicted[kind] - seen.memory[kind]) <= ONE_NUMBER, kind
 
