@@ -1,6 +1,6 @@
 """Parameter groups: what an optimizer does with a parameter, decided by the kind of the parameter.
 
-    kind      which parameters                             decay_on="linears"    optimizer="muon"
+    kind      which parameters                             decay_on="linears"    optimizer="muon", "shampoo"
     hidden    weights of the linears inside blocks         decay                 the whole matrix
     head      other matrices that multiply: the output     decay                 AdamW
     table     embeddings, also one that the head shares    no decay              AdamW

@@ -8,7 +8,7 @@ A `MatrixLaw` says of one optimizer what it does with a matrix, in numbers; `Mat
 a rank. All laws of the planner ask these two, and so does the optimizer itself (labkit.train.by_matrix).
 
     bytes sent     pieces to their owners and answers back, in the optimizer's width; AdamW sends none
-    memory         between steps what the law keeps, either in pieces or on owners; in the step besides: each piece, each
+    memory         between steps what the law keeps, in pieces or on owners; in the step besides: each piece, each
                    gathered element, and the scratch of the matrix with the most
     flops          those of a matrix, on its owner alone
 
@@ -103,7 +103,7 @@ def matrix_of(shape: Sizes, name: str) -> Matrix:
 
 
 class MatrixStep:
-    """The step of an optimizer on the matrices of one stage. `buffers` are the flat buffers in which they lie, in order.
+    """The step on the matrices of one stage. `buffers` are the flat buffers in which they lie, in order.
 
     n, place    ranks that share the state, and which of them this is;   tp, slot    the same of tensor parallelism
     wide        bytes of a number of the optimizer's state;              width       of an element that travels"""

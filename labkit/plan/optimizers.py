@@ -8,12 +8,14 @@
     lamb       2 N                        1                          whole layers: with ddp alone
     lars       N                          0.5                        whole layers: with ddp alone
     muon       N of matrices, 2 N else    0.6                        whole matrices of the blocks, AdamW on the rest
+    shampoo    2 N, and of each block     1                          the same; owners keep the state of matrices
+               [m, n] 2 (m^2 + n^2)
 
 A new optimizer is a row here and a row in labkit.train.optimizers, which makes it. One that needs whole matrices says
 in a `MatrixLaw` what it keeps, sends and computes of a matrix [rows, cols]; its memory, bytes on the wire, time and
 which parameters fall back to AdamW follow from that (labkit.plan.matrices, labkit.plan.groups).
 
-Sources: torch.optim's states; Jordan et al. 2024, kellerjordan.github.io/posts/muon.
+Sources: torch.optim's states; Jordan et al. 2024, kellerjordan.github.io/posts/muon; Gupta et al., arXiv:1802.09568.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from labkit.plan import shampoo
 from labkit.plan.matrices import MatrixLaw
 from labkit.plan.owners import orthogonalising_flops
 
@@ -58,6 +61,10 @@ def newton_schulz_scratch(rows: int, cols: int) -> int:
 
 
 MUON = MatrixLaw(elements=1, owned=False, flops=orthogonalising_flops, scratch=newton_schulz_scratch, narrow=True)
+SHAMPOO = MatrixLaw(
+    elements=2, owned=True, flops=shampoo.flops, scratch=shampoo.scratch, narrow=False, factors=shampoo.factors,
+    words="2 (m^2 + n^2) numbers of each block m x n, on its owner",
+)  # fmt: skip
 
 LAWS: Mapping[str, OptimizerLaw] = MappingProxyType(
     {
@@ -67,5 +74,6 @@ LAWS: Mapping[str, OptimizerLaw] = MappingProxyType(
         "lamb": OptimizerLaw(2, by_layer=True),
         "lars": OptimizerLaw(1, passes=0.5, by_layer=True),
         "muon": OptimizerLaw(2, passes=0.6, adam=True, by_matrix=MUON),
+        "shampoo": OptimizerLaw(2, adam=True, by_matrix=SHAMPOO),
     }
 )

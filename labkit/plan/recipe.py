@@ -62,7 +62,8 @@ class Recipe:
                      power of two (both emulated)
     fp8_gathers      with "zero3" and "fp8" scaled by "tensor": the weights of these linears are gathered in 8 bits
     fp32_gradients   with "bf16", "fp8" and "nvfp4": gradients are added up, over micro-batches and over ranks, in fp32
-    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon": on the matrices of the blocks, AdamW on the rest
+    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon", "shampoo": on the matrices of the blocks, AdamW on
+                     the rest
     decay_on         what weight_decay applies to: "all" parameters; "linears": not to norms, biases and embeddings
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
@@ -142,8 +143,8 @@ class Recipe:
             )
         if self.steps_by.by_matrix and self.offload:
             raise ValueError(
-                f"{self.optimizer} puts matrices together from the pieces of all ranks, on the device that they talk with, and "
-                "offload moves the pieces to the CPU: leave offload out, or take adamw"
+                f"{self.optimizer} puts matrices together from the pieces of all ranks, on the device that they talk "
+                "with, and offload moves the pieces to the CPU: leave offload out, or take adamw"
             )
         if self.fp32_gradients and self.precision not in NARROW:
             raise ValueError(
@@ -338,7 +339,8 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
             "dp x cp: leave shard_ranks out, or take cp=1"
         )
     if recipe.steps_by.by_matrix and layout.cp > 1:
-        raise ValueError(f"what {recipe.optimizer.capitalize()} sends is not known for cp={layout.cp}: take cp=1, or adamw")
+        name = recipe.optimizer.capitalize()
+        raise ValueError(f"what {name} sends is not known for cp={layout.cp}: take cp=1, or adamw")
     if config.seq % layout.cp:
         raise ValueError(
             f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: make seq a multiple"

@@ -11,7 +11,7 @@ tp nothing is sent, and each rank computes all.
 
 An optimizer says four things (`ByMatrix`): what travels for a parameter, what is done with the whole matrix, by which
 factor the result is scaled, and its law (labkit.plan.matrices), from which the owners' shares of the work follow. What
-it keeps of a whole matrix lies in its `state` under that matrix's number, on the owner alone.
+it keeps of a whole matrix is on the owner alone (`kept`), and is saved with the owner's piece of that matrix.
 
 Vectors, embeddings and the head step with AdamW: parameter groups with `by_matrix` False (groups.py).
 
@@ -22,7 +22,6 @@ compute and send the steps back).
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -70,15 +69,17 @@ class ByMatrix(Optimizer):
 
     # -- what an optimizer says --------------------------------------------------------------------------------------
 
-    @abstractmethod
     def travels(self, p: Tensor, group: Mapping[str, Any]) -> Tensor:
-        """What the owner needs of a parameter, or of this rank's flat piece: a new tensor, flat."""
+        """What the owner needs of a parameter, or of this rank's flat piece, in a new flat tensor: the gradient, unless
+        the optimizer says otherwise."""
+        assert p.grad is not None
+        return p.grad.detach().clone().view(-1)
 
-    @abstractmethod
     def work_(self, matrix: Tensor, number: int, group: Mapping[str, Any]) -> None:
         """The owner's work: what has come together, [rows, cols], becomes the direction of the step, in place.
 
         `number` is the same in every step, and `group` has the options of the matrix."""
+        raise TypeError(f"{type(self).__name__} does not say what it does with a whole matrix: define work_")
 
     def scale(self, rows: int, cols: int) -> float:
         """The factor of the direction in the step, beside the learning rate."""
@@ -136,6 +137,38 @@ class ByMatrix(Optimizer):
         n = 1 if self.tp is None else self.tp.size
         rows, cols = piece.shape
         return (rows * n if piece.cut == 0 else rows, cols * n if piece.cut == 1 else cols)
+
+    # -- what owners keep --------------------------------------------------------------------------------------------
+
+    def kept(self, number: int) -> dict[str, Any]:
+        """What this rank keeps, as an owner, of the matrix of this number: an entry of `state`, empty at first."""
+        entry: dict[str, Any] = self.state.setdefault(f"matrix {number}", {})  # type: ignore[call-overload]
+        return entry
+
+    def owns(self, number: int) -> bool:
+        """True if this rank does the owner's work for the matrix of this number."""
+        if self.dp is not None and self.dp.owners[number] != self.dp.group.rank:
+            return False
+        if self.slices is None or number not in self.cut:
+            return True
+        return self.slices.owners[self.cut[number]] == self.slices.group.rank
+
+    def kept_of(self, param: Tensor, window: slice) -> dict[str, Any]:
+        """What this rank keeps as the owner of the matrix of which these elements are a piece; {} if it is not that."""
+        number = self._number_of(param, window)
+        return {} if number is None else dict(self.state.get(f"matrix {number}", {}))  # type: ignore[call-overload]
+
+    def keep_of(self, param: Tensor, window: slice, kept: Mapping[str, Any]) -> None:
+        """Put back what `kept_of` gave on the rank that was the owner then, if this rank is the owner now."""
+        number = self._number_of(param, window)
+        if number is not None and kept and self.owns(number):
+            for key, value in kept.items():
+                tensor = torch.as_tensor(value)  # a copy: what is kept changes in place
+                self.kept(number)[key] = tensor.to(param, copy=True) if tensor.dim() else tensor.item()
+
+    def _number_of(self, param: Tensor, window: slice) -> int | None:
+        found = (k for k, piece in enumerate(self.pieces) if piece.param is param and piece.window == window)
+        return next(found, None)
 
     # -- the step ----------------------------------------------------------------------------------------------------
 

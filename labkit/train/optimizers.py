@@ -18,6 +18,7 @@ from labkit.comm.group import Group
 from labkit.train.by_matrix import ByMatrix
 from labkit.train.large_batch import LAMB, LARS
 from labkit.train.muon import Muon
+from labkit.train.shampoo import Shampoo
 
 ELEMENTWISE: Mapping[str, Callable[..., torch.optim.Optimizer]] = MappingProxyType(
     {
@@ -28,7 +29,7 @@ ELEMENTWISE: Mapping[str, Callable[..., torch.optim.Optimizer]] = MappingProxyTy
         "lars": LARS,
     }
 )
-BY_MATRIX: Mapping[str, type[ByMatrix]] = MappingProxyType({"muon": Muon})
+BY_MATRIX: Mapping[str, type[ByMatrix]] = MappingProxyType({"muon": Muon, "shampoo": Shampoo})
 """Optimizers on whole matrices, which have to know the ranks over which matrices are cut."""
 
 
