@@ -23,8 +23,8 @@ The owner of a matrix (by_matrix.py) keeps all of this: M and the mean squares o
 each, so their state does not come out as evenly as that of AdamW. State of all other parameters: AdamW's.
 
 Sources: Gupta, Koren and Singer, arXiv:1802.09568 (the method); Anil et al., arXiv:2002.09018, section 4 (blocks, old
-roots, grafting, lifting by the largest eigenvalue); Shi et al., arXiv:2309.06497, sections 2 and 4 (averages that decay,
-Adam's length for each block, owners that keep the state and send steps back).
+roots, grafting, lifting by the largest eigenvalue); Shi et al., arXiv:2309.06497, sections 2 and 4 (averages that
+decay, Adam's length for each block, owners that keep the state and send steps back).
 """
 
 from __future__ import annotations
