@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from labkit.plan.groups import HIDDEN
@@ -134,7 +135,7 @@ class MatrixStep:
         flops = self.law.flops(matrix.rows, matrix.cols)
         return Held(matrix.numel, flops, tuple(Run(rank, rank * part, part) for rank in range(self.tp)))
 
-    @property
+    @cached_property
     def mine(self) -> list[Matrix]:
         """The matrices that this rank computes with."""
         owners = zip(self.here, self.slice_owners, strict=True)
@@ -144,9 +145,24 @@ class MatrixStep:
         """Elements that the owner holds while it computes with this matrix, beside the matrix."""
         return self.law.scratch(matrix.rows, matrix.cols)
 
+    @cached_property
     def kept(self) -> int:
         """Bytes that this rank keeps between steps, as an owner."""
         return sum(self.law.kept(matrix.rows, matrix.cols) for matrix in self.mine) * self.wide
+
+    @cached_property
+    def kept_by_all(self) -> dict[tuple[int, int], int]:
+        """Bytes that each rank, (place, slot), keeps as an owner; ranks that own nothing are left out."""
+        of: dict[int, list[Matrix]] = {}
+        for matrix, owner in zip(self.matrices, self.owners, strict=True):
+            of.setdefault(owner, []).append(matrix)
+        kept: dict[tuple[int, int], int] = {}
+        for place, matrices in of.items():
+            slots = assign([self.slice(matrix) for matrix in matrices], self.tp)
+            for matrix, slot in zip(matrices, slots, strict=True):
+                more = self.law.kept(matrix.rows, matrix.cols) * self.wide
+                kept[place, slot] = kept.get((place, slot), 0) + more
+        return kept
 
     def sent(self) -> tuple[int, int]:
         """Bytes that this rank sends in a step over dp, and over tp."""

@@ -12,6 +12,7 @@ Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXi
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
@@ -19,13 +20,13 @@ from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
-from labkit.plan.matrices import MatrixStep, matrix_of
+from labkit.plan.matrices import MatrixLaw, MatrixStep, matrix_of
 from labkit.plan.ops import LINEARS, Setting
 from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import HISTORY, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stack import Stage, stage_of
-from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest_moments, pairs_in_flight, setting_of
+from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest, fullest_moments, pairs_in_flight, setting_of
 from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
 
@@ -121,7 +122,7 @@ class Rank:
 
     def state(self) -> int:
         """Bytes of the optimizer's state, without masters: its tensors, and Adam's count of steps, 4 bytes for each."""
-        law, total = self.recipe.steps_by, sum(step.kept() for step in self.matrix_steps())
+        law, total = self.recipe.steps_by, sum(step.kept for step in self.matrix_steps())
         for group, size in self.owned():
             counted = law.adam and not group.by_matrix
             total += size * self.recipe.state_bytes * law.beside(group.by_matrix) + 4 * counted
@@ -188,16 +189,9 @@ class Rank:
         steps = []
         for stage in self.stages:
             layers = (*stage.params[: stage.at], *[stage.params[stage.at]] * stage.skipped, *stage.params[stage.at :])
-            if r.strategy in ("zero1", "zero2"):
-                buckets = in_buckets(layers, n, self.sums, r.bucket_bytes, r.grouping)
-                names = [[name for _, name, _ in run] for bucket in buckets for run in bucket.runs.values()]
-            else:
-                names = [[name for name, _ in layer.sizes] for layer in layers]
-            hidden = [[name for name in buffer if r.grouping.of_weight(name).by_matrix] for buffer in names]
-            if r.strategy == "ddp":
-                hidden = [[name] for buffer in hidden for name in buffer]
-            buffers = [[matrix_of(self.shape, name) for name in buffer] for buffer in hidden if buffer]
-            steps.append(MatrixStep(law, buffers, n, self.coords["dp"] % n, tp, self.coords["tp"], r.state_bytes))
+            sharding = r.strategy, self.sums, r.bucket_bytes, r.grouping
+            where = n, self.coords["dp"] % n, tp, self.coords["tp"]
+            steps.append(_matrix_step(law, self.shape, layers, sharding, where, r.state_bytes))
         return steps
 
     def in_flight_bytes(self) -> int:
@@ -216,7 +210,7 @@ class Rank:
         away = r.offload and self.device != "cpu"
         state = 0 if away else owned * r.state_bytes * (states + 2 * r.offload + r.has_masters)
         shard = owned * (self.gathered if r.offload else w)
-        state += sum(step.kept() for step in steps)
+        state += sum(step.kept for step in steps)
         least = (shard if r.strategy == "zero3" else numel * w) + state + numel * self.sums * (r.strategy == "ddp")
         least += self.in_flight_bytes()
         unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
@@ -276,6 +270,41 @@ class Rank:
         block, head = 4 * d + (3 * d + self.shape.hidden) // tp, d + self.shape.vocab // tp
         arrived = self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
         return arrived + self.stage(number, replace(self.setting, recompute="none")).held - stage.held
+
+
+@lru_cache(maxsize=1024)
+def _matrix_step(
+    law: MatrixLaw, shape: ModelShape, layers: tuple[Params, ...], sharding: tuple[str, int, int, Grouping],
+    where: tuple[int, int, int, int], wide: int,
+) -> MatrixStep:  # fmt: skip
+    """The step on the matrices of these layers; `where`: n, place, tp and slot of MatrixStep."""
+    strategy, sums, bucket_bytes, grouping = sharding
+    if strategy in ("zero1", "zero2"):
+        buckets = in_buckets(layers, where[0], sums, bucket_bytes, grouping)
+        names = [[name for _, name, _ in run] for bucket in buckets for run in bucket.runs.values()]
+    else:
+        names = [[name for name, _ in layer.sizes] for layer in layers]
+    hidden = [[name for name in buffer if grouping.of_weight(name).by_matrix] for buffer in names]
+    if strategy == "ddp":
+        hidden = [[name] for buffer in hidden for name in buffer]
+    buffers = [[matrix_of(shape, name) for name in buffer] for buffer in hidden if buffer]
+    return MatrixStep(law, buffers, *where, wide)
+
+
+def fullest_ranks(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
+    """Some ranks of which one holds most: of each place in the pipeline that may be the fullest (stages.py) the rank
+    that keeps most as an owner of whole matrices, if the optimizer keeps anything there."""
+    ranks, law = fullest(shape, layout, recipe), recipe.steps_by.by_matrix
+    if law is None or not law.keeps:
+        return ranks
+    found = []
+    for rank in ranks:
+        kept: Counter[tuple[int, int]] = Counter()
+        for step in Rank(shape, layout, recipe, rank, "cpu").matrix_steps():
+            kept.update(step.kept_by_all)
+        dp, tp = max(kept, key=lambda owner: (kept[owner], -owner[0], -owner[1]), default=(0, 0))
+        found.append(layout.rank(dp=dp, pp=layout.coords(rank)["pp"], tp=tp))
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -129,7 +129,10 @@ PIECES = [("ddp", (2, 1, 2)), ("zero1", (3, 1, 1)), ("zero3", (2, 1, 2)), ("zero
 
 @pytest.mark.parametrize(
     ("strategy", "sizes", "by_matrix"),
-    [*((*case, "muon") for case in PIECES), *(pytest.param(*case, "shampoo", marks=pytest.mark.rest) for case in PIECES)],
+    [
+        *((*case, "muon") for case in PIECES),
+        *(pytest.param(*case, "shampoo", marks=pytest.mark.rest) for case in PIECES),
+    ],
     ids=str,
 )
 def test_muon_and_shampoo_send_pieces_to_owners_on_top_of_what_adamw_sends(strategy, sizes, by_matrix):

@@ -1,4 +1,4 @@
-"""Shampoo against its definition written out, against the polar factor of an SVD, and in pieces against itself whole."""
+"""Shampoo against its definition written out, against an SVD's polar factor, and in pieces against itself whole."""
 
 from __future__ import annotations
 
