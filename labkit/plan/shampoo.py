@@ -17,6 +17,8 @@ steps); Golub and Van Loan, "Matrix Computations", section 8.3 (9 m^3).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 BLOCK = 1024
 """The most rows, and columns, of a block."""
 EVERY = 10
@@ -29,11 +31,13 @@ def cut(size: int, block: int = BLOCK) -> list[int]:
     return [size * (k + 1) // n - size * k // n for k in range(n)]
 
 
+@lru_cache(maxsize=1024)  # a search asks for the same few sizes many times
 def factors(rows: int, cols: int, block: int = BLOCK) -> int:
     """Numbers of L, R and their roots, of all blocks of a matrix."""
     return sum(2 * (m * m + n * n) for m in cut(rows, block) for n in cut(cols, block))
 
 
+@lru_cache(maxsize=1024)
 def flops(rows: int, cols: int, block: int = BLOCK, every: int = EVERY) -> int:
     """The owner's operations in a step, those for the roots spread over all steps."""
     blocks = [(m, n) for m in cut(rows, block) for n in cut(cols, block)]
