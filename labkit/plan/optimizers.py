@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from labkit.plan import shampoo
 from labkit.plan.matrices import MatrixLaw
 from labkit.plan.owners import orthogonalising_flops
+from labkit.plan.shampoo import factors, shampoo_flops, shampoo_scratch
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def newton_schulz_scratch(rows: int, cols: int) -> int:
 
 MUON = MatrixLaw(elements=1, owned=False, flops=orthogonalising_flops, scratch=newton_schulz_scratch, narrow=True)
 SHAMPOO = MatrixLaw(
-    elements=2, owned=True, flops=shampoo.flops, scratch=shampoo.scratch, narrow=False, factors=shampoo.factors,
+    elements=2, owned=True, flops=shampoo_flops, scratch=shampoo_scratch, narrow=False, factors=factors,
     words="2 (m^2 + n^2) numbers of each block m x n, on its owner",
 )  # fmt: skip
 

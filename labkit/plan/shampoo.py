@@ -38,14 +38,15 @@ def factors(rows: int, cols: int, block: int = BLOCK) -> int:
 
 
 @lru_cache(maxsize=1024)
-def flops(rows: int, cols: int, block: int = BLOCK, every: int = EVERY) -> int:
+def shampoo_flops(rows: int, cols: int, block: int = BLOCK, every: int = EVERY) -> int:
     """The owner's operations in a step, those for the roots spread over all steps."""
     blocks = [(m, n) for m in cut(rows, block) for n in cut(cols, block)]
     return sum(4 * m * n * (m + n) + 11 * (m**3 + n**3) // every for m, n in blocks)
 
 
-def scratch(rows: int, cols: int, block: int = BLOCK) -> int:
+def shampoo_scratch(rows: int, cols: int, block: int = BLOCK) -> int:
     """The most elements that the owner holds in a step beside the matrix and what it keeps: eigenvectors, these scaled,
     and eigenvalues; or a block's direction, made in two products, or beside the length of Adam's step."""
-    largest, m, n = (max(cut(size, block)) for size in (max(rows, cols), rows, cols))
+    m, n = max(cut(rows, block)), max(cut(cols, block))
+    largest = max(m, n)
     return max(2 * largest * largest + largest, 2 * m * n)

@@ -11,7 +11,7 @@ from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.groups import Grouping
-from labkit.plan.shampoo import cut, factors, flops
+from labkit.plan.shampoo import cut, factors, shampoo_flops, shampoo_scratch
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from labkit.train.groups import grouped, mark_
@@ -156,7 +156,8 @@ def test_the_law_counts_what_blocks_keep_and_compute():
     assert cut(8, 8) == [8]
     assert factors(3, 5) == 2 * (9 + 25)
     assert factors(4, 2, block=2) == 2 * 2 * (4 + 4)
-    assert flops(3, 5) == flops(5, 3) == 2 * (2 * 3 * 5 * 3 + 2 * 3 * 5 * 5) + 11 * (27 + 125) // 10
+    assert shampoo_scratch(5, 4, block=4) == 2 * 4 * 4 + 4  # blocks of 2 or 3 rows, and of 4 columns
+    assert shampoo_flops(3, 5) == shampoo_flops(5, 3) == 2 * (2 * 3 * 5 * 3 + 2 * 3 * 5 * 5) + 11 * (27 + 125) // 10
 
 
 def test_impossible_numbers_and_flat_shards_without_a_map_are_refused():
