@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -62,9 +62,9 @@ from labkit.train.config import GPTConfig
 from labkit.train.fp8 import Delayed, encode, in_8_bits, in_fp8_, unit_of
 from labkit.train.gpt import GPT, Block, cross_entropy
 from labkit.train.groups import grouped, mark_
-from labkit.train.large_batch import LAMB, LARS, Warmup
+from labkit.train.large_batch import Warmup
 from labkit.train.loss_scale import Scaler
-from labkit.train.muon import Muon
+from labkit.train.optimizers import optimizer_of
 from labkit.train.precision import MasterWeights
 from labkit.train.recompute import recompute_selectively_
 
@@ -262,15 +262,7 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh, group: Group) -
 
 def make_optimizer(recipe: Recipe, tp: Group | None = None) -> MakeOptimizer:
     """The recipe's optimizer, for any list of parameters or flat shards; `tp` is the group that cuts matrices."""
-    kinds: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-        "adamw": torch.optim.AdamW,
-        "adam": torch.optim.Adam,
-        "sgd": partial(torch.optim.SGD, momentum=0.9),
-        "lamb": LAMB,
-        "lars": LARS,
-        "muon": partial(Muon, tp=tp),
-    }
-    make = partial(kinds[recipe.optimizer], lr=recipe.lr, weight_decay=recipe.weight_decay)
+    make = partial(optimizer_of(recipe.optimizer, tp), lr=recipe.lr, weight_decay=recipe.weight_decay)
     return lambda params: make(grouped(params, recipe.weight_decay))
 
 

@@ -199,7 +199,7 @@ def test_sharding_in_groups_and_units_that_stay_whole_train_as_one_process_does(
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
 
 
-MUON, BY_KIND = {"optimizer": "muon"}, {"decay_on": "linears"}
+MUON, SHAMPOO, BY_KIND = {"optimizer": "muon"}, {"optimizer": "shampoo"}, {"decay_on": "linears"}
 FIRST_GROUPS = [
     ((2, 1, 1), "zero1", MUON), ((3, 1, 1), "zero3", MUON), ((4, 1, 1), "zero2", MUON), ((1, 2, 1), "zero3", MUON),
     ((1, 1, 2), "ddp", MUON), ((2, 1, 2), "zero3", MUON | BY_KIND), ((2, 2, 2), "zero1", MUON),
@@ -210,13 +210,13 @@ OTHER_GROUPS = [
     pytest.param(sizes, strategy, more, marks=pytest.mark.rest)
     for sizes in [*LAYOUTS, (2, 2, 2)]
     for strategy in STRATEGIES
-    for more in (MUON, BY_KIND, MUON | BY_KIND)
+    for more in (MUON, SHAMPOO, BY_KIND, MUON | BY_KIND)
     if (sizes, strategy, more) not in FIRST_GROUPS
 ]
 
 
 @pytest.mark.parametrize(("sizes", "strategy", "more"), [*FIRST_GROUPS, *OTHER_GROUPS], ids=str)
-def test_muon_and_parameter_groups_train_as_one_process_does(sizes, strategy, more, tmp_path):
+def test_muon_shampoo_and_parameter_groups_train_as_one_process_does(sizes, strategy, more, tmp_path):
     """Would catch a matrix that nobody owns, slices of tp put together in the wrong order, and a group's option that is
     given to all. Products of Newton-Schulz in another order differ in the last bits, 15 of them in a row."""
     rows = {"batch_size": 9, "n_micro": 1} if sizes[0] == 3 else {}
@@ -224,12 +224,14 @@ def test_muon_and_parameter_groups_train_as_one_process_does(sizes, strategy, mo
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), one_process(CONFIG, recipe)) < 1e-11
 
 
-def test_muon_goes_on_in_any_other_layout(tmp_path):
-    """Would catch momentum that is not saved, or put in place for another piece."""
-    recipe = recipe_of("zero1", "1f1b", False, 2, **MUON, **BY_KIND)
+@pytest.mark.parametrize("by_matrix", [MUON, pytest.param(SHAMPOO, marks=pytest.mark.rest)], ids=str)
+def test_muon_and_shampoo_go_on_in_any_other_layout(by_matrix, tmp_path):
+    """Would catch momentum that is not saved, or put in place for another piece, and an owner's state that does not
+    come to the owner of another layout."""
+    recipe = recipe_of("zero1", "1f1b", False, 2, **by_matrix, **BY_KIND)
     wanted, found = one_process(CONFIG, recipe), []
     for number, (strategy, sizes) in enumerate([("zero3", (3, 1, 2)), ("zero1", (2, 2, 1)), ("ddp", (1, 1, 4))]):
-        recipe = recipe_of(strategy, "1f1b", False, 2, **MUON, **BY_KIND)
+        recipe = recipe_of(strategy, "1f1b", False, 2, **by_matrix, **BY_KIND)
 
         def one_step(group, recipe=recipe, sizes=sizes, number=number):
             layout = Layout(*sizes)

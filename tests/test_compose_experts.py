@@ -109,11 +109,13 @@ def test_experts_train_as_in_one_process_whatever_the_layout(case, tmp_path):
 
 
 @pytest.mark.rest
-def test_muon_steps_on_experts_wherever_they_are(tmp_path):
-    """Would catch an owner of an expert's matrix that is asked for the pieces of another expert's."""
-    recipe = recipe_of("zero3", optimizer="muon")
+@pytest.mark.parametrize(("optimizer", "near"), [("muon", 1e-12), ("shampoo", 1e-10)])
+def test_muon_and_shampoo_step_on_experts_wherever_they_are(optimizer, near, tmp_path):
+    """Would catch an owner of an expert's matrix that is asked for the pieces of another expert's. Few tokens come to
+    an expert: L has small eigenvalues, whose roots make much of the last bits."""
+    recipe = recipe_of("zero3", optimizer=optimizer)
     alone = train(CONFIG, recipe, Layout(), tmp_path / "alone")
-    assert apart(train(CONFIG, recipe, Layout(dp=4, ep=2), tmp_path / "dealt"), alone) < 1e-12
+    assert apart(train(CONFIG, recipe, Layout(dp=4, ep=2), tmp_path / "dealt"), alone) < near
 
 
 @cases("then", [Layout(dp=4, ep=4), Layout(dp=2, ep=2, tp=2)])

@@ -19,7 +19,7 @@ from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.plan.breakdown import KINDS
 from labkit.plan.layout import Layout
-from labkit.plan.muon import law
+from labkit.plan.matrices import sent_over
 from labkit.plan.rank import Rank
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
@@ -222,18 +222,28 @@ IN_GROUPS = [
     (Layout(2, 1, 2), Recipe("zero3", precision="bf16", optimizer="muon", decay_on="linears")),
     (Layout(2), Recipe("zero2", precision="bf16", decay_on="linears", bucket_bytes=2**18)),
     (Layout(2), Recipe("zero2", precision="amp", optimizer="muon", n_micro=2, bucket_bytes=2**18)),
+    *(
+        pytest.param(*case, marks=pytest.mark.rest)
+        for case in [
+            (Layout(), Recipe(optimizer="shampoo")),
+            (Layout(4), Recipe("zero1", precision="bf16", optimizer="shampoo", bucket_bytes=2**18)),
+            (Layout(3), Recipe("zero2", batch_size=9, optimizer="shampoo", bucket_bytes=2**18)),
+            (Layout(tp=2), Recipe("ddp", precision="bf16", optimizer="shampoo", decay_on="linears")),
+            (Layout(2, 1, 2), Recipe("zero3", precision="bf16", optimizer="shampoo", decay_on="linears")),
+        ]
+    ),
 ]
 
 
 @pytest.mark.parametrize(("layout", "recipe"), IN_GROUPS, ids=str)
-def test_the_law_counts_muon_and_parameter_groups_to_the_byte(layout, recipe):
+def test_the_law_counts_muon_shampoo_and_parameter_groups_to_the_byte(layout, recipe):
     """Bugs: padding of one group's flat buffer for all, momentum counted twice, a gathered matrix, a square of its
-    smaller side or a turned slice forgotten in the step."""
+    smaller side, an owner's factors or a turned slice forgotten in the step."""
     for rank in range(layout.size):
         seen = rehearse(CONFIG, layout, recipe, rank)
         assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR
         pieces = tuple(seen.ledger.sent_bytes("send", axis) for axis in ("dp", "tp"))
-        assert pieces == law(Rank(ModelShape.of(CONFIG), layout, recipe, rank, "cpu").muon())
+        assert pieces == sent_over(Rank(ModelShape.of(CONFIG), layout, recipe, rank, "cpu").matrix_steps())
         for kind in ("parameters", "optimizer"):
             assert abs(seen.predicted[kind] - seen.memory[kind]) <= ONE_NUMBER, kind
 

@@ -197,7 +197,7 @@ def train(
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
     context: Annotated[str, typer.Option(help="Attention over --cp ranks: ring, gather or ulysses.")] = "ring",
     offload: Annotated[bool, typer.Option("--offload", help="The optimizer on the CPU.")] = False,
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, lamb, lars or muon.")] = "adamw",
+    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, lamb, lars, muon or shampoo.")] = "adamw",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
     decay_on: Annotated[

@@ -45,7 +45,7 @@ def plan(
     seq: Annotated[str, typer.Option(help="Tokens of a row, such as 8192 or 128k; the model's own by default.")] = "",
     node_size: Annotated[int | None, typer.Option(help="Devices of a node; the device's own by default.")] = None,
     precision: Annotated[str, typer.Option(help="bf16, fp8, amp, fp16, fp32 or fp64.")] = "bf16",
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd or muon.")] = "adamw",
+    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, muon or shampoo.")] = "adamw",
     adapter: Annotated[str, typer.Option(help="Fine-tune an adapter: lora or qlora.")] = "",
     adapter_rank: Annotated[int, typer.Option(help="Its rank.")] = 16,
     tokens: Annotated[str, typer.Option(help="A budget: tokens of the whole run, such as 1T or 300B.")] = "",

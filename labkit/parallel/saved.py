@@ -55,6 +55,7 @@ class Piece:
     grad    [k] window of its gradient, None before `finish` or for a parameter that has none
     state   the optimizer's state for it: [k] windows, and scalars such as Adam's step as they are
     cut     the dim along which tensor parallelism has cut the parameter, None if it has not
+    kept    what the optimizer keeps of the whole parameter, on the rank that owns it (labkit.train.by_matrix)
     """
 
     name: str
@@ -64,6 +65,7 @@ class Piece:
     grad: Tensor | None
     state: dict[str, Any]
     cut: int | None
+    kept: Mapping[str, Any]
 
 
 def pieces(sync: DataParallel) -> Iterable[Piece]:
@@ -71,7 +73,8 @@ def pieces(sync: DataParallel) -> Iterable[Piece]:
     be cut."""
     kept = sync.optimizer.state
     # a moment of a parameter without dims has none either: the same key's tensors elsewhere tell it from a scalar
-    moments = {key for param in kept if param.dim() for key, value in kept[param].items() if _is_long(value)}
+    params = [param for param in kept if isinstance(param, Tensor)]
+    moments = {key for param in params if param.dim() for key, value in kept[param].items() if _is_long(value)}
     for own in sync.owned():
         param = stepped_on(sync.optimizer, own.param)
         state = kept.get(param, {})
@@ -81,7 +84,14 @@ def pieces(sync: DataParallel) -> Iterable[Piece]:
             for key, value in state.items()
         }
         value = param.detach().view(-1)[own.window]
-        yield Piece(own.name, own.whole, own.start, value, own.grad, cut_state, own.cut)
+        wholes = by_matrix.kept_of(param, own.window) if (by_matrix := _by_matrix(sync)) is not None else {}
+        yield Piece(own.name, own.whole, own.start, value, own.grad, cut_state, own.cut, wholes)
+
+
+def _by_matrix(sync: DataParallel) -> Any:
+    """The strategy's optimizer if it keeps state of whole matrices, None if it has none."""
+    inner = getattr(sync.optimizer, "inner", sync.optimizer)
+    return inner if hasattr(inner, "kept_of") else None
 
 
 def load_pieces(sync: DataParallel, saved: Iterable[tuple[str, int, Tensor, Mapping[str, Any]]]) -> None:
@@ -260,6 +270,10 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh, whole: Mapping[str, Any] 
         )
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
         load_pieces(sync, (_ours(store, name, piece, mesh) for name, piece in owned if parts[name][0] is sync))
+    for name, (sync, own_name) in parts.items():
+        by_matrix = _by_matrix(sync)
+        for own in (own for own in sync.owned() if own.name == own_name and by_matrix is not None):
+            by_matrix.keep_of(stepped_on(sync.optimizer, own.param), own.window, store.kept(name))
     return {**whole["extra"], "step": whole["step"]}
 
 
@@ -295,6 +309,10 @@ class _Store:
             state[key] = self._joined(name, parts) if parts[0][1].dim() else parts[0][1]
         return value, state
 
+    def kept(self, name: str) -> dict[str, Any]:
+        """What an optimizer on whole matrices kept of a parameter: one rank has saved it with its piece."""
+        return next((piece["kept"] for piece in self.pieces_of[name] if piece.get("kept")), {})
+
     def _joined(self, name: str, parts: list[tuple[dict[str, Any], Tensor]]) -> Tensor:
         whole = torch.zeros(self.shapes[name], dtype=parts[0][1].dtype)
         filled = 0
@@ -319,10 +337,13 @@ def named_pieces(parts: Parts) -> Iterable[tuple[str, Piece]]:
 
 def _packed(piece: Piece, mesh: Mesh) -> dict[str, Any]:
     # clone: torch.save writes the whole storage of a window
-    state = {key: torch.as_tensor(kept).detach().cpu().clone() for key, kept in piece.state.items() if kept is not None}
+    state, kept = (
+        {key: torch.as_tensor(value).detach().cpu().clone() for key, value in values.items() if value is not None}
+        for values in (piece.state, piece.kept)
+    )
     note = {"shape": whole_shape(piece, mesh), "start": piece.start, "cut": piece.cut}
     value = piece.value.detach().cpu().clone()
-    return {**note, "part": mesh.tp.rank, "of": mesh.tp.size, "value": value, "state": state}
+    return {**note, "part": mesh.tp.rank, "of": mesh.tp.size, "value": value, "state": state, "kept": kept}
 
 
 def _optimizer(parts: Parts) -> str:

@@ -18,8 +18,9 @@ Both collectives send (n-1)/n of the buffer's bytes. Which of these buffers live
 between the stages of ZeRO.
 
 An optimizer that treats every element by itself (SGD, Adam, Adagrad, RMSprop, ...) does to 1/n of the elements just
-what it would do to them among all. One that looks at a whole layer (LARS, Adafactor) would not, and is refused. Muon,
-which looks at whole matrices, is told which pieces of them lie where, and gathers them itself (labkit.train.muon).
+what it would do to them among all. One that looks at a whole layer (LARS, Adafactor) would not, and is refused. One
+that looks at whole matrices, such as Muon, is told which pieces of them lie where, and gathers them itself
+(labkit.train.by_matrix).
 Parameter groups, such as those with weight decay and those without, have flat buffers of their own: a shard carries the
 mark `param_group` of what lies in it.
 
@@ -252,6 +253,6 @@ def _optimizer_of_shards(make_optimizer: MakeOptimizer, params: list[nn.Paramete
     if not shares and (getattr(optimizer, "needs_whole_layers", False) or names & set(WHOLE_LAYERS)):
         raise ValueError(
             f"{kind.__name__} looks at whole layers (or wants sparse gradients), but under ZeRO a rank holds 1/n of "
-            "their elements: use DDP, an elementwise optimizer, or labkit.train.muon's Muon, which gathers matrices"
+            "their elements: use DDP, an elementwise optimizer, or one that gathers matrices (labkit.train.by_matrix)"
         )
     return optimizer

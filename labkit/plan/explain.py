@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.rank import STATES
 from labkit.plan.search import Plan, gb
 from labkit.plan.shape import ModelShape
 
@@ -97,9 +96,14 @@ def _memory(plan: Plan) -> str:
             f"{frozen.formula} = {gb(frozen.value)}, gradients and AdamW of the {plan.adapter} "
             f"({plan.adapter.numel(shape):,} numbers) {gb(trains)}: whole on each device of {room / GB:.0f} GB."
         )
-    state = (dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes
+    state = (r.steps_by.tensors + r.has_masters) * r.state_bytes
     n_bytes = r.weight_bytes + r.gradient_bytes + state
-    by_adam = "" if r.optimizer != "muon" else f" ({r.state_bytes} B more for what is no matrix of a block)"
+    by_adam, law = "", r.steps_by.by_matrix
+    if law and r.steps_by.elementwise > law.elements:
+        more = (r.steps_by.elementwise - law.elements) * r.state_bytes
+        by_adam = f" ({more} B more for what is no matrix of a block)"
+    if law and law.words:
+        by_adam += f" (besides: {law.words})"
     return (
         f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters{_active(shape)}. "
         f"Weights {r.weight_bytes} B, "

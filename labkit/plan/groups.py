@@ -1,7 +1,7 @@
 """Parameter groups: what an optimizer does with a parameter, decided by the kind of the parameter.
 
-    kind      which parameters                             decay_on="linears"    optimizer="muon"
-    hidden    weights of the linears inside blocks         decay                 Muon, on whole matrices
+    kind      which parameters                             decay_on="linears"    optimizer="muon", "shampoo"
+    hidden    weights of the linears inside blocks         decay                 the whole matrix
     head      other matrices that multiply: the output     decay                 AdamW
     table     embeddings, also one that the head shares    no decay              AdamW
     vector    norms and biases                             no decay              AdamW
@@ -36,16 +36,17 @@ class ParamGroup(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """The rule of a recipe: `muon` steps on hidden matrices, `by_kind` decays only what linears multiply with."""
+    """The rule of a recipe: `by_matrix` steps on hidden matrices whole, `by_kind` decays only what linears multiply
+    with."""
 
-    muon: bool = False
+    by_matrix: bool = False
     by_kind: bool = False
 
     def of(self, kind: str) -> ParamGroup:
         """The group of a kind of parameter. ValueError for a kind that is none of KINDS."""
         if kind not in KINDS:
             raise ValueError(f"a parameter is one of {', '.join(KINDS)}; got {kind!r}")
-        return ParamGroup(self.muon and kind == "hidden", not self.by_kind or kind in ("hidden", "head"))
+        return ParamGroup(self.by_matrix and kind == "hidden", not self.by_kind or kind in ("hidden", "head"))
 
     def of_weight(self, name: str) -> ParamGroup:
         """The group of a weight by the name that the planner's layers give it: `query`, `up.bias`, `norm1.0`."""

@@ -37,7 +37,7 @@ from labkit.plan.groups import ParamGroup
 from labkit.plan.keep import Keeper
 from labkit.plan.layers import Profile
 from labkit.plan.layout import Layout
-from labkit.plan.rank import STATES, Rank
+from labkit.plan.rank import Rank
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Segment
@@ -191,9 +191,9 @@ class Walk(Rank):
         owned = [size for sizes in groups.values() for size in sizes]
         if self.recipe.offload and self.device != "cpu":
             return
-        more = self.orthogonalising() if self.recipe.optimizer == "muon" else 0
+        more = self.with_matrices()
         for group, sizes in groups.items():  # group after group
-            if not (self.recipe.optimizer.startswith("adam") or (more and not group.by_matrix)):
+            if not self.recipe.steps_by.adam or group.by_matrix:
                 continue
             one_by_one = max(2 * size + before for size, before in zip(sizes, [0, *sizes], strict=False))
             more = max(more, one_by_one if self.device == "cpu" else sum(sizes))
@@ -206,9 +206,9 @@ class Walk(Rank):
         if self.recipe.strategy != "ddp":
             live.add(GRADIENTS, -widened)  # as many bytes of narrow gradients are gone
 
-    def orthogonalising(self) -> int:
-        """Muon's temporaries: pieces of momentum, matrices that come together on their owners, Newton-Schulz."""
-        return max((step.temporaries(self.recipe.strategy == "ddp") for step in self.muon()), default=0)
+    def with_matrices(self) -> int:
+        """Temporaries of an optimizer on whole matrices: pieces, what comes together on owners, the owners' work."""
+        return max((step.temporaries(self.recipe.strategy == "ddp") for step in self.matrix_steps()), default=0)
 
     def formulas(self) -> dict[str, str]:
         """The formula of each kind of memory, in words."""
@@ -217,10 +217,14 @@ class Walk(Rank):
         w, g = self.width, self.sums
         routed = ""
         share = "/n" if n > 1 else ""
-        state = f"{(dict(STATES)[r.optimizer] + r.has_masters) * r.state_bytes} N{share * (r.strategy != 'ddp')}"
-        if r.optimizer == "muon":
+        law, by_matrix = r.steps_by, r.steps_by.by_matrix
+        state = f"{(law.tensors + r.has_masters) * r.state_bytes} N{share * (r.strategy != 'ddp')}"
+        if by_matrix and law.elementwise > by_matrix.elements:
             rest = sum(size for group, size in self.owned() if not group.by_matrix)
-            state += f" + {r.state_bytes} x {rest:,} of what is no hidden matrix"
+            more = (law.elementwise - by_matrix.elements) * r.state_bytes
+            state += f" + {more} x {rest:,} of what is no hidden matrix"
+        if by_matrix and by_matrix.words:
+            state += f" + {by_matrix.words}"
         whole = f"N = {local:,} parameters here" + (f", n = {n}" if n > 1 else "")
         if self.shape.n_expert:
             experts = sum(stage.part(True).numel for stage in self.stages)

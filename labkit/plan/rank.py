@@ -12,6 +12,7 @@ Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXi
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
@@ -19,18 +20,15 @@ from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
-from labkit.plan.muon import MuonStep, matrix_of
+from labkit.plan.matrices import MatrixLaw, MatrixStep, matrix_of
 from labkit.plan.ops import LINEARS, Setting
 from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import HISTORY, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stack import Stage, stage_of
-from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest_moments, pairs_in_flight, setting_of
+from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest, fullest_moments, pairs_in_flight, setting_of
 from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
-
-STATES = (("adamw", 2), ("adam", 2), ("lamb", 2), ("lars", 1), ("sgd", 1), ("muon", 1))
-"""Tensors of the parameter's size that an optimizer keeps; Muon keeps as many as AdamW of what is no hidden matrix."""
 
 
 class Rank:
@@ -124,11 +122,10 @@ class Rank:
 
     def state(self) -> int:
         """Bytes of the optimizer's state, without masters: its tensors, and Adam's count of steps, 4 bytes for each."""
-        adams = self.recipe.optimizer.startswith("adam") or self.recipe.optimizer == "muon"
-        tensors, total = dict(STATES)[self.recipe.optimizer], 0
+        law, total = self.recipe.steps_by, sum(step.kept for step in self.matrix_steps())
         for group, size in self.owned():
-            by_adam = adams and not group.by_matrix
-            total += size * self.recipe.state_bytes * (2 if by_adam else tensors) + 4 * by_adam
+            counted = law.adam and not group.by_matrix
+            total += size * self.recipe.state_bytes * law.beside(group.by_matrix) + 4 * counted
         return total
 
     def base(self) -> Bytes:
@@ -183,25 +180,18 @@ class Rank:
         peaks = [n_bytes + kept for n_bytes, kept in zip(self.backward_bytes, self.for_weights, strict=True)]
         self.done = list(backward[peaks.index(max(peaks))].done)
 
-    def muon(self) -> list[MuonStep]:
-        """Muon's step on the matrices of each stage; [] for another optimizer."""
-        r, tp = self.recipe, self.layout.tp
-        if r.optimizer != "muon":
+    def matrix_steps(self) -> list[MatrixStep]:
+        """The optimizer's step on whole matrices, of each stage; [] for an optimizer that needs none whole."""
+        r, tp, law = self.recipe, self.layout.tp, self.recipe.steps_by.by_matrix
+        if law is None:
             return []
-        n, width = 1 if r.strategy == "ddp" else self.n, 8 if r.precision == "fp64" else 2
+        n = 1 if r.strategy == "ddp" else self.n
         steps = []
         for stage in self.stages:
             layers = (*stage.params[: stage.at], *[stage.params[stage.at]] * stage.skipped, *stage.params[stage.at :])
-            if r.strategy in ("zero1", "zero2"):
-                buckets = in_buckets(layers, n, self.sums, r.bucket_bytes, r.grouping)
-                names = [[name for _, name, _ in run] for bucket in buckets for run in bucket.runs.values()]
-            else:
-                names = [[name for name, _ in layer.sizes] for layer in layers]
-            hidden = [[name for name in buffer if r.grouping.of_weight(name).by_matrix] for buffer in names]
-            if r.strategy == "ddp":
-                hidden = [[name] for buffer in hidden for name in buffer]
-            buffers = [[matrix_of(self.shape, name) for name in buffer] for buffer in hidden if buffer]
-            steps.append(MuonStep(buffers, n, self.coords["dp"] % n, tp, self.coords["tp"], width, r.state_bytes))
+            sharding = r.strategy, self.sums, r.bucket_bytes, r.grouping
+            where = n, self.coords["dp"] % n, tp, self.coords["tp"]
+            steps.append(_matrix_step(law, self.shape, layers, sharding, where, r.state_bytes))
         return steps
 
     def in_flight_bytes(self) -> int:
@@ -212,12 +202,15 @@ class Rank:
     def bounds(self) -> tuple[int, int]:
         """Bytes between which the highest moment lies, without walking: a search asks thousands of plans."""
         r, n, w = self.recipe, self.n, self.width
-        numel, states = sum(stage.numel for stage in self.stages), dict(STATES)[r.optimizer]
+        numel, states = sum(stage.numel for stage in self.stages), r.steps_by.beside(True)
+        law = r.steps_by.by_matrix
+        steps = self.matrix_steps() if law and law.keeps else []
         parts = [part for stage in self.stages for part in self.parts(stage)]
         owned = sum(part.numel // (1 if r.strategy == "ddp" else share) for part, share in parts)
         away = r.offload and self.device != "cpu"
         state = 0 if away else owned * r.state_bytes * (states + 2 * r.offload + r.has_masters)
         shard = owned * (self.gathered if r.offload else w)
+        state += sum(step.kept for step in steps)
         least = (shard if r.strategy == "zero3" else numel * w) + state + numel * self.sums * (r.strategy == "ddp")
         least += self.in_flight_bytes()
         unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
@@ -231,8 +224,9 @@ class Rank:
         copies += 0 if r.reshard else numel * self.gathered
         tied = 3 * self.shape.vocab * self.shape.d_model * w * self.tied
         step = (2 + r.has_masters) * owned * r.state_bytes + 8 * 20 * (self.shape.n_layer + 2) * n
-        if r.optimizer == "muon":  # AdamW's second moments of the rest; pieces, whole matrices and products of them
-            step += (owned + 8 * param * self.layout.tp) * r.state_bytes
+        if law:  # what AdamW keeps more of the rest; pieces, whole matrices and products of them
+            step += ((r.steps_by.elementwise - states) * owned + 8 * param * self.layout.tp) * r.state_bytes
+            step += max((each.temporaries(r.strategy == "ddp") for each in steps), default=0)
         highest = max(stage.highest for stage in self.stages)
         waits = self.cut_rows() + 2 * self.message() + self.unanswered()
         return least, least + highest + comes + copies + tied + step + waits
@@ -276,6 +270,41 @@ class Rank:
         block, head = 4 * d + (3 * d + self.shape.hidden) // tp, d + self.shape.vocab // tp
         arrived = self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
         return arrived + self.stage(number, replace(self.setting, recompute="none")).held - stage.held
+
+
+@lru_cache(maxsize=1024)
+def _matrix_step(
+    law: MatrixLaw, shape: ModelShape, layers: tuple[Params, ...], sharding: tuple[str, int, int, Grouping],
+    where: tuple[int, int, int, int], wide: int,
+) -> MatrixStep:  # fmt: skip
+    """The step on the matrices of these layers; `where`: n, place, tp and slot of MatrixStep."""
+    strategy, sums, bucket_bytes, grouping = sharding
+    if strategy in ("zero1", "zero2"):
+        buckets = in_buckets(layers, where[0], sums, bucket_bytes, grouping)
+        names = [[name for _, name, _ in run] for bucket in buckets for run in bucket.runs.values()]
+    else:
+        names = [[name for name, _ in layer.sizes] for layer in layers]
+    hidden = [[name for name in buffer if grouping.of_weight(name).by_matrix] for buffer in names]
+    if strategy == "ddp":
+        hidden = [[name] for buffer in hidden for name in buffer]
+    buffers = [[matrix_of(shape, name) for name in buffer] for buffer in hidden if buffer]
+    return MatrixStep(law, buffers, *where, wide)
+
+
+def fullest_ranks(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
+    """Some ranks of which one holds most: of each place in the pipeline that may be the fullest (stages.py) the rank
+    that keeps most as an owner of whole matrices, if the optimizer keeps anything there."""
+    ranks, law = fullest(shape, layout, recipe), recipe.steps_by.by_matrix
+    if law is None or not law.keeps:
+        return ranks
+    found = []
+    for rank in ranks:
+        kept: Counter[tuple[int, int]] = Counter()
+        for step in Rank(shape, layout, recipe, rank, "cpu").matrix_steps():
+            kept.update(step.kept_by_all)
+        dp, tp = max(kept, key=lambda owner: (kept[owner], -owner[0], -owner[1]), default=(0, 0))
+        found.append(layout.rank(dp=dp, pp=layout.coords(rank)["pp"], tp=tp))
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from labkit.plan.groups import Grouping
 from labkit.plan.layout import CUT_AXES, Layout
+from labkit.plan.optimizers import LAWS, OptimizerLaw
 from labkit.plan.published_schedules import dualpipe_v, v_half, v_min, zb_h2, zb_v
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
 
@@ -30,10 +31,9 @@ EMULATED = ("tiles", "mx", "nvfp4")
 """Scalings that labkit computes with plain tensor operations: what they take on a device is not predicted."""
 HISTORY = 16
 """Steps that delayed scaling looks back over (TransformerEngine: 1,024 unless told otherwise)."""
-OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lars", "muon")
+OPTIMIZERS = tuple(LAWS)
 DECAY_ON = ("all", "linears")
 CONTEXTS = ("ring", "gather", "ulysses")
-WHOLE_LAYERS = ("lamb", "lars")
 
 
 class _Stored(str):
@@ -62,7 +62,8 @@ class Recipe:
                      power of two (both emulated)
     fp8_gathers      with "zero3" and "fp8" scaled by "tensor": the weights of these linears are gathered in 8 bits
     fp32_gradients   with "bf16", "fp8" and "nvfp4": gradients are added up, over micro-batches and over ranks, in fp32
-    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon": on the matrices of the blocks, AdamW on the rest
+    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon", "shampoo": on the matrices of the blocks, AdamW on
+                     the rest
     decay_on         what weight_decay applies to: "all" parameters; "linears": not to norms, biases and embeddings
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
@@ -136,14 +137,14 @@ class Recipe:
             )
         if self.schedule == "naive" and self.n_micro > 1:
             raise ValueError(f"the naive schedule does not cut the batch: n_micro={self.n_micro} wants 'gpipe'")
-        if self.optimizer in WHOLE_LAYERS and self.strategy != "ddp":
+        if self.steps_by.by_layer and self.strategy != "ddp":
             raise ValueError(
                 f"{self.optimizer} looks at whole layers, {self.strategy} gives a rank 1/n of their elements: use ddp"
             )
-        if self.optimizer == "muon" and self.offload:
+        if self.steps_by.by_matrix and self.offload:
             raise ValueError(
-                "muon puts matrices together from the pieces of all ranks, on the device that they talk with, and "
-                "offload moves the pieces to the CPU: leave offload out, or take adamw"
+                f"{self.optimizer} puts matrices together from the pieces of all ranks, on the device that they talk "
+                "with, and offload moves the pieces to the CPU: leave offload out, or take adamw"
             )
         if self.fp32_gradients and self.precision not in NARROW:
             raise ValueError(
@@ -209,9 +210,14 @@ class Recipe:
         return self.weight_bytes < self.state_bytes and not self.offload
 
     @property
+    def steps_by(self) -> OptimizerLaw:
+        """What the optimizer keeps, sends and computes."""
+        return LAWS[self.optimizer]
+
+    @property
     def grouping(self) -> Grouping:
         """Which parameters the optimizer treats alike."""
-        return Grouping(self.optimizer == "muon", self.decay_on == "linears")
+        return Grouping(self.steps_by.by_matrix is not None, self.decay_on == "linears")
 
     def sharing(self, dp: int) -> int:
         """Of `dp` ranks, those that share one copy of what is sharded."""
@@ -332,8 +338,9 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
             f"shard_ranks={recipe.shard_ranks} cuts dp alone, and with cp={layout.cp} gradients are added up over "
             "dp x cp: leave shard_ranks out, or take cp=1"
         )
-    if recipe.optimizer == "muon" and layout.cp > 1:
-        raise ValueError(f"what Muon sends is not known for cp={layout.cp}: take cp=1, or adamw")
+    if recipe.steps_by.by_matrix and layout.cp > 1:
+        name = recipe.optimizer.capitalize()
+        raise ValueError(f"what {name} sends is not known for cp={layout.cp}: take cp=1, or adamw")
     if config.seq % layout.cp:
         raise ValueError(
             f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: make seq a multiple"

@@ -37,9 +37,10 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
+from labkit.plan.rank import fullest_ranks
 from labkit.plan.recipe import CONTEXTS, EMULATED, PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan, fullest, micro_rows
+from labkit.plan.stages import check_plan, micro_rows
 from labkit.plan.time import predict_step
 
 WORDS = 128
@@ -79,7 +80,8 @@ class Plan:
             rows = micro_rows(self.recipe, lay)
             return adapter_memory(self.shape, self.adapter, rows, self.recipe.checkpointing)
         breakdowns = [
-            predict_memory(self.shape, lay, self.recipe, rank, device) for rank in fullest(self.shape, lay, self.recipe)
+            predict_memory(self.shape, lay, self.recipe, rank, device)
+            for rank in fullest_ranks(self.shape, lay, self.recipe)
         ]
         return max(breakdowns, key=lambda breakdown: breakdown.total)
 
@@ -299,7 +301,7 @@ class Search:
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
         """Bytes needed, and why that is too much; "" if it fits. Only a plan near the limit is walked exactly."""
-        for rank in fullest(self.shape, layout, recipe):
+        for rank in fullest_ranks(self.shape, layout, recipe):
             step = Walk(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = step.bounds()
             prefix = "at least "

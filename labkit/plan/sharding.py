@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
+from labkit.plan.optimizers import LAWS
 from labkit.plan.recipe import STRATEGIES
 from labkit.plan.wire import dp_moves
 
@@ -29,7 +30,9 @@ STAGES = (0, 1, 2, 3)
 NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 PRECISIONS = MappingProxyType({"mixed": (2, 2, 4), "fp32": (4, 4, 0)})
 """Bytes a parameter of weight, gradient and master copy."""
-OPTIMIZERS = MappingProxyType({"adamw": 2, "muon": 1, "sgd with momentum": 1, "sgd": 0})
+OPTIMIZERS = MappingProxyType(
+    {"adamw": LAWS["adamw"].tensors, "muon": LAWS["muon"].tensors, "sgd with momentum": LAWS["sgd"].tensors, "sgd": 0}
+)
 """The number of fp32 numbers that an optimizer keeps for each parameter; Muon, of a matrix in a block."""
 MOST_RANKS = 10**6
 

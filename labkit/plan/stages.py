@@ -65,7 +65,7 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"labkit's planner does not know tensor parallelism beside experts yet, got tp={layout.tp}: "
             "take tp=1, and ep or pp"
         )
-    if recipe.optimizer == "muon" or recipe.decay_on != "all":
+    if recipe.steps_by.by_matrix or recipe.decay_on != "all":
         raise ValueError(
             f"labkit's planner does not know optimizer={recipe.optimizer!r} with decay_on={recipe.decay_on!r} beside "
             "experts yet: take adamw, and decay_on='all'"

@@ -7,7 +7,7 @@
     ep             tokens on their way to their experts and back: two all_to_alls forward and two backward a block
     overlap        below zero: what is won by communicating while something is computed
     bubble         how long the slowest rank of a pipeline waits: its schedule is simulated, or follows its law if long
-    optimizer      weights, gradients and state, read and written; with Muon the products of Newton-Schulz too
+    optimizer      weights, gradients and state, read and written; the work of owners on whole matrices (Muon), too
 
     Their sum is the step. tp cannot be hidden, because the next product needs the sum. dp is hidden behind the backward
     of the last micro-batch, except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the
@@ -33,7 +33,7 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.exchange import data_stride, exchanges
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
-from labkit.plan.muon import busiest_flops
+from labkit.plan.matrices import busiest_flops
 from labkit.plan.ops import Setting
 from labkit.plan.passes import Pass, State
 from labkit.plan.recipe import EMULATED, IN_V, Recipe
@@ -326,14 +326,14 @@ class StepTime:
         """Seconds of the optimizer on what this rank owns."""
         ddp = self.recipe.strategy == "ddp"
         owned = sum(state.params / (1 if ddp else state.share) for state in self.states)
-        factor = {"sgd": 0.4, "lars": 0.5, "muon": 0.6}.get(self.recipe.optimizer, 1.0)
+        law, wide = self.recipe.steps_by, self.recipe.state_bytes
         products = 0.0
-        if self.recipe.optimizer == "muon":
+        if law.by_matrix:
             blocks = max(blocks_of(self.shape, self.p * self.v)) * self.v
             share = 1 if ddp else self.recipe.sharing(self.layout.dp)
-            flops = busiest_flops(self.shape, blocks, share * self.layout.tp)
-            products = self.hardware.op_s(flops, 0, "fp64" if self.recipe.precision == "fp64" else "bf16")
-        moved = owned * STATE_BYTES * self.recipe.state_bytes / 4 * factor
+            flops = busiest_flops(law.by_matrix, self.shape, blocks, share * self.layout.tp)
+            products = self.hardware.op_s(flops, 0, law.by_matrix.products(wide))
+        moved = owned * STATE_BYTES * wide / 4 * law.passes
         return products + moved / self.hardware.reachable_bytes_per_s
 
     def breakdown(self) -> Breakdown:

@@ -19,7 +19,8 @@
           2(out + in) D w, and half as much once more where forward runs again; if experts are equally busy,
           out = in = (n-1)/n k T for T tokens. What is sent over dp for N is sent over expert_dp for the experts' bytes;
           zero3 gathers them once more where a block runs again, because experts are a unit of their own inside of it
-    muon  pieces of matrices to their owners and answers back, along dp and tp (labkit.plan.muon); AdamW sends nothing
+    muon, and what else needs whole matrices: pieces of these to their owners and answers back, along dp and tp
+          (labkit.plan.matrices); AdamW sends nothing
     cp    b, b' = keys and values of this rank's tokens, and their gradients, in fp32 at least (labkit.plan.context)
           (n-1)(2 b + b') a block and micro-batch by "ring" and "gather", 2(n-1)/n of q, k, v and y by "ulysses"; the
           forward's part again where all of a block is computed again. All other tokens above are those of one rank of
@@ -39,7 +40,7 @@ from typing import Any
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.context import CutAttention, sent
 from labkit.plan.layout import CUT_AXES, Layout
-from labkit.plan.muon import law
+from labkit.plan.matrices import sent_over
 from labkit.plan.rank import Rank
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
@@ -71,13 +72,13 @@ def sent_per_step(
     """Bytes that `rank` sends in a step, by axis: `recipe.axes`, and cp if rows are cut.
 
     `parameter_bytes`, `n_layer`: those on this rank; so are `coded_params`, the weights that ZeRO-3 gathers as 8-bit
-    codes. `shape`, a ModelShape or GPTConfig, is wanted for Muon alone, whose pieces depend on the sizes of the
-    matrices.
+    codes. `shape`, a ModelShape or GPTConfig, is wanted for optimizers on whole matrices, whose pieces depend on
+    their sizes.
 
     With `experts` and ep > 1 two axes more, "ep" and "expert_dp"; `parameter_bytes` are then those of all but experts.
 
-    Raises ValueError for precisions whose activations travel in half the bytes on some edges only, and for Muon without
-    a shape."""
+    Raises ValueError for precisions whose activations travel in half the bytes on some edges only, and for Muon and
+    its like without a shape."""
     if recipe.precision not in WHOLE:
         raise ValueError(f"the laws here are for {', '.join(WHOLE)}, got precision={recipe.precision!r}")
     word = recipe.weight_bytes
@@ -91,19 +92,20 @@ def sent_per_step(
         *cut,
         *(_ep(layout, recipe, rank, experts, n_layer, rows * seq, d_model * word) if experts else []),
     ]
-    if recipe.optimizer == "muon":
+    if recipe.steps_by.by_matrix:
+        name = recipe.optimizer.capitalize()
         if shape is None:
-            raise ValueError("what Muon sends depends on the model's matrices: give shape=, such as a GPTConfig")
-        pieces = law(Rank(ModelShape.of(shape), layout, recipe, rank, "cpu").muon())
+            raise ValueError(f"what {name} sends depends on the model's matrices: give shape=, such as a GPTConfig")
+        pieces = sent_over(Rank(ModelShape.of(shape), layout, recipe, rank, "cpu").matrix_steps())
         more = dict(zip((recipe.axes[0], "tp"), pieces, strict=True))
-        items = [_with_pieces(item, more.get(item.name, 0)) for item in items]
+        items = [_with_pieces(item, more.get(item.name, 0), name) for item in items]
     return Breakdown(items)
 
 
-def _with_pieces(item: Item, n_bytes: int) -> Item:
+def _with_pieces(item: Item, n_bytes: int, name: str) -> Item:
     if not n_bytes:
         return item
-    return replace(item, value=item.value + n_bytes, formula=f"{item.formula} + {n_bytes:,} of pieces for Muon")
+    return replace(item, value=item.value + n_bytes, formula=f"{item.formula} + {n_bytes:,} of pieces for {name}")
 
 
 def expert_traffic(counts: Sequence[Sequence[int]], n_ranks: int) -> list[tuple[int, int]]:

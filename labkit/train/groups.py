@@ -33,7 +33,7 @@ def mark_(module: nn.Module, grouping: Grouping) -> None:
 def grouped(params: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups as torch's optimizers take them, in order of first appearance; unmarked ones decay.
 
-    Each has `by_matrix`, which Muon reads (labkit.train.muon) and other optimizers keep."""
+    Each has `by_matrix`, which optimizers on whole matrices read (by_matrix.py) and others keep."""
     groups: dict[ParamGroup, list[Tensor]] = {}
     for p in params:
         groups.setdefault(getattr(p, "param_group", None) or ParamGroup(), []).append(p)

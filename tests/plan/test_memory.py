@@ -12,6 +12,7 @@ from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
 from labkit.plan.ops import Setting
+from labkit.plan.rank import fullest_ranks
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import pairs_in_flight
@@ -112,6 +113,22 @@ def test_bounds_hold_the_predicted_peak_between_them(size, strategy, again, dp, 
     for rank in (0, layout.size - 1):
         least, most = Walk(shape, layout, recipe, rank, device).bounds()
         assert least <= predict_memory(shape, layout, recipe, rank, device).total <= most
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "shampoo"])
+@pytest.mark.parametrize(
+    ("strategy", "layout"), [("ddp", Layout(tp=2)), ("zero1", Layout(dp=4)), ("zero3", Layout(2, 2, 2))], ids=str
+)
+def test_bounds_hold_the_peak_of_optimizers_on_matrices_and_the_fullest_owner_is_found(strategy, layout, optimizer):
+    """Would catch a search that takes one owner's factors for all others', or leaves them out of a bound."""
+    shape = ModelShape.gpt(n_layer=3, d_model=32, n_head=4, seq=32, vocab=64, tied=False)
+    recipe, totals = Recipe(strategy, batch_size=8, precision="bf16", optimizer=optimizer, bucket_bytes=20_000), []
+    for rank in range(layout.size):
+        least, most = Walk(shape, layout, recipe, rank, "cpu").bounds()
+        totals.append(predict_memory(shape, layout, recipe, rank).total)
+        assert least <= totals[-1] <= most
+    if optimizer == "shampoo":
+        assert max(totals) == max(totals[rank] for rank in fullest_ranks(shape, layout, recipe))
 
 
 def test_every_figure_has_a_formula_and_a_source_and_a_config_will_do():

@@ -88,6 +88,10 @@ RARER = [
     Recipe("zero2", batch_size=2, precision="bf16", clip_norm=1.0),
     Recipe(batch_size=2, precision="bf16", optimizer="muon"),
     Recipe("zero3", batch_size=2, n_micro=2, optimizer="muon", decay_on="linears"),
+    *(
+        pytest.param(Recipe(strategy, batch_size=2, precision=precision, optimizer="shampoo"), marks=pytest.mark.rest)
+        for strategy, precision in (("ddp", "bf16"), ("zero3", "fp32"), ("zero2", "fp64"))
+    ),
     Recipe("zero1", batch_size=2, precision="bf16", decay_on="linears"),
     Recipe(batch_size=8, precision="fp8"),
     Recipe("zero3", batch_size=8, n_micro=2, precision="fp8", checkpointing=True, fp32_gradients=True),

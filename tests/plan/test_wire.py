@@ -105,10 +105,11 @@ def test_groups_and_units_that_stay_whole_send_what_the_law_says(sizes, choices)
             assert sent[axis] == pytest.approx(law[axis], rel=0.02), axis
 
 
-def sent_by_optimizer(group, strategy, layout):
-    """What this rank sends in a step over dp and tp with AdamW and with Muon, and the bytes of Muon's pieces by law."""
+def sent_by_optimizer(group, strategy, layout, by_matrix):
+    """What this rank sends in a step over dp and tp with AdamW and with an optimizer on whole matrices, and the same by
+    law."""
     found = []
-    for optimizer in ("adamw", "muon"):
+    for optimizer in ("adamw", by_matrix):
         recipe = Recipe(strategy, batch_size=12, precision="fp64", optimizer=optimizer, bucket_bytes=20_000)
         mesh = Mesh.connect(layout, group)
         step = assemble(CONFIG, recipe, mesh)
@@ -118,19 +119,29 @@ def sent_by_optimizer(group, strategy, layout):
     sizes = {"parameter_bytes": step.parameter_bytes, "n_layer": 4, "d_model": 16, "seq": 8, "shape": CONFIG}
     laws = [
         sent_per_step(layout, replace(recipe, optimizer=optimizer), group.rank, **sizes)
-        for optimizer in ("adamw", "muon")
+        for optimizer in ("adamw", by_matrix)
     ]
     return found, [[told["dp"], told["tp"]] for told in laws]
 
 
-@pytest.mark.parametrize(("strategy", "sizes"), [("ddp", (2, 1, 2)), ("zero1", (3, 1, 1)), ("zero3", (2, 1, 2)),
-                                                 ("zero2", (4, 1, 1))], ids=str)  # fmt: skip
-def test_muon_sends_pieces_to_owners_on_top_of_what_adamw_sends(strategy, sizes):
+PIECES = [("ddp", (2, 1, 2)), ("zero1", (3, 1, 1)), ("zero3", (2, 1, 2)), ("zero2", (4, 1, 1))]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes", "by_matrix"),
+    [
+        *((*case, "muon") for case in PIECES),
+        *(pytest.param(*case, "shampoo", marks=pytest.mark.rest) for case in PIECES),
+    ],
+    ids=str,
+)
+def test_muon_and_shampoo_send_pieces_to_owners_on_top_of_what_adamw_sends(strategy, sizes, by_matrix):
     """Would catch a matrix that is sent whole to all, an answer that is not sent back, and a law that forgets tp.
 
     Over tp to the byte; over dp up to the padding of flat buffers, of which Muon's groups make some more."""
     sent_any = 0
-    for (adamw, muon), (plain, law) in run_threads(sent_by_optimizer, Layout(*sizes).size, strategy, Layout(*sizes)):
+    layout = Layout(*sizes)
+    for (adamw, muon), (plain, law) in run_threads(sent_by_optimizer, layout.size, strategy, layout, by_matrix):
         assert muon[1] - adamw[1] == law[1] - plain[1]
         assert muon[0] - adamw[0] == pytest.approx(law[0] - plain[0], abs=0.01 * plain[0])
         sent_any += law[0] - plain[0] + law[1] - plain[1]

@@ -25,7 +25,7 @@ CONFIG = GPTConfig(n_layer=2, d_model=12, n_head=2, vocab=11, seq=4, tied=False)
 def test_norms_biases_and_embeddings_do_not_decay(tied):
     """Would catch a tied head that decays its table, a norm's scale taken for a matrix, a head stepped on by Muon."""
     model = GPT(GPTConfig(n_layer=1, d_model=12, n_head=2, vocab=11, seq=4, tied=tied))
-    mark_(model, Grouping(muon=True, by_kind=True))
+    mark_(model, Grouping(by_matrix=True, by_kind=True))
     groups = {name: p.param_group for name, p in model.named_parameters()}
     for name, group in groups.items():
         in_block = name.startswith("blocks") and ".norm" not in name and name.endswith("weight")

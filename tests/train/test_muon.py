@@ -111,7 +111,7 @@ def test_ragged_matrices_in_shards_step_bit_by_bit_as_whole_ones(strategy, dtype
 
     def weights(group, sharded):
         model = GPT(config, seed=0).to(dtype)
-        mark_(model, Grouping(muon=True, by_kind=True))
+        mark_(model, Grouping(by_matrix=True, by_kind=True))
         make = lambda params: Muon(grouped(params, 0.1), lr=0.01)  # noqa: E731
         sync = strategy(model, group, make) if sharded else None
         optimizer = sync.optimizer if sync else make(list(model.parameters()))

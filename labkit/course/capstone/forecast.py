@@ -24,10 +24,11 @@ from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.link import Link
 from labkit.plan.memory import predict_memory
+from labkit.plan.rank import fullest_ranks
 from labkit.plan.recipe import Recipe
 from labkit.plan.search import layouts
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan, fullest
+from labkit.plan.stages import check_plan
 from labkit.plan.time import StepTime
 from labkit.plan.topology import Links
 
@@ -150,7 +151,7 @@ def forecast(task: Task, way: Way) -> Forecast:
     task.check(way)
     shape = ModelShape.of(task.config)
     memory = max(
-        (predict_memory(shape, way.layout, way.recipe, rank) for rank in fullest(shape, way.layout, way.recipe)),
+        (predict_memory(shape, way.layout, way.recipe, rank) for rank in fullest_ranks(shape, way.layout, way.recipe)),
         key=lambda memory_: memory_.total,
     )
     return Forecast(Wired(shape, task, way).breakdown(), memory, task.cap_bytes)

@@ -32,7 +32,7 @@ def muon(params: list[Any]) -> Muon:
 def trained(group: Group, strategy: Callable[..., Any] | None) -> tuple[Tensor, float]:
     """The weights after three steps on the same rows, in float64, and Muon's bytes over those of the weights."""
     model = GPT(CONFIG, seed=0).double()
-    mark_(model, Grouping(muon=True))
+    mark_(model, Grouping(by_matrix=True))
     n_bytes = sum(8 * p.numel() for p in model.parameters())
     sync = strategy(model, group, muon) if strategy else None
     optimizer = sync or muon(list(model.parameters()))
@@ -66,7 +66,7 @@ def c117() -> Finding:
 def state_of(muons: bool, mixed: bool, everything: bool) -> float:
     """Bytes of the optimizer, masters included, after a step: of one block's matrices, or of a whole GPT."""
     model = GPT(CONFIG, seed=0).to(torch.bfloat16 if mixed else torch.float32)
-    mark_(model, Grouping(muon=muons))
+    mark_(model, Grouping(by_matrix=muons))
     hidden = [p for block in model.blocks for p in block.parameters() if p.dim() == 2]
     params = list(model.parameters()) if everything else hidden
     make: Callable[[Any], Any] = muon if muons else lambda params: torch.optim.AdamW(params, lr=0.01)
