@@ -20,12 +20,15 @@ The cache is another matter: each row reads its own, H/K query heads do 2 flops 
 there are, that stays left of the ridge. tp cuts weights and heads. Where it has more ranks than there are key heads,
 heads are copied and the cache is not cut any further; latent attention's is on each rank whole.
 
+Rows of one batch have several lengths. If each gets as much room as the longest one, most of it may stay empty;
+`RowsOfCache` counts what is used, and what pages of a few tokens need: less than a page a row more than that.
+
 Ops are the products and the attention, each on the roofline with the time to start it (labkit.plan.roofline), and two
 sums over tp a block. Norms and other small ops are left out. All layers look at all tokens (labkit.plan.models says for
-which models that is too much). Rows are equally long. **Seconds are predictions: nobody has measured them here.**
+which models that is too much). Phases have equally long rows. **Seconds are predictions: nobody has measured them here.**
 
 Sources: Pope et al., arXiv:2211.05102, sections 2 and 3.3 (phases, bytes of cache, grouped heads); Kwon et al.,
-arXiv:2309.06180, section 3; Patel et al. (Splitwise), arXiv:2311.18677, and Zhong et al. (DistServe), arXiv:2401.09670
+arXiv:2309.06180, section 3 (room that rows do not use) and 4 (pages); Patel et al. (Splitwise), arXiv:2311.18677, and Zhong et al. (DistServe), arXiv:2401.09670
 (phases on devices of their own).
 """
 
@@ -67,6 +70,28 @@ def cache_bytes(shape: ModelShape, tokens: int, rows: int = 1, tp: int = 1, word
     if min(tokens, rows, tp, word) < 1:
         raise ValueError(f"sizes of a cache are at least 1, got tokens={tokens}, rows={rows}, tp={tp}, word={word}")
     return rows * tokens * cached_numbers(shape, tp) * word
+
+
+class RowsOfCache(NamedTuple):
+    """Bytes of the cache of some rows on each rank of tp, by how room is given.
+
+    padded    each row has room for the longest one: b max(t) tokens
+    paged     each row has as many pages as it needs, the last of which may be partly empty: sum of ceil(t / page) pages
+    used      tokens that are there: sum of t"""
+
+    padded: int
+    paged: int
+    used: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, lengths: Sequence[int], tp: int = 1, word: int = 2, page: int = 16) -> RowsOfCache:
+        """`lengths` are the tokens of each row. 16 tokens a page are vLLM's default. ValueError for sizes below 1."""
+        if not lengths or page < 1:
+            raise ValueError(f"a cache has a row or more, in pages of a token or more; got {len(lengths)} rows, {page=}")
+        pages = sum(-(-t // page) for t in lengths)
+        tokens = (len(lengths) * max(lengths), pages * page, sum(lengths))
+        each = cache_bytes(shape, min(1, *lengths), 1, tp, word)  # of one token; refuses a row below 1
+        return cls(*(n * each for n in tokens))
 
 
 class Phase(NamedTuple):
