@@ -76,8 +76,7 @@ def test_rows_of_several_lengths_get_the_tokens_that_each_gets_alone():
 
 @pytest.mark.rest
 @cases("config", [LEARNED, ROTARY, EXPERTS])
-@cases("n", [1, 2, 3, 4])
-@cases("lengths", [(3,), (1, 7), (5, 5, 2), (2, 1, 7, 7, 3)])
+@cases(("n", "lengths"), [(1, (2, 1, 7, 7, 3)), (2, (1, 7)), (3, (2, 1, 7, 7, 3)), (4, (5, 5, 2)), (4, (3,))])
 def test_on_any_number_of_ranks_every_prompt_is_as_alone(config, n, lengths):
     """Would catch what the small one catches, with learned positions, experts and other cuts; the last places of the
     table, too: rows of 7 tokens get 6 more of 13."""
