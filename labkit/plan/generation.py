@@ -25,11 +25,12 @@ Rows of one batch have several lengths. If each gets as much room as the longest
 
 Ops are the products and the attention, each on the roofline with the time to start it (labkit.plan.roofline), and two
 sums over tp a block. Norms and other small ops are left out. All layers look at all tokens (labkit.plan.models says for
-which models that is too much). Phases have equally long rows. **Seconds are predictions: nobody has measured them here.**
+which models that is too much). In a phase all rows are equally long. **Seconds are predictions: nobody has measured
+them here.**
 
-Sources: Pope et al., arXiv:2211.05102, sections 2 and 3.3 (phases, bytes of cache, grouped heads); Kwon et al.,
-arXiv:2309.06180, section 3 (room that rows do not use) and 4 (pages); Patel et al. (Splitwise), arXiv:2311.18677, and Zhong et al. (DistServe), arXiv:2401.09670
-(phases on devices of their own).
+Sources: Pope et al., arXiv:2211.05102, sections 2 and 3.3 (phases, bytes of cache, grouped heads); Kwon et al. (vLLM),
+arXiv:2309.06180, sections 3 (room that rows do not use) and 4 (pages); Patel et al. (Splitwise), arXiv:2311.18677, and
+Zhong et al. (DistServe), arXiv:2401.09670 (phases on devices of their own).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ from labkit.plan.shape import ModelShape
 WIDTHS = MappingProxyType({"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
 """Bytes of a weight by the precision of products."""
 ROOM = 0.9
-"""The share of a device's memory that weights and cache may fill; vLLM's default (gpu_memory_utilization)."""
+"""The share of a device's memory that weights and cache may fill. vLLM's default (gpu_memory_utilization) was 0.9 for
+years; vllm/config/cache.py has 0.92 in its newer versions."""
 MOST_ROWS = 1 << 20
 
 
@@ -85,9 +87,11 @@ class RowsOfCache(NamedTuple):
 
     @classmethod
     def of(cls, shape: ModelShape, lengths: Sequence[int], tp: int = 1, word: int = 2, page: int = 16) -> RowsOfCache:
-        """`lengths` are the tokens of each row. 16 tokens a page are vLLM's default. ValueError for sizes below 1."""
+        """`lengths` are the tokens of each row. A page of 16 tokens is vLLM's default. ValueError for sizes below 1."""
         if not lengths or page < 1:
-            raise ValueError(f"a cache has a row or more, in pages of a token or more; got {len(lengths)} rows, {page=}")
+            raise ValueError(
+                f"a cache has a row or more, in pages of a token or more; got {len(lengths)} rows, page={page}"
+            )
         pages = sum(-(-t // page) for t in lengths)
         tokens = (len(lengths) * max(lengths), pages * page, sum(lengths))
         each = cache_bytes(shape, min(1, *lengths), 1, tp, word)  # of one token; refuses a row below 1

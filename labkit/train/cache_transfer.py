@@ -9,7 +9,7 @@ it. So the two phases run on ranks of their own, and the keys and values of a pr
     sends                                   |0|1|2|         |0|       |1|       |2|
     waited for                              <----->                             <->
 
-    sent        a number for each row and then 2 K N W numbers a layer, N the tokens of all rows: 8 B + 2 L K N W w bytes
+    sent        a number for each row, then 2 K N W numbers a layer, N the tokens of all rows: 8 B + 2 L K N W w bytes
                 both ways, in the same messages, so that `receive_cache` takes either. Padding stays at home
     memory      a copy of what is sent, until it is taken: of all layers, or of those that are under way
     waited for  all of it, L x, behind the prefill; while it runs max(x, L x - (L - 1) p) at most, where a layer takes p
@@ -17,8 +17,8 @@ it. So the two phases run on ranks of their own, and the keys and values of a pr
 
 With tp on both sides each rank sends to the one that has the same heads.
 
-Sources: Patel et al. (Splitwise), arXiv:2311.18677, who send layer by layer beside the prefill; phases on devices of
-their own: Zhong et al. (DistServe), arXiv:2401.09670.
+Sources: Patel et al. (Splitwise), arXiv:2311.18677, section 4.3: layer by layer for long prompts, and at the end for
+short ones, whose cache is small; phases on devices of their own: Zhong et al. (DistServe), arXiv:2401.09670.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group, Work
-from labkit.train.generate import KVCache, places, prefill
+from labkit.train.generate import prefill
 from labkit.train.gpt import GPT
+from labkit.train.kv_cache import KVCache, places
 
 
 def send_cache(cache: KVCache, group: Group, to: int) -> None:

@@ -13,8 +13,9 @@ from labkit.comm.mesh import Mesh
 from labkit.parallel.split import GPT_PLAN, split
 from labkit.plan.layout import Layout
 from labkit.train.cache_transfer import prefill_and_send, receive_cache, send_cache
-from labkit.train.generate import KVCache, decode, prefill
+from labkit.train.generate import decode, prefill
 from labkit.train.gpt import GPT, GPTConfig
+from labkit.train.kv_cache import KVCache
 from tests.cases import cases
 from tests.train.test_generate import LEARNED, ROTARY, apart, prompt_of, stirred, whole
 from tests.train.test_generate_rows import LENGTHS, alone, rows_of
@@ -73,7 +74,7 @@ def test_both_ways_bring_the_same_bits_and_bytes_also_for_rows_of_several_length
         cache = KVCache(model, len(rows))
         if group.rank == 0:
             counts = list(LENGTHS)
-            if parts == 2:  # the first token of each row before, the others with the rest; rows of one token grow by one
+            if parts == 2:  # the first token of each row is there before, but for that of the row which has no other
                 prefill(model, tokens[:, :1], cache)
                 cache.lengths = [length - (length == counts[row]) for row, length in enumerate(cache.lengths)]
                 rest = [row[kept:] for row, kept in zip(rows, cache.lengths, strict=True)]

@@ -16,8 +16,9 @@ from labkit.parallel.split import GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.layout import Layout
 from labkit.probe.memory import MemoryProbe
-from labkit.train.generate import KVCache, decode, generate, prefill, sent_bytes
+from labkit.train.generate import decode, generate, prefill, sent_bytes
 from labkit.train.gpt import GPT, Attention, GPTConfig
+from labkit.train.kv_cache import KVCache
 from tests.cases import cases
 
 SIZES = {"n_layer": 2, "d_model": 48, "n_head": 12, "vocab": 24, "seq": 13}
@@ -246,7 +247,10 @@ def test_nothing_new_is_the_prompt_and_lists_of_one_length_will_do():
 @cases(
     ("call", "told"),
     [
-        (lambda m: generate(m, [[1, 2], [3]], 2), "prompts are of 1, 2 tokens, and here all rows of a batch have the same length: generate_rows"),
+        (
+            lambda m: generate(m, [[1, 2], [3]], 2),
+            "prompts are of 1, 2 tokens, and here all rows of a batch have the same length: generate_rows",
+        ),
         (lambda m: generate(m, [], 2), "prompts are of no tokens"),
         (lambda m: generate(m, torch.tensor([1, 2]), 2), r"a prompt is \[rows, tokens\].*got \(2,\)"),
         (lambda m: generate(m, torch.ones(1, 0, dtype=torch.int64), 2), r"got \(1, 0\)"),

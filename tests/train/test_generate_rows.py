@@ -12,7 +12,8 @@ from labkit.parallel.context import Context
 from labkit.parallel.split import GPT_PLAN, split
 from labkit.plan.generation import RowsOfCache
 from labkit.plan.shape import ModelShape
-from labkit.train.generate import KVCache, decode, generate, generate_rows, prefill, sent_bytes
+from labkit.train.generate import decode, generate, generate_rows, prefill, sent_bytes
+from labkit.train.kv_cache import KVCache
 from tests.cases import cases
 from tests.train.test_generate import EXPERTS, LEARNED, ROTARY, apart, plan_of, stirred
 
@@ -175,7 +176,10 @@ def test_rows_are_drawn_from_their_own_scores_and_lists_will_do():
         (lambda m: generate_rows(m, [[1.5]], 2), r"prompt 0 is float32 \(1,\)"),
         (lambda m: generate_rows(m, [[1], [2, 3]], -1), "got n_new=-1"),
         (lambda m: generate_rows(m, [[1], [2] * 5], 10), "14 tokens a row is longer than seq=13"),
-        (lambda m: prefill(m, torch.ones(2, 3, dtype=torch.int64), KVCache(m, 2), [3]), r"of the 3 tokens .* got \[3\]"),
+        (
+            lambda m: prefill(m, torch.ones(2, 3, dtype=torch.int64), KVCache(m, 2), [3]),
+            r"of the 3 tokens .* got \[3\]",
+        ),
         (lambda m: prefill(m, torch.ones(2, 3, dtype=torch.int64), KVCache(m, 2), [3, 0]), r"got \[3, 0\]"),
         (lambda m: prefill(m, torch.ones(2, 3, dtype=torch.int64), KVCache(m, 2), [4, 1]), r"got \[4, 1\]"),
         (
