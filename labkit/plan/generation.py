@@ -286,3 +286,19 @@ def travel(prefill: Generator, tokens: int, link: Link, rows: int = 1) -> Travel
     part_s = link.alpha_s + n_bytes / n_layer / link.bytes_per_s
     behind = max(part_s, n_layer * part_s - (n_layer - 1) * layer_s)
     return Travel(n_bytes, link.alpha_s + n_bytes / link.bytes_per_s, behind)
+
+
+# -- layers on several devices -----------------------------------------------------------------------------------------
+
+
+def idle_share(stages: int, groups: int, passes: int) -> float:
+    """The share of its time that a rank of a pipeline waits while it generates, if all passes take equally long.
+
+    The next pass of a group begins on the first stage when the one before has left the last stage, and not before the
+    other groups had their turn: a pass of all groups takes max(stages, groups) slots. So of
+    (passes - 1) max(stages, groups) + groups + stages - 1 slots each rank works in passes x groups. With as many groups
+    as stages only the ramp of stages - 1 slots is left. ValueError for sizes below 1."""
+    if min(stages, groups, passes) < 1:
+        raise ValueError(f"stages, groups and passes are at least 1, got {stages}, {groups} and {passes}")
+    slots = (passes - 1) * max(stages, groups) + groups + stages - 1
+    return 1 - passes * groups / slots
