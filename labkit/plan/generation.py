@@ -276,15 +276,33 @@ class Travel(NamedTuple):
     by_layer_s: float
 
 
+def exposed_s(n_layer: int, part_s: float, layer_s: float, made_at: float = 1.0) -> float:
+    """Seconds behind the end of a prefill until the last part of the cache is there, if it is sent layer by layer.
+
+    A layer takes p = `layer_s` to be computed and x = `part_s` to be sent. Its part is there when the share a =
+    `made_at` of the layer is done: 1 at its end, 3 / (12 + t/D) when keys and values of t tokens of width D have been
+    multiplied (3 of 12 products, and attention). The last part is sent last, and not before the others are out:
+
+        max(0, x - (1 - a) p, L x - (L - a) p)
+
+    ValueError for times below 0 and a share that is none."""
+    if n_layer < 1 or min(part_s, layer_s) < 0 or not 0 <= made_at <= 1:
+        raise ValueError(
+            f"there is a layer or more, times are 0 or more and a share is 0 to 1; got n_layer={n_layer}, "
+            f"part_s={part_s}, layer_s={layer_s}, made_at={made_at}"
+        )
+    return max(0.0, part_s - (1 - made_at) * layer_s, n_layer * part_s - (n_layer - made_at) * layer_s)
+
+
 def travel(prefill: Generator, tokens: int, link: Link, rows: int = 1) -> Travel:
     """What the cache of `rows` prompts of `tokens` tokens costs to send: rank by rank, both sides cut alike.
 
-    A layer takes p seconds to be computed and x to be sent. The last layer's part is sent last, and not before those of
-    the layers in front of it are out:  max(x, L x - (L - 1) p)  seconds behind the end of the prefill."""
+    Layer by layer each part is sent when its layer has ended (`exposed_s`). The lengths of rows, 8 bytes each, are left
+    out."""
     n_layer, n_bytes = prefill.shape.n_layer, prefill.cache_bytes(rows, tokens)
     layer_s = prefill.prefill(rows, tokens).seconds.total / n_layer
     part_s = link.alpha_s + n_bytes / n_layer / link.bytes_per_s
-    behind = max(part_s, n_layer * part_s - (n_layer - 1) * layer_s)
+    behind = exposed_s(n_layer, part_s, layer_s)
     return Travel(n_bytes, link.alpha_s + n_bytes / link.bytes_per_s, behind)
 
 

@@ -12,8 +12,9 @@ it. So the two phases run on ranks of their own, and the keys and values of a pr
     sent        a number for each row, then 2 K N W numbers a layer, N the tokens of all rows: 8 B + 2 L K N W w bytes
                 both ways, in the same messages, so that `receive_cache` takes either. Padding stays at home
     memory      a copy of what is sent, until it is taken: of all layers, or of those that are under way
-    waited for  all of it, L x, behind the prefill; while it runs max(x, L x - (L - 1) p) at most, where a layer takes p
-                seconds to be computed and x to be sent (labkit.plan.generation.travel)
+    waited for  all of it, L x, behind the prefill; while it runs max(0, x - (1 - a) p, L x - (L - a) p), if a layer
+                takes p seconds to be computed and x to be sent, and its part is there when the share a of the layer is
+                done: about a quarter, as keys and values are made first (labkit.plan.generation.exposed_s)
 
 With tp on both sides each rank sends to the one that has the same heads.
 
