@@ -114,13 +114,13 @@ def generate_rows(
 
     Each row gets the tokens that it would get alone, and the cache has room for the longest row in all of them. A draw
     takes one number of the generator for each row. ValueError as `generate`, and for a prompt of no tokens."""
-    rows, tokens = padded_rows(prompts, next(model.parameters()).device)
+    rows, tokens = padded_prompts(prompts, next(model.parameters()).device)
     counts = [row.numel() for row in rows]
     new = _continued(model, tokens, counts, n_new, temperature, generator)
     return [torch.cat([row, more.to(row.dtype)]) for row, more in zip(rows, new, strict=True)]
 
 
-def padded_rows(prompts: Sequence[Tensor | Sequence[int]], device: torch.device) -> tuple[list[Tensor], Tensor]:
+def padded_prompts(prompts: Sequence[Tensor | Sequence[int]], device: torch.device) -> tuple[list[Tensor], Tensor]:
     """Each prompt [T_b], and all of them with padding on the right [B, T]. ValueError as `generate_rows`."""
     rows = [torch.as_tensor(row, device=device) for row in prompts]
     for number, row in enumerate(rows):

@@ -42,7 +42,7 @@ from labkit.comm.group import Group, Work
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
 from labkit.train.config import GPTConfig
-from labkit.train.generate import check, check_wish, chosen, last_scores, padded_rows, tp_of
+from labkit.train.generate import check, check_wish, chosen, last_scores, padded_prompts, tp_of
 from labkit.train.gpt import GPT, Embedding, Head
 from labkit.train.kv_cache import KVCache
 
@@ -83,7 +83,7 @@ class Rows:
 
     def __init__(self, stage: Stage, prompts: Sequence[Tensor | Sequence[int]], n_new: int) -> None:
         """Room for all tokens but the last, which nobody looks back at. ValueError for what does not fit."""
-        self.prompts, self.tokens = padded_rows(prompts, next(stage.parameters()).device)
+        self.prompts, self.tokens = padded_prompts(prompts, next(stage.parameters()).device)
         self.counts = [row.numel() for row in self.prompts]
         self.cache = KVCache(stage, len(self.prompts), self.tokens.shape[1] + max(0, n_new - 1))
         self.new: list[Tensor] = []
