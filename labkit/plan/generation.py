@@ -20,13 +20,17 @@ The cache is another matter: each row reads its own, H/K query heads do 2 flops 
 there are, that stays left of the ridge. tp cuts weights and heads. Where it has more ranks than there are key heads,
 heads are copied and the cache is not cut any further; latent attention's is on each rank whole.
 
+Rows of one batch have several lengths. If each gets as much room as the longest one, most of it may stay empty;
+`RowsOfCache` counts what is used, and what pages of a few tokens need: less than a page a row more than that.
+
 Ops are the products and the attention, each on the roofline with the time to start it (labkit.plan.roofline), and two
 sums over tp a block. Norms and other small ops are left out. All layers look at all tokens (labkit.plan.models says for
-which models that is too much). Rows are equally long. **Seconds are predictions: nobody has measured them here.**
+which models that is too much). In a phase all rows are equally long. **Seconds are predictions: nobody has measured
+them here.**
 
-Sources: Pope et al., arXiv:2211.05102, sections 2 and 3.3 (phases, bytes of cache, grouped heads); Kwon et al.,
-arXiv:2309.06180, section 3; Patel et al. (Splitwise), arXiv:2311.18677, and Zhong et al. (DistServe), arXiv:2401.09670
-(phases on devices of their own).
+Sources: Pope et al., arXiv:2211.05102, sections 2 and 3.3 (phases, bytes of cache, grouped heads); Kwon et al. (vLLM),
+arXiv:2309.06180, sections 3 (room that rows do not use) and 4 (pages); Patel et al. (Splitwise), arXiv:2311.18677, and
+Zhong et al. (DistServe), arXiv:2401.09670 (phases on devices of their own).
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ from labkit.plan.shape import ModelShape
 WIDTHS = MappingProxyType({"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
 """Bytes of a weight by the precision of products."""
 ROOM = 0.9
-"""The share of a device's memory that weights and cache may fill; vLLM's default (gpu_memory_utilization)."""
+"""The share of a device's memory that weights and cache may fill. vLLM's default (gpu_memory_utilization) was 0.9 for
+years; vllm/config/cache.py has 0.92 in its newer versions."""
 MOST_ROWS = 1 << 20
 
 
@@ -67,6 +72,30 @@ def cache_bytes(shape: ModelShape, tokens: int, rows: int = 1, tp: int = 1, word
     if min(tokens, rows, tp, word) < 1:
         raise ValueError(f"sizes of a cache are at least 1, got tokens={tokens}, rows={rows}, tp={tp}, word={word}")
     return rows * tokens * cached_numbers(shape, tp) * word
+
+
+class RowsOfCache(NamedTuple):
+    """Bytes of the cache of some rows on each rank of tp, by how room is given.
+
+    padded    each row has room for the longest one: b max(t) tokens
+    paged     each row has as many pages as it needs, the last of which may be partly empty: sum of ceil(t / page) pages
+    used      tokens that are there: sum of t"""
+
+    padded: int
+    paged: int
+    used: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, lengths: Sequence[int], tp: int = 1, word: int = 2, page: int = 16) -> RowsOfCache:
+        """`lengths` are the tokens of each row. A page of 16 tokens is vLLM's default. ValueError for sizes below 1."""
+        if not lengths or page < 1:
+            raise ValueError(
+                f"a cache has a row or more, in pages of a token or more; got {len(lengths)} rows, page={page}"
+            )
+        pages = sum(-(-t // page) for t in lengths)
+        tokens = (len(lengths) * max(lengths), pages * page, sum(lengths))
+        each = cache_bytes(shape, min(1, *lengths), 1, tp, word)  # of one token; refuses a row below 1
+        return cls(*(n * each for n in tokens))
 
 
 class Phase(NamedTuple):
@@ -247,13 +276,47 @@ class Travel(NamedTuple):
     by_layer_s: float
 
 
+def exposed_s(n_layer: int, part_s: float, layer_s: float, made_at: float = 1.0) -> float:
+    """Seconds behind the end of a prefill until the last part of the cache is there, if it is sent layer by layer.
+
+    A layer takes p = `layer_s` to be computed and x = `part_s` to be sent. Its part is there when the share a =
+    `made_at` of the layer is done: 1 at its end, 3 / (12 + t/D) when keys and values of t tokens of width D have been
+    multiplied (3 of 12 products, and attention). The last part is sent last, and not before the others are out:
+
+        max(0, x - (1 - a) p, L x - (L - a) p)
+
+    ValueError for times below 0 and a share that is none."""
+    if n_layer < 1 or min(part_s, layer_s) < 0 or not 0 <= made_at <= 1:
+        raise ValueError(
+            f"there is a layer or more, times are 0 or more and a share is 0 to 1; got n_layer={n_layer}, "
+            f"part_s={part_s}, layer_s={layer_s}, made_at={made_at}"
+        )
+    return max(0.0, part_s - (1 - made_at) * layer_s, n_layer * part_s - (n_layer - made_at) * layer_s)
+
+
 def travel(prefill: Generator, tokens: int, link: Link, rows: int = 1) -> Travel:
     """What the cache of `rows` prompts of `tokens` tokens costs to send: rank by rank, both sides cut alike.
 
-    A layer takes p seconds to be computed and x to be sent. The last layer's part is sent last, and not before those of
-    the layers in front of it are out:  max(x, L x - (L - 1) p)  seconds behind the end of the prefill."""
+    Layer by layer each part is sent when its layer has ended (`exposed_s`). The lengths of rows, 8 bytes each, are left
+    out."""
     n_layer, n_bytes = prefill.shape.n_layer, prefill.cache_bytes(rows, tokens)
     layer_s = prefill.prefill(rows, tokens).seconds.total / n_layer
     part_s = link.alpha_s + n_bytes / n_layer / link.bytes_per_s
-    behind = max(part_s, n_layer * part_s - (n_layer - 1) * layer_s)
+    behind = exposed_s(n_layer, part_s, layer_s)
     return Travel(n_bytes, link.alpha_s + n_bytes / link.bytes_per_s, behind)
+
+
+# -- layers on several devices -----------------------------------------------------------------------------------------
+
+
+def idle_share(stages: int, groups: int, passes: int) -> float:
+    """The share of its time that a rank of a pipeline waits while it generates, if all passes take equally long.
+
+    The next pass of a group begins on the first stage when the one before has left the last stage, and not before the
+    other groups had their turn: a pass of all groups takes max(stages, groups) slots. So of
+    (passes - 1) max(stages, groups) + groups + stages - 1 slots each rank works in passes x groups. With as many groups
+    as stages only the ramp of stages - 1 slots is left. ValueError for sizes below 1."""
+    if min(stages, groups, passes) < 1:
+        raise ValueError(f"stages, groups and passes are at least 1, got {stages}, {groups} and {passes}")
+    slots = (passes - 1) * max(stages, groups) + groups + stages - 1
+    return 1 - passes * groups / slots

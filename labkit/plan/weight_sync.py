@@ -23,12 +23,14 @@ and are wanted by c generators, each of which cuts them over g ranks:
 labkit.parallel.handover does both for any two layouts, and its bytes are sums over its messages. Here are the laws of
 large jobs, and seconds on links. Trainers and generators lie on nodes of their own; what stays in a node takes the
 node's link. Seconds are those of the busiest port: what a run adds to them (copies, casts, launching) nobody has
-measured here. Published beside it: 1.3 s for 10^12 parameters from 256 trainers to 128 generators, peer to peer, with
-gathers in groups and casts to fp8 (Perplexity 2025); the law says 0.20 s for the wire alone, in bytes of fp8 with one
-generator of 128 ranks.
+measured here. Published beside it for Kimi-K2, of 10^12 parameters: 1.3 s from 256 trainers in bf16 to 128 generators
+in fp8, peer to peer, with gathers in groups and casts (Perplexity); the law says 0.20 s for the wire alone, in bytes of
+fp8 with one generator of 128 ranks. And 16.04 s by broadcast to 256 ranks, 16 generators of tp 16, from shards in the
+memory of hosts (Moonshot), which is not the broadcast of this file.
 
 Sources: Sheng et al. (HybridFlow), arXiv:2409.19256, section 5 (resharding between training and generation);
-Perplexity, "Weight Transfer for RL Post-Training in under 2 seconds", 2025; a pipelined chain: Thakur et al. 2005.
+Perplexity, "Weight Transfer for RL Post-Training in under 2 seconds", 24 September 2025 (research.perplexity.ai);
+MoonshotAI/checkpoint-engine, README, "Benchmark"; a pipelined chain: Thakur et al. 2005.
 """
 
 from __future__ import annotations

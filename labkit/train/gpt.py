@@ -119,14 +119,14 @@ class Attention(nn.Module):
 def rotate(x: Tensor, times: Tensor | None = None) -> Tensor:
     """Turn the pair (x[i], x[i + w/2]) of position t by the angle t * 10000^(-2i/w).   [..., T, w] -> same
 
-    `times` [T] are the positions, None for 0, 1, 2, ...
+    `times` [T] are the positions, None for 0, 1, 2, ...; [B, 1, T] if each row of x [B, n, T, w] has its own.
     The product of a query at s and a key at t then depends on s - t alone. Angles are taken in float32 at least: in
     bf16 position 257 could not be told from 256. Source: arXiv:2104.09864, section 3.4.2, pairs cut in halves."""
     length, width = x.shape[-2:]
     exact = torch.promote_types(x.dtype, torch.float32)
     slots = torch.arange(width // 2, device=x.device, dtype=exact)
     times = torch.arange(length, device=x.device) if times is None else times
-    angle = torch.outer(times.to(exact), ROTARY_BASE ** (-2 * slots / width))
+    angle = times.to(exact)[..., None] * ROTARY_BASE ** (-2 * slots / width)
     cos, sin = angle.cos(), angle.sin()
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)

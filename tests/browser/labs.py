@@ -674,6 +674,7 @@ LABS = (
             types(0, "50 ms"), slides(1, "ArrowRight"), sees("8,192 tokens"),
         ),
         predicted("21-33", "those of the first rank by broadcast?", "50", "you predict 50 %"),
+        predicted("21-54", "if all is sent at the end?", "40", "you predict 40 %"),
     )),
 )
 # fmt: on

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from labkit.plan import generation
-from labkit.plan.generation import ROOM, Generator, cache_bytes, cached_numbers, travel
+from labkit.plan.generation import ROOM, Generator, cache_bytes, cached_numbers, exposed_s, travel
 from labkit.plan.hardware import Hardware
 from labkit.plan.link import Link
 from labkit.plan.shape import ModelShape
@@ -170,3 +170,24 @@ def test_bad_sizes_are_refused_with_the_numbers():
         Generator(LLAMA, H100, precision="int4")
     with pytest.raises(ValueError, match="tp=3"):
         cached_numbers(LLAMA, 3)
+
+
+@cases("made_at", [0.0, 0.25, 1.0])
+@cases(("part_s", "layer_s"), [(1.0, 4.0), (2.0, 2.0), (5.0, 2.0), (3.0, 0.0)])
+@cases("n_layer", [1, 2, 5])
+def test_a_cache_that_goes_layer_by_layer_waits_for_the_link_or_for_its_last_part(n_layer, part_s, layer_s, made_at):
+    """Would catch a part that is sent before it is there, two parts on the link at once, and a wait below nothing."""
+    free = 0.0  # when the link has sent what it has, one part after another
+    for layer in range(n_layer):
+        free = max(free, (layer + made_at) * layer_s) + part_s
+    assert exposed_s(n_layer, part_s, layer_s, made_at) == pytest.approx(max(0.0, free - n_layer * layer_s))
+
+
+@cases(
+    ("change", "told"),
+    [({"n_layer": 0}, "n_layer=0"), ({"part_s": -1.0}, "part_s=-1.0"), ({"made_at": 1.5}, "made_at=1.5")],
+)
+def test_a_wait_without_layers_or_with_negative_times_is_refused(change, told):
+    """Would catch a share in percent, which gives a wait that is far too short."""
+    with pytest.raises(ValueError, match=told):
+        exposed_s(**{"n_layer": 2, "part_s": 1.0, "layer_s": 1.0, "made_at": 1.0, **change})

@@ -16,8 +16,9 @@ from labkit.parallel.split import GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.layout import Layout
 from labkit.probe.memory import MemoryProbe
-from labkit.train.generate import KVCache, decode, generate, prefill, receive_cache, send_cache, sent_bytes
+from labkit.train.generate import decode, generate, prefill, sent_bytes
 from labkit.train.gpt import GPT, Attention, GPTConfig
+from labkit.train.kv_cache import KVCache
 from tests.cases import cases
 
 SIZES = {"n_layer": 2, "d_model": 48, "n_head": 12, "vocab": 24, "seq": 13}
@@ -214,51 +215,6 @@ def test_the_model_is_as_it_was_and_a_context_parallel_one_generates_whole_rows(
     assert isinstance(model.blocks[0].attention.attend.__self__, Attention)
 
 
-@cases("n", [1, 2])
-def test_a_prompt_is_run_on_some_ranks_and_goes_on_on_others(n):
-    """Would catch keys that arrive as values, a cache that is sent with its empty room, and heads of another rank."""
-    model, prompt = stirred(ROTARY), prompt_of(3, 4)
-    want, logits = whole(model, prompt, n_new=4)
-
-    def rank(world):
-        fills = world.rank < n
-        tp = Mesh.connect(Layout(dp=2, tp=n), world).tp
-        mine = split(copy.deepcopy(model), GPT_PLAN, tp)
-        cache = KVCache(mine, 3)
-        if fills:
-            first = prefill(mine, prompt, cache)
-            world.ledger.clear()
-            send_cache(cache, world, world.rank + n)
-            return first, world.ledger.sent_bytes()
-        decode(mine, prompt[:, 0], cache)  # of another batch, to be forgotten
-        receive_cache(cache, world, world.rank - n)
-        return [decode(mine, want[:, t], cache) for t in range(4, 7)]
-
-    outs = run_threads(rank, 2 * n)
-    for (first, sent), rest in zip(outs[:n], outs[n:], strict=True):
-        assert apart([first, *rest], logits) < 1e-12
-        assert sent == 2 * 2 * 3 * (12 // n) * 4 * 4 * 8
-
-
-def test_a_cache_that_does_not_fit_is_refused_and_leaves_the_old_one():
-    """Would catch rows of another batch that are cut off in silence."""
-    model = stirred(LEARNED)
-
-    def rank(group):
-        cache = KVCache(model, 3)
-        if group.rank == 0:
-            prefill(model, prompt_of(3, 4), cache)
-            send_cache(cache, group, 1)
-            send_cache(cache, group, 1)
-            return
-        for other, room in ((KVCache(model, 2), "2, 12, 13, 4"), (KVCache(model, 3, 2), "3, 12, 2, 4")):
-            with pytest.raises(ValueError, match=rf"\(3, 12, 4, 4\) came, and this cache has room for \({room}\)"):
-                receive_cache(other, group, 0)
-            assert other.length == 0
-
-    run_threads(rank, 2)
-
-
 def test_weights_that_zero_3_shards_are_gathered_on_the_way():
     """Would catch a cache that asks freed weights for their shape, and a step that reads them before they are whole."""
     model, prompt = stirred(LEARNED), prompt_of(2, 4)
@@ -291,7 +247,10 @@ def test_nothing_new_is_the_prompt_and_lists_of_one_length_will_do():
 @cases(
     ("call", "told"),
     [
-        (lambda m: generate(m, [[1, 2], [3]], 2), "prompts are of 1, 2 tokens: rows of one batch have the same length"),
+        (
+            lambda m: generate(m, [[1, 2], [3]], 2),
+            "prompts are of 1, 2 tokens, and here all rows of a batch have the same length: generate_rows",
+        ),
         (lambda m: generate(m, [], 2), "prompts are of no tokens"),
         (lambda m: generate(m, torch.tensor([1, 2]), 2), r"a prompt is \[rows, tokens\].*got \(2,\)"),
         (lambda m: generate(m, torch.ones(1, 0, dtype=torch.int64), 2), r"got \(1, 0\)"),

@@ -28,7 +28,7 @@ VOCABULARY = MappingProxyType(
         "plan.adapters": "adapter_numel adapters trainable_share lora_memory",
         "course.topics.design_cases": "case",
         "plan.collectives": "Line part_bytes sent_bytes steps seconds crossover_bytes",
-        "plan.generation": "Generator cache_bytes travel",
+        "plan.generation": "Generator RowsOfCache cache_bytes idle_share travel",
         "plan.hardware": "Hardware line_of",
         "plan.layout": "Layout",
         "plan.link": "Link link_of",

@@ -19,8 +19,9 @@ from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.shape import ModelShape
 from labkit.train.config import GPTConfig
-from labkit.train.generate import KVCache, decode, generate, prefill
+from labkit.train.generate import decode, generate, prefill
 from labkit.train.gpt import GPT
+from labkit.train.kv_cache import KVCache
 
 CONFIG = GPTConfig(n_layer=2, d_model=48, n_head=12, vocab=72, seq=24)
 
