@@ -18,7 +18,7 @@ from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel import saved
 from labkit.plan.layout import Layout
-from labkit.plan.recipe import IN_V, NARROW, SPLIT, Recipe
+from labkit.plan.recipe import NARROW, SPLIT, TWO_STAGES, Recipe
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.fp8 import in_fp8_
@@ -99,7 +99,7 @@ def truth():
 
 
 def recipe_of(strategy, schedule, checkpointing, n_micro, precision="fp64", **more):
-    stages = 2 if schedule in ("interleaved", *IN_V) else 1
+    stages = 2 if schedule in ("interleaved", *TWO_STAGES) else 1
     return Recipe(
         strategy, schedule, 16, n_micro, stages, checkpointing, precision=precision, weight_decay=0.1, warmup_steps=2,
         clip_norm=0.5, bucket_bytes=4000, **more,
@@ -155,14 +155,14 @@ def test_every_schedule_with_every_strategy_in_three_dimensions(schedule, strate
 def test_a_backward_in_two_halves_is_refused_where_nothing_is_left_to_do_later(schedule, tmp_path):
     """Would catch an error in the middle of a step in place of a sentence."""
     with pytest.raises(ValueError, match="use '1f1b'"):
-        run(CONFIG, recipe_of("zero3", schedule, False, 3), Layout(2, 2, 2), tmp_path)
+        run(CONFIG, recipe_of("zero3", schedule, False, 4), Layout(2, 2, 2), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("schedule", "recompute"),
     selection(
         [("zero_bubble", "gathers"), ("zb_v", "full"), ("v_half", "selective"), ("dualpipe_v", "full"),
-         ("zb_h2", "full")],
+         ("zb_h2", "full"), ("dualpipe", "full")],
         [name for name in SPLIT if name != "v_min"], ["full", "selective", "gathers"],
     ),
 )  # fmt: skip

@@ -70,7 +70,7 @@ class Walk(Rank):
 
     def walk(self) -> Live:
         """Forward and backward with as many micro-batches in flight as the schedule has, then the optimizer."""
-        live, m = Live(self.base()), self.recipe.n_micro
+        live, m = Live(self.base()), self.recipe.n_turns
         live.add(OTHER, self.cut_rows())
         live.add(ACTIVATIONS, self.onward())
         live.add(OTHER, self.message() * (self.place > 0))  # a gradient on its way to the one before

@@ -39,14 +39,14 @@ class Rank:
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
-        self.coords, self.n = layout.coords(rank), recipe.sharing(layout.dp * layout.cp)
+        self.coords, self.n = layout.coords(rank), recipe.sharing(recipe.data_ranks(layout))
         self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)
         way = self.setting.way
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
         self.gathered = 2 if way == "half" else self.width
-        n_stages = layout.pp * recipe.stages_per_rank
+        n_stages = recipe.n_stages(layout.pp)
         self.counts = self.cut(n_stages)
         numbers = recipe.stages_on(self.place, layout.pp)
         self.stages = [self.stage(number, self.setting) for number in numbers]

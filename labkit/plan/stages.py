@@ -27,7 +27,7 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
     and with experts tensor parallelism, HSDP and zero_bubble."""
     _check_experts(shape, recipe, layout)
-    shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
+    shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
     _check_context(shape, recipe, layout)
 
@@ -77,8 +77,8 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
             f"shard_ranks={recipe.shard_ranks} out"
         )
-    if recipe.schedule == "zero_bubble":
-        raise ValueError("what zero_bubble keeps for the weights of experts depends on the routing: use '1f1b'")
+    if recipe.schedule in ("zero_bubble", "dualpipe"):
+        raise ValueError(f"what {recipe.schedule} keeps for the weights of experts depends on the routing: use '1f1b'")
 
 
 @lru_cache(maxsize=1024)
@@ -194,10 +194,10 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
     with the logits; and between them, of those with as many blocks and a full pipeline or not, the first and the
     last."""
     p, v = layout.pp, recipe.stages_per_rank
-    blocks = blocks_of(shape, p * v)
+    blocks = blocks_of(shape, recipe.n_stages(p))
 
     def kind(place: int) -> tuple[int, bool]:
-        return sum(blocks[stage] for stage in recipe.stages_on(place, p)), recipe.n_micro * v > sum(
+        return sum(blocks[stage] for stage in recipe.stages_on(place, p)), recipe.n_turns * v > sum(
             pairs_in_flight(recipe, layout, place)
         )
 
@@ -231,33 +231,32 @@ def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
 
 
 @lru_cache(maxsize=1024)
-def state_params(shape: ModelShape, tp: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
+def state_params(
+    shape: ModelShape, tp: int, p: int, v: int, schedule: str = "interleaved"
+) -> tuple[float, ...]:
     """Parameters on the ranks of each position along pp, a tensor-parallel part of every matrix counted as 1/tp.
-    Routed experts are not among them: see expert_params.
-
-    `in_v`: the second stage of a rank is on the way back."""
-    sizes = shape.parameters
+    Routed experts are not among them: see expert_params. `schedule` says which `v` stages a rank has."""
+    sizes, recipe = shape.parameters, Recipe(schedule=schedule, stages_per_rank=v)
     block = shape.rest_of_block / tp
     table = shape.vocab * shape.d_model / tp
-    params, counts = [0.0] * p, blocks_of(shape, p * v)
-    for stage in range(p * v):
-        place = min(stage, p * v - 1 - stage) if in_v else stage % p
+    params, counts = [0.0] * p, blocks_of(shape, recipe.n_stages(p))
+    for place, stage in ((place, stage) for place in range(p) for stage in recipe.stages_on(place, p)):
         params[place] += block * counts[stage]
         params[place] += (table + sizes["position embedding"]) * (stage == 0)
-        params[place] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
+        params[place] += table * (stage == len(counts) - 1 and not (shape.tied and len(counts) == 1))
     return tuple(params)
 
 
 @lru_cache(maxsize=1024)
-def expert_params(shape: ModelShape, ep: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
+def expert_params(
+    shape: ModelShape, ep: int, p: int, v: int, schedule: str = "interleaved"
+) -> tuple[float, ...]:
     """Parameters of this rank's routed experts, 1/ep of them, at each position along pp; zeros for a dense model."""
-    params, first = [0.0] * p, 0
-    for stage, count in enumerate(blocks_of(shape, p * v)):
-        mixed = count - dense_of(shape, first, count)
-        if mixed:
-            place = min(stage, p * v - 1 - stage) if in_v else stage % p
-            params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden)
-        first += count
+    params, recipe = [0.0] * p, Recipe(schedule=schedule, stages_per_rank=v)
+    counts = blocks_of(shape, recipe.n_stages(p))
+    for place, stage in ((place, stage) for place in range(p) for stage in recipe.stages_on(place, p)):
+        mixed = counts[stage] - dense_of(shape, sum(counts[:stage]), counts[stage])
+        params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden)
     return tuple(params)
 
 
