@@ -45,9 +45,10 @@ class Demand:
         """The demand of the rank with most to send. `shape` is a ModelShape or a GPTConfig. ValueError for what cannot
         be cut or run."""
         shape = ModelShape.of(shape)
-        if layout.cp > 1:
+        if layout.cp > 1 or recipe.copies > 1:
             raise ValueError(
-                f"the demand of cp={layout.cp} is not known here: labkit.plan.time prices it, or take cp=1"
+                f"the demand of cp={layout.cp} with {recipe.schedule} is not known here: labkit.plan.time prices it, or "
+                "take cp=1 and '1f1b'"
             )
         check_plan(shape, recipe, layout)
         m, p = recipe.n_micro, layout.pp

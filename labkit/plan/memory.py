@@ -73,7 +73,7 @@ class Walk(Rank):
         live, m = Live(self.base()), self.recipe.n_turns
         live.add(OTHER, self.cut_rows())
         live.add(ACTIVATIONS, self.onward())
-        live.add(OTHER, self.message() * (self.place > 0))  # a gradient on its way to the one before
+        live.add(OTHER, self.back())
         all_at_once = not any(self.done) if self.recipe.splits else m * len(self.stages) <= sum(self.in_flight)
         if not all_at_once:  # earlier ones have left gradients
             for stage, keeper, done in zip(self.stages, self.keepers, self.done, strict=True):

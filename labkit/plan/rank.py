@@ -40,7 +40,9 @@ class Rank:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
         self.coords, self.n = layout.coords(rank), recipe.sharing(recipe.data_ranks(layout))
-        self.place = self.coords["pp"]
+        self.place, self.index = self.coords["pp"], self.coords["dp"] % self.n  # index among those who share the state
+        if recipe.copies > 1:
+            self.index = layout.both_ends(rank).index(rank)
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)
         way = self.setting.way
@@ -201,7 +203,7 @@ class Rank:
             if r.strategy == "ddp":
                 hidden = [[name] for buffer in hidden for name in buffer]
             buffers = [[matrix_of(self.shape, name) for name in buffer] for buffer in hidden if buffer]
-            steps.append(MuonStep(buffers, n, self.coords["dp"] % n, tp, self.coords["tp"], width, r.state_bytes))
+            steps.append(MuonStep(buffers, n, self.index % n, tp, self.coords["tp"], width, r.state_bytes))
         return steps
 
     def in_flight_bytes(self) -> int:
@@ -250,7 +252,11 @@ class Rank:
 
     def onward(self) -> int:
         """Those on their way to the next stage."""
-        return self.message() * (self.place < self.layout.pp - 1)
+        return self.message() * (self.place < self.layout.pp - 1 or self.recipe.copies > 1)
+
+    def back(self) -> int:
+        """Those of gradients, on their way to the stage before; with two directions every rank has such a neighbour."""
+        return self.message() * (self.place > 0 or self.recipe.copies > 1)
 
     def unanswered(self) -> int:
         """Bytes of messages that gpipe still holds when its last forward runs: nothing has come back yet that proves

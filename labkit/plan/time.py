@@ -141,7 +141,7 @@ class StepTime:
 
     def shared_states(self) -> list[State]:
         """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
-        lay, stride = self.layout, data_stride(self.layout, self.hardware.node_size)
+        lay, stride = self.layout, data_stride(self.layout, self.hardware.node_size, self.recipe.copies)
         n_data, schedule = self.recipe.data_ranks(lay), self.recipe.schedule
         rest = state_params(self.shape, lay.tp, self.p, self.v, schedule)
         experts = expert_params(self.shape, lay.ep, self.p, self.v, schedule)
@@ -249,8 +249,9 @@ class StepTime:
         waits = {"v_half": sum(slowest), "v_min": 4 / 3 * sum(slowest)}.get(self.recipe.schedule, waits)
         # p micro-batches are under way, so that a round trip through all stages may take p forwards and backwards, and
         # the messages of it come on top
-        sends = 2 * (self.p * self.v - 1) * send * (1 + self.m / self.p * (self.recipe.schedule == "1f1b"))
-        return own + (self.p - 1) * waits, own, sends
+        sends = 2 * (len(cost) - 1) * send * (1 + self.m / self.p * (self.recipe.schedule == "1f1b"))
+        # with two directions, half of the ranks are on the way to where micro-batches enter
+        return own + (self.p / self.recipe.copies - 1) * waits, own, sends
 
     def weights_share(self) -> float:
         """W's share of a backward that is cut in two: half of it, but for what B runs again."""
@@ -301,7 +302,7 @@ class StepTime:
         """ZeRO-3: a block is gathered before its forward and before its backward, and its gradients leave behind it.
 
         HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
-        n_units = max(1, self.shape.n_layer // (self.p * self.v)) * self.v
+        n_units = max(1, self.shape.n_layer // len(self.stages)) * self.v
         unit = state.params / n_units
         coded = linear_params(self.shape, self.layout.tp) * self.recipe.fp8_gathers  # 1 byte instead of 2
         gather = self.along_dp(state, "all_gather", unit * self.wide - coded)

@@ -12,7 +12,7 @@ from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
 from labkit.plan.practice import IDEAL
-from labkit.plan.recipe import IN_V, SCHEDULES, Recipe
+from labkit.plan.recipe import SCHEDULES, TWO_STAGES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.time import mfu, predict_step
 from tests.cases import cases
@@ -150,7 +150,7 @@ def test_sharding_in_nodes_crosses_them_with_an_eighth_of_the_gradients_once_a_s
 
 @pytest.mark.parametrize(
     ("schedule", "v"),
-    [(name, 2 if name in ("interleaved", *IN_V) else 1) for name in SCHEDULES if name != "naive"],
+    [(name, 2 if name in ("interleaved", *TWO_STAGES) else 1) for name in SCHEDULES if name != "naive"],
 )
 @pytest.mark.parametrize("p", [2, 4])
 def test_bubbles_follow_the_laws_of_schedules(schedule, v, p):
@@ -166,7 +166,7 @@ def test_bubbles_follow_the_laws_of_schedules(schedule, v, p):
             assert share < (p - 1) / (m + p - 1)
         else:
             assert share == pytest.approx((p - 1) / (v * m + p - 1), rel=0.05)
-        if m >= 2 * p or schedule not in IN_V:  # a V is not full with fewer, and its law is too low
+        if m >= 2 * p or schedule not in TWO_STAGES:  # a V is not full with fewer, and its law is too low
             assert law.total == pytest.approx(exact.total, rel=0.1)
 
 
