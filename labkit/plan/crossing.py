@@ -46,10 +46,8 @@ class Demand:
         be cut or run."""
         shape = ModelShape.of(shape)
         if layout.cp > 1 or recipe.copies > 1:
-            raise ValueError(
-                f"the demand of cp={layout.cp} with {recipe.schedule} is not known here: labkit.plan.time prices it, or "
-                "take cp=1 and '1f1b'"
-            )
+            what, mend = (f"cp={layout.cp}", "cp=1") if layout.cp > 1 else (recipe.schedule, "'1f1b'")
+            raise ValueError(f"the demand of {what} is not known here: labkit.plan.time prices it, or take {mend}")
         check_plan(shape, recipe, layout)
         m, p = recipe.n_micro, layout.pp
         word = recipe.weight_bytes
