@@ -100,7 +100,6 @@ class Mesh:
         inside, across = (_connect(axis, partial(ranks_of, k), self.world) for k, axis in enumerate(CUT_AXES))
         return replace(self, shard=inside, replicate=across)
 
-
     def paired(self) -> Mesh:
         """This mesh for a pipeline in which a rank and its mirror image along pp have copies of the same stages: both
         are in `data`, and add up gradients. Every rank of the world must call this."""

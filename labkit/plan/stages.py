@@ -231,9 +231,7 @@ def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
 
 
 @lru_cache(maxsize=1024)
-def state_params(
-    shape: ModelShape, tp: int, p: int, v: int, schedule: str = "interleaved"
-) -> tuple[float, ...]:
+def state_params(shape: ModelShape, tp: int, p: int, v: int, schedule: str = "interleaved") -> tuple[float, ...]:
     """Parameters on the ranks of each position along pp, a tensor-parallel part of every matrix counted as 1/tp.
     Routed experts are not among them: see expert_params. `schedule` says which `v` stages a rank has."""
     sizes, recipe = shape.parameters, Recipe(schedule=schedule, stages_per_rank=v)
@@ -248,9 +246,7 @@ def state_params(
 
 
 @lru_cache(maxsize=1024)
-def expert_params(
-    shape: ModelShape, ep: int, p: int, v: int, schedule: str = "interleaved"
-) -> tuple[float, ...]:
+def expert_params(shape: ModelShape, ep: int, p: int, v: int, schedule: str = "interleaved") -> tuple[float, ...]:
     """Parameters of this rank's routed experts, 1/ep of them, at each position along pp; zeros for a dense model."""
     params, recipe = [0.0] * p, Recipe(schedule=schedule, stages_per_rank=v)
     counts = blocks_of(shape, recipe.n_stages(p))

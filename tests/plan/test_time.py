@@ -14,6 +14,7 @@ from labkit.plan.ops import Setting
 from labkit.plan.practice import IDEAL
 from labkit.plan.recipe import SCHEDULES, TWO_STAGES, Recipe
 from labkit.plan.shape import ModelShape
+from labkit.plan.stages import state_params
 from labkit.plan.time import mfu, predict_step
 from tests.cases import cases
 
@@ -168,6 +169,21 @@ def test_bubbles_follow_the_laws_of_schedules(schedule, v, p):
             assert share == pytest.approx((p - 1) / (v * m + p - 1), rel=0.05)
         if m >= 2 * p or schedule not in TWO_STAGES:  # a V is not full with fewer, and its law is too low
             assert law.total == pytest.approx(exact.total, rel=0.1)
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_both_ranks_of_a_stage_add_up_its_gradients_and_each_runs_half_of_the_rows(dp):
+    """Would catch gradients that are thought to stay on a rank because dp is 1, and copies that run all micro-batches."""
+    here = Hardware.measured(1e12, 1e11, intra=(0.0, 1e9))
+    shape, layout = ModelShape.gpt(8, 256, 4, 64, 128, tied=False), Layout(dp=dp, pp=4)
+    plain, both = (
+        predict_step(shape, layout, Recipe(batch_size=8 * dp, n_micro=8, schedule=name, stages_per_rank=v), here)
+        for name, v in (("1f1b", 1), ("dualpipe", 2))
+    )
+    n_bytes = 4 * max(state_params(shape, 1, 4, 2, "dualpipe"))
+    assert both["dp"] == pytest.approx(2 * (2 * dp - 1) / (2 * dp) * n_bytes / here.intra.bytes_per_s, rel=0.01)
+    assert both["compute"] == pytest.approx(plain["compute"], rel=0.1)
+    assert both["bubble"] < plain["bubble"]
 
 
 def test_tensor_parallelism_across_nodes_is_slow():
