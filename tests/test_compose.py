@@ -298,9 +298,9 @@ def test_what_both_ends_have_trained_goes_on_in_any_other_layout_and_back(truth,
     for number, (strategy, schedule, sizes) in enumerate(ways):
         recipe = recipe_of(strategy, schedule, None, 4)
 
-        def one_step(group, recipe=recipe, layout=Layout(*sizes), number=number):
-            mesh = Mesh.connect(layout, group)
-            step = assemble(CONFIG, replace(recipe, batch_size=16 * layout.dp), mesh)
+        def one_step(group, recipe=recipe, sizes=sizes, number=number):
+            mesh = Mesh.connect(Layout(*sizes), group)
+            step = assemble(CONFIG, replace(recipe, batch_size=16 * mesh.dp.size), mesh)
             if number:
                 saved.load(tmp_path / f"step-{number:06d}", step.parts, mesh)
             loss = step(*batch(recipe.seed, number, 0, 1, 16, CONFIG.seq), number)  # every rank of dp has all rows

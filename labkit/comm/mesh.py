@@ -16,8 +16,8 @@ class Mesh:
     """`dp`, `pp`, `tp` and `cp` are the groups that this rank belongs to; `world` holds them all. One ledger for all.
 
     ep                 those between whom experts are dealt out (see labkit.plan.layout)
-    all_tokens         dp x cp, where cp cuts rows, and with it both ranks of a stage where there are two (`paired`): its
-                       axis in the ledger is "dp"; None where `dp` is that group
+    all_tokens         dp x cp, where cp cuts rows, and both ranks of a stage where it has two (`paired`): its axis in
+                       the ledger is "dp"; None where `dp` is that group
     same_experts       those who hold the same experts, where ep deals them out; None where all of `data` do
     shard, replicate   the two groups that dp was cut into (`cut`), None before: neighbours who share one copy of the
                        state, and those who hold the same part of other copies"""

@@ -255,11 +255,10 @@ class Recipe:
 
     def stages_on(self, place: int, n_ranks: int) -> range:
         """The stages of the rank at `place` of a pipeline of `n_ranks`, in order."""
-        n_stages = self.n_stages(n_ranks)
-        if self.schedule in TWO_STAGES:
-            near, far = sorted((place, n_stages - 1 - place))
+        if self.schedule in TWO_STAGES:  # a stage and the one that is as far from the other end
+            near, far = sorted((place, self.n_stages(n_ranks) - 1 - place))
             return range(near, far + 1, far - near)
-        return range(place, n_stages, n_ranks)
+        return range(place, n_ranks * self.stages_per_rank, n_ranks)
 
     @property
     def eight_bits(self) -> bool:

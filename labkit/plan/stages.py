@@ -238,11 +238,16 @@ def state_params(shape: ModelShape, tp: int, p: int, v: int, schedule: str = "in
     block = shape.rest_of_block / tp
     table = shape.vocab * shape.d_model / tp
     params, counts = [0.0] * p, blocks_of(shape, recipe.n_stages(p))
-    for place, stage in ((place, stage) for place in range(p) for stage in recipe.stages_on(place, p)):
+    for place, stage in _homes(recipe, p):
         params[place] += block * counts[stage]
         params[place] += (table + sizes["position embedding"]) * (stage == 0)
         params[place] += table * (stage == len(counts) - 1 and not (shape.tied and len(counts) == 1))
     return tuple(params)
+
+
+def _homes(recipe: Recipe, p: int) -> list[tuple[int, int]]:
+    """(position along pp, stage) for each stage of each rank."""
+    return [(place, stage) for place in range(p) for stage in recipe.stages_on(place, p)]
 
 
 @lru_cache(maxsize=1024)
@@ -250,7 +255,7 @@ def expert_params(shape: ModelShape, ep: int, p: int, v: int, schedule: str = "i
     """Parameters of this rank's routed experts, 1/ep of them, at each position along pp; zeros for a dense model."""
     params, recipe = [0.0] * p, Recipe(schedule=schedule, stages_per_rank=v)
     counts = blocks_of(shape, recipe.n_stages(p))
-    for place, stage in ((place, stage) for place in range(p) for stage in recipe.stages_on(place, p)):
+    for place, stage in _homes(recipe, p):
         mixed = counts[stage] - dense_of(shape, sum(counts[:stage]), counts[stage])
         params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden)
     return tuple(params)

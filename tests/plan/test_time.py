@@ -173,7 +173,7 @@ def test_bubbles_follow_the_laws_of_schedules(schedule, v, p):
 
 @pytest.mark.parametrize("dp", [1, 2])
 def test_both_ranks_of_a_stage_add_up_its_gradients_and_each_runs_half_of_the_rows(dp):
-    """Would catch gradients that are thought to stay on a rank because dp is 1, and copies that run all micro-batches."""
+    """Would catch gradients that are thought to stay on a rank where dp is 1, and copies that run all micro-batches."""
     here = Hardware.measured(1e12, 1e11, intra=(0.0, 1e9))
     shape, layout = ModelShape.gpt(8, 256, 4, 64, 128, tied=False), Layout(dp=dp, pp=4)
     plain, both = (
