@@ -55,6 +55,7 @@ class Rank:
         self.tied = shape.tied and n_stages == 1
         self.in_flight, self.done = pairs_in_flight(recipe, layout, self.place), [0] * len(numbers)
         self.newest: int | None = None
+        self.done_before = self.done  # as the fullest forward begins
         self.forward_bytes = sum(n * stage.held for n, stage in zip(self.in_flight, self.stages, strict=True))
         self.backward_bytes = [self.forward_bytes] * len(numbers)
         self.for_weights = [0] * len(numbers)
@@ -179,9 +180,13 @@ class Rank:
             layers = zip(stage.kinds, stage.profiles, strict=True)
             loss = sum(profile.held[ACTIVATIONS] for kind, profile in layers if kind == "loss")  # B frees it
             weights.append((stage.held, kept - loss if kept else 0))
-        forward, backward = fullest_moments(r.schedule, p, r.n_micro, r.stages_per_rank, self.place, tuple(weights))
-        self.in_flight, self.newest, self.forward_bytes = list(forward.held), forward.stage, forward.weigh(weights)
-        self.backward_bytes = [moment.weigh(weights) for moment in backward]
+        share = {"ddp": 0.0, "zero1": 1.0}.get(r.strategy, 1 / self.n)  # those of DDP are there all the time
+        gradients = tuple(int(share * stage.numel * self.sums) for stage in self.stages)
+        moments = (r.schedule, p, r.n_micro, r.stages_per_rank, self.place, tuple(weights), self.boundary(), gradients)
+        forward, backward = fullest_moments(*moments)
+        self.in_flight, self.newest, self.done_before = list(forward.held), forward.stage, list(forward.done)
+        self.forward_bytes = forward.weigh(weights, self.boundary())
+        self.backward_bytes = [moment.weigh(weights, self.boundary()) for moment in backward]
         peaks = [n_bytes + kept for n_bytes, kept in zip(self.backward_bytes, self.for_weights, strict=True)]
         self.done = list(backward[peaks.index(max(peaks))].done)
 
@@ -236,7 +241,7 @@ class Rank:
         if r.optimizer == "muon":  # AdamW's second moments of the rest; pieces, whole matrices and products of them
             step += (owned + 8 * param * self.layout.tp) * r.state_bytes
         highest = max(stage.highest for stage in self.stages)
-        waits = self.cut_rows() + 2 * self.message() + self.unanswered()
+        waits = self.cut_rows() + 2 * self.message() + self.unanswered() + 2 * self.boundary() * r.splits
         return least, least + highest + comes + copies + tied + step + waits
 
     def cut_rows(self) -> int:
@@ -246,17 +251,17 @@ class Rank:
 
     def message(self) -> int:
         """Bytes that are on their way to each neighbour in a pipeline, while the next message is made."""
+        counted = self.recipe.splits and self.recipe.schedule != "zero_bubble"  # those of each moment
         counts = {"naive": 0, "gpipe": 0, "interleaved": 2}
-        count = counts.get(self.recipe.schedule, self.recipe.stages_per_rank) * (self.layout.pp > 1)
-        return count * self.boundary()
+        return counts.get(self.recipe.schedule, 1 - counted) * (self.layout.pp > 1) * self.boundary()
 
     def onward(self) -> int:
         """Those on their way to the next stage."""
-        return self.message() * (self.place < self.layout.pp - 1 or self.recipe.copies > 1)
+        return self.message() * (self.place < self.layout.pp - 1)
 
     def back(self) -> int:
-        """Those of gradients, on their way to the stage before; with two directions every rank has such a neighbour."""
-        return self.message() * (self.place > 0 or self.recipe.copies > 1)
+        """Those of gradients, on their way to the stage before."""
+        return self.message() * (self.place > 0)
 
     def unanswered(self) -> int:
         """Bytes of messages that gpipe still holds when its last forward runs: nothing has come back yet that proves
