@@ -179,9 +179,9 @@ def test_a_zero_bubble_pipeline_holds_what_was_predicted(four, layout, n_micro):
     ),
 )  # fmt: skip
 def test_a_backward_in_two_halves_holds_what_was_predicted(four, schedule, n_micro, recompute):
-    """Would catch stages of a V counted on the wrong rank, the moment of the most forwards taken for the fullest where a
-    later one has gradients besides, a message that is thought delivered, and what B has computed again forgotten until
-    W. Rank by rank, within 4%, mostly to 0.01%."""
+    """Would catch stages of a V counted on the wrong rank, the moment of the most forwards taken for the fullest where
+    a later one has gradients besides, a message that is thought delivered, and what B has computed again forgotten
+    until W. Rank by rank, within 4%, mostly to 0.01%."""
     v = 2 if schedule in TWO_STAGES else 1
     config = THIN if v == 2 else DEEP
     recipe = Recipe("zero1", schedule, batch_size=24, n_micro=n_micro, stages_per_rank=v, recompute=recompute)
