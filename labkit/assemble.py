@@ -90,6 +90,8 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     check_experts(config, recipe, mesh.layout)
     if recipe.shard_ranks is not None:
         mesh = mesh.cut(recipe.shard_ranks)
+    if recipe.copies > 1:
+        mesh = mesh.paired()
     with torch.device("meta"):
         model = deal(GPT(config, seed=recipe.seed), mesh.ep)
     if mesh.tp.size > 1:
@@ -289,7 +291,7 @@ class TrainStep:
         self.warmup = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1))
         self.context = Context(recipe.context, mesh.cp)
         together = {s: Together([sync, *(other for other, _ in besides.get(s, []))]) for s, sync in self.syncs.items()}
-        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=together)
+        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=together, averaged=True)
         parts = [part.multiply for stage in self.stages.values() for part in in_8_bits(stage)]
         self.delayed = [multiply for multiply in parts if isinstance(multiply, Delayed)]
         own = [(sync, self.stages[stage].names()) for stage, sync in self.syncs.items()]

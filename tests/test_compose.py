@@ -16,9 +16,10 @@ from labkit import Cluster
 from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
+from labkit.course.training.training import check_replicas
 from labkit.parallel import saved
 from labkit.plan.layout import Layout
-from labkit.plan.recipe import IN_V, NARROW, SPLIT, Recipe
+from labkit.plan.recipe import NARROW, SPLIT, TWO_STAGES, Recipe
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.fp8 import in_fp8_
@@ -99,7 +100,7 @@ def truth():
 
 
 def recipe_of(strategy, schedule, checkpointing, n_micro, precision="fp64", **more):
-    stages = 2 if schedule in ("interleaved", *IN_V) else 1
+    stages = 2 if schedule in ("interleaved", *TWO_STAGES) else 1
     return Recipe(
         strategy, schedule, 16, n_micro, stages, checkpointing, precision=precision, weight_decay=0.1, warmup_steps=2,
         clip_norm=0.5, bucket_bytes=4000, **more,
@@ -155,14 +156,14 @@ def test_every_schedule_with_every_strategy_in_three_dimensions(schedule, strate
 def test_a_backward_in_two_halves_is_refused_where_nothing_is_left_to_do_later(schedule, tmp_path):
     """Would catch an error in the middle of a step in place of a sentence."""
     with pytest.raises(ValueError, match="use '1f1b'"):
-        run(CONFIG, recipe_of("zero3", schedule, False, 3), Layout(2, 2, 2), tmp_path)
+        run(CONFIG, recipe_of("zero3", schedule, False, 4), Layout(2, 2, 2), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("schedule", "recompute"),
     selection(
         [("zero_bubble", "gathers"), ("zb_v", "full"), ("v_half", "selective"), ("dualpipe_v", "full"),
-         ("zb_h2", "full")],
+         ("zb_h2", "full"), ("dualpipe", "full")],
         [name for name in SPLIT if name != "v_min"], ["full", "selective", "gathers"],
     ),
 )  # fmt: skip
@@ -246,6 +247,78 @@ def test_muon_and_shampoo_go_on_in_any_other_layout(by_matrix, tmp_path):
 
         found.append(run_threads(one_step, Layout(*sizes).size)[0])
     assert apart((found, saved.state_dict(tmp_path / "step-000003")), wanted) < 1e-11
+
+
+FROM_BOTH_ENDS = [
+    ((1, 2, 1), "ddp", 4, {}), ((1, 4, 1), "ddp", 8, {}), ((1, 4, 1), "zero1", 8, {"recompute": "full"}),
+    ((2, 2, 1), "zero1", 2, {}), ((2, 4, 1), "zero1", 8, {"recompute": "selective"}), ((2, 4, 1), "zero2", 4, {}),
+    ((2, 2, 2), "zero2", 4, {"sequence_parallel": True, "recompute": "gathers"}), ((3, 2, 1), "zero1", 2, {}),
+    ((1, 4, 1, 2), "zero1", 4, {"recompute": "full"}), ((1, 2, 1), "zero1", 4, {"offload": True}),
+    ((1, 4, 1), "zero2", 4, MUON), ((2, 2, 2), "zero1", 4, MUON | BY_KIND), ((1, 2, 1), "ddp", 4, BY_KIND),
+]  # fmt: skip
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(("sizes", "strategy", "n_micro", "more"), FROM_BOTH_ENDS, ids=str)
+def test_a_pipeline_that_is_entered_at_both_ends_trains_as_one_process_does(sizes, strategy, n_micro, more, tmp_path):
+    """Would catch copies of a stage that see half of the rows and average over one end alone, a loss that is counted at
+    each end, a norm with each stage twice, and a checkpoint that holds each stage twice, or half of it."""
+    recipe = recipe_of(strategy, "dualpipe", None, n_micro, **more)
+    recipe = replace(recipe, batch_size=12) if sizes[0] == 3 else recipe
+    reference = one_process(CONFIG, recipe)
+    loose = 1e-11 if recipe.optimizer == "muon" else 1e-12
+    assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), reference) < loose
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
+def test_both_copies_of_a_stage_stay_bit_for_bit_the_same(strategy):
+    """Would catch gradients that the two ranks of a stage add up in two orders, and a copy that is stepped on alone."""
+    recipe = recipe_of(strategy, "dualpipe", None, 4)
+
+    def weights(group):
+        mesh = Mesh.connect(Layout(2, 4), group)
+        step = assemble(CONFIG, recipe, mesh)
+        for number in range(STEPS):
+            step(*batch(recipe.seed, number, mesh.dp.rank, 2, 16, CONFIG.seq), number)
+        check_replicas(step, STEPS)
+        stages = step.stages.values()
+        return {whole: stage.get_parameter(own).detach() for stage in stages for own, whole in stage.names().items()}
+
+    found = run_threads(weights, 8)
+    for rank, mine in enumerate(found):
+        mirror = found[rank ^ 3]  # 0 and 3, 1 and 2, in each of two pipelines
+        assert mine.keys() == mirror.keys() == found[(rank + 4) % 8].keys()
+        assert all(torch.equal(mine[name], other[name]) for other in (mirror, found[(rank + 4) % 8]) for name in mine)
+
+
+@pytest.mark.rest
+def test_what_both_ends_have_trained_goes_on_in_any_other_layout_and_back(truth, tmp_path):
+    """Would catch state of one end that is saved for both, or loaded into one copy of a stage alone."""
+    ways = [("zero1", "dualpipe", (2, 4)), ("zero3", "1f1b", (3, 1, 2)), ("zero2", "dualpipe", (1, 2, 2))]
+    found = []
+    for number, (strategy, schedule, sizes) in enumerate(ways):
+        recipe = recipe_of(strategy, schedule, None, 4)
+
+        def one_step(group, recipe=recipe, sizes=sizes, number=number):
+            mesh = Mesh.connect(Layout(*sizes), group)
+            step = assemble(CONFIG, replace(recipe, batch_size=16 * mesh.dp.size), mesh)
+            if number:
+                saved.load(tmp_path / f"step-{number:06d}", step.parts, mesh)
+            loss = step(*batch(recipe.seed, number, 0, 1, 16, CONFIG.seq), number)  # every rank of dp has all rows
+            saved.save(tmp_path, number + 1, step.parts, mesh)
+            return loss
+
+        found.append(run_threads(one_step, Layout(*sizes).size)[0])
+    assert apart((found, saved.state_dict(tmp_path / "step-000003")), truth) < 1e-12
+
+
+@pytest.mark.rest
+def test_eight_real_processes_enter_a_pipeline_at_both_ends(truth, tmp_path, eight):
+    """Would catch what threads hide: sums over two ranks of a pipeline while its messages are under way."""
+    recipe = recipe_of("zero1", "dualpipe", True, 4)
+    found = [r.value for r in eight.run(one_rank, CONFIG, recipe, Layout(2, 4), str(tmp_path))]
+    assert apart((found[0], saved.state_dict(tmp_path / f"step-{STEPS:06d}")), truth) < 1e-12
 
 
 FIRST_SEQUENCES = [((2, 1, 2), "ddp"), ((2, 1, 2), "zero3"), ((1, 2, 2), "zero1"), ((1, 2, 2), "zero2")]
@@ -461,6 +534,8 @@ def eight():
         ({"batch_size": 6}, (4, 1, 1), "does not cut evenly for dp=4"),
         ({"batch_size": 4, "n_micro": 4}, (2, 1, 1), "batch_size=8 would do"),
         ({}, (1, 1, 3), "tp = 1, 2 or 4 would do"),
+        ({"schedule": "dualpipe", "stages_per_rank": 2, "n_micro": 2}, (1, 3, 1), "pp=4, n_micro=2 and batch_size=12"),
+        ({"schedule": "dualpipe", "stages_per_rank": 2, "n_micro": 3}, (1, 2, 1), "n_micro=4 and batch_size=12 would"),
         ({"sequence_parallel": True}, (1, 1, 3), "seq=8 into tp=3"),
         (
             {"precision": "fp8", "schedule": "zero_bubble"},

@@ -272,6 +272,9 @@ RARER = [
     (Layout(2, 2, 1), Recipe("zero3", batch_size=8, n_micro=4, reshard=False, shard_ranks=1)),
 ]
 RAREST = [
+    (Layout(2, 2, 1), Recipe("zero1", "dualpipe", batch_size=8, n_micro=4, stages_per_rank=2, clip_norm=1.0)),
+    (Layout(1, 4, 1), Recipe("zero2", "dualpipe", 8, 8, 2, precision="bf16", recompute="full")),
+    (Layout(1, 2, 2), Recipe("ddp", "dualpipe", batch_size=8, n_micro=2, stages_per_rank=2, sequence_parallel=True)),
     (Layout(4, 1, 1), Recipe("zero3", batch_size=8, n_micro=2, precision="amp", reshard=False, shard_ranks=2)),
     (Layout(2, 1, 2), Recipe("zero3", batch_size=8, n_micro=2, precision="amp", sequence_parallel=True)),
     (Layout(2, 2, 1), Recipe("zero3", batch_size=8, n_micro=4, precision="fp16", checkpointing=True)),

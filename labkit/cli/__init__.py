@@ -149,11 +149,16 @@ def train(
     ] = None,
     reshard: Annotated[bool, typer.Option(help="zero3: give weights back between forward and backward.")] = True,
     schedule: Annotated[
-        str, typer.Option(help="naive, gpipe, 1f1b, interleaved, zero_bubble, zb_h2, zb_v, v_half, v_min, dualpipe_v.")
+        str,
+        typer.Option(
+            help="naive, gpipe, 1f1b, interleaved, zero_bubble, zb_h2, zb_v, v_half, v_min, dualpipe_v; and dualpipe, "
+            "with an even --pp and an even --micro."
+        ),
     ] = "1f1b",
     micro: Annotated[int, typer.Option(help="Micro-batches of a step on each dp rank.")] = 1,
     stages_per_rank: Annotated[
-        int, typer.Option(help="Stages on a rank: for interleaved, and 2 for zb_v, v_half, v_min, dualpipe_v.")
+        int,
+        typer.Option(help="Stages on a rank: for interleaved, and 2 for zb_v, v_half, v_min, dualpipe_v, dualpipe."),
     ] = 1,
     steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 50,
     batch: Annotated[int, typer.Option(help="Rows of a step, over all ranks.")] = 8,

@@ -16,7 +16,8 @@ class Mesh:
     """`dp`, `pp`, `tp` and `cp` are the groups that this rank belongs to; `world` holds them all. One ledger for all.
 
     ep                 those between whom experts are dealt out (see labkit.plan.layout)
-    all_tokens         dp x cp, where cp cuts rows: its axis in the ledger is "dp"; None where `dp` is that group
+    all_tokens         dp x cp, where cp cuts rows, and both ranks of a stage where it has two (`paired`): its axis in
+                       the ledger is "dp"; None where `dp` is that group
     same_experts       those who hold the same experts, where ep deals them out; None where all of `data` do
     shard, replicate   the two groups that dp was cut into (`cut`), None before: neighbours who share one copy of the
                        state, and those who hold the same part of other copies"""
@@ -98,6 +99,11 @@ class Mesh:
 
         inside, across = (_connect(axis, partial(ranks_of, k), self.world) for k, axis in enumerate(CUT_AXES))
         return replace(self, shard=inside, replicate=across)
+
+    def paired(self) -> Mesh:
+        """This mesh for a pipeline in which a rank and its mirror image along pp have copies of the same stages: both
+        are in `data`, and add up gradients. Every rank of the world must call this."""
+        return replace(self, all_tokens=_connect("dp", self.layout.both_ends, self.world))
 
 
 def among(axis: str, ranks: Iterable[int], world: Group) -> Group:

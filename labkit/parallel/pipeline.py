@@ -23,7 +23,8 @@ of the weights, which can fill a bubble (`input_first`).
 
 A stage may have copies on several ranks, each for a part of the micro-batches (two directions, as in DualPipe). When
 the step ends, those ranks give each other the gradients of their parts, and all have the sum: n copies send (n-1) times
-the bytes of the stage's gradients each, once a step.
+the bytes of the stage's gradients each, once a step. Or the strategies do that (`averaged`): if the group of a strategy
+has all ranks with a copy of its stage, it averages over them, and each copy's part of the loss counts n times.
 
 Long because one loop runs every schedule, with its messages, copies, and a backward in two halves.
 
@@ -73,10 +74,12 @@ class Held(NamedTuple):
 class Pipeline:
     """This rank's part of a pipeline: `stages` {stage: module}, and `sync` {stage: its data-parallel strategy} if any.
 
-    `loss(output, target)` returns one number; it is called on the rank of the last stage. After `step`, `spans` holds
-    when each action of this rank ran (on a GPU: when it was launched), in seconds since `begin`, which is a reading of
-    time.perf_counter on this rank; `labkit.view.schedule` draws them. ValueError for a schedule that does not validate
-    or is for another number of ranks, and for stages that are not this rank's."""
+    `loss(output, target)` returns one number; it is called on the rank of the last stage. `averaged`: every stage has a
+    strategy, whose group has all ranks with a copy of the stage; these do the same with it in the same order.
+
+    After `step`, `spans` holds when each action of this rank ran (on a GPU: when it was launched), in seconds since
+    `begin`, which is a reading of time.perf_counter on this rank; `labkit.view.schedule` draws them. ValueError for a
+    schedule that does not validate or is for another number of ranks, and for stages that are not this rank's."""
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Pipeline:
         *,
         loss: Callable[[Tensor, Any], Tensor],
         sync: Mapping[int, Sync] | None = None,
+        averaged: bool = False,
     ):
         self.stages, self.schedule, self.group, self.loss = dict(stages), validate(schedule), group, loss
         self.sync = dict(sync or {})
@@ -104,7 +108,15 @@ class Pipeline:
         self.end, self.order = schedule.n_stages - 1, one_order(schedule, group)
         self.sharded = {stage for stage, module in self.stages.items() if any(map(_is_sharded, module.parameters()))}
         self.spans: list[Span] = []
-        self.copied = {stage: ranks for stage in mine if len(ranks := schedule.ranks_of(stage)) > 1}
+        counts = {len(schedule.ranks_of(stage)) for stage in range(schedule.n_stages)}
+        if averaged and (len(counts) > 1 or set(self.sync) != set(mine)):
+            raise ValueError(
+                f"strategies that average over copies are one for each of stages {list(mine)}, and each stage has as "
+                f"many copies: got strategies for {sorted(self.sync)}, and stages with {sorted(counts)} copies"
+            )
+        self.times = max(counts) if averaged else 1
+        copied = {} if averaged else {stage: schedule.ranks_of(stage) for stage in mine}
+        self.copied = {stage: ranks for stage, ranks in copied.items() if len(ranks) > 1}
 
     def step(
         self,
@@ -114,7 +126,8 @@ class Pipeline:
     ) -> Tensor | None:
         """Forward and backward of one batch, given as n_micro micro-batches of any sizes; adds to the gradients.
 
-        Returns the mean loss over micro-batches on every rank of the last stage, None elsewhere. Every micro-batch
+        Returns the mean loss over micro-batches on every rank of the last stage, None elsewhere; if the last stage has
+        copies and strategies average over them, the mean over these ranks is that loss. Every micro-batch
         counts the same whatever its size, unless `loss_weights` gives their weights (numbers of tokens, say). Ranks
         that do not hold the first stage may pass None for `inputs`, those without the last one None for `targets`.
         ValueError for a wrong number of micro-batches, an output that is not one floating tensor, a loss that is not
@@ -241,7 +254,7 @@ class Pipeline:
         counts = [1.0] * m if loss_weights is None else [float(weight) for weight in loss_weights]
         if len(counts) != m or min(counts) < 0 or sum(counts) <= 0:
             raise ValueError(f"loss_weights are {m} numbers, none below 0, not all 0: got {loss_weights}")
-        return [count / sum(counts) for count in counts]
+        return [self.times * count / sum(counts) for count in counts]
 
 
 class StageMessages:

@@ -45,10 +45,9 @@ class Demand:
         """The demand of the rank with most to send. `shape` is a ModelShape or a GPTConfig. ValueError for what cannot
         be cut or run."""
         shape = ModelShape.of(shape)
-        if layout.cp > 1:
-            raise ValueError(
-                f"the demand of cp={layout.cp} is not known here: labkit.plan.time prices it, or take cp=1"
-            )
+        if layout.cp > 1 or recipe.copies > 1:
+            what, mend = (f"cp={layout.cp}", "cp=1") if layout.cp > 1 else (recipe.schedule, "'1f1b'")
+            raise ValueError(f"the demand of {what} is not known here: labkit.plan.time prices it, or take {mend}")
         check_plan(shape, recipe, layout)
         m, p = recipe.n_micro, layout.pp
         word = recipe.weight_bytes

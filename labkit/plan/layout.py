@@ -99,6 +99,15 @@ class Layout:
             return tuple(rank for other in self.cut(self.ep, of)[1] for rank in self.ranks("cp", other))
         raise ValueError(f"the groups of a layout are {', '.join(GROUPS)}, got {axis!r}")
 
+    def both_ends(self, of: int) -> tuple[int, ...]:
+        """The "data" group of rank `of` and that of its mirror image along pp, in rank order: they have the same stages
+        where each stage is on two ranks, and micro-batches enter a pipeline at both ends (DualPipe).
+
+            Layout(dp=2, pp=4).both_ends(of=1)      [0 1 2 3] [4 5 6 7]  ->  (1, 2, 5, 6)"""
+        position = self.coords(of)
+        mirror = self.rank(**{**position, "pp": self.pp - 1 - position["pp"]})
+        return tuple(sorted({*self.ranks("data", of), *self.ranks("data", mirror)}))
+
     def cut(self, shard: int, of: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The two groups of rank `of` when dp is cut into groups of `shard`: its neighbours along dp, with whom it
         shares one copy of the state; and those who hold in other copies what it holds in its own.

@@ -70,16 +70,15 @@ class Walk(Rank):
 
     def walk(self) -> Live:
         """Forward and backward with as many micro-batches in flight as the schedule has, then the optimizer."""
-        live, m = Live(self.base()), self.recipe.n_micro
+        live, m = Live(self.base()), self.recipe.n_turns
         live.add(OTHER, self.cut_rows())
         live.add(ACTIVATIONS, self.onward())
-        live.add(OTHER, self.message() * (self.place > 0))  # a gradient on its way to the one before
+        live.add(OTHER, self.back())
         all_at_once = not any(self.done) if self.recipe.splits else m * len(self.stages) <= sum(self.in_flight)
-        if not all_at_once:  # earlier ones have left gradients
-            for stage, keeper, done in zip(self.stages, self.keepers, self.done, strict=True):
-                if count := min(2, done if self.recipe.splits else m - 1):
-                    keeper.fill(live, stage.middle, count)
-        self.turn(live, 1, m == 1)
+        late = self.recipe.splits and not any(self.done_before)  # gradients come after the fullest forward
+        if not all_at_once and not late:
+            self.earlier(live)
+        self.turn(live, 1, m == 1, late and not all_at_once)
         if m > 1 and (self.recipe.strategy == "zero1" or all_at_once):
             self.turn(live, 0, True)
         elif m > 1:
@@ -89,8 +88,15 @@ class Walk(Rank):
         self.optimizer(live)
         return live
 
-    def turn(self, live: Live, busy: int, final: bool) -> None:
-        """One micro-batch forward, and one back through each stage; `busy`: 1 with all others in flight, 0 alone."""
+    def earlier(self, live: Live) -> None:
+        """Earlier micro-batches have left gradients."""
+        for stage, keeper, done in zip(self.stages, self.keepers, self.done, strict=True):
+            if count := min(2, done if self.recipe.splits else self.recipe.n_turns - 1):
+                keeper.fill(live, stage.middle, count)
+
+    def turn(self, live: Live, busy: int, final: bool, between: bool = False) -> None:
+        """One micro-batch forward, and one back through each stage; `busy`: 1 with all others in flight, 0 alone;
+        `between`: earlier ones leave their gradients between the two."""
         counts, newest = self.in_flight, self.newest
         if newest is None:
             newest = max(index for index, count in enumerate(counts) if count == min(counts) or index == 0)
@@ -99,6 +105,8 @@ class Walk(Rank):
             keeper.turns(live, others > (index == newest), others > 1, stage.middle)
         others = max(0, busy * self.forward_bytes - self.stages[newest].held)
         self.forward(live, newest, others + busy * self.unanswered())
+        if between:
+            self.earlier(live)
         if final:  # the gradient that comes back proves that the last activations have arrived
             live.add(ACTIVATIONS, -self.onward())
         for index in range(len(self.stages) - 1, -1, -1):
@@ -133,7 +141,8 @@ class Walk(Rank):
         stage, keeper = self.stages[index], self.keepers[index]
         live.add(ACTIVATIONS, others + stage.held)
         if kept := self.for_weights[index]:
-            live.see((0, 0, 0, 0, kept), "between B and W of the last micro-batch in flight")
+            both = 2 * self.boundary()  # the gradient that came, and the one that goes to the stage before
+            live.see((0, 0, 0, 0, kept + both), "between B and W of the last micro-batch in flight")
         keeper.pass_begins(sending)
         for k in range(len(stage.profiles) - 1, -1, -1):
             profile = stage.profiles[k]

@@ -37,20 +37,23 @@ class Rank:
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
-        self.coords, self.n = layout.coords(rank), recipe.sharing(layout.dp * layout.cp)
-        self.place = self.coords["pp"]
+        self.coords, self.n = layout.coords(rank), recipe.sharing(recipe.data_ranks(layout))
+        self.place, self.index = self.coords["pp"], self.coords["dp"] % self.n  # index among those who share the state
+        if recipe.copies > 1:
+            self.index = layout.both_ends(rank).index(rank)
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)
         way = self.setting.way
         self.width, self.sums = recipe.weight_bytes, recipe.gradient_bytes
         self.gathered = 2 if way == "half" else self.width
-        n_stages = layout.pp * recipe.stages_per_rank
+        n_stages = recipe.n_stages(layout.pp)
         self.counts = self.cut(n_stages)
         numbers = recipe.stages_on(self.place, layout.pp)
         self.stages = [self.stage(number, self.setting) for number in numbers]
         self.tied = shape.tied and n_stages == 1
         self.in_flight, self.done = pairs_in_flight(recipe, layout, self.place), [0] * len(numbers)
         self.newest: int | None = None
+        self.done_before = self.done  # as the fullest forward begins
         self.forward_bytes = sum(n * stage.held for n, stage in zip(self.in_flight, self.stages, strict=True))
         self.backward_bytes = [self.forward_bytes] * len(numbers)
         self.for_weights = [0] * len(numbers)
@@ -174,9 +177,13 @@ class Rank:
             layers = zip(stage.kinds, stage.profiles, strict=True)
             loss = sum(profile.held[ACTIVATIONS] for kind, profile in layers if kind == "loss")  # B frees it
             weights.append((stage.held, kept - loss if kept else 0))
-        forward, backward = fullest_moments(r.schedule, p, r.n_micro, r.stages_per_rank, self.place, tuple(weights))
-        self.in_flight, self.newest, self.forward_bytes = list(forward.held), forward.stage, forward.weigh(weights)
-        self.backward_bytes = [moment.weigh(weights) for moment in backward]
+        share = {"ddp": 0.0, "zero1": 1.0}.get(r.strategy, 1 / self.n)  # those of DDP are there all the time
+        gradients = tuple(int(share * stage.numel * self.sums) for stage in self.stages)
+        moments = (r.schedule, p, r.n_micro, r.stages_per_rank, self.place, tuple(weights), self.boundary(), gradients)
+        forward, backward = fullest_moments(*moments)
+        self.in_flight, self.newest, self.done_before = list(forward.held), forward.stage, list(forward.done)
+        self.forward_bytes = forward.weigh(weights, self.boundary())
+        self.backward_bytes = [moment.weigh(weights, self.boundary()) for moment in backward]
         peaks = [n_bytes + kept for n_bytes, kept in zip(self.backward_bytes, self.for_weights, strict=True)]
         self.done = list(backward[peaks.index(max(peaks))].done)
 
@@ -190,7 +197,7 @@ class Rank:
         for stage in self.stages:
             layers = (*stage.params[: stage.at], *[stage.params[stage.at]] * stage.skipped, *stage.params[stage.at :])
             sharding = r.strategy, self.sums, r.bucket_bytes, r.grouping
-            where = n, self.coords["dp"] % n, tp, self.coords["tp"]
+            where = n, self.index % n, tp, self.coords["tp"]
             steps.append(_matrix_step(law, self.shape, layers, sharding, where, r.state_bytes))
         return steps
 
@@ -228,7 +235,7 @@ class Rank:
             step += ((r.steps_by.elementwise - states) * owned + 8 * param * self.layout.tp) * r.state_bytes
             step += max((each.temporaries(r.strategy == "ddp") for each in steps), default=0)
         highest = max(stage.highest for stage in self.stages)
-        waits = self.cut_rows() + 2 * self.message() + self.unanswered()
+        waits = self.cut_rows() + 2 * self.message() + self.unanswered() + 2 * self.boundary() * r.splits
         return least, least + highest + comes + copies + tied + step + waits
 
     def cut_rows(self) -> int:
@@ -238,13 +245,17 @@ class Rank:
 
     def message(self) -> int:
         """Bytes that are on their way to each neighbour in a pipeline, while the next message is made."""
+        counted = self.recipe.splits and self.recipe.schedule != "zero_bubble"  # those of each moment
         counts = {"naive": 0, "gpipe": 0, "interleaved": 2}
-        count = counts.get(self.recipe.schedule, self.recipe.stages_per_rank) * (self.layout.pp > 1)
-        return count * self.boundary()
+        return counts.get(self.recipe.schedule, 1 - counted) * (self.layout.pp > 1) * self.boundary()
 
     def onward(self) -> int:
         """Those on their way to the next stage."""
         return self.message() * (self.place < self.layout.pp - 1)
+
+    def back(self) -> int:
+        """Those of gradients, on their way to the stage before."""
+        return self.message() * (self.place > 0)
 
     def unanswered(self) -> int:
         """Bytes of messages that gpipe still holds when its last forward runs: nothing has come back yet that proves

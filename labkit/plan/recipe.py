@@ -12,13 +12,15 @@ from typing import Protocol
 from labkit.plan.groups import Grouping
 from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.optimizers import LAWS, OptimizerLaw
-from labkit.plan.published_schedules import dualpipe_v, v_half, v_min, zb_h2, zb_v
+from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 IN_V = ("zb_v", "v_half", "v_min", "dualpipe_v")
 """Schedules with two stages on a rank, the way there and back (labkit.plan.published_schedules)."""
-SPLIT = ("zero_bubble", "zb_h2", *IN_V)
+TWO_STAGES = (*IN_V, "dualpipe")
+"""Schedules with two stages on a rank; with dualpipe each stage is on two ranks as well."""
+SPLIT = ("zero_bubble", "zb_h2", *TWO_STAGES)
 """Schedules that cut a backward in two."""
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", *SPLIT)
 RECOMPUTE = ("none", "gathers", "selective", "full")
@@ -46,7 +48,8 @@ class Recipe:
 
     strategy         what data parallelism does with state: "ddp", "zero1", "zero2", "zero3"
     schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble", "zb_h2"; with
-                     stages_per_rank=2 also "zb_v", "v_half", "v_min", "dualpipe_v"
+                     stages_per_rank=2 also "zb_v", "v_half", "v_min", "dualpipe_v", and "dualpipe", for which pp and
+                     n_micro are even: half of the micro-batches enter at each end, and each stage is on two ranks
     batch_size       rows of a step, over all ranks;  n_micro: micro-batches that each rank cuts its rows into
     recompute        what backward runs again: "none"; "gathers": only what sequence parallelism gathered from the
                      ranks; "selective": that, norms and activations, while products and attention are kept;
@@ -112,11 +115,6 @@ class Recipe:
             "decay_on": DECAY_ON,
             "context": CONTEXTS,
         }
-        if self.schedule == "dualpipe":
-            raise ValueError(
-                "dualpipe keeps each stage on two ranks, and what a recipe's norm counts, a checkpoint saves and the "
-                "planner predicts is for one: use 'dualpipe_v', or run it with Pipeline alone"
-            )
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
@@ -129,9 +127,9 @@ class Recipe:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)!r}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0, or None for no clipping; got {self.clip_norm}")
-        if self.schedule in IN_V and self.stages_per_rank != 2:
+        if self.schedule in TWO_STAGES and self.stages_per_rank != 2:
             raise ValueError(f"{self.schedule} has 2 stages on a rank: stages_per_rank=2, got {self.stages_per_rank}")
-        if self.schedule not in ("interleaved", *IN_V) and self.stages_per_rank > 1:
+        if self.schedule not in ("interleaved", *TWO_STAGES) and self.stages_per_rank > 1:
             raise ValueError(
                 f"{self.stages_per_rank} stages on a rank want schedule='interleaved', got {self.schedule!r}"
             )
@@ -243,12 +241,30 @@ class Recipe:
         """True if the schedule cuts a backward in two."""
         return self.schedule in SPLIT
 
+    @property
+    def copies(self) -> int:
+        """Ranks of a pipeline that have a copy of the same stage, each for its share of the micro-batches."""
+        return 2 if self.schedule == "dualpipe" else 1
+
+    @property
+    def n_turns(self) -> int:
+        """Micro-batches that go through one copy of a stage."""
+        return self.n_micro // self.copies
+
+    def n_stages(self, n_ranks: int) -> int:
+        """The stages into which a pipeline of `n_ranks` cuts the model."""
+        return n_ranks * self.stages_per_rank // self.copies
+
+    def data_ranks(self, layout: Layout) -> int:
+        """The ranks that have the same weights and see different tokens: they add up gradients."""
+        return layout.dp * layout.cp * self.copies
+
     def stages_on(self, place: int, n_ranks: int) -> range:
         """The stages of the rank at `place` of a pipeline of `n_ranks`, in order."""
-        n_stages = n_ranks * self.stages_per_rank
-        if self.schedule in IN_V:
-            return range(place, n_stages - place, n_stages - 1 - 2 * place)
-        return range(place, n_stages, n_ranks)
+        if self.schedule in TWO_STAGES:  # a stage and the one that is as far from the other end
+            near, far = sorted((place, self.n_stages(n_ranks) - 1 - place))
+            return range(near, far + 1, far - near)
+        return range(place, n_ranks * self.stages_per_rank, n_ranks)
 
     @property
     def eight_bits(self) -> bool:
@@ -274,7 +290,7 @@ class Recipe:
             return naive(n_ranks)
         makers = {
             "gpipe": gpipe, "1f1b": one_f_one_b, "zero_bubble": zero_bubble, "zb_h2": zb_h2, "zb_v": zb_v,
-            "v_half": v_half, "v_min": v_min, "dualpipe_v": dualpipe_v,
+            "v_half": v_half, "v_min": v_min, "dualpipe_v": dualpipe_v, "dualpipe": dualpipe,
         }  # fmt: skip
         return makers[self.schedule](n_ranks, self.n_micro)
 
@@ -308,11 +324,11 @@ class Sizes(Protocol):
 
 def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
     """ValueError, with the numbers and the mend, for a combination that cannot work. Nothing is built for it."""
-    n_stages = layout.pp * recipe.stages_per_rank
+    n_stages = recipe.n_stages(layout.pp)
     rows = recipe.batch_size // layout.dp
     if n_stages > config.n_layer:
         raise ValueError(
-            f"{config.n_layer} blocks cannot fill {n_stages} stages ({layout.pp} ranks x {recipe.stages_per_rank}): "
+            f"{config.n_layer} blocks cannot fill {n_stages} stages ({layout.pp} ranks x {n_stages // layout.pp}): "
             f"n_layer={n_stages}, or fewer stages"
         )
     if config.tied and n_stages > 1:
@@ -332,6 +348,14 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
         raise ValueError(
             f"{rows} rows a rank (batch_size={recipe.batch_size} / dp={layout.dp}) are fewer than n_micro="
             f"{recipe.n_micro}: batch_size={layout.dp * recipe.n_micro} would do"
+        )
+    if recipe.copies > 1 and (layout.pp % 2 or recipe.n_micro % 2 or rows % recipe.n_micro):
+        pp, m = layout.pp + layout.pp % 2, recipe.n_micro + recipe.n_micro % 2
+        raise ValueError(
+            "dualpipe pairs the ranks of a pipeline, and half of the rows enter at each end: it wants an even pp, an "
+            f"even n_micro and micro-batches of one size, got pp={layout.pp}, n_micro={recipe.n_micro} and {rows} rows "
+            f"a rank: pp={pp}, n_micro={m} and batch_size={layout.dp * m * -(-rows // m)} would do; or 'dualpipe_v', "
+            "which takes any"
         )
     if recipe.shard_ranks is not None and layout.cp > 1:
         raise ValueError(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
 from labkit.plan.recipe import NARROW, Recipe, check
-from labkit.plan.schedule import rounds
+from labkit.plan.schedule import Action, needs, rounds
 from labkit.plan.shape import ModelShape
 
 
@@ -27,7 +27,7 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
     and with experts tensor parallelism, HSDP and zero_bubble."""
     _check_experts(shape, recipe, layout)
-    shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
+    shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
     _check_context(shape, recipe, layout)
 
@@ -77,8 +77,8 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
             f"shard_ranks={recipe.shard_ranks} out"
         )
-    if recipe.schedule == "zero_bubble":
-        raise ValueError("what zero_bubble keeps for the weights of experts depends on the routing: use '1f1b'")
+    if recipe.schedule in ("zero_bubble", "dualpipe"):
+        raise ValueError(f"what {recipe.schedule} keeps for the weights of experts depends on the routing: use '1f1b'")
 
 
 @lru_cache(maxsize=1024)
@@ -143,48 +143,73 @@ def _interleaved(p: int, m: int, v: int, place: int) -> tuple[int, ...]:
 
 class Moment(NamedTuple):
     """What a rank holds as it begins an action, for each of its stages: micro-batches between F and W, those of them
-    that wait for W, and those that are done. `stage` is the index of the action's stage."""
+    that wait for W, and those that are done. `stage` is the index of the action's stage; `sent` are messages to other
+    ranks that nothing which came back has proved delivered (labkit.parallel.pipeline keeps these)."""
 
     held: tuple[int, ...]
     waiting: tuple[int, ...]
     done: tuple[int, ...]
     stage: int
+    sent: int = 0
 
-    def weigh(self, weights: Iterable[tuple[int, int]]) -> int:
-        """The bytes of it, where `weights` has those of a held one and what a waiting one holds more, by stage."""
+    def weigh(self, weights: Iterable[tuple[int, int]], message: int = 0) -> int:
+        """The bytes of it, where `weights` has those of a held one and what a waiting one holds more, by stage, and
+        `message` are those of a message."""
         rows = zip(self.held, self.waiting, weights, strict=True)
-        return sum(held * each + waiting * more for held, waiting, (each, more) in rows)
+        return self.sent * message + sum(held * each + waiting * more for held, waiting, (each, more) in rows)
 
 
 @lru_cache(maxsize=1024)
 def fullest_moments(
-    schedule: str, p: int, m: int, v: int, place: int, weights: tuple[tuple[int, int], ...] = ()
+    schedule: str,
+    p: int,
+    m: int,
+    v: int,
+    place: int,
+    weights: tuple[tuple[int, int], ...] = (),
+    message: int = 0,
+    gradients: tuple[int, ...] = (),
 ) -> tuple[Moment, tuple[Moment, ...]]:
     """(the fullest moment of a forward, that of a backward of each stage) in the program of a rank.
 
-    For schedules that cut a backward in two; `weights` as in `Moment.weigh`, otherwise pairs count. A forward is
-    weighed with its own micro-batch. Of the first stage, whose B has nothing to do, the backward is its W. More
-    micro-batches than fill the pipeline change nothing, so that no more are looked at."""
+    For schedules that cut a backward in two; `weights` and `message` as in `Moment.weigh`, otherwise pairs count;
+    `gradients` are the bytes, by stage, that are there once a micro-batch is done. A forward is weighed with its own
+    micro-batch. Of the first stage, whose B has nothing to do, the backward is its W. More micro-batches than fill the
+    pipeline change nothing, so that no more are looked at."""
+    weights, gradients = weights or ((1, 0),) * v, gradients or (0,) * v
+
+    def most(among: Iterable[Moment]) -> Moment:
+        def size(moment: Moment) -> tuple[int, tuple[int, ...]]:
+            there = sum(n_bytes for n_bytes, done in zip(gradients, moment.done, strict=True) if done)
+            return moment.weigh(weights, message) + there, moment.done  # of equals the one with gradients
+
+        return max(among, key=size)
+
     if schedule == "zero_bubble":  # its law, since a search asks for thousands
-        most_held = Moment((min(m, p),), (min(place, m - 1),), (max(0, m - p),), 0)
-        return most_held, (most_held,)
+        fullest = Moment((min(m, p),), (min(place, m - 1),), (max(0, m - p),), 0)
+        later = Moment((m - 1,), (place,), (1,), 0)  # with fewer micro-batches, after the first W
+        return fullest, (most((fullest, later) if place + 1 < m <= p else (fullest,)),)
     m = min(m, 6 * p)
     recipe = Recipe(schedule=schedule, n_micro=m, batch_size=m, stages_per_rank=v)
-    stages, weights = list(recipe.stages_on(place, p)), weights or ((1, 0),) * v
+    stages, programs = list(recipe.stages_on(place, p)), recipe.schedule_for(p)
+    at = {action: k for program in programs.programs for k, action in enumerate(program)}
     held, waiting, done = [0] * v, [0] * v, [0] * v
+    sent = list[tuple[int, int]]()  # to which rank, needed at which position of its program
     moments: dict[tuple[str, int], list[Moment]] = defaultdict(list)
-    for kind, stage, _ in recipe.schedule_for(p).programs[place]:
-        k = stages.index(stage)
+    for action in programs.programs[place]:
+        kind, stage, micro = action
+        for maker in (need for need in needs(action, programs.n_stages) if need.stage != stage):
+            home = programs.rank_of(maker.stage, micro)
+            sent = [(to, when) for to, when in sent if to != home or when > at[maker]]
+        k, onward = stages.index(stage), stage + {"F": 1, "B": -1}.get(kind, programs.n_stages)
         held[k] += kind == "F"
         waiting[k] -= kind == "W"
-        moments[kind, k].append(Moment(tuple(held), tuple(waiting), tuple(done), k))
+        moments[kind, k].append(Moment(tuple(held), tuple(waiting), tuple(done), k, len(sent)))
         waiting[k] += kind == "B"
         held[k] -= kind == "W"
         done[k] += kind == "W"
-
-    def most(among: Iterable[Moment]) -> Moment:
-        return max(among, key=lambda moment: (moment.weigh(weights), moment.done))  # of equals the one with gradients
-
+        if 0 <= onward < programs.n_stages and (home := programs.rank_of(onward, micro)) != place:
+            sent.append((home, at[Action(kind, onward, micro)]))
     forward = most(moment for k in range(v) for moment in moments["F", k])
     return forward, tuple(most(moments["B" if stage else "W", k]) for k, stage in enumerate(stages))
 
@@ -194,10 +219,10 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
     with the logits; and between them, of those with as many blocks and a full pipeline or not, the first and the
     last."""
     p, v = layout.pp, recipe.stages_per_rank
-    blocks = blocks_of(shape, p * v)
+    blocks = blocks_of(shape, recipe.n_stages(p))
 
     def kind(place: int) -> tuple[int, bool]:
-        return sum(blocks[stage] for stage in recipe.stages_on(place, p)), recipe.n_micro * v > sum(
+        return sum(blocks[stage] for stage in recipe.stages_on(place, p)), recipe.n_turns * v > sum(
             pairs_in_flight(recipe, layout, place)
         )
 
@@ -231,33 +256,33 @@ def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
 
 
 @lru_cache(maxsize=1024)
-def state_params(shape: ModelShape, tp: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
+def state_params(shape: ModelShape, tp: int, p: int, v: int, schedule: str = "interleaved") -> tuple[float, ...]:
     """Parameters on the ranks of each position along pp, a tensor-parallel part of every matrix counted as 1/tp.
-    Routed experts are not among them: see expert_params.
-
-    `in_v`: the second stage of a rank is on the way back."""
-    sizes = shape.parameters
+    Routed experts are not among them: see expert_params. `schedule` says which `v` stages a rank has."""
+    sizes, recipe = shape.parameters, Recipe(schedule=schedule, stages_per_rank=v)
     block = shape.rest_of_block / tp
     table = shape.vocab * shape.d_model / tp
-    params, counts = [0.0] * p, blocks_of(shape, p * v)
-    for stage in range(p * v):
-        place = min(stage, p * v - 1 - stage) if in_v else stage % p
+    params, counts = [0.0] * p, blocks_of(shape, recipe.n_stages(p))
+    for place, stage in _homes(recipe, p):
         params[place] += block * counts[stage]
         params[place] += (table + sizes["position embedding"]) * (stage == 0)
-        params[place] += table * (stage == p * v - 1 and not (shape.tied and p * v == 1))
+        params[place] += table * (stage == len(counts) - 1 and not (shape.tied and len(counts) == 1))
     return tuple(params)
 
 
+def _homes(recipe: Recipe, p: int) -> list[tuple[int, int]]:
+    """(position along pp, stage) for each stage of each rank."""
+    return [(place, stage) for place in range(p) for stage in recipe.stages_on(place, p)]
+
+
 @lru_cache(maxsize=1024)
-def expert_params(shape: ModelShape, ep: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
+def expert_params(shape: ModelShape, ep: int, p: int, v: int, schedule: str = "interleaved") -> tuple[float, ...]:
     """Parameters of this rank's routed experts, 1/ep of them, at each position along pp; zeros for a dense model."""
-    params, first = [0.0] * p, 0
-    for stage, count in enumerate(blocks_of(shape, p * v)):
-        mixed = count - dense_of(shape, first, count)
-        if mixed:
-            place = min(stage, p * v - 1 - stage) if in_v else stage % p
-            params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden)
-        first += count
+    params, recipe = [0.0] * p, Recipe(schedule=schedule, stages_per_rank=v)
+    counts = blocks_of(shape, recipe.n_stages(p))
+    for place, stage in _homes(recipe, p):
+        mixed = counts[stage] - dense_of(shape, sum(counts[:stage]), counts[stage])
+        params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden)
     return tuple(params)
 
 

@@ -36,7 +36,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.matrices import busiest_flops
 from labkit.plan.ops import Setting
 from labkit.plan.passes import Pass, State
-from labkit.plan.recipe import EMULATED, IN_V, Recipe
+from labkit.plan.recipe import EMULATED, Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import (
@@ -104,13 +104,13 @@ class StepTime:
             )
         self.shape, self.layout, self.recipe, self.hardware, self.simulated = shape, layout, recipe, hardware, simulated
         self.setting: Setting = setting_of(shape, layout, recipe)
-        self.m, self.p, self.v = recipe.n_micro, layout.pp, recipe.stages_per_rank
+        self.m, self.p, self.v = recipe.n_turns, layout.pp, recipe.stages_per_rank
         self.wide = {"fp64": 8, "half": 2}.get(self.setting.way, 4)
         self.narrow = 2 if self.setting.way == "autocast" else self.wide
         self.tokens = self.setting.rows * self.setting.seq
         self.states = self.shared_states()
         self.params = sum(state.params for state in self.states)
-        n_stages = self.p * self.v
+        n_stages = recipe.n_stages(self.p)
         sums = self.tp_sum()
         # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
         kept = recipe.checkpointing or self.narrow < self.wide  # autocast keeps its copy of what was gathered
@@ -141,10 +141,10 @@ class StepTime:
 
     def shared_states(self) -> list[State]:
         """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
-        lay, stride = self.layout, data_stride(self.layout, self.hardware.node_size)
-        n_data, in_v = lay.dp * lay.cp, self.recipe.schedule in IN_V
-        rest = state_params(self.shape, lay.tp, self.p, self.v, in_v)
-        experts = expert_params(self.shape, lay.ep, self.p, self.v, in_v)
+        lay, stride = self.layout, data_stride(self.layout, self.hardware.node_size, self.recipe.copies)
+        n_data, schedule = self.recipe.data_ranks(lay), self.recipe.schedule
+        rest = state_params(self.shape, lay.tp, self.p, self.v, schedule)
+        experts = expert_params(self.shape, lay.ep, self.p, self.v, schedule)
         place = max(range(self.p), key=lambda index: rest[index] + experts[index])
         total, share = rest[place] + experts[place], self.recipe.sharing(n_data)
         if lay.ep == 1:
@@ -239,7 +239,7 @@ class StepTime:
         send = self.message_s()
         if self.p == 1 and self.v == 1:
             return own, own, 0.0
-        if 2 * self.m * len(cost) <= self.simulated:
+        if 2 * self.recipe.n_micro * len(cost) <= self.simulated:
             schedule, share = self.recipe.schedule_for(self.p), self.weights_share()
             forward, backward = [pair[0] for pair in cost], [pair[1] for pair in cost]
             plain = max(span.end for span in simulate(schedule, forward, backward, weights=share))
@@ -249,8 +249,9 @@ class StepTime:
         waits = {"v_half": sum(slowest), "v_min": 4 / 3 * sum(slowest)}.get(self.recipe.schedule, waits)
         # p micro-batches are under way, so that a round trip through all stages may take p forwards and backwards, and
         # the messages of it come on top
-        sends = 2 * (self.p * self.v - 1) * send * (1 + self.m / self.p * (self.recipe.schedule == "1f1b"))
-        return own + (self.p - 1) * waits, own, sends
+        sends = 2 * (len(cost) - 1) * send * (1 + self.m / self.p * (self.recipe.schedule == "1f1b"))
+        # with two directions, half of the ranks are on the way to where micro-batches enter
+        return own + (self.p / self.recipe.copies - 1) * waits, own, sends
 
     def weights_share(self) -> float:
         """W's share of a backward that is cut in two: half of it, but for what B runs again."""
@@ -301,7 +302,7 @@ class StepTime:
         """ZeRO-3: a block is gathered before its forward and before its backward, and its gradients leave behind it.
 
         HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
-        n_units = max(1, self.shape.n_layer // (self.p * self.v)) * self.v
+        n_units = max(1, self.shape.n_layer // len(self.stages)) * self.v
         unit = state.params / n_units
         coded = linear_params(self.shape, self.layout.tp) * self.recipe.fp8_gathers  # 1 byte instead of 2
         gather = self.along_dp(state, "all_gather", unit * self.wide - coded)
@@ -329,8 +330,8 @@ class StepTime:
         law, wide = self.recipe.steps_by, self.recipe.state_bytes
         products = 0.0
         if law.by_matrix:
-            blocks = max(blocks_of(self.shape, self.p * self.v)) * self.v
-            share = 1 if ddp else self.recipe.sharing(self.layout.dp)
+            blocks = max(blocks_of(self.shape, self.recipe.n_stages(self.p))) * self.v
+            share = 1 if ddp else self.recipe.sharing(self.recipe.data_ranks(self.layout))
             flops = busiest_flops(law.by_matrix, self.shape, blocks, share * self.layout.tp)
             products = self.hardware.op_s(flops, 0, law.by_matrix.products(wide))
         moved = owned * STATE_BYTES * wide / 4 * law.passes
@@ -348,7 +349,7 @@ class StepTime:
         dp, open_ = self.dp()
         behind = max(0.0, pp - sent)
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
-        batch, n = f"{self.setting.rows} rows x {self.m} micro-batches", self.states[0].ranks
+        batch, n = f"{self.setting.rows} rows x {self.recipe.n_micro} micro-batches", self.states[0].ranks
         host = spent.host + self.hardware.practice.step_s
         routed = ""
         if self.shape.n_expert:

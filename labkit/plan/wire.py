@@ -26,6 +26,8 @@
           forward's part again where all of a block is computed again. All other tokens above are those of one rank of
           cp; gradients are added up over dp x cp
     pp    A to the next rank for each stage boundary that leaves this rank forward, A back for each that came in
+          With dualpipe each stage is on two ranks: half of the rows go through each, and gradients are added up over
+          2 dp ranks
 
 Padding of flat buffers and the few numbers of a norm or a loss come on top. Sources: the docstrings of
 labkit/parallel; Rajbhandari 2020, arXiv:1910.02054, section 7; Narayanan 2021, arXiv:2104.04473, section 3.2.
@@ -82,7 +84,7 @@ def sent_per_step(
     if recipe.precision not in WHOLE:
         raise ValueError(f"the laws here are for {', '.join(WHOLE)}, got precision={recipe.precision!r}")
     word = recipe.weight_bytes
-    place, rows = layout.coords(rank), recipe.batch_size // layout.dp
+    place, rows = layout.coords(rank), recipe.batch_size // layout.dp // recipe.copies  # through each of its stages
     cut = [_cp(layout, recipe, n_layer, rows, seq, d_model, word)] if layout.cp > 1 else []
     seq //= layout.cp
     items = [
@@ -152,7 +154,7 @@ def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:
 
 def moves(recipe: Recipe, n_stage_ranks: int = 1, place: int = 0) -> tuple[int, float]:
     """The same for a recipe on the rank at `place` of a pipeline, which counts where units stay whole for backward."""
-    scatters, gathers = dp_moves(recipe.strategy, recipe.n_micro)
+    scatters, gathers = dp_moves(recipe.strategy, recipe.n_turns)
     if recipe.strategy != "zero3" or recipe.reshard:
         return scatters, gathers
     schedule = recipe.schedule_for(n_stage_ranks)
@@ -164,7 +166,7 @@ def moves(recipe: Recipe, n_stage_ranks: int = 1, place: int = 0) -> tuple[int, 
 
 
 def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) -> list[Item]:
-    n, axis = recipe.sharing(layout.dp * layout.cp), recipe.axes[0]
+    n, axis = recipe.sharing(recipe.data_ranks(layout)), recipe.axes[0]
     scatters, gathers = moves(recipe, layout.pp, place)
     wider = recipe.gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)  # DDP gathers gradients, too
@@ -183,7 +185,7 @@ def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) ->
 
 def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:
     n, stages = layout.tp, recipe.stages_on(stage_rank, layout.pp)
-    last = layout.pp * recipe.stages_per_rank - 1 in stages
+    last = recipe.n_stages(layout.pp) - 1 in stages
     reduces = (4 + sums_again(recipe)) * n_layer + (0 in stages) + last
     loss = 3 * tokens * max(4, word) * last
     value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss)
@@ -206,9 +208,9 @@ def sums_again(recipe: Recipe) -> float:
 
 
 def _pp(layout: Layout, recipe: Recipe, rank: int, n_bytes: int) -> Item:
-    p, last = layout.pp, layout.pp * recipe.stages_per_rank - 1
-    stages = recipe.stages_on(rank, p)
-    forward = sum(stage < last and stage + 1 not in stages for stage in stages)
-    back = sum(stage > 0 and stage - 1 not in stages for stage in stages)
+    last, stages = recipe.n_stages(layout.pp) - 1, recipe.stages_on(rank, layout.pp)
+    here = stages if recipe.copies == 1 else ()  # a micro-batch never goes through two stages of a rank
+    forward = sum(stage < last and stage + 1 not in here for stage in stages)
+    back = sum(stage > 0 and stage - 1 not in here for stage in stages)
     value = (forward + back) * n_bytes / (layout.tp if recipe.sequence_parallel else 1)
     return Item("pp", value, "B", f"({forward} + {back}) A, A={n_bytes:,}", "arXiv:2104.04473, 3.2")

@@ -65,7 +65,10 @@ def test_micro_batches_in_flight_are_those_of_the_schedules():
     for p in (2, 3, 4):
         for m in (1, 2, 3, 4, 5, 7, 8, 12):
             for schedule, v in (("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3),
-                                ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("v_min", 2), ("dualpipe_v", 2)):  # fmt: skip
+                                ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("v_min", 2), ("dualpipe_v", 2),
+                                ("dualpipe", 2)):  # fmt: skip
+                if schedule == "dualpipe" and (p % 2 or m % 2):
+                    continue
                 recipe = Recipe(batch_size=m, n_micro=m, schedule=schedule, stages_per_rank=v)
                 real = in_flight(recipe.schedule_for(p))
                 mine = [sum(pairs_in_flight(recipe, Layout(pp=p), rank)) for rank in range(p)]

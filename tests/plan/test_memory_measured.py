@@ -13,7 +13,7 @@ from labkit.comm.mesh import Mesh
 from labkit.plan.breakdown import KINDS
 from labkit.plan.layout import Layout
 from labkit.plan.memory import predict_memory
-from labkit.plan.recipe import IN_V, SPLIT, STRATEGIES, Recipe
+from labkit.plan.recipe import SPLIT, STRATEGIES, TWO_STAGES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.owners import held_bytes
@@ -178,23 +178,18 @@ def test_a_zero_bubble_pipeline_holds_what_was_predicted(four, layout, n_micro):
     selection(
         [("zero_bubble", 8, "full"), ("zero_bubble", 4, "none"), ("zb_h2", 8, "full"), ("zb_v", 8, "none"),
          ("v_half", 8, "full"),
-         ("v_min", 8, "selective"), ("dualpipe_v", 8, "none")],
+         ("v_min", 8, "selective"), ("dualpipe_v", 8, "none"), ("dualpipe", 8, "none")],
         SPLIT, [4, 8], ["none", "selective", "full"],
-        there_is=lambda schedule, n_micro, recompute: recompute != "full"
-        or not (n_micro == 4 or (schedule, n_micro) == ("dualpipe_v", 8)),
     ),
 )  # fmt: skip
 def test_a_backward_in_two_halves_holds_what_was_predicted(four, schedule, n_micro, recompute):
-    """Would catch stages of a V counted on the wrong rank, the moment of the most forwards taken for the fullest, and
-    what B has computed again forgotten until W. Rank by rank, within 4% and the messages that are under way. (With full
-    recomputation and so few micro-batches that all are in flight at once, it misses by up to 7%, and by 9% for
-    dualpipe_v with 8.)"""
-    v = 2 if schedule in IN_V else 1
+    """Would catch stages of a V counted on the wrong rank, the moment of the most forwards taken for the fullest where
+    a later one has gradients besides, a message that is thought delivered, and what B has computed again forgotten
+    until W. Rank by rank, within 4%, mostly to 0.01%."""
+    v = 2 if schedule in TWO_STAGES else 1
     config = THIN if v == 2 else DEEP
     recipe = Recipe("zero1", schedule, batch_size=24, n_micro=n_micro, stages_per_rank=v, recompute=recompute)
-    message = 24 // n_micro * config.seq * config.d_model * 4
     for rank, reply in enumerate(four.run(measured, config, recipe, Layout(pp=4))):
         predicted = predict_memory(config, Layout(pp=4), recipe, rank)
-        seen = sum(reply.value)
-        assert predicted.total == pytest.approx(seen, abs=2 * CLOSE * seen + v * message * (recompute == "full"))
+        assert predicted.total == pytest.approx(sum(reply.value), rel=2 * CLOSE)
         assert predicted["parameters"] == reply.value[0]

@@ -12,8 +12,9 @@ from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
 from labkit.plan.practice import IDEAL
-from labkit.plan.recipe import IN_V, SCHEDULES, Recipe
+from labkit.plan.recipe import SCHEDULES, TWO_STAGES, Recipe
 from labkit.plan.shape import ModelShape
+from labkit.plan.stages import state_params
 from labkit.plan.time import mfu, predict_step
 from tests.cases import cases
 
@@ -150,7 +151,7 @@ def test_sharding_in_nodes_crosses_them_with_an_eighth_of_the_gradients_once_a_s
 
 @pytest.mark.parametrize(
     ("schedule", "v"),
-    [(name, 2 if name in ("interleaved", *IN_V) else 1) for name in SCHEDULES if name != "naive"],
+    [(name, 2 if name in ("interleaved", *TWO_STAGES) else 1) for name in SCHEDULES if name != "naive"],
 )
 @pytest.mark.parametrize("p", [2, 4])
 def test_bubbles_follow_the_laws_of_schedules(schedule, v, p):
@@ -166,8 +167,23 @@ def test_bubbles_follow_the_laws_of_schedules(schedule, v, p):
             assert share < (p - 1) / (m + p - 1)
         else:
             assert share == pytest.approx((p - 1) / (v * m + p - 1), rel=0.05)
-        if m >= 2 * p or schedule not in IN_V:  # a V is not full with fewer, and its law is too low
+        if m >= 2 * p or schedule not in TWO_STAGES:  # a V is not full with fewer, and its law is too low
             assert law.total == pytest.approx(exact.total, rel=0.1)
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_both_ranks_of_a_stage_add_up_its_gradients_and_each_runs_half_of_the_rows(dp):
+    """Would catch gradients that are thought to stay on a rank where dp is 1, and copies that run all micro-batches."""
+    here = Hardware.measured(1e12, 1e11, intra=(0.0, 1e9))
+    shape, layout = ModelShape.gpt(8, 256, 4, 64, 128, tied=False), Layout(dp=dp, pp=4)
+    plain, both = (
+        predict_step(shape, layout, Recipe(batch_size=8 * dp, n_micro=8, schedule=name, stages_per_rank=v), here)
+        for name, v in (("1f1b", 1), ("dualpipe", 2))
+    )
+    n_bytes = 4 * max(state_params(shape, 1, 4, 2, "dualpipe"))
+    assert both["dp"] == pytest.approx(2 * (2 * dp - 1) / (2 * dp) * n_bytes / here.intra.bytes_per_s, rel=0.01)
+    assert both["compute"] == pytest.approx(plain["compute"], rel=0.1)
+    assert both["bubble"] < plain["bubble"]
 
 
 def test_tensor_parallelism_across_nodes_is_slow():

@@ -10,7 +10,7 @@ from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.plan.layout import Layout
-from labkit.plan.recipe import RECOMPUTE, Recipe
+from labkit.plan.recipe import RECOMPUTE, TWO_STAGES, Recipe
 from labkit.plan.wire import sent_per_step
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
@@ -19,7 +19,8 @@ from tests.cases import selection
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=4, seq=8, tied=False)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 SMALL = [((2, 1, 1), "1f1b"), ((4, 1, 1), "gpipe")]
-SPLIT = [((1, 1, 4), "1f1b"), ((1, 4, 1), "1f1b"), ((1, 2, 1), "interleaved"), ((1, 2, 2), "zb_v")]
+SPLIT = [((1, 1, 4), "1f1b"), ((1, 4, 1), "1f1b"), ((1, 2, 1), "interleaved"), ((1, 2, 2), "zb_v"),
+         ((2, 2, 1), "dualpipe")]  # fmt: skip
 LARGE = [((2, 2, 2), "1f1b"), ((2, 2, 2), "gpipe")]
 WAYS = [*SMALL, *SPLIT, *LARGE]
 FIRST = [*((strategy, way) for strategy in STRATEGIES for way in SMALL), *(("zero1", way) for way in SPLIT),
@@ -45,7 +46,7 @@ def sent_and_law(group, recipe, layout):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "way"),
-    selection(FIRST, STRATEGIES, WAYS, there_is=lambda strategy, way: (strategy, way[1]) != ("zero3", "zb_v")),
+    selection(FIRST, STRATEGIES, WAYS, there_is=lambda strategy, way: strategy != "zero3" or way[1] not in TWO_STAGES),
     ids=str,
 )
 def test_every_rank_sends_what_the_law_says(strategy, way):
@@ -53,7 +54,7 @@ def test_every_rank_sends_what_the_law_says(strategy, way):
 
     Exact on pp and tp; on dp up to the padding of flat buffers, which the ring's rounding shares out."""
     sizes, schedule = way
-    stages = 2 if schedule in ("interleaved", "zb_v") else 1
+    stages = 2 if schedule in ("interleaved", *TWO_STAGES) else 1
     recipe = Recipe(strategy, schedule, 8, 2, stages, checkpointing=True, precision="fp64")
     for sent, law in run_threads(sent_and_law, Layout(*sizes).size, recipe, Layout(*sizes)):
         assert sent["pp"] == law["pp"]
@@ -65,6 +66,26 @@ CUT = [
     (Layout(cp=2), {"context": "ulysses"}), (Layout(tp=2, cp=2), {"context": "gather", "checkpointing": True}),
     (Layout(dp=2, cp=2), {"context": "ring", "precision": "bf16"}),
 ]  # fmt: skip
+BOTH_ENDS = [
+    (Layout(pp=4), "ddp", {}), (Layout(pp=4), "zero2", {"clip_norm": 0.5}),
+    (Layout(pp=2, tp=2), "zero1", {"recompute": "full"}), (Layout(pp=4, cp=2), "zero1", {"recompute": "full"}),
+]  # fmt: skip
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(("layout", "strategy", "choices"), BOTH_ENDS, ids=str)
+def test_every_rank_of_a_pipeline_that_is_entered_at_both_ends_sends_what_the_law_says(layout, strategy, choices):
+    """Would catch rows that are counted for both copies of a stage, gradients added up over dp alone or once for each
+    micro-batch of the other end, and a message between two stages of one rank taken for none."""
+    recipe = Recipe(strategy, "dualpipe", 16, 4, 2, precision="fp64", **choices)
+    for sent, law in run_threads(sent_and_law, layout.size, recipe, layout):
+        assert sent.keys() == law.keys()
+        assert sent["pp"] == law["pp"] > 0
+        assert sent.get("cp") == law.get("cp")
+        assert sent["tp"] == pytest.approx(law["tp"], rel=2e-3)
+        assert sent["dp"] == pytest.approx(law["dp"], rel=0.02)
+
+
 MORE_CUT = [
     (Layout(pp=2, cp=2), {"context": "ring", "checkpointing": True}), (Layout(cp=4), {"context": "ring"}),
     (Layout(tp=2, cp=2), {"context": "ulysses", "precision": "bf16", "checkpointing": True}),
