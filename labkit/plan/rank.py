@@ -20,11 +20,11 @@ from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
 from labkit.plan.muon import MuonStep, matrix_of
-from labkit.plan.ops import LINEARS, Setting
+from labkit.plan.ops import Setting, is_linear
 from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import HISTORY, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stack import Stage, stage_of
+from labkit.plan.stack import EXPERTS, Stage, stage_of
 from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest_moments, pairs_in_flight, setting_of
 from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
@@ -149,9 +149,8 @@ class Rank:
         histories, each = 0, {"delayed": 3 * 4 * (1 + HISTORY), "nvfp4": 16 * 4}.get(r.units, 0)
         if each:
             for stage in self.stages:
-                linears = [name for layer in stage.params for name, _ in layer.sizes if name in LINEARS]
-                more = [name for name, _ in stage.params[stage.at].sizes if name in LINEARS]
-                histories += each * (len(linears) + stage.skipped * len(more))
+                layers = [*stage.params, *[stage.params[stage.at]] * stage.skipped]
+                histories += each * sum(self.linears(name, size) for layer in layers for name, size in layer.sizes)
         biases, counts = self.balance()
         if not r.offload:
             return weights + biases, gradients, state, counts, histories
@@ -160,6 +159,11 @@ class Rank:
             return shard + biases, gradients, 0, counts, histories
         masters = owned * wide
         return shard + biases, gradients + masters, state + masters, counts, histories
+
+    def linears(self, name: str, size: int) -> int:
+        """How many linears these weights are: several where experts are walked together, 0 if they are none."""
+        one = self.shape.d_model * self.shape.expert_hidden if name.startswith(EXPERTS) else size
+        return size // one * is_linear(name)
 
     def balance(self) -> tuple[int, int]:
         """Bytes of what keeps experts balanced: of the biases, and of the rows by expert, 8 bytes each: those of the

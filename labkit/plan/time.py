@@ -303,8 +303,7 @@ class StepTime:
         HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
         n_units = max(1, self.shape.n_layer // (self.p * self.v)) * self.v
         unit = state.params / n_units
-        coded = linear_params(self.shape, self.layout.tp) * self.recipe.fp8_gathers  # 1 byte instead of 2
-        gather = self.along_dp(state, "all_gather", unit * self.wide - coded)
+        gather = self.along_dp(state, "all_gather", unit * self.wide - self.coded(state))
         scatter = self.along_dp(state, "reduce_scatter", unit * self.recipe.gradient_bytes)
         across = 0.0
         if self.recipe.shard_ranks is not None:
@@ -321,6 +320,12 @@ class StepTime:
         last = across + (n_units - 1) * self.beside(across, backward)
         first = gathers - self.m * self.recipe.reshard  # forwards that gather
         return moved, min(first * ahead + self.m * back + last, moved)
+
+    def coded(self, state: State) -> float:
+        """Weights of a unit that are gathered in 1 byte instead of 2."""
+        rest, experts = linear_params(self.shape, self.layout.tp, self.layout.ep)
+        here = rest + experts * (self.layout.ep == 1) if state is self.states[0] else experts
+        return here * self.recipe.fp8_gathers
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""
