@@ -137,7 +137,6 @@ def test_a_checkpoint_of_dealt_out_experts_goes_on_with_any_other_ep(then, tmp_p
         ({}, Layout(pp=2), {"schedule": "zero_bubble", "n_micro": 2}, "use '1f1b'"),
         ({}, Layout(), {"recompute": "selective"}, "'full' or 'none'"),
         ({}, Layout(), {"precision": "fp16"}, "balance='bias'"),
-        ({}, Layout(), {"precision": "fp8"}, "use 'bf16'"),
         ({}, Layout(cp=2), {}, "no rank sees a whole one"),
         ({"balance": "none", "capacity": 1.0}, Layout(cp=2), {}, "no rank sees a whole one"),
     ],

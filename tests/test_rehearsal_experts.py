@@ -79,6 +79,12 @@ TWO = [
     ("drops", Layout(2), "zero1", {"n_micro": 2}),
 ]
 MORE_OF_TWO = [
+    ("bias", Layout(2, ep=2), "zero3", {"precision": "fp8", "n_micro": 2}),
+    ("uneven", Layout(2, ep=2), "zero1", {"precision": "fp8", "scaling": "delayed"}),
+    ("uneven", Layout(2, ep=2), "zero2", {"precision": "fp8", "scaling": "tiles"}),
+    ("drops", Layout(2), "zero3", {"precision": "fp8", "scaling": "mx"}),
+    ("uneven", Layout(2, ep=2), "ddp", {"precision": "nvfp4"}),
+    ("loss", Layout(2), "zero3", {"precision": "fp8", "fp8_gathers": True, "recompute": "full"}),
     ("loss", Layout(2), "zero3", {"recompute": "full"}),
     ("loss", Layout(2, ep=2), "ddp", {}),
     ("uneven", Layout(2, ep=2), "zero2", {"recompute": "full"}),
@@ -88,6 +94,7 @@ MORE_OF_TWO = [
     ("bias", Layout(2, ep=2), "zero3", {"precision": "bf16"}),
 ]
 FOUR = [
+    ("bias", Layout(4, ep=2), "zero3", {"precision": "fp8", "fp8_gathers": True, "n_micro": 2}),
     ("loss", Layout(4, ep=4), "zero1", {"recompute": "full"}),
     ("bias", Layout(4, ep=2), "zero3", {"n_micro": 2}),
     ("drops", Layout(2, ep=2, tp=2), "zero2", {}),
@@ -139,6 +146,15 @@ LAWS = [
     ("loss", Layout(2, ep=2), "zero3", {"precision": "amp"}),
 ]
 MORE_LAWS = [
+    ("uneven", Layout(2, ep=2), "zero3", {"precision": "fp8", "scaling": "mx"}),
+    ("bias", Layout(4, ep=2), "zero3", {"precision": "fp8", "fp8_gathers": True, "n_micro": 2}),
+    ("loss", Layout(2), "zero3", {"precision": "fp8", "fp8_gathers": True}),
+    ("loss", Layout(4, ep=2), "zero3", {"precision": "fp8", "fp8_gathers": True, "recompute": "full"}),
+    ("bias", Layout(2, ep=2), "zero1", {"precision": "fp8", "scaling": "delayed", "n_micro": 2}),
+    ("uneven", Layout(2, ep=2), "zero3", {"precision": "fp8", "scaling": "tiles"}),
+    ("drops", Layout(2), "zero2", {"precision": "fp8", "scaling": "tiles", "fp32_gradients": True}),
+    ("uneven", Layout(2, ep=2), "ddp", {"precision": "nvfp4"}),
+    ("bias", Layout(2, 2, ep=2), "zero2", {"precision": "fp8", "n_micro": 4}),
     *((name, layout, "ddp", {}) for name in CONFIGS for layout in (Layout(2), Layout(2, ep=2))),
     *((name, Layout(4, ep=2), "zero3", {"recompute": "full"}) for name in CONFIGS),
     ("loss", Layout(2), "zero3", {"n_micro": 2}),

@@ -36,8 +36,9 @@ Embeddings, head, norms and attention stay in bf16, masters and the optimizer in
 router stays wide, and all linears of routed and shared experts multiply 8-bit numbers, as in DeepSeek-V3. Ranks agree
 on no unit: that of x is of a rank's own rows, and under tensor parallelism each part of a tensor has its own, which is
 no coarser than that of the whole. What ZeRO-3 has gathered is whole, and has the unit of the whole. No product needs an
-agreed unit, for each multiplies its own operands' units back in. Histories are agreed on all the same, as TransformerEngine does unless
-told not to (reduce_amax): then a history is one of the run, not of a rank, however the next run is laid out.
+agreed unit, for each multiplies its own operands' units back in. Histories are agreed on all the same, as
+TransformerEngine does unless told not to (reduce_amax): then a history is one of the run, not of a rank, however the
+next run is laid out.
 labkit.assemble takes the largest over dp and tp once a step, 12 bytes a linear; of experts that are dealt out over
 those ranks that hold the same ones. What was not seen in a step, such as the rows of an expert to which no token went,
 leaves its history as it was. Histories are not saved with a checkpoint.
