@@ -43,11 +43,14 @@ class Emulated(NamedTuple):
     spread: bool
     result: int
 
-    def blocks(self, rows: int, columns: int, is_weight: bool) -> tuple[int, int]:
-        """Numbers of an operand, with those that fill its last blocks up, and its units."""
+    def blocks(self, rows: int, columns: int, is_weight: bool) -> tuple[int, int, int]:
+        """Bytes of an operand in fp32 that is filled up to whole blocks, 0 if it need not be; of its units in the place
+        of each number, 0 where one unit is for all of a row, which needs no memory; and how many units there are."""
         tall = self.columns if self.square and is_weight else 1
         across, down = -(-columns // self.columns), -(-rows // tall)
-        return across * self.columns * down * tall, across * down
+        filled = 4 * across * self.columns * down * tall
+        spread = across > 1 or (tall > 1 and down > 1)
+        return filled * (filled != 4 * rows * columns), filled * spread, across * down
 
 
 BLOCKS = MappingProxyType(
@@ -77,16 +80,16 @@ def multiplied(
     k = -(-k // law.columns) * law.columns if transformed else k
     parts, spread = list[Storage](), 0
     for rows, noise, is_weight in ((m, drawn, False), (n, False, not turned)):
-        numel, (filled, blocks) = rows * k, law.blocks(rows, k, is_weight)
-        made = (law.drawn if noise else law.quantize) + 4 * transformed
-        tape.scratch(made * numel + 4 * filled + law.units * blocks, copies)
+        numel, (filled, placed, blocks) = rows * k, law.blocks(rows, k, is_weight)
+        made = (law.drawn if noise else law.quantize) * numel + placed + law.units * blocks
+        tape.scratch(max(made, 4 * numel + filled + 4 * blocks) + 4 * transformed * numel, copies)
         parts.append(tape.new(law.codes * numel + law.unit * blocks, copies))
-        spread = max(spread, law.spread * 4 * (filled + blocks))
+        spread = max(spread, law.spread * (placed + 4 * blocks))
     parts += [tape.new(law.wide * rows * k, copies) for rows in (m, n)]
     tape.scratch(spread, copies)
     if not (law.spread or turned) and n > law.columns:  # units of a weight's blocks, one for each of its rows
         parts.append(tape.new(4 * -(-n // law.columns) * -(-k // law.columns) * law.columns, copies))
-    total = tape.new(law.result * out, copies)
+    total = tape.new((law.result if k else 4) * out, copies)
     parts.clear()
     del total
     tape.scratch((4 + width) * out, copies)

@@ -17,7 +17,7 @@ SINGLE = 12
 
 @cases("units", [*SCALINGS])
 @cases("role", ["y", "gx", "gw"])
-@cases("size", [(64, 32, 48), (300, 25, 64), (64, 33, 96), (33, 64, 96), (16, 136, 140), (0, 32, 48), (32, 0, 48)])
+@cases("size", [(64, 32, 48), (300, 25, 64), (64, 33, 96), (33, 64, 96), (16, 136, 140), (0, 40, 48), (32, 0, 48)])
 def test_a_product_holds_what_the_law_says_whatever_its_sides(units, role, size):
     """Bugs that were there: blocks that are filled up at the end of ragged rows, of which a unit stands in the place of
     each number; 16 bytes a unit of mx; units of a weight's rows."""
