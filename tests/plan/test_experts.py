@@ -225,6 +225,40 @@ def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
     assert step["dp"] == pytest.approx(wanted, rel=1e-3)
 
 
+def test_linears_of_experts_run_at_the_rate_of_8_bits_and_the_router_does_not():
+    """Would catch a router, a head or attention's scores in 8 bits, and shared experts that stay in bf16."""
+    endless = Hardware.measured({"bf16": 1e12, "fp8": 3e12}, 1e18)
+    shape = SMALL.changed(n_shared=1, n_dense=1)
+    half, eight = (
+        predict_step(shape, Layout(2, ep=2), Recipe(batch_size=4, precision=precision), endless)["compute"]
+        for precision in ("bf16", "fp8")
+    )
+    flops = shape.flops(2 * shape.seq)
+    wide = flops["router"] + flops["head"] + flops["attention"]
+    assert half - eight == pytest.approx((flops.total - wide) * (1 / 1e12 - 1 / 3e12), rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", [Layout(8, ep=2), Layout(8), Layout(8, 2, ep=8)], ids=str)
+def test_codes_of_experts_are_gathered_along_their_own_group_in_half_the_bytes(layout):
+    """Would catch codes of a dense MLP in the place of experts, experts' codes along dp, and a router's."""
+    shape = SMALL.changed(n_shared=1)
+    link = Hardware.measured({"bf16": 1e12, "fp8": 2e12}, 1e18)
+    whole, coded = (
+        predict_step(shape, layout, Recipe("zero3", batch_size=8, precision="fp8", fp8_gathers=codes), link)["dp"]
+        for codes in (False, True)
+    )
+    one = 3 * shape.d_model * shape.expert_hidden
+    attention = sum(inside * out for inside, out in shape.attention_products)
+    groups = {8: attention + one}
+    groups[8 // layout.ep] = groups.get(8 // layout.ep, 0) + one * 8 // layout.ep
+    gone = 0.0
+    for n, weights in groups.items():
+        if n > 1:
+            both = [link.collective_s("all_gather", n, 8 // n, size) for size in (2 * weights, weights)]
+            gone += both[0] - both[1]
+    assert whole - coded == pytest.approx(2 * shape.n_layer // layout.pp * gone, rel=1e-3)
+
+
 # -- refusals and searches ---------------------------------------------------------------------------------------------
 
 
