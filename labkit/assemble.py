@@ -129,11 +129,6 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
         ),
         (recipe.splits, "a schedule with W apart would send every dispatch of backward twice", "use '1f1b'"),
         (
-            recipe.recompute in ("selective", "gathers"),
-            "these parts of an MLP an expert has many of",
-            "'full' or 'none'",
-        ),
-        (
             recipe.precision == "fp16" and config.balance == "loss",
             "the balance loss enters in the middle of the model, where nobody multiplies it by the loss scale",
             "balance='bias'",

@@ -90,6 +90,9 @@ EVERY = [
     ("loss", Layout(dp=2, ep=2, pp=2), "zero2", {"schedule": "gpipe", "n_micro": 3, "recompute": "full"}),
     ("loss", Layout(dp=2, ep=2, pp=2, tp=2), "zero1", {"schedule": "1f1b", "n_micro": 2}),
     ("bias", Layout(dp=2, ep=2, cp=2), "zero1", {}),
+    ("bias", Layout(dp=4, ep=2), "zero3", {"n_micro": 3, "recompute": "selective"}),
+    ("drops", Layout(dp=2, ep=2, tp=2), "zero2", {"recompute": "selective"}),
+    ("loss", Layout(dp=2, ep=2, pp=2), "ddp", {"schedule": "1f1b", "n_micro": 3, "recompute": "gathers"}),
 ]  # fmt: skip
 FIRST = [EVERY[3], EVERY[7], EVERY[9]]
 
@@ -135,7 +138,6 @@ def test_a_checkpoint_of_dealt_out_experts_goes_on_with_any_other_ep(then, tmp_p
         ({"n_expert": 5}, Layout(dp=2, ep=2), {}, "n_expert=5 has no ep=2 equal parts"),
         ({}, Layout(tp=2), {"sequence_parallel": True}, "sequence parallel"),
         ({}, Layout(pp=2), {"schedule": "zero_bubble", "n_micro": 2}, "use '1f1b'"),
-        ({}, Layout(), {"recompute": "selective"}, "'full' or 'none'"),
         ({}, Layout(), {"precision": "fp16"}, "balance='bias'"),
         ({}, Layout(cp=2), {}, "no rank sees a whole one"),
         ({"balance": "none", "capacity": 1.0}, Layout(cp=2), {}, "no rank sees a whole one"),

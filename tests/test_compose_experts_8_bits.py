@@ -78,6 +78,18 @@ def test_all_strategies_take_the_steps_of_ddp_bit_by_bit(strategy, more, tmp_pat
     assert apart(ours, plain) == 0
 
 
+@pytest.mark.rest
+@pytest.mark.parametrize(("way", "strategy"), [("fp8", "zero3"), ("delayed", "zero1"), ("nvfp4", "ddp")])
+def test_what_a_selective_recomputation_makes_again_changes_no_bit_of_a_step(way, strategy, tmp_path):
+    """Would catch an expert that makes another activation in backward: of the rows of another, or after a second
+    dispatch."""
+    plain, again = (
+        train(CONFIG, recipe_of(strategy, way, recompute=again), Layout(4, ep=2), tmp_path / again)
+        for again in ("none", "selective")
+    )
+    assert apart(again, plain) == 0
+
+
 def trained(group, recipe, layout, steps, wanted=None):
     """A rank's step after some steps; `wanted`: the experts that all tokens go to."""
     step = assemble(CONFIG, recipe, Mesh.connect(layout, group))

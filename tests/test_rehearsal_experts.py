@@ -79,6 +79,9 @@ TWO = [
     ("drops", Layout(2), "zero1", {"n_micro": 2}),
 ]
 MORE_OF_TWO = [
+    ("bias", Layout(2, ep=2), "zero3", {"recompute": "selective", "precision": "bf16", "n_micro": 2}),
+    ("drops", Layout(2), "zero1", {"recompute": "selective", "precision": "amp"}),
+    ("uneven", Layout(2, ep=2), "ddp", {"recompute": "selective", "precision": "fp8"}),
     ("bias", Layout(2, ep=2), "zero3", {"precision": "fp8", "n_micro": 2}),
     ("uneven", Layout(2, ep=2), "zero1", {"precision": "fp8", "scaling": "delayed"}),
     ("uneven", Layout(2, ep=2), "zero2", {"precision": "fp8", "scaling": "tiles"}),
@@ -146,6 +149,11 @@ LAWS = [
     ("loss", Layout(2, ep=2), "zero3", {"precision": "amp"}),
 ]
 MORE_LAWS = [
+    ("loss", Layout(2, ep=2), "ddp", {"recompute": "selective"}),
+    ("bias", Layout(2), "zero1", {"recompute": "selective", "precision": "bf16", "n_micro": 2}),
+    ("uneven", Layout(2, ep=2), "zero3", {"recompute": "selective", "precision": "fp8"}),
+    ("drops", Layout(4, ep=2), "zero2", {"recompute": "selective", "precision": "amp"}),
+    ("loss", Layout(2, 2, ep=2), "zero3", {"recompute": "gathers", "n_micro": 4}),
     ("uneven", Layout(2, ep=2), "zero3", {"precision": "fp8", "scaling": "mx"}),
     ("bias", Layout(4, ep=2), "zero3", {"precision": "fp8", "fp8_gathers": True, "n_micro": 2}),
     ("loss", Layout(2), "zero3", {"precision": "fp8", "fp8_gathers": True}),
@@ -197,7 +205,9 @@ SENT = [("zero3", {"recompute": "full", "n_micro": 2}, Layout(4, ep=2))]
 MORE_SENT = [
     (strategy, more, layout)
     for strategy in STRATEGIES
-    for more in ({}, {"recompute": "full", "n_micro": 2}, {"precision": "bf16", "n_micro": 2})
+    for more in (
+        {}, {"recompute": "full", "n_micro": 2}, {"precision": "bf16", "n_micro": 2}, {"recompute": "selective"},
+    )  # fmt: skip
     for layout in (Layout(2, 2, ep=2), Layout(4, ep=4))
 ]
 
