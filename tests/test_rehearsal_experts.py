@@ -206,7 +206,10 @@ MORE_SENT = [
     (strategy, more, layout)
     for strategy in STRATEGIES
     for more in (
-        {}, {"recompute": "full", "n_micro": 2}, {"precision": "bf16", "n_micro": 2}, {"recompute": "selective"},
+        {},
+        {"recompute": "full", "n_micro": 2},
+        {"precision": "bf16", "n_micro": 2},
+        {"recompute": "selective"},
     )  # fmt: skip
     for layout in (Layout(2, 2, ep=2), Layout(4, ep=4))
 ]
