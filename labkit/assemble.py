@@ -127,7 +127,6 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
             "sequence parallel cuts a sequence, whose experts are counted whole",
             "leave it out",
         ),
-        (recipe.splits, "a schedule with W apart would send every dispatch of backward twice", "use '1f1b'"),
         (
             recipe.precision == "fp16" and config.balance == "loss",
             "the balance loss enters in the middle of the model, where nobody multiplies it by the loss scale",
@@ -291,7 +290,9 @@ class TrainStep:
         self.warmup = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1))
         self.context = Context(recipe.context, mesh.cp)
         together = {s: Together([sync, *(other for other, _ in besides.get(s, []))]) for s, sync in self.syncs.items()}
-        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=together)
+        modules = {s: [stage, *(sync.module for sync, _ in besides.get(s, []))] for s, stage in self.stages.items()}
+        params = {s: [p for module in those for p in module.parameters()] for s, those in modules.items()}
+        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=together, params=params)
         # those who have the same layers agree on what they have seen: of experts that left their stage, fewer ranks
         held = ((mesh.data, [*self.stages.values()]), (mesh.expert_dp, [sync.module for sync in self.besides]))
         self.delayed = [(group, linears) for group, modules in held if (linears := _delayed(modules))]

@@ -19,6 +19,7 @@ from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
+from labkit.plan.load import Load
 from labkit.plan.muon import MuonStep, matrix_of
 from labkit.plan.ops import Setting, is_linear
 from labkit.plan.pair import KeeperPair
@@ -275,11 +276,27 @@ class Rank:
         (labkit.parallel.pipeline)."""
         if number == 0:
             return 0
-        d, tp = self.shape.d_model, self.layout.tp
+        d, tp, shape = self.shape.d_model, self.layout.tp, self.shape
         blocks, ends = stage.kinds.count("block") + stage.skipped, "head" in stage.kinds
-        block, head = 4 * d + (3 * d + self.shape.hidden) // tp, d + self.shape.vocab // tp
-        arrived = self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
+        tokens = self.setting.rows * self.setting.seq
+        dense = 4 * d + (3 * d + shape.hidden) // tp
+        head = d + shape.vocab // tp
+        arrived = tokens * (stage.kinds.count("dense") * dense + ends * head) * self.width
+        if not shape.n_expert:
+            arrived += blocks * tokens * dense * self.width
+        else:
+            arrived += blocks * (tokens * (3 * d + 3 * d // tp) * self.width + self.arrived_in_mixture())
         return arrived + self.stage(number, replace(self.setting, recompute="none")).held - stage.held
+
+    def arrived_in_mixture(self) -> int:
+        """Bytes of the gradients that arrive at the router and at the linears of a mixture, with a balanced load."""
+        shape, setting, d = self.shape, self.setting, self.shape.d_model
+        hidden, here = shape.expert_hidden, shape.n_expert // setting.ep
+        table = Load.of(shape).table(setting.rows, setting.seq, setting.ep)
+        first, tokens = setting.ep_rank * here, setting.rows * setting.seq
+        rows = sum(sum(row[first : first + here]) for row in table)
+        shared = tokens * (shape.n_shared * hidden + d * (shape.n_shared > 0))
+        return (rows * (hidden + d) + shared) * self.width + tokens * shape.n_expert * max(4, self.width)
 
 
 @lru_cache(maxsize=1024)

@@ -25,7 +25,7 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
     What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
-    and with experts tensor parallelism, HSDP and zero_bubble."""
+    and with experts tensor parallelism and HSDP."""
     _check_experts(shape, recipe, layout)
     shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
@@ -75,8 +75,6 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
             f"shard_ranks={recipe.shard_ranks} out"
         )
-    if recipe.schedule == "zero_bubble":
-        raise ValueError("what zero_bubble keeps for the weights of experts depends on the routing: use '1f1b'")
 
 
 @lru_cache(maxsize=1024)

@@ -253,11 +253,11 @@ class StepTime:
         return own + (self.p - 1) * waits, own, sends
 
     def weights_share(self) -> float:
-        """W's share of a backward that is cut in two: half of it, but for what B runs again."""
-        if not self.recipe.checkpointing:
-            return 0.5
-        again, back = (layer.total for layer in self.layers["block"])
-        return 0.5 * back / (again + back)
+        """W's share of a backward that is cut in two: half of it, but for what B runs again, and for gradients of tokens
+        on their way from experts, which only B sends."""
+        again, back = self.layers["block"]
+        whole = back.total + again.total * self.recipe.checkpointing
+        return 0.5 * (back.total - back.ep) / whole
 
     def dp(self) -> tuple[float, float]:
         """(seconds of data-parallel communication, seconds by which it makes the step longer)."""
