@@ -93,7 +93,7 @@ class Pipeline:
     ):
         self.stages, self.schedule, self.group, self.loss = dict(stages), validate(schedule), group, loss
         self.sync, inside = dict(sync or {}), {stage: [*module.parameters()] for stage, module in self.stages.items()}
-        self.params = inside | {**(params or {})}
+        self.params = inside | dict(params or {})
         if group.size != schedule.n_ranks:
             raise ValueError(
                 f"schedule {schedule.name!r} is for {schedule.n_ranks} ranks, the {group.axis} group has {group.size}"

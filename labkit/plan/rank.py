@@ -282,16 +282,16 @@ class Rank:
         dense = 4 * d + (3 * d + shape.hidden) // tp
         head = d + shape.vocab // tp
         arrived = tokens * (stage.kinds.count("dense") * dense + ends * head) * self.width
-        if not shape.n_expert:
-            arrived += blocks * tokens * dense * self.width
-        else:
+        if shape.n_expert:
             arrived += blocks * (tokens * (3 * d + 3 * d // tp) * self.width + self.arrived_in_mixture())
+        else:
+            arrived += blocks * tokens * dense * self.width
         return arrived + self.stage(number, replace(self.setting, recompute="none")).held - stage.held
 
     def arrived_in_mixture(self) -> int:
         """Bytes of the gradients that arrive at the router and at the linears of a mixture, with a balanced load."""
         shape, setting, d = self.shape, self.setting, self.shape.d_model
-        hidden, here = shape.expert_hidden, shape.n_expert // setting.ep
+        hidden, here = shape.expert_hidden * (2 if shape.gated else 1), shape.n_expert // setting.ep
         table = Load.of(shape).table(setting.rows, setting.seq, setting.ep)
         first, tokens = setting.ep_rank * here, setting.rows * setting.seq
         rows = sum(sum(row[first : first + here]) for row in table)

@@ -253,8 +253,8 @@ class StepTime:
         return own + (self.p - 1) * waits, own, sends
 
     def weights_share(self) -> float:
-        """W's share of a backward that is cut in two: half of it, but for what B runs again, and for gradients of tokens
-        on their way from experts, which only B sends."""
+        """W's share of a backward that is cut in two: half of it, but for what B runs again, and for the gradients of
+        tokens on their way from experts, which only B sends."""
         again, back = self.layers["block"]
         whole = back.total + again.total * self.recipe.checkpointing
         return 0.5 * (back.total - back.ep) / whole
