@@ -129,13 +129,6 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
             "sequence parallel cuts a sequence, whose experts are counted whole",
             "leave it out",
         ),
-        (recipe.splits, "a schedule with W apart would send every dispatch of backward twice", "use '1f1b'"),
-        (
-            recipe.recompute in ("selective", "gathers"),
-            "these parts of an MLP an expert has many of",
-            "'full' or 'none'",
-        ),
-        (recipe.eight_bits, "an 8-bit router cannot tell experts apart", "use 'bf16'"),
         (
             recipe.precision == "fp16" and config.balance == "loss",
             "the balance loss enters in the middle of the model, where nobody multiplies it by the loss scale",
@@ -291,9 +284,12 @@ class TrainStep:
         self.warmup = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1))
         self.context = Context(recipe.context, mesh.cp)
         together = {s: Together([sync, *(other for other, _ in besides.get(s, []))]) for s, sync in self.syncs.items()}
-        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=together, averaged=True)
-        parts = [part.multiply for stage in self.stages.values() for part in in_8_bits(stage)]
-        self.delayed = [multiply for multiply in parts if isinstance(multiply, Delayed)]
+        modules = {s: [stage, *(sync.module for sync, _ in besides.get(s, []))] for s, stage in self.stages.items()}
+        params = {s: [p for module in those for p in module.parameters()] for s, those in modules.items()}
+        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=together, params=params, averaged=True)
+        # those who have the same layers agree on what they have seen: of experts that left their stage, fewer ranks
+        held = ((mesh.data, [*self.stages.values()]), (mesh.expert_dp, [sync.module for sync in self.besides]))
+        self.delayed = [(group, linears) for group, modules in held if (linears := _delayed(modules))]
         own = [(sync, self.stages[stage].names()) for stage, sync in self.syncs.items()]
         self.parts: Parts = parts_of([*own, *others])
         self.norm: float | None = None
@@ -347,18 +343,23 @@ class TrainStep:
     @property
     def coded_params(self) -> int:
         """Those of them that ZeRO-3 gathers as 8-bit codes: the C of the laws."""
-        linears = [part for stage in self.stages.values() for part in in_8_bits(stage)]
-        return sum(part.get_parameter("weight").numel() for part in linears) * self.recipe.fp8_gathers
+        return sum(map(_weights_in_8_bits, self.stages.values())) * self.recipe.fp8_gathers
+
+    @property
+    def coded_experts(self) -> int:
+        """The same of the experts that left their stage."""
+        return sum(_weights_in_8_bits(sync.module) for sync in self.besides) * self.recipe.fp8_gathers
 
     def _note_largest(self) -> None:
         """Delayed scaling: the largest numbers of this step over all ranks with these layers become history.
 
-        Sends 12 bytes a linear, twice (n-1)/n of them along dp and along tp."""
-        if self.delayed:
-            seen = torch.stack([linear.seen for linear in self.delayed])
-            for group in (self.mesh.dp, self.mesh.tp):
+        Sends 12 bytes a linear, twice (n-1)/n of them along dp (of experts that were dealt out along expert_dp) and
+        along tp."""
+        for alike, linears in self.delayed:
+            seen = torch.stack([linear.seen for linear in linears])
+            for group in (alike, self.mesh.tp):
                 seen = group.all_reduce(seen, op="max") if group.size > 1 else seen
-            for linear, largest in zip(self.delayed, seen, strict=True):
+            for linear, largest in zip(linears, seen, strict=True):
                 linear.turn(largest)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -374,6 +375,17 @@ class TrainStep:
         if loss is not None and self.mesh.tp.rank == 0:
             mine += loss.double() / factor
         return float(self.mesh.world.all_reduce(mine)) / self.mesh.data.size
+
+
+def _delayed(modules: Sequence[nn.Module]) -> list[Delayed]:
+    """The products with delayed scaling in some modules."""
+    parts = [part.multiply for module in modules for part in in_8_bits(module)]
+    return [multiply for multiply in parts if isinstance(multiply, Delayed)]
+
+
+def _weights_in_8_bits(module: nn.Module) -> int:
+    """Weights that the linears of a module multiply in 8 bits."""
+    return sum(part.get_parameter("weight").numel() for part in in_8_bits(module))
 
 
 def _cut(whole: Tensor, dim: int | None, tp: Group) -> Tensor:

@@ -75,7 +75,9 @@ class Pipeline:
     """This rank's part of a pipeline: `stages` {stage: module}, and `sync` {stage: its data-parallel strategy} if any.
 
     `loss(output, target)` returns one number; it is called on the rank of the last stage. `averaged`: every stage has a
-    strategy, whose group has all ranks with a copy of the stage; these do the same with it in the same order.
+    strategy, whose group has all ranks with a copy of the stage; these do the same with it in the same order. `params`
+    are those of a stage whose gradients W must find where they are not all in its module, as of experts with a strategy
+    of their own.
 
     After `step`, `spans` holds when each action of this rank ran (on a GPU: when it was launched), in seconds since
     `begin`, which is a reading of time.perf_counter on this rank; `labkit.view.schedule` draws them. ValueError for a
@@ -90,9 +92,11 @@ class Pipeline:
         loss: Callable[[Tensor, Any], Tensor],
         sync: Mapping[int, Sync] | None = None,
         averaged: bool = False,
+        params: Mapping[int, Sequence[nn.Parameter]] | None = None,
     ):
         self.stages, self.schedule, self.group, self.loss = dict(stages), validate(schedule), group, loss
-        self.sync = dict(sync or {})
+        self.sync, inside = dict(sync or {}), {stage: [*module.parameters()] for stage, module in self.stages.items()}
+        self.params = inside | dict(params or {})
         if group.size != schedule.n_ranks:
             raise ValueError(
                 f"schedule {schedule.name!r} is for {schedule.n_ranks} ranks, the {group.axis} group has {group.size}"
@@ -106,7 +110,7 @@ class Pipeline:
         self.program, self.splits = schedule.programs[group.rank], schedule.splits
         self.last = {(action.stage, action.kind): action for action in self.program}  # later ones replace earlier ones
         self.end, self.order = schedule.n_stages - 1, one_order(schedule, group)
-        self.sharded = {stage for stage, module in self.stages.items() if any(map(_is_sharded, module.parameters()))}
+        self.sharded = {stage for stage, params in self.params.items() if any(map(_is_sharded, params))}
         self.spans: list[Span] = []
         counts = {len(schedule.ranks_of(stage)) for stage in range(schedule.n_stages)}
         if averaged and (len(counts) > 1 or set(self.sync) != set(mine)):
@@ -237,7 +241,7 @@ class Pipeline:
             elif y is not None and action.stage == 0:  # there is no input to differentiate: W does it all
                 self.weights[key] = lambda: torch.autograd.backward([y], [grad])
             elif y is not None:
-                gx, self.weights[key] = input_first(y, grad, x, self.stages[action.stage].parameters())
+                gx, self.weights[key] = input_first(y, grad, x, self.params[action.stage])
             # the neighbour waits for a gradient even if this stage's output does not depend on its input
             return torch.zeros_like(x) if gx is None and action.stage > 0 else gx
 

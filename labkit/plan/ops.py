@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
 
 from labkit.plan.context import CutAttention
+from labkit.plan.narrow import Size, multiplied
 from labkit.plan.reach import Reach
 from labkit.plan.recipe import CONTEXTS, RECOMPUTE
 from labkit.plan.sizes import Sizes
@@ -28,33 +27,13 @@ from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Again, Node, Run, Sh
 WAYS = ("fp32", "fp64", "autocast", "half")
 HEAD = "logits"
 """The product with the vocabulary, which is never in 8 bits."""
-LINEARS = ("query", "key", "value", "out", "gate", "up", "down")
-"""The products of a block, which may be in 8 bits or fewer."""
+LINEARS = ("query", "key", "value", "out", "gate", "up", "down", "query_in", "latent", "key_value")
+"""The products of a block, which may be in 8 bits or fewer. A router's never is."""
 
 
-class Emulated(NamedTuple):
-    """What an emulated product of labkit.train.blocks holds, in bytes an element of an operand, and of the result.
-
-    quantize   at the highest moment of quantizing an operand; `drawn`: with stochastic rounding
-    kept       of a quantized operand until the product is done; `wide`: of its copy in fp32, if that is another one
-    spread     of its units, one for each element, while they are multiplied in
-    result     of partial sums and their total"""
-
-    quantize: float
-    drawn: float
-    kept: float
-    wide: int
-    spread: float
-    result: int
-
-
-BLOCKS = MappingProxyType(
-    {
-        "tiles": Emulated(8, 8, 1 + 4 / 128, 4, 0, 8),
-        "mx": Emulated(8, 8, 1 + 1 / 32, 4, 4 + 4 / 32, 4),
-        "nvfp4": Emulated(25 + 5 / 16, 33 + 5 / 16, 4 + 1 / 16, 0, 4 + 4 / 16, 4),
-    }
-)
+def is_linear(name: str) -> bool:
+    """True for the weight of one of LINEARS, also inside an expert: "up", "shared.up", "experts.3.down"."""
+    return name.rpartition(".")[2] in LINEARS
 
 
 @dataclass(frozen=True)
@@ -160,7 +139,7 @@ class Ops:
         back, sizes = x.numel * x.width, [weight.numel * self.narrow for weight in weights]
         kind = GRADIENTS if self.narrow == self.wide else OTHER
         if self.setting.units and name != HEAD:
-            return self.linear_in_8_bits(x, weights, rows * out, name)
+            return self.linear_in_8_bits(x, weights, (rows, width, out), name, experts)
         node = self.tape.node(
             (x.node, *givers),
             lambda g: [self.tape.new(back, OTHER), *(self.tape.new(size, kind) for size in sizes)],
@@ -168,50 +147,29 @@ class Ops:
         )
         return Shadow(self.tape.new(rows * out * self.narrow, name=name), rows * out, self.narrow, node)
 
-    def linear_in_8_bits(self, x: Shadow, weights: Sequence[Weight], outside: int, name: str) -> Shadow:
-        """x W^T + b of 8-bit copies, which live as long as the product runs. Holds x."""
-        inside, weight, width = x.numel, weights[0].numel, x.width
+    def linear_in_8_bits(self, x: Shadow, weights: Sequence[Weight], size: Size, name: str, experts: int = 1) -> Shadow:
+        """x W^T + b of 8-bit copies, which live as long as the product runs, one expert's after the other's. Holds x.
+        `size`: rows of x, numbers in a row of it, and in one of the result."""
+        rows, inside, out = size
+        each, width = rows // experts, x.width
+        others = experts - 1  # whose results are there, and no copies
+
+        def product(n_bytes: int, m: int, k: int, n: int, kind: int, name: str = "", **how: bool) -> Storage:
+            before = self.tape.new(n_bytes * others // experts, kind)
+            one = multiplied(self.tape, self.setting.units, (m, k, n), width, kind, name, **how)
+            if not others:
+                return one
+            del before, one
+            return self.tape.new(n_bytes, kind, name)
 
         def run(g: Storage) -> list[Storage]:
-            grads = [self.multiplied(outside, weight, inside, width, OTHER, drawn=True)]
-            grads.append(self.multiplied(outside, inside, weight, width, GRADIENTS, drawn=True, turned=True))
+            grads = [product(x_bytes, each, out, inside, OTHER, drawn=True)]
+            grads.append(product(weights[0].numel * width, out, each, inside, GRADIENTS, drawn=True, turned=True))
             return [*grads, *(self.tape.new(bias.numel * width, GRADIENTS) for bias in weights[1:])]
 
-        y = self.multiplied(inside, weight, outside, width, ACTIVATIONS, name)
-        return Shadow(y, outside, width, self.tape.node((x.node, *weights), run, (x.storage,)))
-
-    def multiplied(
-        self, a: int, b: int, out: int, width: int, kind: int, name: str = "", drawn: bool = False, turned: bool = False
-    ) -> Storage:
-        """The product of two operands of `a` and `b` elements in 8 bits or fewer: what is made on the way is freed.
-
-        `drawn`: the first is rounded stochastically; `turned`: operands of the product over tokens are transformed."""
-        copies, law = ACTIVATIONS if kind == ACTIVATIONS else OTHER, BLOCKS.get(self.setting.units)
-        if law is None:
-            casts = self.casts(a, b, kind=copies)
-            y = self.tape.new(out * width, kind, name)
-            casts.clear()
-            return y
-        transformed, parts = 4 * (turned and self.setting.units == "nvfp4"), []
-        for numel, noise in ((a, drawn), (b, False)):
-            self.tape.scratch(int((transformed + (law.drawn if noise else law.quantize)) * numel), copies)
-            parts.append(self.tape.new(int(law.kept * numel), copies))
-        parts += [self.tape.new(law.wide * numel, copies) for numel in (a, b)]
-        self.tape.scratch(int(law.spread * max(a, b)), copies)
-        total = self.tape.new(law.result * out, copies)
-        parts.clear()
-        del total
-        self.tape.scratch((4 + width) * out, copies)
-        return self.tape.new(out * width, kind, name)
-
-    def casts(self, *sizes: int, kind: int = OTHER) -> list[Storage]:
-        """8-bit copies of tensors of these sizes, each with its unit, and each made by way of an fp32 copy."""
-        copies = []
-        for numel in sizes:
-            unit, wide = self.tape.new(4, kind), self.tape.new(4 * numel, kind)
-            copies += [unit, self.tape.new(numel, kind)]
-            del wide
-        return copies
+        x_bytes = x.numel * width
+        y = product(rows * out * width, each, inside, out, ACTIVATIONS, name)
+        return Shadow(y, rows * out, width, self.tape.node((x.node, *weights), run, (x.storage,)))
 
     def giver(self, weight: Weight) -> Node | Weight:
         """The node or weight that takes a product's gradient: the weight, or autocast's copy, which widens it."""

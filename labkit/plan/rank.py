@@ -20,12 +20,13 @@ from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
+from labkit.plan.load import Load
 from labkit.plan.matrices import MatrixLaw, MatrixStep, matrix_of
-from labkit.plan.ops import LINEARS, Setting
+from labkit.plan.ops import Setting, is_linear
 from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import HISTORY, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stack import Stage, stage_of
+from labkit.plan.stack import EXPERTS, Stage, stage_of
 from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest, fullest_moments, pairs_in_flight, setting_of
 from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
@@ -149,9 +150,8 @@ class Rank:
         histories, each = 0, {"delayed": 3 * 4 * (1 + HISTORY), "nvfp4": 16 * 4}.get(r.units, 0)
         if each:
             for stage in self.stages:
-                linears = [name for layer in stage.params for name, _ in layer.sizes if name in LINEARS]
-                more = [name for name, _ in stage.params[stage.at].sizes if name in LINEARS]
-                histories += each * (len(linears) + stage.skipped * len(more))
+                layers = [*stage.params, *[stage.params[stage.at]] * stage.skipped]
+                histories += each * sum(self.linears(name, size) for layer in layers for name, size in layer.sizes)
         biases, counts = self.balance()
         if not r.offload:
             return weights + biases, gradients, state, counts, histories
@@ -160,6 +160,11 @@ class Rank:
             return shard + biases, gradients, 0, counts, histories
         masters = owned * wide
         return shard + biases, gradients + masters, state + masters, counts, histories
+
+    def linears(self, name: str, size: int) -> int:
+        """How many linears these weights are: several where experts are walked together, 0 if they are none."""
+        one = self.shape.d_model * self.shape.expert_hidden if name.startswith(EXPERTS) else size
+        return size // one * is_linear(name)
 
     def balance(self) -> tuple[int, int]:
         """Bytes of what keeps experts balanced: of the biases, and of the rows by expert, 8 bytes each: those of the
@@ -276,11 +281,27 @@ class Rank:
         (labkit.parallel.pipeline)."""
         if number == 0:
             return 0
-        d, tp = self.shape.d_model, self.layout.tp
+        d, tp, shape = self.shape.d_model, self.layout.tp, self.shape
         blocks, ends = stage.kinds.count("block") + stage.skipped, "head" in stage.kinds
-        block, head = 4 * d + (3 * d + self.shape.hidden) // tp, d + self.shape.vocab // tp
-        arrived = self.setting.rows * self.setting.seq * (blocks * block + ends * head) * self.width
+        tokens = self.setting.rows * self.setting.seq
+        dense = 4 * d + (3 * d + shape.hidden) // tp
+        head = d + shape.vocab // tp
+        arrived = tokens * (stage.kinds.count("dense") * dense + ends * head) * self.width
+        if shape.n_expert:
+            arrived += blocks * (tokens * (3 * d + 3 * d // tp) * self.width + self.arrived_in_mixture())
+        else:
+            arrived += blocks * tokens * dense * self.width
         return arrived + self.stage(number, replace(self.setting, recompute="none")).held - stage.held
+
+    def arrived_in_mixture(self) -> int:
+        """Bytes of the gradients that arrive at the router and at the linears of a mixture, with a balanced load."""
+        shape, setting, d = self.shape, self.setting, self.shape.d_model
+        hidden, here = shape.expert_hidden * (2 if shape.gated else 1), shape.n_expert // setting.ep
+        table = Load.of(shape).table(setting.rows, setting.seq, setting.ep)
+        first, tokens = setting.ep_rank * here, setting.rows * setting.seq
+        rows = sum(sum(row[first : first + here]) for row in table)
+        shared = tokens * (shape.n_shared * hidden + d * (shape.n_shared > 0))
+        return (rows * (hidden + d) + shared) * self.width + tokens * shape.n_expert * max(4, self.width)
 
 
 @lru_cache(maxsize=1024)

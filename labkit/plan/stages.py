@@ -25,7 +25,7 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
     What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
-    and with experts tensor parallelism, HSDP and zero_bubble."""
+    and with experts tensor parallelism and HSDP."""
     _check_experts(shape, recipe, layout)
     shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
@@ -70,8 +70,6 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"labkit's planner does not know optimizer={recipe.optimizer!r} with decay_on={recipe.decay_on!r} beside "
             "experts yet: take adamw, and decay_on='all'"
         )
-    if recipe.fp8_gathers:
-        raise ValueError("labkit's planner does not know 8-bit gathers beside experts yet: fp8_gathers=False")
     if layout.ep > 1 and recipe.shard_ranks is not None:
         raise ValueError(
             f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
@@ -238,10 +236,14 @@ def way_of(recipe: Recipe) -> str:
     return "half" if recipe.precision in NARROW else recipe.precision
 
 
-def linear_params(shape: ModelShape, tp: int) -> int:
-    """Weights of a block's linears on one of `tp` ranks, without biases: what may be multiplied in 8 bits."""
-    d, a, k = shape.d_model, shape.n_head * shape.width, shape.kv_heads * shape.width
-    return d * (2 * a + 2 * k + (3 if shape.gated else 2) * shape.hidden) // tp
+def linear_params(shape: ModelShape, tp: int, ep: int = 1) -> tuple[float, float]:
+    """Weights of a block's linears on one of `tp` ranks, without biases: what may be multiplied in 8 bits. Those of
+    routed experts, n_expert/ep of them, come apart; a router is never multiplied so. The mean of all blocks."""
+    attention, mats = sum(inside * out for inside, out in shape.attention_products), 3 if shape.gated else 2
+    mixed = shape.n_mixed / shape.n_layer
+    expert = mixed * mats * shape.d_model * shape.expert_hidden
+    rest = attention + (1 - mixed) * mats * shape.d_model * shape.hidden + expert * shape.n_shared
+    return rest / tp, expert * shape.n_expert / ep / tp
 
 
 def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:

@@ -254,11 +254,11 @@ class StepTime:
         return own + (self.p / self.recipe.copies - 1) * waits, own, sends
 
     def weights_share(self) -> float:
-        """W's share of a backward that is cut in two: half of it, but for what B runs again."""
-        if not self.recipe.checkpointing:
-            return 0.5
-        again, back = (layer.total for layer in self.layers["block"])
-        return 0.5 * back / (again + back)
+        """W's share of a backward that is cut in two: half of it, but for what B runs again, and for the gradients of
+        tokens on their way from experts, which only B sends."""
+        again, back = self.layers["block"]
+        whole = back.total + again.total * self.recipe.checkpointing
+        return 0.5 * (back.total - back.ep) / whole
 
     def dp(self) -> tuple[float, float]:
         """(seconds of data-parallel communication, seconds by which it makes the step longer)."""
@@ -304,8 +304,7 @@ class StepTime:
         HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
         n_units = max(1, self.shape.n_layer // len(self.stages)) * self.v
         unit = state.params / n_units
-        coded = linear_params(self.shape, self.layout.tp) * self.recipe.fp8_gathers  # 1 byte instead of 2
-        gather = self.along_dp(state, "all_gather", unit * self.wide - coded)
+        gather = self.along_dp(state, "all_gather", unit * self.wide - self.coded(state))
         scatter = self.along_dp(state, "reduce_scatter", unit * self.recipe.gradient_bytes)
         across = 0.0
         if self.recipe.shard_ranks is not None:
@@ -322,6 +321,12 @@ class StepTime:
         last = across + (n_units - 1) * self.beside(across, backward)
         first = gathers - self.m * self.recipe.reshard  # forwards that gather
         return moved, min(first * ahead + self.m * back + last, moved)
+
+    def coded(self, state: State) -> float:
+        """Weights of a unit that are gathered in 1 byte instead of 2."""
+        rest, experts = linear_params(self.shape, self.layout.tp, self.layout.ep)
+        here = rest + experts * (self.layout.ep == 1) if state is self.states[0] else experts
+        return here * self.recipe.fp8_gathers
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""

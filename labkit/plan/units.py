@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params
 from labkit.plan.groups import Grouping
 from labkit.plan.keep import ZeRO2Keeper
-from labkit.plan.ops import LINEARS
+from labkit.plan.ops import is_linear
 from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
 
 
@@ -118,7 +118,7 @@ class ZeRO3Keeper(ZeRO2Keeper):
 
     def coded(self, bucket: Bucket) -> list[int]:
         """Elements of each weight that travels in 8 bits."""
-        return [self.sizes[member] for member in bucket.members if self.codes and member[1] in LINEARS]
+        return [self.sizes[member] for member in bucket.members if self.codes and is_linear(member[1])]
 
     def decode(self, live: Live, bucket: Bucket, more: Bytes) -> None:
         """One weight after the other is decoded by way of fp32."""

@@ -9,7 +9,8 @@
                                    always comes before that
           hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks; and along dp_replicate an all_reduce
                    2(r-1)/r N/s    of this rank's part of the gradients, once a step, over r = n/s groups
-          with fp8_gathers, C weights of linears are gathered in 1 byte and not 2: C (n-1)/n less for each gather
+          with fp8_gathers, C weights of linears are gathered in 1 byte and not 2: C (n-1)/n less for each gather, of
+          experts along expert_dp
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
           (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's
@@ -58,13 +59,15 @@ class ExpertLoad:
 
     counts      [ranks of the ep group][E] rows of each rank for each expert that were not dropped, of all layers of
                 this rank and of a whole step; None: all experts get as many
-    capacity    as in the model, for the case of None"""
+    capacity    as in the model, for the case of None
+    coded       weights of these experts that ZeRO-3 gathers as 8-bit codes"""
 
     n_expert: int
     top_k: int
     parameter_bytes: int
     counts: Sequence[Sequence[int]] | None = None
     capacity: float | None = None
+    coded: int = 0
 
 
 def sent_per_step(
@@ -139,8 +142,9 @@ def _ep(
         gathers = gathers + recipe.n_micro if recipe.reshard else 1
     wider, m = recipe.gradient_bytes / recipe.weight_bytes, layout.dp // n
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)
-    shared = moved * (m - 1) / m * load.parameter_bytes
+    shared = (moved * load.parameter_bytes - gathers * load.coded) * (m - 1) / m
     words = f"{moved:g}(m-1)/m X, m = {m} ranks with the same experts, X = {load.parameter_bytes:,}"
+    words += f", {gathers:g}(m-1)/m of {load.coded:,} less" * bool(load.coded)
     return [
         Item("ep", value, "B", formula, "arXiv:2006.16668"),
         Item("expert_dp", shared, "B", words, "arXiv:1910.02054, 7"),

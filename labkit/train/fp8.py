@@ -32,18 +32,25 @@ What it trades:
                there. While a product runs, its two casts are there, too: 1 byte an element, 5 for a moment
     wire       sums over tp travel in bf16, and so do gathers of ZeRO-3 unless asked for in fp8 (parallel/coded.py)
 
-Embeddings, head, norms and attention stay in bf16, masters and the optimizer in fp32. Ranks agree on no unit: that of x
-is of a rank's own rows, and under tensor parallelism each part of a tensor has its own, which is no coarser than that
-of the whole. What ZeRO-3 has gathered is whole, and has the unit of the whole. No product needs an agreed unit, for
-each multiplies its own operands' units back in. Histories are agreed on all the same, as TransformerEngine does unless
-told not to (reduce_amax): then a history is one of the run, not of a rank, however the next run is laid out.
-labkit.assemble takes the largest over dp and tp once a step, 12 bytes a linear. They are not saved with a checkpoint.
+Embeddings, head, norms and attention stay in bf16, masters and the optimizer in fp32; of a mixture of experts the
+router stays wide, and all linears of routed and shared experts multiply 8-bit numbers, as in DeepSeek-V3. Ranks agree
+on no unit: that of x is of a rank's own rows, and under tensor parallelism each part of a tensor has its own, which is
+no coarser than that of the whole. What ZeRO-3 has gathered is whole, and has the unit of the whole. No product needs an
+agreed unit, for each multiplies its own operands' units back in. Histories are agreed on all the same, as
+TransformerEngine does unless told not to (reduce_amax): then a history is one of the run, not of a rank, however the
+next run is laid out.
+labkit.assemble takes the largest over dp and tp once a step, 12 bytes a linear; of experts that are dealt out over
+those ranks that hold the same ones. What was not seen in a step, such as the rows of an expert to which no token went,
+leaves its history as it was. Histories are not saved with a checkpoint.
 
 On a GPU the product is one kernel; on a CPU `torch._scaled_mm` multiplies the very same codes in fp32, more slowly than
-fp32 itself. Both are one call, so that a rehearsal counts what a GPU holds. Sends nothing.
+fp32 itself. Both are one call, so that a rehearsal counts what a GPU holds. A GPU wants sides that 16 divides; of the
+product over tokens, of which an expert may have any number, it gets rows of zeros besides, which change no sum (they
+are bf16 copies of x and g that a rehearsal does not count). Sends nothing.
 
 Sources: Micikevicius et al., arXiv:2209.05433, sections 3 and 4 (formats, scaling per tensor); torchao/float8 (recipe;
-operands held in high precision); TransformerEngine's user guide, "FP8 Delayed Scaling" (history, clipping).
+operands held in high precision); TransformerEngine's user guide, "FP8 Delayed Scaling" (history, clipping);
+DeepSeek-V3, arXiv:2412.19437, section 3.3 (which parts of a model with experts stay wide).
 """
 
 from __future__ import annotations
@@ -56,6 +63,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
@@ -75,8 +83,15 @@ def eight_bits(x: Tensor, format: Format) -> tuple[Tensor, Tensor]:
     """x as codes, and the unit of one code: x is about codes * unit.   [M, K] -> 8 bits [M, K] in rows, fp32 []
 
     NaN and infinity become NaN, so that they are seen."""
-    unit = unit_of(torch.linalg.vector_norm(x, math.inf, dtype=torch.float32), format)
+    unit = unit_of(peak_of(x), format)
     return encode(x, unit, format), unit
+
+
+def peak_of(x: Tensor) -> Tensor:
+    """The largest magnitude of x, 0 of a tensor without numbers.   fp32 []"""
+    if not x.numel():
+        return torch.zeros((), device=x.device)
+    return torch.linalg.vector_norm(x, math.inf, dtype=torch.float32)
 
 
 def unit_of(peak: Tensor, format: Format = E4M3) -> Tensor:
@@ -105,8 +120,13 @@ def _check_sides(a: Tensor, b: Tensor) -> None:
     if a.is_cuda and (a.shape[1] % SIDES or b.shape[0] % SIDES):
         raise ValueError(
             f"8-bit products of a GPU want sides that {SIDES} divides, got [{a.shape[0]}, {a.shape[1]}] x "
-            f"[{a.shape[1]}, {b.shape[0]}]: choose widths (over tp) and tokens of a micro-batch so, or precision='bf16'"
+            f"[{a.shape[1]}, {b.shape[0]}]: choose widths (over tp) so, or precision='bf16'"
         )
+
+
+def in_sixteens(x: Tensor) -> Tensor:
+    """x with rows of zeros behind it, so that 16 divides their number; x itself if it does.   [M, K] -> [M + .., K]"""
+    return F.pad(x, (0, 0, 0, -len(x) % SIDES)) if len(x) % SIDES else x
 
 
 def current(role: str, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -135,7 +155,7 @@ class Delayed:
     def _cast(self, x: Tensor, which: int) -> tuple[Tensor, Tensor]:
         format = E5M2 if which == 2 else E4M3
         assert format.dtype is not None
-        peak = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32)
+        peak = peak_of(x)
         self.seen[which] = torch.maximum(self.seen[which], peak)
         known = self.history[which].amax()
         unit = unit_of(torch.where(known > 0, known, peak), format)
@@ -144,8 +164,12 @@ class Delayed:
         return wide.to(format.dtype, memory_format=torch.contiguous_format), unit
 
     def turn(self, seen: Tensor) -> None:
-        """The step is over: `seen` [3], of this rank or the largest of several, becomes the newest of the history."""
-        self.history = torch.cat([seen[:, None], self.history[:, :-1]], 1)
+        """The step is over: `seen` [3], of this rank or the largest of several, becomes the newest of the history.
+
+        0 means that nothing came, and takes nobody's place: otherwise an expert that gets no rows for 16 steps would
+        forget how large they are."""
+        newer = torch.cat([seen[:, None], self.history[:, :-1]], 1)
+        self.history = torch.where(seen[:, None] > 0, newer, self.history)
         self.seen = torch.zeros_like(self.seen)
 
 
@@ -172,9 +196,10 @@ class _Linear(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad, rows = grad.flatten(0, -2), x.flatten(0, -2)
+        sums, terms = (in_sixteens(grad), in_sixteens(rows)) if grad.is_cuda else (grad, rows)
         # transposed views: a GPU multiplies rows by rows, so the cast writes the rows of the transpose
         gx = ctx.multiply("gx", grad, weight.t()).view(x.shape) if ctx.needs_input_grad[0] else None
-        gw = ctx.multiply("gw", grad.t(), rows.t()) if ctx.needs_input_grad[1] else None
+        gw = ctx.multiply("gw", sums.t(), terms.t()) if ctx.needs_input_grad[1] else None
         return gx, gw, grad.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
@@ -185,6 +210,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, multiply: Mult
 
 def in_fp8_(module: nn.Module, scaling: str = "tensor", seed: int = 0) -> None:
     """Let every linear inside a module multiply 8-bit numbers; parameters, names, hooks and what is sent stay.
+    One that says `stays_wide`, such as the router of a mixture of experts, is left as it is.
 
     `scaling` is one of SCALINGS; each linear keeps its products as `multiply`. Linears that are cut over
     tensor-parallel ranks have a `product` to set; plain ones get another forward. Move the module to its device before.
@@ -193,7 +219,7 @@ def in_fp8_(module: nn.Module, scaling: str = "tensor", seed: int = 0) -> None:
         raise ValueError(f"a scaling is one of {', '.join(SCALINGS)}, got {scaling!r}")
     draw = random.Random(seed)
     for part in module.modules():
-        if isinstance(part, nn.Linear) or hasattr(part, "product"):
+        if (isinstance(part, nn.Linear) or hasattr(part, "product")) and not hasattr(part, "stays_wide"):
             multiply = SCALINGS[scaling](draw.getrandbits(62), part.weight.device)  # type: ignore[arg-type]
             part.multiply = multiply  # type: ignore[assignment]
             if isinstance(part, nn.Linear):

@@ -47,6 +47,13 @@ BALANCE_LOSS = 0.01
 BIAS_STEP = 0.001
 
 
+class Router(nn.Linear):
+    """The scores of all experts for a token. Its product is one of wide numbers also where those of the experts are of
+    8 bits: rounded so coarsely, many experts would have the same score. DeepSeek-V3 keeps it wide, too."""
+
+    stays_wide = True
+
+
 class Experts(nn.ModuleDict):
     """Some of the experts, by their number among all.   [rows, D] sorted by expert -> [rows, D]"""
 
@@ -87,7 +94,7 @@ class MoE(nn.Module):
         super().__init__()
         self.n_expert, self.top_k = config.n_expert, config.top_k
         self.capacity, self.kind = config.capacity, config.balance
-        self.router = nn.Linear(config.d_model, config.n_expert, bias=False)
+        self.router = Router(config.d_model, config.n_expert, bias=False)
         sizes = replace(config, d_ff=config.expert_hidden)
         self.experts = Experts({str(number): mlp(sizes) for number in range(config.n_expert)})
         width = config.n_shared * config.expert_hidden

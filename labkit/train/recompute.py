@@ -7,6 +7,11 @@
     selective   6 D +   F                                 norms and activations twice: bytes are moved, hardly a flop
     full        D                                         the whole block twice: a third more flops (checkpoint.py)
 
+With experts, F counts the hidden units of those that a token meets. Made again are norms and each expert's activation,
+of which only its input is kept. Kept are the copies of tokens that the experts multiply, and what the router has found:
+no token is dispatched twice, and none can go another way in backward. In bf16 the router keeps a copy of the norm's
+result in fp32, as wide products do under autocast.
+
 How: while a block runs, autograd hands each tensor that it wants to save to a hook. A tensor that a norm or an
 activation has made is not kept: its place is taken by a Result, which knows what it was made of, and makes it again
 when the first product opens it. Query, key and value share one Result. All else is kept as it is, and values and
@@ -35,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from labkit.train.gpt import Block
+from labkit.train.gpt import MLP, Block
 
 Cheap = Callable[[Tensor], Tensor]
 
@@ -45,7 +50,10 @@ def recompute_selectively_(block: Block, gathers_only: bool = False) -> None:
 
     Of a block that is cut by position the gathers are run again, too, with `gathers_only` nothing else."""
     results = Results()
-    cheap = [] if gathers_only else [(block.norm1, "forward"), (block.norm2, "forward"), (block.mlp, "activate")]
+    # one MLP, or each of the experts and what they share
+    mlps = [part for part in block.mlp.modules() if isinstance(part, MLP)]
+    norms = [(block.norm1, "forward"), (block.norm2, "forward")]
+    cheap = [] if gathers_only else [*norms, *((mlp, "activate") for mlp in mlps)]
     for owner, name in [*cheap, *((door, "enter") for door in _doors(block))]:
         setattr(owner, name, partial(results.of, getattr(owner, name)))
     block.forward = partial(results.around, block.forward)  # type: ignore[method-assign]

@@ -5,6 +5,8 @@ The references are torch modules built here, one process's autograd, and figures
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -18,7 +20,7 @@ from labkit.plan.published import published_runs
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.search import layouts, plans
 from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
+from labkit.plan.time import StepTime, predict_step
 from labkit.view.plans import spent
 
 PUBLISHED = {
@@ -191,6 +193,17 @@ def test_ep_takes_two_all_to_alls_each_way_in_each_block():
     assert "ep" not in dict(predict_step(ModelShape.preset("llama3-8b"), Layout(32), recipe, H100))
 
 
+def test_tokens_of_a_backward_in_two_halves_travel_in_its_first():
+    """Would catch a W that is as long as half of all that backward takes, with the all_to_alls in it."""
+    plain, layout = Recipe("zero1", "zero_bubble", batch_size=64, n_micro=8, precision="bf16"), Layout(8, 4, ep=8)
+    for recipe in (plain, replace(plain, recompute="full")):
+        step = StepTime(MIXTRAL, layout, recipe, H100)
+        again, back = step.layers["block"]
+        second = step.weights_share() * (back.total + again.total * recipe.checkpointing)
+        assert back.ep > 0
+        assert second == pytest.approx((back.total - back.ep) / 2)
+
+
 def test_the_slowest_experts_set_the_time():
     """Would catch an imbalance that does not reach the products or the wire, or that reaches attention."""
     layout, recipe = Layout(8, ep=8), Recipe("zero1", batch_size=8, precision="bf16")
@@ -225,6 +238,40 @@ def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
     assert step["dp"] == pytest.approx(wanted, rel=1e-3)
 
 
+def test_linears_of_experts_run_at_the_rate_of_8_bits_and_the_router_does_not():
+    """Would catch a router, a head or attention's scores in 8 bits, and shared experts that stay in bf16."""
+    endless = Hardware.measured({"bf16": 1e12, "fp8": 3e12}, 1e18)
+    shape = SMALL.changed(n_shared=1, n_dense=1)
+    half, eight = (
+        predict_step(shape, Layout(2, ep=2), Recipe(batch_size=4, precision=precision), endless)["compute"]
+        for precision in ("bf16", "fp8")
+    )
+    flops = shape.flops(2 * shape.seq)
+    wide = flops["router"] + flops["head"] + flops["attention"]
+    assert half - eight == pytest.approx((flops.total - wide) * (1 / 1e12 - 1 / 3e12), rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", [Layout(8, ep=2), Layout(8), Layout(8, 2, ep=8)], ids=str)
+def test_codes_of_experts_are_gathered_along_their_own_group_in_half_the_bytes(layout):
+    """Would catch codes of a dense MLP in the place of experts, experts' codes along dp, and a router's."""
+    shape = SMALL.changed(n_shared=1)
+    link = Hardware.measured({"bf16": 1e12, "fp8": 2e12}, 1e18)
+    whole, coded = (
+        predict_step(shape, layout, Recipe("zero3", batch_size=8, precision="fp8", fp8_gathers=codes), link)["dp"]
+        for codes in (False, True)
+    )
+    one = 3 * shape.d_model * shape.expert_hidden
+    attention = sum(inside * out for inside, out in shape.attention_products)
+    groups = {8: attention + one}
+    groups[8 // layout.ep] = groups.get(8 // layout.ep, 0) + one * 8 // layout.ep
+    gone = 0.0
+    for n, weights in groups.items():
+        if n > 1:
+            both = [link.collective_s("all_gather", n, 8 // n, size) for size in (2 * weights, weights)]
+            gone += both[0] - both[1]
+    assert whole - coded == pytest.approx(2 * shape.n_layer // layout.pp * gone, rel=1e-3)
+
+
 # -- refusals and searches ---------------------------------------------------------------------------------------------
 
 
@@ -236,7 +283,6 @@ def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
         (SMALL.changed(n_expert=6), Layout(4, ep=4), Recipe(batch_size=4), "6 experts cannot be dealt out evenly"),
         (ModelShape.preset("gpt2"), Layout(4, ep=2), Recipe(batch_size=4), "ep=2 deals experts out, and this model"),
         (SMALL, Layout(4, ep=2), Recipe("zero3", batch_size=4, shard_ranks=2), "leave shard_ranks=2 out"),
-        (SMALL, Layout(1, 2), Recipe(schedule="zero_bubble", batch_size=4, n_micro=2), "depends on the routing"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_predicted_is_refused_in_words(shape, layout, recipe, words):

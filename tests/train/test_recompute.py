@@ -18,6 +18,7 @@ from labkit.train.gpt import GPT
 from labkit.train.recompute import recompute_selectively_
 
 CONFIG = GPTConfig(n_layer=1, d_model=32, n_head=4, vocab=16, seq=16, dropout=0.1)
+EXPERTS = replace(CONFIG, n_expert=5, expert_ff=24, n_shared=1, dropout=0.0)
 ROWS = 3
 WAYS = {
     "fp32": (torch.float32, nullcontext),
@@ -39,13 +40,15 @@ def gradients(block, x, way, times=1):
         y = block(x)
     for k in range(times):
         y.float().square().mean().backward(retain_graph=k + 1 < times)
-    return [y.detach(), x.grad, *(p.grad for p in block.parameters())]
+    return [y.detach(), x.grad, *(p.grad for p in block.parameters() if p.requires_grad)]
 
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "config", [CONFIG, replace(CONFIG, position="rotary", bias=False)], ids=["learned", "rotary, no bias"]
+    "config",
+    [CONFIG, replace(CONFIG, position="rotary", bias=False), EXPERTS],
+    ids=["learned", "rotary, no bias", "experts"],
 )
 def test_gradients_are_those_of_a_plain_block_bit_by_bit(config, way, times):
     """Would catch a tensor that is made again of other inputs, in another precision or shape, or another one that came
@@ -56,9 +59,9 @@ def test_gradients_are_those_of_a_plain_block_bit_by_bit(config, way, times):
     assert all(map(torch.equal, gradients(block, x, way, times), plain))
 
 
-def kept(recompute, way):
+def kept(recompute, way, config=CONFIG):
     """Bytes of activations that autograd holds of one block, and all that is alive when its backward is over."""
-    block, x = block_and_input(replace(CONFIG, dropout=0.0), WAYS[way][0])
+    block, x = block_and_input(replace(config, dropout=0.0), WAYS[way][0])
     run = block
     if recompute == "full":
         run = lambda x: checkpoint(block, x)  # noqa: E731
@@ -85,6 +88,15 @@ def test_inputs_of_products_that_a_norm_or_an_activation_made_are_not_kept(way):
     width = 2 if way == "autocast" else WAYS[way][0].itemsize
     saved = hidden if way == "autocast" else 2 * d + hidden
     assert held["none"][0] - held["selective"][0] == tokens * saved * width
+    assert held["selective"][1] == held["none"][1]
+
+
+def test_of_an_expert_only_the_input_of_its_activation_is_kept():
+    """Would catch an expert whose activation is kept, and copies of tokens that are made again, for which they would
+    have to travel once more. In fp32 the router has no copy of its own, and of norms 2 D numbers are gone, too."""
+    tokens, d, met = ROWS * EXPERTS.seq, EXPERTS.d_model, EXPERTS.top_k + EXPERTS.n_shared
+    held = {recompute: kept(recompute, "fp32", EXPERTS) for recompute in ("none", "selective")}
+    assert held["none"][0] - held["selective"][0] == tokens * (2 * d + met * EXPERTS.expert_ff) * 4
     assert held["selective"][1] == held["none"][1]
 
 

@@ -134,7 +134,9 @@ def _load(order: Order, reply: dict[str, Any]) -> ExpertLoad | None:
     if order.layout.ep == 1:
         return None
     config = order.config
-    return ExpertLoad(config.n_expert, config.top_k, reply["expert_bytes"], capacity=config.capacity)
+    return ExpertLoad(
+        config.n_expert, config.top_k, reply["expert_bytes"], None, config.capacity, reply["coded_experts"]
+    )
 
 
 def life(group: Group, order: Order) -> dict[str, Any]:
@@ -197,6 +199,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
         "resumed_at": begin,
         "parameter_bytes": step.parameter_bytes,
         "coded_params": step.coded_params,
+        "coded_experts": step.coded_experts,
         "expert_bytes": sum(
             p.numel() * p.element_size()
             for sync in step.besides
