@@ -93,10 +93,7 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     with torch.device("meta"):
         model = deal(GPT(config, seed=recipe.seed), mesh.ep)
     if mesh.tp.size > 1:
-        plan = EXPERT_PLAN if config.n_expert else GPT_PLAN
-        if config.n_shared:
-            plan = MappingProxyType({**plan, "blocks.*.mlp.shared.up": "column", "blocks.*.mlp.shared.down": "row"})
-        split(model, GPT_SEQUENCE_PLAN if recipe.sequence_parallel else plan, mesh.tp)
+        split(model, plan_of(config, recipe.sequence_parallel), mesh.tp)
     if mesh.cp.size > 1:
         Context(recipe.context, mesh.cp).into_(model)
     schedule = recipe.schedule_for(mesh.pp.size)
@@ -122,11 +119,6 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
     if config.n_expert % layout.ep:
         raise ValueError(f"n_expert={config.n_expert} has no ep={layout.ep} equal parts: make it a multiple")
     refused = (
-        (
-            recipe.sequence_parallel,
-            "sequence parallel cuts a sequence, whose experts are counted whole",
-            "leave it out",
-        ),
         (recipe.splits, "a schedule with W apart would send every dispatch of backward twice", "use '1f1b'"),
         (
             recipe.recompute in ("selective", "gathers"),
@@ -151,11 +143,23 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
             raise ValueError(f"n_expert={config.n_expert}: {reason}: {mend}")
 
 
-EXPERT_PLAN = MappingProxyType(
-    {name: style for name, style in GPT_PLAN.items() if ".mlp." not in name}
-    | {"blocks.*.mlp.experts.*.up": "column", "blocks.*.mlp.experts.*.down": "row"}
-)
+MIXTURE_PLAN = MappingProxyType({
+    "blocks.*.mlp": "mixture", "blocks.*.mlp.router": "whole",
+    "blocks.*.mlp.experts.*.up": "column", "blocks.*.mlp.experts.*.down": "row",
+})  # fmt: skip
+EXPERT_PLAN = MappingProxyType({name: style for name, style in GPT_PLAN.items() if ".mlp." not in name} | MIXTURE_PLAN)
 """The plan of a GPT with experts: each is cut as an MLP is, and the router is whole on every rank."""
+
+
+def plan_of(config: GPTConfig, in_sequence: bool = False) -> dict[str, str]:
+    """What tensor parallelism makes of the layers of a GPT, with experts or without; `in_sequence`: also cut by
+    position."""
+    plan = dict(GPT_SEQUENCE_PLAN if in_sequence else GPT_PLAN)
+    if config.n_expert:
+        plan = {name: style for name, style in plan.items() if ".mlp." not in name} | dict(MIXTURE_PLAN)
+    if config.n_shared and config.n_expert:
+        plan |= {"blocks.*.mlp.shared.up": "column", "blocks.*.mlp.shared.down": "row"}
+    return plan
 
 
 class Stage(nn.Sequential):

@@ -172,7 +172,7 @@ def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layou
         for pp in divisors(n_ranks // tp):
             for cp in (cp for cp in divisors(n_ranks // tp // pp) if cp <= most_cp):
                 dp = n_ranks // tp // pp // cp
-                for ep in divisors(math.gcd(dp, n_expert)) if n_expert and tp == 1 else [1]:
+                for ep in divisors(math.gcd(dp, n_expert)) if n_expert else [1]:
                     yield Layout(dp, pp, tp, cp, ep)
 
 

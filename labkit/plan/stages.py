@@ -25,8 +25,12 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
     What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
-    and with experts tensor parallelism, HSDP and zero_bubble."""
+    tensor parallelism beside latent attention, and with experts HSDP and zero_bubble."""
     _check_experts(shape, recipe, layout)
+    if shape.kv_lora is not None and layout.tp > 1:
+        raise ValueError(
+            f"labkit's planner does not know tp beside latent attention yet, got tp={layout.tp}: take tp=1"
+        )
     shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
     _check_context(shape, recipe, layout)
@@ -60,11 +64,9 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         )
     if shape.n_expert % layout.ep:
         raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
-    if layout.tp > 1:
-        raise ValueError(
-            f"labkit's planner does not know tensor parallelism beside experts yet, got tp={layout.tp}: "
-            "take tp=1, and ep or pp"
-        )
+    for name, width in (("an expert", shape.expert_hidden), ("the shared experts", shape.n_shared * shape.expert_hidden)):
+        if width % layout.tp:
+            raise ValueError(f"the hidden width of {name}, {width:,}, has no tp={layout.tp} equal parts")
     if recipe.optimizer == "muon" or recipe.decay_on != "all":
         raise ValueError(
             f"labkit's planner does not know optimizer={recipe.optimizer!r} with decay_on={recipe.decay_on!r} beside "
@@ -249,14 +251,15 @@ def state_params(shape: ModelShape, tp: int, p: int, v: int, in_v: bool = False)
 
 
 @lru_cache(maxsize=1024)
-def expert_params(shape: ModelShape, ep: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
-    """Parameters of this rank's routed experts, 1/ep of them, at each position along pp; zeros for a dense model."""
+def expert_params(shape: ModelShape, tp: int, ep: int, p: int, v: int, in_v: bool = False) -> tuple[float, ...]:
+    """Parameters of this rank's routed experts, 1/ep of them and 1/tp of each, at each position along pp; zeros for a
+    dense model."""
     params, first = [0.0] * p, 0
     for stage, count in enumerate(blocks_of(shape, p * v)):
         mixed = count - dense_of(shape, first, count)
         if mixed:
             place = min(stage, p * v - 1 - stage) if in_v else stage % p
-            params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden)
+            params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden) / tp
         first += count
     return tuple(params)
 
