@@ -103,7 +103,7 @@ EVERY = [
     ("shared", Layout(dp=2, ep=2, tp=2), "zero3", {"n_micro": 2}),
     ("long", Layout(dp=2, ep=2, tp=2, cp=2), "zero2", {"sequence_parallel": True}),
 ]  # fmt: skip
-FIRST = [EVERY[3], EVERY[7], EVERY[9]]
+FIRST = [EVERY[3], EVERY[7], EVERY[9], EVERY[14]]
 
 
 @pytest.mark.parametrize(
