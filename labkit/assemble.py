@@ -46,7 +46,7 @@ from labkit.parallel.norm import clip_grad_norm_
 from labkit.parallel.offload import Offload
 from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.saved import Parts, parts_of
-from labkit.parallel.split import GPT_PLAN, GPT_SEQUENCE_PLAN, split
+from labkit.parallel.split import EXPERT_PLAN, EXPERT_SEQUENCE_PLAN, GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.sync import DataParallel, MakeOptimizer
 from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.parallel.zero1 import ZeRO1
@@ -143,23 +143,12 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
             raise ValueError(f"n_expert={config.n_expert}: {reason}: {mend}")
 
 
-MIXTURE_PLAN = MappingProxyType({
-    "blocks.*.mlp": "mixture", "blocks.*.mlp.router": "whole",
-    "blocks.*.mlp.experts.*.up": "column", "blocks.*.mlp.experts.*.down": "row",
-})  # fmt: skip
-EXPERT_PLAN = MappingProxyType({name: style for name, style in GPT_PLAN.items() if ".mlp." not in name} | MIXTURE_PLAN)
-"""The plan of a GPT with experts: each is cut as an MLP is, and the router is whole on every rank."""
-
-
-def plan_of(config: GPTConfig, in_sequence: bool = False) -> dict[str, str]:
-    """What tensor parallelism makes of the layers of a GPT, with experts or without; `in_sequence`: also cut by
-    position."""
-    plan = dict(GPT_SEQUENCE_PLAN if in_sequence else GPT_PLAN)
-    if config.n_expert:
-        plan = {name: style for name, style in plan.items() if ".mlp." not in name} | dict(MIXTURE_PLAN)
-    if config.n_shared and config.n_expert:
-        plan |= {"blocks.*.mlp.shared.up": "column", "blocks.*.mlp.shared.down": "row"}
-    return plan
+def plan_of(config: GPTConfig, in_sequence: bool = False) -> Mapping[str, str]:
+    """What tp makes of the layers of a GPT, with experts or without; `in_sequence`: also cut by position."""
+    if not config.n_expert:
+        return GPT_SEQUENCE_PLAN if in_sequence else GPT_PLAN
+    shared = {"blocks.*.mlp.shared.up": "column", "blocks.*.mlp.shared.down": "row"} if config.n_shared else {}
+    return MappingProxyType({**(EXPERT_SEQUENCE_PLAN if in_sequence else EXPERT_PLAN), **shared})
 
 
 class Stage(nn.Sequential):

@@ -78,7 +78,7 @@ class RowTerm(RowParallelLinear):
 
 
 class TermRouter:
-    """The routing of a mixture (`MoE.route`) whose experts make terms. Backward sends 2(n-1)/n of the weights' bytes."""
+    """The routing of a mixture (`MoE.route`) whose experts make terms. Backward sends 2(n-1)/n of the weights."""
 
     def __init__(self, route: Route, group: Group) -> None:
         """`route` is what one process does."""

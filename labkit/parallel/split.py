@@ -64,6 +64,17 @@ GPT_SEQUENCE_PLAN = MappingProxyType(
 )
 """The same, with activations between the blocks cut by position."""
 
+_MIXTURE = MappingProxyType({
+    "blocks.*.mlp": "mixture", "blocks.*.mlp.router": "whole",
+    "blocks.*.mlp.experts.*.up": "column", "blocks.*.mlp.experts.*.down": "row",
+})  # fmt: skip
+EXPERT_PLAN, EXPERT_SEQUENCE_PLAN = (
+    MappingProxyType({name: style for name, style in plan.items() if ".mlp." not in name} | _MIXTURE)
+    for plan in (GPT_PLAN, GPT_SEQUENCE_PLAN)
+)
+"""The two for a GPT with experts: each is cut as an MLP is, and the router is whole on every rank. Shared experts want
+two entries more, where there are some (labkit.assemble.plan_of)."""
+
 CUTS = MappingProxyType({"column": 0, "gathered": 0, "row": 1, "vocab": 0})
 """The dim of a weight that each style cuts."""
 

@@ -190,7 +190,7 @@ def experts_table(runs: Sequence[Compared]) -> str:
     ratio; below them, by its number, what is predicted in the place of something that labkit does not have. "" if there
     are none."""
     head = ("model", "devices", "dp", "pp", "tp", "ep", "MFU", "published", "predicted", "ratio", "differs")
-    rows, notes = [head], dict[str, int]()
+    rows, notes = list[tuple[str, ...]]([head]), dict[str, int]()
     for comparison in runs:
         run, lay = comparison.run, comparison.run.layout
         if run.shape.n_expert:

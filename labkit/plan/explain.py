@@ -197,8 +197,8 @@ def _dealt(plan: Plan) -> str:
         f" ep={lay.ep}: {lay.ep} neighbours along dp have {shape.n_expert // lay.ep} of {shape.n_expert} experts each"
         f"{part}, {where}. In each block {shape.top_k} copies of a token travel to their experts and back, forward and "
         f"backward{', from each rank of tp' * (lay.tp > 1)}; nothing hides that. Gradients of experts go over "
-        f"{lay.dp // lay.ep} ranks, all others over {lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 times the mean "
-        "load takes 1.5 times as long in its experts."
+        f"{lay.dp // lay.ep} ranks, all others over {lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 "
+        "times the mean load takes 1.5 times as long in its experts."
     )
 
 

@@ -183,10 +183,11 @@ class Mixture(Ops):
         tape.at_door("enter")
         split = tape.node((x.node,), together, ())
         made, size, width = list[Shadow](), -(-len(mine) // RUNS), self.narrow
+        hidden = self.shape.expert_hidden // self.setting.tp
         for begin in range(0, len(mine), size):
             some = mine[begin : begin + size]
             run = Shadow(x.storage, sum(some) * d, x.width, part(begin == 0))
-            made.append(self.expert(run, d, self.shape.expert_hidden // self.setting.tp, f"experts.{begin}", sum(some), len(some)))
+            made.append(self.expert(run, d, hidden, f"experts.{begin}", sum(some), len(some)))
             del run
         y = tape.new(sum(mine) * d * width, name="what the experts made")
         node, count = tape.node(tuple(shadow.node for shadow in made), lambda g: [g] * count, ()), len(made)

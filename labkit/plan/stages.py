@@ -64,9 +64,8 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         )
     if shape.n_expert % layout.ep:
         raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
-    for name, width in (("an expert", shape.expert_hidden), ("the shared experts", shape.n_shared * shape.expert_hidden)):
-        if width % layout.tp:
-            raise ValueError(f"the hidden width of {name}, {width:,}, has no tp={layout.tp} equal parts")
+    if shape.expert_hidden % layout.tp:
+        raise ValueError(f"experts are {shape.expert_hidden:,} wide inside, which has no tp={layout.tp} equal parts")
     if recipe.optimizer == "muon" or recipe.decay_on != "all":
         raise ValueError(
             f"labkit's planner does not know optimizer={recipe.optimizer!r} with decay_on={recipe.decay_on!r} beside "
