@@ -198,12 +198,12 @@ MORE_SENT = [
     for layout in (Layout(2, 2, ep=2), Layout(4, ep=4))
 ]
 CUT = [("zero2", {"n_micro": 2, "sequence_parallel": True}, Layout(2, ep=2, tp=2))]
-MORE_CUT = [
-    (strategy, {"sequence_parallel": sp, **more}, layout)
-    for strategy in STRATEGIES
+CUT_LAYOUTS = (Layout(tp=2), Layout(2, ep=2, tp=2), Layout(2, 2, ep=2, tp=2), Layout(2, ep=2, tp=4), Layout(2, tp=2))
+MORE_CUT = [  # layouts take turns, for what goes along tp does not depend on the strategy
+    (strategy, {"sequence_parallel": sp, **more}, CUT_LAYOUTS[(2 * index + sp + turn) % 5])
+    for index, strategy in enumerate(STRATEGIES)
     for sp in (False, True)
-    for more in ({}, {"recompute": "full", "n_micro": 2}, {"precision": "bf16", "n_micro": 2})
-    for layout in (Layout(tp=2), Layout(2, ep=2, tp=2), Layout(2, 2, ep=2, tp=2), Layout(2, ep=2, tp=4))
+    for turn, more in enumerate(({}, {"recompute": "full", "n_micro": 2}, {"precision": "bf16", "n_micro": 2}))
 ]
 
 
