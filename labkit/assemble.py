@@ -46,7 +46,7 @@ from labkit.parallel.norm import clip_grad_norm_
 from labkit.parallel.offload import Offload
 from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.saved import Parts, parts_of
-from labkit.parallel.split import GPT_PLAN, GPT_SEQUENCE_PLAN, split
+from labkit.parallel.split import EXPERT_PLAN, EXPERT_SEQUENCE_PLAN, GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.sync import DataParallel, MakeOptimizer
 from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.parallel.zero1 import ZeRO1
@@ -95,10 +95,7 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     with torch.device("meta"):
         model = deal(GPT(config, seed=recipe.seed), mesh.ep)
     if mesh.tp.size > 1:
-        plan = EXPERT_PLAN if config.n_expert else GPT_PLAN
-        if config.n_shared:
-            plan = MappingProxyType({**plan, "blocks.*.mlp.shared.up": "column", "blocks.*.mlp.shared.down": "row"})
-        split(model, GPT_SEQUENCE_PLAN if recipe.sequence_parallel else plan, mesh.tp)
+        split(model, plan_of(config, recipe.sequence_parallel), mesh.tp)
     if mesh.cp.size > 1:
         Context(recipe.context, mesh.cp).into_(model)
     schedule = recipe.schedule_for(mesh.pp.size)
@@ -125,9 +122,9 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
         raise ValueError(f"n_expert={config.n_expert} has no ep={layout.ep} equal parts: make it a multiple")
     refused = (
         (
-            recipe.sequence_parallel,
-            "sequence parallel cuts a sequence, whose experts are counted whole",
-            "leave it out",
+            recipe.copies > 1,
+            f"{recipe.schedule} keeps each stage on two ranks, and experts are dealt out along dp alone",
+            "use '1f1b' or 'zero_bubble'",
         ),
         (
             recipe.precision == "fp16" and config.balance == "loss",
@@ -146,11 +143,12 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
             raise ValueError(f"n_expert={config.n_expert}: {reason}: {mend}")
 
 
-EXPERT_PLAN = MappingProxyType(
-    {name: style for name, style in GPT_PLAN.items() if ".mlp." not in name}
-    | {"blocks.*.mlp.experts.*.up": "column", "blocks.*.mlp.experts.*.down": "row"}
-)
-"""The plan of a GPT with experts: each is cut as an MLP is, and the router is whole on every rank."""
+def plan_of(config: GPTConfig, in_sequence: bool = False) -> Mapping[str, str]:
+    """What tp makes of the layers of a GPT, with experts or without; `in_sequence`: also cut by position."""
+    if not config.n_expert:
+        return GPT_SEQUENCE_PLAN if in_sequence else GPT_PLAN
+    shared = {"blocks.*.mlp.shared.up": "column", "blocks.*.mlp.shared.down": "row"} if config.n_shared else {}
+    return MappingProxyType({**(EXPERT_SEQUENCE_PLAN if in_sequence else EXPERT_PLAN), **shared})
 
 
 class Stage(nn.Sequential):

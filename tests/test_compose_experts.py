@@ -31,6 +31,9 @@ CONFIGS = {
     "loss": CONFIG,
     "bias": replace(CONFIG, balance="bias", top_k=1, n_shared=1),
     "drops": replace(CONFIG, capacity=0.8, balance="none"),
+    "shared": replace(CONFIG, n_shared=1),
+    "long": replace(CONFIG, balance="bias", seq=8),
+    "thirds": replace(CONFIG, d_model=12, n_head=3, vocab=33),
 }
 
 
@@ -90,6 +93,15 @@ EVERY = [
     ("loss", Layout(dp=2, ep=2, pp=2), "zero2", {"schedule": "gpipe", "n_micro": 3, "recompute": "full"}),
     ("loss", Layout(dp=2, ep=2, pp=2, tp=2), "zero1", {"schedule": "1f1b", "n_micro": 2}),
     ("bias", Layout(dp=2, ep=2, cp=2), "zero1", {}),
+    ("loss", Layout(tp=2), "ddp", {"sequence_parallel": True, "n_micro": 3}),
+    ("thirds", Layout(tp=3), "ddp", {"sequence_parallel": True}),
+    ("bias", Layout(dp=2, ep=2, tp=2), "zero1", {"sequence_parallel": True, "recompute": "full"}),
+    ("drops", Layout(dp=2, ep=2, tp=2), "zero2", {"sequence_parallel": True, "n_micro": 2}),
+    ("loss", Layout(dp=2, ep=2, tp=2), "zero3", {"sequence_parallel": True, "n_micro": 3, "recompute": "full"}),
+    ("loss", Layout(dp=2, tp=2), "zero3", {"sequence_parallel": True}),
+    ("shared", Layout(dp=2, ep=2, pp=2, tp=2), "zero1", {"sequence_parallel": True, "schedule": "1f1b", "n_micro": 2}),
+    ("shared", Layout(dp=2, ep=2, tp=2), "zero3", {"n_micro": 2}),
+    ("long", Layout(dp=2, ep=2, tp=2, cp=2), "zero2", {"sequence_parallel": True}),
     ("bias", Layout(dp=4, ep=2), "zero3", {"n_micro": 3, "recompute": "selective"}),
     ("drops", Layout(dp=2, ep=2, tp=2), "zero2", {"recompute": "selective"}),
     ("loss", Layout(dp=2, ep=2, pp=2), "ddp", {"schedule": "1f1b", "n_micro": 3, "recompute": "gathers"}),
@@ -98,7 +110,7 @@ EVERY = [
     ("drops", Layout(dp=4, ep=2, pp=2), "zero2", {"schedule": "zero_bubble", "n_micro": 3, "recompute": "selective"}),
     ("loss", Layout(dp=1, pp=2, tp=2), "ddp", {"schedule": "zero_bubble", "n_micro": 3}),
 ]  # fmt: skip
-FIRST = [EVERY[3], EVERY[7], EVERY[9]]
+FIRST = [EVERY[3], EVERY[7], EVERY[9], EVERY[14]]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +154,6 @@ def test_a_checkpoint_of_dealt_out_experts_goes_on_with_any_other_ep(then, tmp_p
     [
         ({"n_expert": 0}, Layout(dp=2, ep=2), {}, "this model has none"),
         ({"n_expert": 5}, Layout(dp=2, ep=2), {}, "n_expert=5 has no ep=2 equal parts"),
-        ({}, Layout(tp=2), {"sequence_parallel": True}, "sequence parallel"),
         ({}, Layout(), {"precision": "fp16"}, "balance='bias'"),
         ({}, Layout(cp=2), {}, "no rank sees a whole one"),
         ({"balance": "none", "capacity": 1.0}, Layout(cp=2), {}, "no rank sees a whole one"),

@@ -104,6 +104,9 @@ FOUR = [
     ("bias", Layout(4, ep=2), "zero3", {"n_micro": 2}),
     ("drops", Layout(2, ep=2, tp=2), "zero2", {}),
     ("loss", Layout(2, 2, ep=2), "zero1", {"n_micro": 2, "recompute": "full"}),
+    ("loss", Layout(2, tp=2), "zero1", {"sequence_parallel": True}),
+    ("bias", Layout(2, ep=2, tp=2), "zero3", {"sequence_parallel": True, "n_micro": 2}),
+    ("loss", Layout(2, ep=2, tp=2), "ddp", {"sequence_parallel": True, "recompute": "full"}),
 ]
 
 
@@ -149,6 +152,7 @@ LAWS = [
     ("bias", Layout(4, ep=2), "zero3", {"recompute": "full"}),
     ("drops", Layout(2), "ddp", {}),
     ("loss", Layout(2, ep=2), "zero3", {"precision": "amp"}),
+    ("bias", Layout(2, ep=2, tp=2), "zero1", {"precision": "bf16", "n_micro": 2, "sequence_parallel": True}),
 ]
 MORE_LAWS = [
     ("loss", Layout(2, ep=2), "ddp", {"recompute": "selective"}),
@@ -178,6 +182,13 @@ MORE_LAWS = [
     ("loss", Layout(1, 2), "ddp", {"schedule": "gpipe", "n_micro": 4}),
     ("loss", Layout(2, 2, ep=2), "zero3", {"n_micro": 4, "recompute": "full"}),
     ("bias", Layout(2, 2, ep=2), "zero1", {"n_micro": 4}),
+    *((name, Layout(2, ep=ep, tp=2), "zero2", {}) for name in CONFIGS for ep in (1, 2)),
+    ("loss", Layout(tp=2), "ddp", {"recompute": "full"}),
+    ("loss", Layout(tp=4), "ddp", {"sequence_parallel": True}),
+    ("bias", Layout(2, ep=2, tp=2), "zero3", {"recompute": "full", "sequence_parallel": True}),
+    ("loss", Layout(2, ep=2, tp=2), "zero1", {"precision": "amp"}),
+    ("drops", Layout(2, ep=2, tp=2), "zero3", {"precision": "amp", "sequence_parallel": True}),
+    ("loss", Layout(2, 2, ep=2, tp=2), "zero2", {"n_micro": 4, "sequence_parallel": True}),
 ]
 
 
@@ -196,6 +207,8 @@ def test_the_law_counts_experts_to_the_byte(name, layout, strategy, more):
     tokens = config.seq * 8 // layout.dp // recipe.n_micro
     # where a block runs again, which of the numbers of a router is freed first is not in the law
     loose = LOOSE + 4 * config.top_k * tokens * (recipe.recompute == "full")
+    if recipe.sequence_parallel and config.seq % layout.tp:
+        config = replace(config, seq=config.seq + 1)
     for rank in {0, layout.size - 1}:
         seen = rehearse(config, layout, recipe, rank)
         assert abs(seen.predicted.total - seen.peak) <= loose, (rank, seen)
@@ -235,6 +248,14 @@ MORE_SENT = [
     )  # fmt: skip
     for layout in (Layout(2, 2, ep=2), Layout(4, ep=4))
 ]
+CUT = [("zero2", {"n_micro": 2, "sequence_parallel": True}, Layout(2, ep=2, tp=2))]
+CUT_LAYOUTS = (Layout(tp=2), Layout(2, ep=2, tp=2), Layout(2, 2, ep=2, tp=2), Layout(2, ep=2, tp=4), Layout(2, tp=2))
+MORE_CUT = [  # layouts take turns, for what goes along tp does not depend on the strategy
+    (strategy, {"sequence_parallel": sp, **more}, CUT_LAYOUTS[(2 * index + sp + turn) % 5])
+    for index, strategy in enumerate(STRATEGIES)
+    for sp in (False, True)
+    for turn, more in enumerate(({}, {"recompute": "full", "n_micro": 2}, {"precision": "bf16", "n_micro": 2}))
+]
 
 
 @pytest.mark.parametrize(
@@ -254,6 +275,33 @@ def test_a_rehearsal_of_experts_sends_what_the_law_says(strategy, more, layout):
     sent = rehearse(CONFIG, layout, recipe, last).ledger
     for axis in ("dp", "ep", "expert_dp", "pp"):
         assert abs(sent.sent_bytes(axis=axis) - law[axis]) <= 64, axis
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "layout"),
+    [*CUT, *(pytest.param(*case, marks=pytest.mark.rest) for case in MORE_CUT if case not in CUT)],
+    ids=str,
+)
+def test_experts_that_are_cut_send_what_the_law_says_to_the_byte(strategy, more, layout):
+    """Would catch a sum behind each expert, gradients of a router's weights that nobody adds up, and a sum that runs
+    again in backward. In sequence the gradients of what is whole and meets a part of the positions come on top: of
+    norms, of attention's last bias, and of the positions' table."""
+    recipe, last = Recipe(strategy, batch_size=8, **more), layout.size - 1
+    stage = Rank(ModelShape.of(CONFIG), layout, recipe, last, "cpu").stages[0]
+    experts, rest = (stage.part(which).numel * recipe.weight_bytes for which in (True, False))
+    law = sent_per_step(
+        layout, recipe, last, parameter_bytes=rest + experts * (layout.ep == 1), n_layer=2 // layout.pp, d_model=64,
+        seq=64, experts=ExpertLoad(4, 2, experts),
+    )  # fmt: skip
+    d, blocks, both = CONFIG.d_model, 2 // layout.pp, layout.pp == 1
+    part_of_positions = blocks * (2 * 2 * d + d) + 2 * d + both * CONFIG.seq * d
+    on_top = 2 * (layout.tp - 1) / layout.tp * recipe.n_micro * recipe.weight_bytes * part_of_positions
+    sent = rehearse(CONFIG, layout, recipe, last).ledger
+    assert sent.sent_bytes(axis="tp") == law["tp"] + on_top * recipe.sequence_parallel
+    for axis in ("pp", *(("ep",) if layout.ep > 1 else ())):
+        assert sent.sent_bytes(axis=axis) == law[axis]
+    for axis in ("dp", *(("expert_dp",) if layout.ep > 1 else ())):
+        assert abs(sent.sent_bytes(axis=axis) - law[axis]) <= 64, axis  # padding
 
 
 @cases(("sequences", "length", "n"), [(1, 3, 1), (2, 5, 1), (3, 7, 2), (1, 3, 3), (4, 6, 4)])
@@ -284,7 +332,7 @@ def test_a_balanced_load_is_what_experts_in_turn_give(sequences, length, n, capa
         ({}, Layout(2), [[128, 128, 128, 127]], "are 512 rows for experts, got counts of 511"),
         ({"capacity": 1.0}, Layout(2), [[128, 128, 128, 129]], "at most 512 rows"),
         ({"n_expert": 0}, Layout(2), [[1]], "this model has no experts"),
-        ({}, Layout(tp=2), None, None),
+        ({"balance": "none"}, Layout(cp=2), None, None),
     ],
 )
 def test_counts_that_are_not_those_of_the_tokens_are_refused(changes, layout, counts, words):

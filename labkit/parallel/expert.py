@@ -23,6 +23,8 @@ backward: a gradient goes home on the way on which its row came.
     time               experts run as long as the rank with the most rows: max / mean of the loads is the factor by
                        which imbalance makes the experts' part of a step longer
 
+With tp each expert is cut along it as an MLP is (expert_tensor.py), and each rank of tp sends all of its rows.
+
 Gradients: the loss of a rank is a mean over its own tokens, and those of a data-parallel group are averaged. An expert
 has met the tokens of all n ranks, so what it has is a sum of n of these; it is divided by n on the way in, and given
 back to the tokens multiplied by n. A mean over those who hold the same expert (`Mesh.expert_dp`) is then the mean over

@@ -8,6 +8,8 @@ first pattern that matches a module decides.
     "row"        Linear    W[O, I/n]   part in, whole out
     "vocab"      Embedding W[V/n, D]   tokens in, whole out
     "enter"      any module with column layers inside that share its input: one f at its input in place of one in each
+    "mixture"    a mixture of experts: one f at its input, one g at its output, terms between them (expert_tensor.py)
+    "whole"      Linear    W[O, I]     inside a mixture: its router, the same on every rank
     "sequence"   LayerNorm, RMSNorm or Embedding that stays whole and works on T/n positions (and what has no parameters
                  at all). One such entry makes the whole plan sequence-parallel: f and g become f' and g' (sequence.py)
 
@@ -30,6 +32,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
+from labkit.parallel.expert_tensor import RowTerm, cut_mixture_
 from labkit.parallel.sequence import (
     SequenceColumnParallelLinear,
     SequenceEmbedding,
@@ -61,6 +64,17 @@ GPT_SEQUENCE_PLAN = MappingProxyType(
 )
 """The same, with activations between the blocks cut by position."""
 
+_MIXTURE = MappingProxyType({
+    "blocks.*.mlp": "mixture", "blocks.*.mlp.router": "whole",
+    "blocks.*.mlp.experts.*.up": "column", "blocks.*.mlp.experts.*.down": "row",
+})  # fmt: skip
+EXPERT_PLAN, EXPERT_SEQUENCE_PLAN = (
+    MappingProxyType({name: style for name, style in plan.items() if ".mlp." not in name} | _MIXTURE)
+    for plan in (GPT_PLAN, GPT_SEQUENCE_PLAN)
+)
+"""The two for a GPT with experts: each is cut as an MLP is, and the router is whole on every rank. Shared experts want
+two entries more, where there are some (labkit.assemble.plan_of)."""
+
 CUTS = MappingProxyType({"column": 0, "gathered": 0, "row": 1, "vocab": 0})
 """The dim of a weight that each style cuts."""
 
@@ -71,10 +85,15 @@ TAKES = MappingProxyType(
         "row": (nn.Linear,),
         "vocab": (nn.Embedding,),
         "enter": (nn.Module,),
+        "mixture": (nn.Module,),
+        "whole": (nn.Linear,),
         "sequence": (nn.LayerNorm, nn.RMSNorm, nn.Embedding),
     }
 )
 """The modules that each style knows how to swap."""
+
+DOORS = ("enter", "mixture")
+"""Styles of modules that keep their class, with one f for all column layers inside."""
 
 
 def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
@@ -83,7 +102,8 @@ def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
     Names and `state_dict` keys stay; shards are new parameters with `shard_dim`, so make the optimizer afterwards. Tied
     parameters stay tied. Everything is checked before anything is changed. Raises ValueError for an unknown style, a
     pattern that matches nothing, a layer of the wrong kind, heads or sizes that n does not divide (with the sizes that
-    would do), a parameter tied to one that is cut otherwise, and, in a sequence-parallel plan, a parameter left out.
+    would do), a parameter tied to one that is cut otherwise, and a parameter left out of a sequence-parallel plan or of
+    a mixture.
 
     Dropout outside the pairs works on whole activations: seed the ranks of the group alike (or use a sequence plan)."""
     styles = _styles(model, plan)
@@ -92,8 +112,7 @@ def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
     _check_sizes(model, styles, group)
     _check_ties(model, styles)
     _check_doors(model, styles)
-    if in_sequence:
-        _check_nothing_left_out(model, styles)
+    _check_nothing_left_out(model, styles, in_sequence)
     swapped: dict[int, nn.Module] = {}  # by the id of what it stands for: a module with two names stays one module
     tied: dict[int, nn.Parameter] = {}
     for name, style in styles.items():
@@ -102,9 +121,13 @@ def split(model: nn.Module, plan: Mapping[str, str], group: Group) -> nn.Module:
             if group.size > 1:  # a hook and not a wrapper: names and state_dict keys stay as they are
                 module.register_forward_pre_hook(_Door(group, in_sequence))
             continue
+        if style == "mixture":
+            cut_mixture_(module, group, in_sequence)
+        if style in ("mixture", "whole"):
+            continue
         if id(module) not in swapped:
-            entered = any(styles.get(above) == "enter" for above in _above(name))
-            swapped[id(module)] = _swap(module, style, group, in_sequence, entered).train(module.training)
+            door = next((styles[above] for above in _above(name) if styles.get(above) in DOORS), "")
+            swapped[id(module)] = _swap(module, style, group, in_sequence, door).train(module.training)
             _tie(module, swapped[id(module)], tied)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, swapped[id(module)])
@@ -137,10 +160,13 @@ class _Door:
         return (self.enter(args[0]), *args[1:])
 
 
-def _swap(module: Any, style: str, group: Group, in_sequence: bool, entered: bool) -> nn.Module:
+def _swap(module: Any, style: str, group: Group, in_sequence: bool, door: str) -> nn.Module:
+    """The parallel layer for a module; `door`: the style of the module around it that has an f, "" if none has."""
     if style in ("column", "gathered"):
         column = SequenceColumnParallelLinear if in_sequence else ColumnParallelLinear
-        return column.of(module, group, gather_output=style == "gathered", entered=entered)
+        return column.of(module, group, gather_output=style == "gathered", entered=door != "")
+    if style == "row" and door == "mixture":
+        return RowTerm.of(module, group)
     if style == "row":
         return (SequenceRowParallelLinear if in_sequence else RowParallelLinear).of(module, group)
     if style == "vocab":
@@ -170,7 +196,7 @@ def _styles(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
         if not style or (style == "sequence" and not any(True for _ in module.parameters())):
             continue  # a dropout, say, works on a slice as it is
         # a subclass has a forward of its own, which swapping would lose without a word
-        if style != "enter" and type(module) not in TAKES[style]:
+        if style not in DOORS and type(module) not in TAKES[style]:
             kinds = " or ".join(kind.__name__ for kind in TAKES[style])
             raise ValueError(f"{name}: {style!r} takes a plain {kinds}, this is a {type(module).__name__}")
         styles[name] = style
@@ -221,20 +247,28 @@ def _check_ties(model: nn.Module, styles: Mapping[str, str]) -> None:
 
 
 def _check_doors(model: nn.Module, styles: Mapping[str, str]) -> None:
-    doors = [name for name, style in styles.items() if style == "enter"]
+    doors = [name for name, style in styles.items() if style in DOORS]
     behind = {above for name, style in styles.items() if style in ("column", "gathered") for above in _above(name)}
     for name in doors:
         if name not in behind:
-            raise ValueError(f"{name}: 'enter' is a door for column layers, and there are none inside")
+            raise ValueError(f"{name}: {styles[name]!r} is a door for column layers, and there are none inside")
         outer = next((above for above in _above(name) if above in doors), None)
         if outer is not None:
-            raise ValueError(f"{name}: 'enter' inside {outer}, which has a door already: drop one of them")
+            raise ValueError(f"{name}: {styles[name]!r} inside {outer}, which has a door already: drop one of them")
 
 
-def _check_nothing_left_out(model: nn.Module, styles: Mapping[str, str]) -> None:
-    for name, _ in model.named_parameters(remove_duplicate=False):
+def _check_nothing_left_out(model: nn.Module, styles: Mapping[str, str], in_sequence: bool) -> None:
+    for name, p in model.named_parameters(remove_duplicate=False):
         owner = name.rpartition(".")[0]
-        if styles.get(owner, "enter") == "enter":
+        style, above = styles.get(owner, "enter"), [styles.get(module) for module in (owner, *_above(owner))]
+        if style == "mixture" and not p.requires_grad:  # a bias between experts: no gradient that could be a term
+            continue
+        if style in DOORS and "mixture" in above:
+            raise ValueError(
+                f"{name} would be whole in a mixture whose ranks make terms, and count n times in their sum: name "
+                f"{owner} in the plan, as 'column' or 'row', or as 'whole' if it is the router"
+            )
+        if style in DOORS and in_sequence:
             raise ValueError(
                 f"{name} would meet only its rank's positions and keep 1/n of its gradient: name "
                 f"{owner or 'its module'} in the plan, as 'sequence' if it is to stay whole"

@@ -187,17 +187,21 @@ def error_table(runs: Sequence[Compared]) -> str:
 
 def experts_table(runs: Sequence[Compared]) -> str:
     """Runs with experts one by one, for there are few: seconds of a step as predicted and as published, and their
-    ratio. "" if there are none."""
-    rows: list[tuple[str, ...]] = [("model", "devices", "dp", "pp", "ep", "MFU", "published", "predicted", "ratio")]
+    ratio; below them, by its number, what is predicted in the place of something that labkit does not have. "" if there
+    are none."""
+    head = ("model", "devices", "dp", "pp", "tp", "ep", "MFU", "published", "predicted", "ratio", "differs")
+    rows, notes = list[tuple[str, ...]]([head]), dict[str, int]()
     for comparison in runs:
         run, lay = comparison.run, comparison.run.layout
         if run.shape.n_expert:
             where = f"{lay.size:,} {run.hardware.name}"
-            sizes, seconds = (lay.dp, lay.pp, lay.ep), (comparison.measured_s, comparison.predicted_s)
+            sizes, seconds = (lay.dp, lay.pp, lay.tp, lay.ep), (comparison.measured_s, comparison.predicted_s)
+            note = f"({notes.setdefault(run.differs, len(notes) + 1)})" if run.differs else ""
             cells = [run.shape.name, where, *map(str, sizes), f"{comparison.mfu:.0%}"]
-            rows.append((*cells, *(f"{value:.3g} s" for value in seconds), f"{comparison.ratio:.2f}"))
-    head = "predicted and published seconds of a step of models with experts; nothing is fitted to them"
-    return "\n".join([head, *in_columns(rows)]) if len(rows) > 1 else ""
+            rows.append((*cells, *(f"{value:.3g} s" for value in seconds), f"{comparison.ratio:.2f}", note))
+    title = "predicted and published seconds of a step of models with experts; nothing is fitted to them"
+    told = [f"({number}) {words}" for words, number in notes.items()]
+    return "\n".join([title, *(line.rstrip() for line in in_columns(rows)), *told]) if len(rows) > 1 else ""
 
 
 def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

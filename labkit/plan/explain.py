@@ -190,18 +190,19 @@ def _dealt(plan: Plan) -> str:
     shape, lay, hw = plan.shape, plan.layout, plan.hardware
     if not shape.n_expert:
         return ""
+    part = f", and of each its 1/{lay.tp} along tp" * (lay.tp > 1)
     if lay.ep == 1:
-        return f" ep=1: each rank has all {shape.n_expert} experts of its blocks, and no token travels."
+        return f" ep=1: each rank has all {shape.n_expert} experts of its blocks{part}, and no token travels."
     apart = lay.pp * lay.tp
     where = "inside a node" if lay.ep * apart <= hw.node_size else f"over nodes, since pp={lay.pp} lies between them"
     if lay.ep * apart > hw.node_size and lay.pp == 1:
         where = f"over nodes of {hw.node_size}"
     return (
-        f" ep={lay.ep}: {lay.ep} neighbours along dp have {shape.n_expert // lay.ep} of {shape.n_expert} experts each, "
-        f"{where}. In each block {shape.top_k} copies of a token travel to their experts and back, forward and "
-        f"backward; nothing hides that. Gradients of experts go over {lay.dp // lay.ep} ranks, all others over "
-        f"{lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 times the mean load takes 1.5 times as long "
-        "in its experts."
+        f" ep={lay.ep}: {lay.ep} neighbours along dp have {shape.n_expert // lay.ep} of {shape.n_expert} experts each"
+        f"{part}, {where}. In each block {shape.top_k} copies of a token travel to their experts and back, forward and "
+        f"backward{', from each rank of tp' * (lay.tp > 1)}; nothing hides that. Gradients of experts go over "
+        f"{lay.dp // lay.ep} ranks, all others over {lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 "
+        "times the mean load takes 1.5 times as long in its experts."
     )
 
 

@@ -6,6 +6,9 @@
     experts         each its run of the rows: up, gelu, down, with a gradient for each weight of each
     combine         what came back, a weight for each row; added up [N, D]
 
+With tp all of this stands between one f and one g, and a rank has 1/tp of the hidden units of each expert
+(labkit.parallel.expert_tensor).
+
 The load is balanced (labkit.plan.load): no law knows what a router will choose. Experts run one after another, and
 their gradients arrive one after another; more than RUNS of them are taken in as many runs of neighbours.
 """
@@ -27,7 +30,7 @@ class Mixture(Ops):
 
     def mixture(self, x: Shadow) -> Shadow:
         """[B, T, D] -> [B, T, D], through the k experts of each token, here or on other ranks, and the shared ones."""
-        shape = self.shape
+        shape, x = self.shape, self.enter(x)
         chosen, weights, loss = self.route(x)
         y = self.through_experts(self.cast(x, self.narrow), chosen, weights)
         del chosen, weights
@@ -36,15 +39,16 @@ class Mixture(Ops):
         both = (y.node,) if loss is None else (y.node, loss)
         node = self.tape.node(both, lambda g: [g, self.tape.new(0, OTHER)][: len(both)], (one,))
         y = Shadow(y.storage, y.numel, y.width, node)
-        if not shape.n_shared:
-            return y
-        return self.add(y, self.expert(x, shape.d_model, shape.n_shared * shape.expert_hidden, "shared", self.rows, 1))
+        if shape.n_shared:
+            hidden = shape.n_shared * shape.expert_hidden // self.setting.tp
+            y = self.add(y, self.expert(x, shape.d_model, hidden, "shared", self.rows, 1))
+        return y if self.setting.tp == 1 else self.leave(y)
 
     def route(self, x: Shadow) -> tuple[Storage, Shadow, Node | None]:
         """Indices of each token's experts, their weights, and the op that makes the balance loss if there is one."""
         shape, tape, n, k, e = self.shape, self.tape, self.rows, self.shape.top_k, self.shape.n_expert
         exact, d = max(4, self.wide), self.shape.d_model
-        x = self.cast(x, exact)
+        x = self.cast(self.alike(x, x.numel * x.width), exact)
         weight, saved, kind = Weight("router", d * e), [x.storage], GRADIENTS
         giver: Node | Weight = weight
         if exact > self.wide:
@@ -68,11 +72,18 @@ class Mixture(Ops):
             added = tape.node((pick,), self.makes(n * k * exact), ())
             share = tape.node((pick, added), self.makes(n * k * exact, n * exact), (picked, total))
             weights = Shadow(tape.new(n * k * exact, name="weights, with the sum 1"), n * k, exact, share)
+        weights = self.alike(weights, n * k * exact)  # their gradients are terms, which are summed over tp
         if shape.balance == "loss":
             rows = tape.new(self.setting.rows * e * exact, name="shares of the rows")
             return chosen, weights, tape.node((node,), self.makes(table), (rows,))
         assert biased is None or biased.n_bytes == table  # alive until here
         return chosen, weights, None
+
+    def alike(self, x: Shadow, back: int) -> Shadow:
+        """x itself, the same on all ranks of tp, whose gradient becomes another one on its way back."""
+        if self.setting.tp == 1:
+            return x
+        return Shadow(x.storage, x.numel, x.width, self.tape.node((x.node,), self.makes(back), ()))
 
     def through_experts(self, x: Shadow, chosen: Storage, weights: Shadow) -> Shadow:
         """The sum of the experts' outputs for each token, by the router's weights."""
@@ -172,10 +183,11 @@ class Mixture(Ops):
         tape.at_door("enter")
         split = tape.node((x.node,), together, ())
         made, size, width = list[Shadow](), -(-len(mine) // RUNS), self.narrow
+        hidden = self.shape.expert_hidden // self.setting.tp
         for begin in range(0, len(mine), size):
             some = mine[begin : begin + size]
             run = Shadow(x.storage, sum(some) * d, x.width, part(begin == 0))
-            made.append(self.expert(run, d, self.shape.expert_hidden, f"experts.{begin}", sum(some), len(some)))
+            made.append(self.expert(run, d, hidden, f"experts.{begin}", sum(some), len(some)))
             del run
         y = tape.new(sum(mine) * d * width, name="what the experts made")
         node, count = tape.node(tuple(shadow.node for shadow in made), lambda g: [g] * count, ()), len(made)

@@ -27,7 +27,7 @@ MEGATRON = "Megatron-LM, arXiv:2104.04473, table 1"
 LLAMA3 = "Llama 3, arXiv:2407.21783, table 4"
 NAMES = MappingProxyType({
     "foundry": "llm-foundry", "playbook": "Ultra-Scale Playbook", "torchtitan": "torchtitan",
-    "megatron": "Megatron-LM", "deepseek": "DeepSeek-AI",
+    "megatron": "Megatron-LM", "automodel": "NeMo AutoModel", "deepseek": "DeepSeek-AI",
 })  # fmt: skip
 FAMILIES = MappingProxyType(
     {

@@ -6,8 +6,9 @@
                            (MosaicML, 2023, Apache-2.0), scripts/train/benchmarking/README.md
     runs/torchtitan.csv    Llama 3.1 with FSDP2, TP, PP and CP on 8 to 512 H100: torchtitan's benchmark of
                            December 2024 (BSD)
-    runs/experts.csv       models with experts on 64 to 2,048 H100 and H800: Megatron-LM's README of its experts and the
-                           recipes of Megatron-MoE-ModelZoo (NVIDIA, 2024 and 2025), DeepSeek-V3 (arXiv:2412.19437)
+    runs/experts.csv       models with experts on 64 to 2,048 H100 and H800: Megatron-LM's README of its experts, the
+                           recipes of Megatron-MoE-ModelZoo, the performance summaries of Megatron-Bridge and NeMo
+                           AutoModel (NVIDIA, 2024 to 2026), DeepSeek-V3 (arXiv:2412.19437)
 
 What the sources do not say is assumed, here and nowhere else:
 
@@ -16,10 +17,19 @@ What the sources do not say is assumed, here and nowhere else:
     foundry       the "DEFAULT" mixed precision gathers bf16 weights and keeps fp32 masters (amp), "PURE" is bf16
     torchtitan    FSDP2's mixed precision, as foundry's DEFAULT; with float8 the linears of the blocks multiply 8-bit
                   copies, and their weights are gathered in 8 bits; with cp attention goes by the ring
-    megatron      ZeRO-1 with fp32 masters, gradients added up in fp32, routing balanced; for Mixtral no recomputation,
-                  and for both of its speeds the one mapping of which its README tells. Neighbours along ep have
-                  neighbouring ranks there, and in labkit all p stages of a pipeline lie between them: nodes of 8 p
-                  devices stand for that, which changes nothing else but messages between stages
+    megatron      ZeRO-1 with fp32 masters, routing balanced, gradients added up in fp32 (in bf16 where the recipes of
+                  Megatron-Bridge say so); for Mixtral no recomputation, and for both of its speeds the one mapping of
+                  which its README tells; of what is recomputed, norms and activations, labkit's "selective". Neighbours
+                  along ep have neighbouring ranks there, and in labkit all p stages of a pipeline lie between them:
+                  nodes of 8 p devices stand for that, which changes nothing else but messages between stages
+    with tp > 1   those runs of megatron cut attention alone along tp. Their ep spans tp: each of its ranks holds whole
+                  experts and sends 1/tp of the tokens. labkit cuts experts along tp, too, and deals them out to ep/tp
+                  ranks of dp, so that a rank holds as many parameters; but each rank of tp sends all of the tokens, tp
+                  times as many. That is predicted, as `differs` says, and nothing makes up for it
+    all_to_alls   a run may send a token once to each node (DeepEP) and behind computing ("all_to_alls beside
+                  computing"). labkit sends all k copies, and waits for them
+    automodel     FSDP2 with weights and gradients in bf16, experts dealt out to all ranks, routing balanced
+    gpt-oss       half of its layers attend to 128 tokens only; labkit's attend to all, as published flops count or not
     deepseek      180,000 hours of a device for 1e12 tokens; one row in a micro-batch; 1f1b stands for DualPipe, which
                   hides the all_to_alls; all 8 copies of a token travel, where DeepSeek sends it to 4 nodes at most, and
                   once to each. The ranks as for megatron; the H800's NVLink as section 3.2.2 tells
@@ -72,6 +82,7 @@ class PublishedRun(NamedTuple):
     step_s, n_bytes, mfu   seconds of a step, bytes of a GPU, share of the peak; None where they are not published
     ran                    False for a run that crashed or ran out of memory
     lacks                  the part of this run that the planner cannot predict, "" if there is none
+    differs                how the layout that is predicted differs from that of the run, "" if it does not
     fitted                 True if the losses of practice were fitted to this run; others were held out
     """
 
@@ -86,6 +97,7 @@ class PublishedRun(NamedTuple):
     ran: bool = True
     lacks: str = ""
     fitted: bool = False
+    differs: str = ""
 
     @property
     def group(self) -> tuple[str, str, int]:
@@ -180,23 +192,37 @@ def _with_experts() -> Iterator[PublishedRun]:
     devices = {"h100": h100, "h800": h100.changed(name="h800", intra=slower)}
     for row in _table("experts.csv"):
         gpus, pp, tp, batch, seq = (int(row[name]) for name in ("gpus", "pp", "tp", "global_batch", "seq"))
-        layout = Layout(gpus // (pp * tp), pp, tp, ep=1 if tp > 1 else int(row["ep"]))
-        recipe = Recipe(
-            "zero1", "interleaved" if int(row["stages"]) > 1 else "1f1b", batch,
-            batch // layout.dp // int(row["micro_rows"]), int(row["stages"]), recompute=row["recompute"],
-            precision=row["precision"], fp32_gradients=True, sequence_parallel=tp > 1,
-        )  # fmt: skip
         shape = ModelShape.preset(row["model"]).changed(seq=seq, name=row["model"])
+        layout = Layout(gpus // (pp * tp), pp, tp, ep=int(row["ep"]) // tp)
+        stages = int(row["stages"]) if int(row["stages"]) * pp <= shape.n_layer else 1
+        recipe = Recipe(
+            row["strategy"], "interleaved" if stages > 1 else "1f1b", batch,
+            batch // layout.dp // int(row["micro_rows"]), stages, recompute=row["recompute"],
+            precision=row["precision"], fp32_gradients=row["gradients"] == "fp32", sequence_parallel=tp > 1,
+        )  # fmt: skip
         hardware = devices[row["device"]]
         tokens, tflops = batch * seq, row["tflops_gpu"]
         if row["step_s"]:
             step_s = float(row["step_s"])
+        elif row["tokens_s_gpu"]:
+            step_s = tokens / (float(row["tokens_s_gpu"]) * gpus)
         elif tflops:
             step_s = tokens * shape.flops_per_token() / (float(tflops) * 1e12 * gpus)
         else:
             step_s = tokens / 1e12 * float(row["gpu_hours_per_trillion"]) * 3600 / gpus
         yield PublishedRun(
             row["source"], shape, hardware.changed(node_size=hardware.node_size * pp), layout, recipe, step_s, None,
-            float(tflops) * 1e12 / hardware.peak("bf16") if tflops else None, True,
-            f"tensor parallelism beside experts, tp={tp} and ep={row['ep']}" if tp > 1 else "",
+            float(tflops) * 1e12 / hardware.peak("bf16") if tflops else None,
+            differs=" and ".join(_differences(row, stages)),
         )  # fmt: skip
+
+
+def _differences(row: dict[str, str], stages: int) -> Iterator[str]:
+    """What labkit has in the place of a part of the run that it cannot do."""
+    if int(row["tp"]) > 1:
+        yield f"experts cut along tp in the place of whole ones dealt out to ep={row['ep']} that spans tp={row['tp']}"
+    if stages != int(row["stages"]):
+        yield (
+            f"{stages} stage on a rank for {row['stages']}: {int(row['pp']) * int(row['stages'])} stages have the "
+            "embedding and the head as layers of their own, which labkit's have not"
+        )

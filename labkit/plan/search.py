@@ -10,8 +10,8 @@
     cp     with rows so long that each rank keeps 8,192 tokens or more of them: shorter rows are better dealt out along
            dp, which sends less. Attention by ring, gather and, where heads come out even, ulysses
     gpipe  never: 1f1b takes as long and holds less
-    ep     with experts, whose products and gradients each rank then has 1/ep of; tp and cp beside experts are left out,
-           as the planner does not know them, and routing is taken as balanced
+    ep     with experts, whose products and gradients each rank then has 1/ep of; with tp it has 1/tp of each of these.
+           cp beside experts is left out, as the planner does not know it, and routing is taken as balanced
 
 For each way: does the batch divide, does the model divide, does it fit the memory (predict_memory on the first and the
 last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
@@ -174,7 +174,7 @@ def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layou
         for pp in divisors(n_ranks // tp):
             for cp in (cp for cp in divisors(n_ranks // tp // pp) if cp <= most_cp):
                 dp = n_ranks // tp // pp // cp
-                for ep in divisors(math.gcd(dp, n_expert)) if n_expert and tp == 1 else [1]:
+                for ep in divisors(math.gcd(dp, n_expert)) if n_expert else [1]:
                     yield Layout(dp, pp, tp, cp, ep)
 
 

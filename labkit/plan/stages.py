@@ -25,8 +25,12 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
     What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
-    and with experts tensor parallelism and HSDP."""
+    tensor parallelism beside latent attention, and with experts HSDP and dualpipe."""
     _check_experts(shape, recipe, layout)
+    if shape.kv_lora is not None and layout.tp > 1:
+        raise ValueError(
+            f"labkit's planner does not know tp beside latent attention yet, got tp={layout.tp}: take tp=1"
+        )
     shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
     _check_context(shape, recipe, layout)
@@ -60,11 +64,8 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         )
     if shape.n_expert % layout.ep:
         raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
-    if layout.tp > 1:
-        raise ValueError(
-            f"labkit's planner does not know tensor parallelism beside experts yet, got tp={layout.tp}: "
-            "take tp=1, and ep or pp"
-        )
+    if shape.expert_hidden % layout.tp:
+        raise ValueError(f"experts are {shape.expert_hidden:,} wide inside, which has no tp={layout.tp} equal parts")
     if recipe.steps_by.by_matrix or recipe.decay_on != "all":
         raise ValueError(
             f"labkit's planner does not know optimizer={recipe.optimizer!r} with decay_on={recipe.decay_on!r} beside "
@@ -75,8 +76,11 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
             f"shard_ranks={recipe.shard_ranks} out"
         )
-    if recipe.schedule in ("zero_bubble", "dualpipe"):
-        raise ValueError(f"what {recipe.schedule} keeps for the weights of experts depends on the routing: use '1f1b'")
+    if recipe.copies > 1:
+        raise ValueError(
+            f"{recipe.schedule} keeps each stage on two ranks, and experts are dealt out along dp alone: "
+            "use '1f1b' or 'zero_bubble'"
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -278,13 +282,16 @@ def _homes(recipe: Recipe, p: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=1024)
-def expert_params(shape: ModelShape, ep: int, p: int, v: int, schedule: str = "interleaved") -> tuple[float, ...]:
-    """Parameters of this rank's routed experts, 1/ep of them, at each position along pp; zeros for a dense model."""
+def expert_params(
+    shape: ModelShape, tp: int, ep: int, p: int, v: int, schedule: str = "interleaved"
+) -> tuple[float, ...]:
+    """Parameters of this rank's routed experts, 1/ep of them and 1/tp of each, at each position along pp; zeros for a
+    dense model."""
     params, recipe = [0.0] * p, Recipe(schedule=schedule, stages_per_rank=v)
     counts = blocks_of(shape, recipe.n_stages(p))
     for place, stage in _homes(recipe, p):
         mixed = counts[stage] - dense_of(shape, sum(counts[:stage]), counts[stage])
-        params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden)
+        params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden) / tp
     return tuple(params)
 
 

@@ -17,7 +17,8 @@
 
     Experts: gradients of a rank's experts are reduced along expert_dp, those of all else along dp. ep cannot be hidden,
     because the experts need the tokens. `imbalance` is the load of the slowest rank's experts over the mean, and sets
-    the time of the products and of the all_to_alls, since all wait for that rank; 1 is a perfect router. Only models
+    the time of the products and of the all_to_alls, since all wait for that rank; 1 is a perfect router. With tp each
+    rank has a part of every expert, and sends all of its k copies of a token. Only models
     with experts have the item "ep", and only layouts with cp > 1 "cp" (exchange.py), whose ring hides behind attention.
 
 Sources: Narayanan et al., arXiv:2104.04473, sections 2.2 and 3.2; Li et al., arXiv:2006.15704, section 3.2.3 (overlap);
@@ -144,7 +145,7 @@ class StepTime:
         lay, stride = self.layout, data_stride(self.layout, self.hardware.node_size, self.recipe.copies)
         n_data, schedule = self.recipe.data_ranks(lay), self.recipe.schedule
         rest = state_params(self.shape, lay.tp, self.p, self.v, schedule)
-        experts = expert_params(self.shape, lay.ep, self.p, self.v, schedule)
+        experts = expert_params(self.shape, lay.tp, lay.ep, self.p, self.v, schedule)
         place = max(range(self.p), key=lambda index: rest[index] + experts[index])
         total, share = rest[place] + experts[place], self.recipe.sharing(n_data)
         if lay.ep == 1:
@@ -188,7 +189,9 @@ class StepTime:
         n, k = self.layout.ep, self.shape.top_k
         n_bytes = self.imbalance * self.tokens * k * self.shape.d_model * self.narrow
         one = self.hardware.all_to_all_s(n, self.layout.tp * self.p, n_bytes)
-        return forward._replace(ep=2 * one), backward._replace(ep=2 * one)
+        # gradients of the router's weights are terms of a sum over tp
+        weights = self.hardware.collective_s("all_reduce", self.layout.tp, 1, self.tokens * k * max(4, self.narrow))
+        return forward._replace(ep=2 * one), backward._replace(ep=2 * one, tp=backward.tp + weights)
 
     def stage(self, blocks: int, dense: int, is_first: bool, is_last: bool) -> tuple[Pass, Pass]:
         """Forward and backward of a stage; a checkpointed block is run forward again, but for its last sum. `dense` of

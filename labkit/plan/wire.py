@@ -15,7 +15,8 @@
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
           (forward) and one for the head (backward); and 3 numbers a token for the loss. Checkpointing runs attention's
           closing all_reduce again, and not that of the MLP, with which a block ends; in sequence both gathers as well,
-          which are half an all_reduce each, and are all that "gathers" and "selective" run again
+          which are half an all_reduce each, and are all that "gathers" and "selective" run again.
+          A mixture of experts sends what an MLP does, and k numbers a token in backward, in fp32 at least
     ep    out, in = rows that leave for experts of other ranks, and rows of theirs that come, of all layers:
           2(out + in) D w, and half as much once more where forward runs again; if experts are equally busy,
           out = in = (n-1)/n k T for T tokens. What is sent over dp for N is sent over expert_dp for the experts' bytes;
@@ -81,6 +82,7 @@ def sent_per_step(
     their sizes.
 
     With `experts` and ep > 1 two axes more, "ep" and "expert_dp"; `parameter_bytes` are then those of all but experts.
+    With tp a model's `experts` are wanted also where ep is 1.
 
     Raises ValueError for precisions whose activations travel in half the bytes on some edges only, and for Muon and
     its like without a shape."""
@@ -92,7 +94,7 @@ def sent_per_step(
     seq //= layout.cp
     items = [
         *_dp(layout, recipe, place["pp"], parameter_bytes, coded_params),
-        _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word),
+        _tp(layout, recipe, place["pp"], n_layer, rows * seq, d_model, word, experts.top_k if experts else 0),
         _pp(layout, recipe, place["pp"], rows * seq * d_model * word),
         *cut,
         *(_ep(layout, recipe, rank, experts, n_layer, rows * seq, d_model * word) if experts else []),
@@ -187,13 +189,17 @@ def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) ->
     return items
 
 
-def _tp(layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int) -> Item:
+def _tp(
+    layout: Layout, recipe: Recipe, stage_rank: int, n_layer: int, tokens: int, d_model: int, word: int, top_k: int
+) -> Item:
     n, stages = layout.tp, recipe.stages_on(stage_rank, layout.pp)
     last = recipe.n_stages(layout.pp) - 1 in stages
     reduces = (4 + sums_again(recipe)) * n_layer + (0 in stages) + last
     loss = 3 * tokens * max(4, word) * last
-    value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss)
-    return Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss), n={n}", "arXiv:1909.08053, 3")
+    weights = n_layer * top_k * tokens * max(4, word)
+    value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss + weights)
+    routed = " + gradients of experts' weights" * (top_k > 0)
+    return Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss{routed}), n={n}", "arXiv:1909.08053, 3")
 
 
 def _cp(layout: Layout, recipe: Recipe, n_layer: int, rows: int, seq: int, d_model: int, word: int) -> Item:

@@ -138,7 +138,7 @@ class Bench:
     def experts(self) -> None:
         """The router, the copies of tokens, this rank's experts, and the shared ones."""
         s, ep, t = self.shape, self.setting.ep, self.tokens
-        d, f, here = s.d_model, s.expert_hidden, s.n_expert // ep
+        d, f, here = s.d_model, s.expert_hidden // self.tp, s.n_expert // ep
         ups = (f,) * (2 if s.gated else 1)
         self.product(d, s.n_expert)
         rows = self.imbalance * t * s.top_k  # as many come from other ranks as go there, where routing is balanced

@@ -58,7 +58,7 @@ def published(runs: Sequence[Compared], title: str = "") -> chart.Chart:
 
 def _marks(axes: chart.Axes, runs: Sequence[Compared], place: int) -> None:
     """The marks of one source: those that were fitted to hollow, below the others."""
-    colour, shape = chart.LINES[place % 4], chart.MARKS[place % 4]
+    colour, shape = chart.LINES[place % 4], chart.MARKS[(place + place // 4) % 4]  # the fifth: another pair
     for fitted in (True, False):
         mine = [run for run in runs if run.run.fitted == fitted]
         axes.plot([run.measured_s for run in mine], [run.predicted_s for run in mine], shape, markersize=5,
@@ -87,7 +87,7 @@ def _beside(figure: chart.Chart, axes: chart.Axes, runs: Sequence[Compared], sou
             figure.words(BESIDE + 18, y, name, fontsize=12)
             y += 16
             figure.words(BESIDE + 18, y, f"{part.low:.2f}  {part.median:.2f}  {part.high:.2f}", fontsize=12)
-        y += 30
+        y += 18
     for words in ("three numbers: predicted /", "measured, 10th, median, 90th;", f"dotted: {BAND:.0%} off"):
         figure.words(BESIDE, y, words, fontsize=12)
         y += 16
