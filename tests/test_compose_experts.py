@@ -194,11 +194,12 @@ def what_it_sends(group, config, recipe, layout):
         (Layout(dp=4, ep=2), "ddp", {"n_micro": 3}),
         (Layout(dp=3, ep=3), "ddp", {}),
         (Layout(dp=2, ep=2, pp=2), "ddp", {"schedule": "1f1b", "n_micro": 2, "recompute": "full"}),
+        (Layout(dp=2, ep=2, cp=2), "ddp", {"n_micro": 2}),
     ],
 )
 def test_bytes_over_ep_are_those_of_the_law_and_of_the_counts(layout, strategy, more):
     """Would catch a dispatch that runs once too often, and gradients of experts that go to all of dp."""
-    config, recipe = replace(CONFIG, n_expert=6), recipe_of(strategy, **more)
+    config, recipe = replace(CONFIG, n_expert=6, balance="none"), recipe_of(strategy, **more)
     ranks = run_threads(what_it_sends, layout.size, config, recipe, layout)
     for rank, (sent, _, held, rest, n_layer) in enumerate(ranks):
         counts = [ranks[other][1] for other in layout.ranks("ep", rank)]
@@ -206,8 +207,8 @@ def test_bytes_over_ep_are_those_of_the_law_and_of_the_counts(layout, strategy, 
         sizes = {"parameter_bytes": rest, "n_layer": n_layer, "d_model": config.d_model, "seq": config.seq}
         law = sent_per_step(layout, recipe, rank, **sizes, experts=load)
         assert sent["ep"] == law["ep"]
-        assert abs(sent["expert_dp"] - law["expert_dp"]) <= 64 * (layout.dp > layout.ep)
+        assert abs(sent["expert_dp"] - law["expert_dp"]) <= 64 * (layout.dp * layout.cp > layout.ep)
         balanced = sent_per_step(layout, recipe, rank, **sizes, experts=replace(load, counts=None))["ep"]
         total = sum(sum(row) for row in counts) / len(counts)
-        assert total == config.top_k * recipe.batch_size // layout.dp * config.seq * n_layer
+        assert total == config.top_k * recipe.batch_size // layout.dp * config.seq // layout.cp * n_layer
         assert 0.3 < sent["ep"] / balanced < 3

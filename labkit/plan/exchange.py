@@ -5,7 +5,8 @@
     ring       a hop is as slow as its slowest link: between nodes each rank has one port, and shares nobody's
     gather     a collective, which crosses nodes with all ports of a node
     ulysses    all_to_alls: what stays inside a node and what leaves it go at the same time
-    data       gradients are reduced over dp x cp. Between two nodes such a ring has a port for each member in a node
+    data       gradients are reduced over dp x cp. Between two nodes such a ring has a port for each member in a node.
+               Those of experts are reduced over cp and every ep-th rank of dp
 
 What the ring hides is not free: exchange and scores want the same memory (`contention` of labkit.plan.practice).
 The law of one link: labkit.plan.context.
@@ -65,12 +66,15 @@ def link_of(kind: str, cp: int, tp: int, hardware: Hardware) -> Link:
     return hardware.link(cp, tp)
 
 
-def data_stride(layout: Layout, node_size: int) -> int:
-    """How far apart the ranks of dp x cp are: as if they stood evenly, with as many of them in a node as there are."""
+def data_stride(layout: Layout, node_size: int, ep: int = 1) -> int:
+    """How far apart the ranks of dp x cp are: as if they stood evenly, with as many of them in a node as there are.
+
+    Of dp every `ep`-th rank alone: with ep those that have the same experts."""
+    apart = layout.pp * ep
     if layout.cp == 1:
-        return layout.tp * layout.pp
-    if layout.pp == 1 or layout.dp == 1:
+        return layout.tp * apart
+    if apart == 1 or layout.dp == ep:
         return layout.tp
     along_cp = max(1, min(layout.cp, node_size // layout.tp))
-    members = along_cp * max(1, node_size // (layout.pp * layout.cp * layout.tp))
+    members = along_cp * max(1, node_size // (apart * layout.cp * layout.tp))
     return max(1, -(-node_size // members))

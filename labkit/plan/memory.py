@@ -18,9 +18,9 @@ gloo or NCCL and the allocator's rounding are not in them.
 With cp a rank holds T/cp tokens of each row; its state is shared by the dp x cp ranks that have the same weights.
 While attention reaches the other tokens it holds blocks of keys and values of theirs (labkit.plan.reach).
 
-With experts each rank has n_expert/ep of each block's, whose gradients and state are shared by the dp/ep ranks of
-expert_dp, and those of the rest by all of dp. What is held of their tokens depends on the router: it is taken as
-balanced, k B T copies on each rank. A router that is not holds more on some.
+With experts each rank has n_expert/ep of each block's, whose gradients and state are shared by the dp x cp / ep ranks
+of expert_dp, and those of the rest by all of dp x cp. What is held of their tokens depends on the router: it is taken
+as balanced, k B T/cp copies on each rank. A router that is not holds more on some.
 
 Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Korthikanti et al., arXiv:2205.05198, section 4;
 Narayanan et al., arXiv:2104.04473, section 2.2.

@@ -10,8 +10,9 @@
     cp     with rows so long that each rank keeps 8,192 tokens or more of them: shorter rows are better dealt out along
            dp, which sends less. Attention by ring, gather and, where heads come out even, ulysses
     gpipe  never: 1f1b takes as long and holds less
-    ep     with experts, whose products and gradients each rank then has 1/ep of; tp and cp beside experts are left out,
-           as the planner does not know them, and routing is taken as balanced
+    ep     with experts, whose products and gradients each rank then has 1/ep of; tp beside experts is left out, as the
+           planner does not know it, cp where their balance loss or capacity is counted by row; routing is taken as
+           balanced
 
 For each way: does the batch divide, does the model divide, does it fit the memory (predict_memory on the first and the
 last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
@@ -39,7 +40,7 @@ from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
 from labkit.plan.recipe import CONTEXTS, EMULATED, PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan, fullest, micro_rows
+from labkit.plan.stages import check_plan, counts_rows, fullest, micro_rows
 from labkit.plan.time import predict_step
 
 WORDS = 128
@@ -156,7 +157,8 @@ def plans(
         if precision != "bf16" or optimizer not in ("adamw", "adam"):
             raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
-    most_cp = 1 if shape.n_expert or shape.kv_lora is not None else max(1, shape.seq // LEAST_TOKENS)
+    whole_rows = counts_rows(shape) or shape.kv_lora is not None
+    most_cp = 1 if whole_rows else max(1, shape.seq // LEAST_TOKENS)
     candidates = [
         plan
         for layout in layouts(n_ranks, shape.n_expert, most_cp)

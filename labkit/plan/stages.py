@@ -24,8 +24,8 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
 
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
-    What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
-    and with experts tensor parallelism, HSDP and zero_bubble."""
+    What cannot be put together is refused in words (labkit.assemble refuses it, too), and what labkit's planner does
+    not know: context parallelism beside latent attention, and with experts tensor parallelism, HSDP and zero_bubble."""
     _check_experts(shape, recipe, layout)
     shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
@@ -54,9 +54,11 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         if layout.ep > 1:
             raise ValueError(f"ep={layout.ep} deals experts out, and this model has none: ep=1")
         return
-    if layout.cp > 1:
+    if layout.cp > 1 and counts_rows(shape):
         raise ValueError(
-            f"labkit's planner does not know cp beside experts yet, got cp={layout.cp}: take cp=1, and ep or pp"
+            f"the balance loss and the capacity of experts are counted by row, and with cp={layout.cp} no rank sees a "
+            f"whole one; got balance={shape.balance!r}, capacity={shape.capacity}: take balance='bias' or 'none' and "
+            "no capacity, or cp=1"
         )
     if shape.n_expert % layout.ep:
         raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
@@ -79,6 +81,11 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         )
     if recipe.schedule == "zero_bubble":
         raise ValueError("what zero_bubble keeps for the weights of experts depends on the routing: use '1f1b'")
+
+
+def counts_rows(shape: ModelShape) -> bool:
+    """True for experts whose balance loss or capacity is counted by row, which cp would cut (labkit.assemble)."""
+    return shape.n_expert > 0 and (shape.balance == "loss" or shape.capacity is not None)
 
 
 @lru_cache(maxsize=1024)

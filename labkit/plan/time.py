@@ -126,11 +126,12 @@ class StepTime:
             self.layers["block"] = self.with_experts(*self.layers["block"])
         if layout.cp > 1:
             ahead, behind = exchanges(shape, self.setting, recipe.products, self.narrow, hardware)
-            forward, backward = self.layers["block"]
-            self.layers["block"] = (
-                forward._replace(cp=ahead.waits, hidden=ahead.hidden),
-                backward._replace(cp=behind.waits, hidden=behind.hidden),
-            )
+            for name in self.layers.keys() & {"block", "dense"}:
+                forward, backward = self.layers[name]
+                self.layers[name] = (
+                    forward._replace(cp=ahead.waits, hidden=ahead.hidden),
+                    backward._replace(cp=behind.waits, hidden=behind.hidden),
+                )
         starts = [sum(blocks[:index]) for index in range(n_stages)]
         kinds = [
             (count, dense_of(shape, start, count) if shape.n_expert else 0, index == 0, index == n_stages - 1)
@@ -149,10 +150,10 @@ class StepTime:
         total, share = rest[place] + experts[place], self.recipe.sharing(n_data)
         if lay.ep == 1:
             return [State(total, n_data, stride, share, 1.0)]
-        n = lay.dp // lay.ep
+        n, apart = n_data // lay.ep, data_stride(lay, self.hardware.node_size, lay.ep)
         return [
-            State(rest[place], lay.dp, stride, share, rest[place] / total),
-            State(experts[place], n, stride * lay.ep, n, experts[place] / total),
+            State(rest[place], n_data, stride, share, rest[place] / total),
+            State(experts[place], n, apart, n, experts[place] / total),
         ]
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class StepTime:
         """A block's passes with the tokens' way to their experts and back, once in each direction."""
         n, k = self.layout.ep, self.shape.top_k
         n_bytes = self.imbalance * self.tokens * k * self.shape.d_model * self.narrow
-        one = self.hardware.all_to_all_s(n, self.layout.tp * self.p, n_bytes)
+        one = self.hardware.all_to_all_s(n, self.layout.tp * self.layout.cp * self.p, n_bytes)
         return forward._replace(ep=2 * one), backward._replace(ep=2 * one)
 
     def stage(self, blocks: int, dense: int, is_first: bool, is_last: bool) -> tuple[Pass, Pass]:

@@ -133,7 +133,7 @@ def _ep(
         # experts are a unit inside of the block that runs again: gathered for that, freed, and gathered for backward;
         # units that stay whole wait for the second run, too, and so for the end of the step
         gathers = gathers + recipe.n_micro if recipe.reshard else 1
-    wider, m = recipe.gradient_bytes / recipe.weight_bytes, layout.dp // n
+    wider, m = recipe.gradient_bytes / recipe.weight_bytes, layout.dp * layout.cp // n
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)
     shared = moved * (m - 1) / m * load.parameter_bytes
     words = f"{moved:g}(m-1)/m X, m = {m} ranks with the same experts, X = {load.parameter_bytes:,}"

@@ -86,10 +86,11 @@ def test_gradients_are_reduced_over_dp_x_cp(layout):
 def test_ranks_that_share_gradients_have_as_many_members_in_a_node_as_they_have():
     """Would catch a ring that is given a port of a node too many: counted rank by rank."""
     sizes = (1, 2, 4, 8)
-    for layout in (Layout(dp, pp, tp, cp) for dp in sizes for pp in sizes for tp in sizes for cp in sizes):
-        ranks = layout.ranks("data", 0)
+    axes = [(dp, pp, tp, cp) for dp in sizes for pp in sizes for tp in sizes for cp in sizes]
+    for layout in (Layout(*of, ep) for of in axes for ep in (1, 2, 8) if of[0] % ep == 0):
+        ranks = layout.ranks("expert_dp", 0)  # with ep=1 all of dp x cp
         members = sum(rank < 8 for rank in ranks)
-        stride = data_stride(layout, 8)
+        stride = data_stride(layout, 8, layout.ep)
         assert min(max(1, 8 // stride), len(ranks)) == members, layout
         assert (len(ranks) * stride <= 8) == (members == len(ranks)) or len(ranks) == 1, layout
 

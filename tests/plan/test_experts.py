@@ -108,10 +108,10 @@ def test_parameters_gradients_and_state_are_shared_along_two_groups(strategy, ep
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("layout", [Layout(4, ep=4), Layout(4, 2, ep=2), Layout(2)])
+@pytest.mark.parametrize("layout", [Layout(4, ep=4), Layout(4, 2, ep=2), Layout(2), Layout(2, cp=2, ep=2)])
 def test_the_cheap_bounds_hold_the_walk_between_them(strategy, layout):
     """Would catch a search that refuses a plan with experts that fits, or keeps one that does not."""
-    shape = SMALL.changed(n_layer=20, n_dense=1, n_shared=1)
+    shape = SMALL.changed(n_layer=20, n_dense=1, n_shared=1, balance="bias")
     for recompute in ("none", "selective", "full"):
         recipe = Recipe(strategy, batch_size=8, n_micro=2, recompute=recompute, precision="bf16")
         for rank in range(0, layout.size, layout.size // layout.pp or 1):
@@ -191,6 +191,22 @@ def test_ep_takes_two_all_to_alls_each_way_in_each_block():
     assert "ep" not in dict(predict_step(ModelShape.preset("llama3-8b"), Layout(32), recipe, H100))
 
 
+def test_cp_halves_what_travels_to_experts_and_their_gradients_meet_over_cp_too():
+    """Would catch copies of the tokens of whole rows, neighbours along dp that are as near as without cp between them,
+    gradients of experts that stay with a rank of cp, and dense blocks whose attention reaches nobody."""
+    shape, layout = MIXTRAL.changed(balance="bias"), Layout(8, cp=2, ep=8)
+    recipe = Recipe("ddp", batch_size=8, precision="bf16", bucket_bytes=2**40)
+    step = predict_step(shape, layout, recipe, H100)
+    assert step["ep"] == pytest.approx(4 * 32 * H100.all_to_all_s(8, 2, 2048 * 2 * 4096 * 2))
+    experts = shape.parameters["experts"] / 8
+    rest = shape.n_params - shape.parameters["experts"]
+    wanted = H100.collective_s("all_reduce", 16, 1, 2 * rest) + H100.collective_s("all_reduce", 2, 1, 2 * experts)
+    assert step["dp"] == pytest.approx(wanted, rel=1e-3)
+    some_dense = predict_step(shape.changed(n_dense=3), layout, recipe, H100)
+    assert some_dense["cp"] == pytest.approx(step["cp"])
+    assert step["cp"] > 0
+
+
 def test_the_slowest_experts_set_the_time():
     """Would catch an imbalance that does not reach the products or the wire, or that reaches attention."""
     layout, recipe = Layout(8, ep=8), Recipe("zero1", batch_size=8, precision="bf16")
@@ -231,7 +247,8 @@ def test_gradients_of_experts_travel_in_smaller_groups_than_the_rest():
 @pytest.mark.parametrize(
     ("shape", "layout", "recipe", "words"),
     [
-        (SMALL, Layout(4, cp=2), Recipe(batch_size=4), "does not know cp beside experts yet, got cp=2"),
+        (SMALL, Layout(4, cp=2), Recipe(batch_size=4), "with cp=2 no rank sees a whole one; got balance='loss'"),
+        (SMALL.changed(balance="none", capacity=1.0), Layout(cp=2), Recipe(batch_size=4), "capacity=1.0: take balance"),
         (SMALL, Layout(4, tp=2), Recipe(batch_size=4), "tensor parallelism beside experts yet, got tp=2"),
         (SMALL.changed(n_expert=6), Layout(4, ep=4), Recipe(batch_size=4), "6 experts cannot be dealt out evenly"),
         (ModelShape.preset("gpt2"), Layout(4, ep=2), Recipe(batch_size=4), "ep=2 deals experts out, and this model"),

@@ -33,6 +33,18 @@ def test_rows_are_cut_as_long_as_each_rank_keeps_enough_of_them(seq, most):
     assert all(layout.size == 4 for layout in found)
 
 
+def test_rows_are_cut_beside_experts_that_do_not_count_them():
+    """Would catch a search that leaves cp out for all experts, and an axis that the words about a plan forget."""
+    mixtral = ModelShape.preset("mixtral-8x7b").changed(n_layer=4, balance="bias")
+    found = plans(mixtral, H100, 8, 8, 2**14)
+    both = next(plan for plan in found if plan.kept and plan.layout.cp > 1 and plan.layout.ep > 1)
+    lay = both.layout
+    assert both.step == predict_step(both.shape, lay, both.recipe, H100, simulated=0)
+    words = explain([both])
+    assert f"Gradients of experts go over {lay.dp * lay.cp // lay.ep} ranks, all others over {lay.dp * lay.cp}" in words
+    assert {"cp", "ep"} <= set(table([both], 4).splitlines()[0].split())
+
+
 @cases("model", ["mixtral-8x7b", "deepseek-v3"])
 def test_what_the_planner_does_not_know_beside_cp_is_not_tried(model):
     """Would catch a search full of refusals, or one that breaks off."""
