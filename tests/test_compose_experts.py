@@ -1,6 +1,7 @@
 """A GPT of experts, dealt out along ep, trains as one plain process does: with every strategy, tp, pp, micro-batches.
 
-The reference is a plain loop in one process: labkit's GPT with all experts, torch's AdamW, torch's clipping.
+The reference is a plain loop in one process: labkit's GPT with all experts, torch's AdamW or a plain Muon, torch's
+clipping.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy
 from tests.cases import cases
+from tests.reference import stepping
 from tests.test_compose import STEPS, apart
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -42,7 +44,7 @@ def recipe_of(strategy, **more):
 def one_process(config, recipe):
     """Losses and weights of the plain loop; only gradients that there are, are clipped and stepped by."""
     model = GPT(config, seed=recipe.seed).double()
-    optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, weight_decay=recipe.weight_decay)
+    optimizers = stepping(dict(model.named_parameters()), recipe)
     losses = []
     for number in range(STEPS):
         tokens, targets = batch(recipe.seed, number, 0, 1, recipe.batch_size, config.seq)
@@ -51,7 +53,8 @@ def one_process(config, recipe):
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
         assert norm > recipe.clip_norm, "nothing is clipped: a wrong norm would not show"
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         for _, layer in layers_of(model):
             layer.balance_()
         losses.append(loss.item())
@@ -90,6 +93,8 @@ EVERY = [
     ("loss", Layout(dp=2, ep=2, pp=2), "zero2", {"schedule": "gpipe", "n_micro": 3, "recompute": "full"}),
     ("loss", Layout(dp=2, ep=2, pp=2, tp=2), "zero1", {"schedule": "1f1b", "n_micro": 2}),
     ("bias", Layout(dp=2, ep=2, cp=2), "zero1", {}),
+    ("loss", Layout(dp=4), "zero3", {"shard_ranks": 2, "n_micro": 3}),
+    ("bias", Layout(dp=2, pp=2), "zero3", {"shard_ranks": 1, "schedule": "1f1b", "n_micro": 2}),
 ]  # fmt: skip
 FIRST = [EVERY[3], EVERY[7], EVERY[9]]
 
@@ -108,12 +113,28 @@ def test_experts_train_as_in_one_process_whatever_the_layout(case, tmp_path):
     assert apart(train(config, recipe, layout, tmp_path), one_process(config, recipe)) < 1e-12
 
 
-@pytest.mark.rest
-def test_muon_steps_on_experts_wherever_they_are(tmp_path):
-    """Would catch an owner of an expert's matrix that is asked for the pieces of another expert's."""
-    recipe = recipe_of("zero3", optimizer="muon")
-    alone = train(CONFIG, recipe, Layout(), tmp_path / "alone")
-    assert apart(train(CONFIG, recipe, Layout(dp=4, ep=2), tmp_path / "dealt"), alone) < 1e-12
+MUON, BY_KIND = {"optimizer": "muon"}, {"decay_on": "linears"}
+GROUPS = [
+    ("loss", Layout(dp=4, ep=2), "zero3", MUON | BY_KIND),
+    ("bias", Layout(dp=3, ep=3), "zero2", MUON | {"n_micro": 2}),
+    ("loss", Layout(dp=2, ep=2, tp=2), "zero1", MUON),
+    ("bias", Layout(dp=4, ep=2), "ddp", MUON),
+    ("drops", Layout(dp=2, ep=2, pp=2), "zero1", BY_KIND | {"schedule": "1f1b", "n_micro": 2}),
+    ("bias", Layout(dp=4, ep=4), "zero2", BY_KIND),
+    ("loss", Layout(dp=2), "zero3", MUON),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.rest if k else ()) for k, case in enumerate(GROUPS)], ids=str
+)
+def test_muon_and_parameter_groups_reach_experts_wherever_they_are(case, tmp_path):
+    """Would catch an owner of an expert's matrix that is asked for the pieces of another expert's, a router that AdamW
+    steps on, and experts whose biases decay with their matrices."""
+    name, layout, strategy, more = case
+    config = CONFIGS[name] if CONFIGS[name].n_expert % layout.ep == 0 else replace(CONFIGS[name], n_expert=6)
+    recipe = recipe_of(strategy, **more)
+    assert apart(train(config, recipe, layout, tmp_path), one_process(config, recipe)) < 1e-11
 
 
 @cases("then", [Layout(dp=4, ep=4), Layout(dp=2, ep=2, tp=2)])

@@ -17,6 +17,7 @@ from labkit.comm.mesh import Mesh
 from labkit.parallel.expert import layers_of
 from labkit.plan.layout import Layout
 from labkit.plan.load import Load
+from labkit.plan.muon import law
 from labkit.plan.rank import Rank
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
@@ -206,6 +207,37 @@ def test_the_law_counts_experts_beside_attention_over_ranks(case, more):
             assert abs(seen.predicted[kind] - seen.memory[kind]) <= 64, kind
 
 
+IN_GROUPS = [
+    ("bias", Layout(4, ep=2), "zero1", {"precision": "bf16", "optimizer": "muon"}),
+    ("loss", Layout(4, ep=2), "zero3", {"optimizer": "muon", "decay_on": "linears"}),
+    ("loss", Layout(4), "zero3", {"optimizer": "muon", "shard_ranks": 2}),
+    ("bias", Layout(2, ep=2), "ddp", {"optimizer": "muon"}),
+    ("uneven", Layout(2, 2, ep=2), "zero2", {"optimizer": "muon", "precision": "bf16", "n_micro": 2}),
+    ("bias", Layout(4, ep=2), "zero2", {"decay_on": "linears"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "strategy", "more"),
+    [pytest.param(*case, marks=pytest.mark.rest if k else ()) for k, case in enumerate(IN_GROUPS)],
+    ids=str,
+)
+def test_the_law_counts_muon_and_parameter_groups_of_experts_to_the_byte(name, layout, strategy, more):
+    """Would catch a router or an expert that AdamW keeps two moments of, pieces of experts that go to owners along all
+    of dp, and two steps of Muon whose matrices are gathered at the same time."""
+    recipe = Recipe(strategy, batch_size=8, bucket_bytes=2**18, **more)
+    for rank in range(layout.size):
+        seen = rehearse(CONFIGS[name], layout, recipe, rank)
+        assert abs(seen.predicted.total - seen.peak) <= LOOSE, (rank, seen)
+        for kind in ("parameters", "optimizer"):
+            assert abs(seen.predicted[kind] - seen.memory[kind]) <= 64, kind
+        here = Rank(ModelShape.of(CONFIGS[name]), layout, recipe, rank, "cpu")
+        for axis, part in ((recipe.axes[0], 0), ("expert_dp", 1)):
+            pieces, _ = law(here.muon(part))
+            assert seen.ledger.sent_bytes("send", axis) == pieces, axis
+
+
 SENT = [("zero3", {"recompute": "full", "n_micro": 2}, Layout(4, ep=2))]
 MORE_SENT = [
     (strategy, more, layout)
@@ -226,13 +258,13 @@ def test_a_rehearsal_of_experts_sends_what_the_law_says(strategy, more, layout):
     config = CONFIGS["free"] if layout.cp > 1 else CONFIG
     stage = Rank(ModelShape.of(config), layout, recipe, last, "cpu").stages[0]
     experts, rest = (stage.part(which).numel * recipe.weight_bytes for which in (True, False))
-    law = sent_per_step(
+    told = sent_per_step(
         layout, recipe, last, parameter_bytes=rest, n_layer=2 // layout.pp, d_model=64, seq=64,
         experts=ExpertLoad(4, 2, experts),
     )  # fmt: skip
     sent = rehearse(config, layout, recipe, last).ledger
     for axis in ("dp", "ep", "expert_dp", "pp", *["cp"] * (layout.cp > 1)):
-        assert abs(sent.sent_bytes(axis=axis) - law[axis]) <= 64, axis
+        assert abs(sent.sent_bytes(axis=axis) - told[axis]) <= 64, axis
 
 
 @cases(("sequences", "length", "n"), [(1, 3, 1), (2, 5, 1), (3, 7, 2), (1, 3, 3), (4, 6, 4)])

@@ -191,7 +191,7 @@ class Walk(Rank):
         owned = [size for sizes in groups.values() for size in sizes]
         if self.recipe.offload and self.device != "cpu":
             return
-        more = self.orthogonalising() if self.recipe.optimizer == "muon" else 0
+        more = self.orthogonalising(place) if self.recipe.optimizer == "muon" else 0
         for group, sizes in groups.items():  # group after group
             if not (self.recipe.optimizer.startswith("adam") or (more and not group.by_matrix)):
                 continue
@@ -206,9 +206,9 @@ class Walk(Rank):
         if self.recipe.strategy != "ddp":
             live.add(GRADIENTS, -widened)  # as many bytes of narrow gradients are gone
 
-    def orthogonalising(self) -> int:
+    def orthogonalising(self, place: int | None) -> int:
         """Muon's temporaries: pieces of momentum, matrices that come together on their owners, Newton-Schulz."""
-        return max((step.temporaries(self.recipe.strategy == "ddp") for step in self.muon()), default=0)
+        return max((step.temporaries(self.recipe.strategy == "ddp") for step in self.muon(place)), default=0)
 
     def formulas(self) -> dict[str, str]:
         """The formula of each kind of memory, in words."""

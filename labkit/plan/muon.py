@@ -10,26 +10,30 @@
                    two copies of the matrix and two of the square of its smaller side
     flops          5 (4 s s l + 2 s s s) for a matrix s x l, on its owner alone
 
+Each expert's matrices are matrices like others, and so is a router's, which tp leaves whole. With ep those of experts
+are shared along expert_dp, in a step of their own.
+
 Who owns what is the rule of labkit.plan.owners and the layout that of labkit.parallel.sharded, so these numbers are
-those of a real step. Sources: labkit.train.muon; Liu et al., arXiv:2502.16982, sections 2.2 and 2.3.
+those of a real step. Latent attention's matrices are known by their sizes alone: labkit's GPT does not have them.
+Sources: labkit.train.muon; Liu et al., arXiv:2502.16982, sections 2.2 and 2.3.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from labkit.plan.groups import HIDDEN
 from labkit.plan.owners import Held, Run, assign, orthogonalising_flops, runs_of, sent
 from labkit.plan.sizes import Sizes
 
 
 class Matrix(NamedTuple):
-    """A matrix [rows, cols], whole; `dim` is the one along which tp cuts it."""
+    """A matrix [rows, cols], whole; `dim` is the one along which tp cuts it, None for one that it leaves whole."""
 
     rows: int
     cols: int
-    dim: int
+    dim: int | None
 
     @property
     def numel(self) -> int:
@@ -38,6 +42,8 @@ class Matrix(NamedTuple):
 
     def slice_of(self, tp: int) -> tuple[int, int]:
         """The shape of a rank's slice of it."""
+        if self.dim is None:
+            return self.rows, self.cols
         return (self.rows // tp, self.cols) if self.dim == 0 else (self.rows, self.cols // tp)
 
     @property
@@ -47,12 +53,26 @@ class Matrix(NamedTuple):
 
 
 def matrix_of(shape: Sizes, name: str) -> Matrix:
-    """A block's matrix by its name in the planner's layers."""
-    d, heads = shape.d_model, shape.n_head * shape.width
-    if name in ("out", "down"):
-        return Matrix(d, heads if name == "out" else shape.hidden, 1)
-    return Matrix({"query": heads, "key": shape.kv_heads * shape.width, "value": shape.kv_heads * shape.width}.get(
-        name, shape.hidden), d, 0)  # fmt: skip
+    """A block's matrix by its name in the planner's layers; of experts one of its `experts.0.up`."""
+    d, heads, keys = shape.d_model, shape.n_head * shape.width, shape.kv_heads * shape.width
+    of, _, last = name.rpartition(".")
+    hidden = {"": shape.hidden, "shared": shape.n_shared * shape.expert_hidden}.get(of, shape.expert_hidden)
+    sizes: dict[str, tuple[int, int, int | None]] = {
+        "query": (heads, d, 0), "key": (keys, d, 0), "value": (keys, d, 0), "out": (d, heads, 1),
+        "gate": (hidden, d, 0), "up": (hidden, d, 0), "down": (d, hidden, 1), "router": (shape.n_expert, d, None),
+    }  # fmt: skip
+    if shape.kv_lora is not None:
+        names = ("query_in", "query", "latent", "key_value", "out")
+        inner = zip(names, shape.attention_products, (None, 0, None, 0, 1), strict=True)
+        sizes |= {latent: (out, inside, dim) for latent, (inside, out), dim in inner}
+    return Matrix(*sizes[last])
+
+
+def matrices_of(shape: Sizes, name: str, size: int, tp: int) -> list[Matrix]:
+    """The matrices under one name, `size` elements on this rank: several where experts are walked together."""
+    matrix = matrix_of(shape, name)
+    rows, cols = matrix.slice_of(tp)
+    return [matrix] * (size // (rows * cols) if name.startswith("experts.") else 1)
 
 
 class MuonStep:
@@ -67,14 +87,15 @@ class MuonStep:
         self.buffers, self.n, self.place, self.tp, self.slot = buffers, n, place, tp, slot
         self.width, self.wide = width, wide
         self.matrices = [matrix for buffer in buffers for matrix in buffer]
-        sizes = [[matrix.numel // tp for matrix in buffer] for buffer in buffers]
-        runs = [run for buffer in sizes for run in runs_of(buffer, n)]
         slices = [matrix.slice_of(tp) for matrix in self.matrices]
+        sizes = [[math.prod(matrix.slice_of(tp)) for matrix in buffer] for buffer in buffers]
+        runs = [run for buffer in sizes for run in runs_of(buffer, n)]
         self.held = [Held(r * c, orthogonalising_flops(r, c), own) for (r, c), own in zip(slices, runs, strict=True)]
         self.owners = assign(self.held, n)
         self.shards = [-(-sum(buffer) // n) for buffer in sizes]
         self.here = self.owned_by(place)
-        self.slices = [self.slice(self.matrices[k]) for k in self.here]
+        self.cut = [self.matrices[k] for k in self.here if tp > 1 and self.matrices[k].dim is not None]
+        self.slices = [self.slice(matrix) for matrix in self.cut]
         self.slice_owners = assign(self.slices, tp)
 
     def owned_by(self, place: int) -> list[int]:
@@ -89,9 +110,14 @@ class MuonStep:
 
     @property
     def mine(self) -> list[Matrix]:
-        """The matrices that this rank computes with."""
-        owners = zip(self.here, self.slice_owners, strict=True)
-        return [self.matrices[k] for k, owner in owners if owner == self.slot]
+        """The matrices that this rank computes with: what tp leaves whole each of its ranks does."""
+        whole = [self.matrices[k] for k in self.here if self.tp == 1 or self.matrices[k].dim is None]
+        return whole + self.together
+
+    @property
+    def together(self) -> list[Matrix]:
+        """Those of them that it puts together from slices of its peers in tp."""
+        return [matrix for matrix, owner in zip(self.cut, self.slice_owners, strict=True) if owner == self.slot]
 
     def sent(self) -> tuple[int, int]:
         """Bytes that this rank sends in a step over dp, and over tp."""
@@ -109,8 +135,8 @@ class MuonStep:
             pieces += size * self.width
         gathered = sum(self.held[k].numel for k in self.here if len(self.held[k].runs) > 1)
         if self.tp > 1:
-            gathered += sum(self.matrices[k].numel // self.tp for k in self.here if self.matrices[k].dim == 1)
-            gathered += sum(matrix.numel for matrix in self.mine)
+            gathered += sum(matrix.numel // self.tp for matrix in self.cut if matrix.dim == 1)
+            gathered += sum(matrix.numel for matrix in self.together)
         scratch = max((matrix.scratch for matrix in self.mine), default=0)
         return max(highest, pieces + (gathered + scratch) * self.width)
 
@@ -120,12 +146,27 @@ class MuonStep:
         return max(ahead, (matrix.numel + matrix.scratch) * self.width)
 
 
-def busiest_flops(shape: Sizes, n_blocks: int, n: int) -> float:
+def busiest_flops(shape: Sizes, n_blocks: int, n: int, experts: int = 0, n_same: int = 1) -> float:
     """Flops of Newton-Schulz on the rank that has the most, if n ranks share `n_blocks` blocks: one whole matrix at
-    least. (Owners are that even where each rank holds pieces of several matrices.)"""
-    names = [name for name in HIDDEN if name != "gate" or shape.gated]
-    each = [orthogonalising_flops(*matrix_of(shape, name)[:2]) for name in names]
-    return max(n_blocks * sum(each) / n, max(each))
+    least. (Owners are that even where each rank holds pieces of several matrices.)
+
+    With `experts` of each block on a rank, which `n_same` ranks share: theirs on top."""
+    latent = shape.kv_lora is not None
+    attention = ("query_in", "query", "latent", "key_value", "out") if latent else ("query", "key", "value", "out")
+    mlp = ("gate", "up", "down") if shape.gated else ("up", "down")
+    shared = [f"shared.{name}" for name in mlp] if shape.n_shared else []
+    mixed = n_blocks * shape.n_mixed / shape.n_layer
+    kinds = [
+        (n_blocks - mixed, n, (*attention, *mlp)),
+        (mixed, n, (*attention, "router", *shared)),
+        (mixed * experts, n_same, [f"experts.0.{name}" for name in mlp]),
+    ]
+    work, least = 0.0, 0.0
+    for count, ranks, names in kinds:
+        each = [orthogonalising_flops(*matrix_of(shape, name)[:2]) for name in names]
+        work += count * sum(each) / ranks
+        least = max(least, max(each) * (count > 0))
+    return max(work, least)
 
 
 def law(steps: Iterable[MuonStep]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
-from labkit.plan.muon import MuonStep, matrix_of
+from labkit.plan.muon import MuonStep, matrices_of
 from labkit.plan.ops import LINEARS, Setting
 from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import HISTORY, Recipe
@@ -39,7 +39,7 @@ class Rank:
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
-        self.coords, self.n = layout.coords(rank), recipe.sharing(layout.dp * layout.cp)
+        self.rank, self.coords, self.n = rank, layout.coords(rank), recipe.sharing(layout.dp * layout.cp)
         self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)
@@ -183,25 +183,34 @@ class Rank:
         peaks = [n_bytes + kept for n_bytes, kept in zip(self.backward_bytes, self.for_weights, strict=True)]
         self.done = list(backward[peaks.index(max(peaks))].done)
 
-    def muon(self) -> list[MuonStep]:
-        """Muon's step on the matrices of each stage; [] for another optimizer."""
+    def muon(self, place: int | None = None) -> list[MuonStep]:
+        """Muon's step on the matrices of each stage, or of each of its parts; [] for another optimizer.
+
+        `place`: of each stage only the matrices of this part."""
         r, tp = self.recipe, self.layout.tp
         if r.optimizer != "muon":
             return []
-        n, width = 1 if r.strategy == "ddp" else self.n, 8 if r.precision == "fp64" else 2
-        steps = []
-        for stage in self.stages:
+        width, steps = 8 if r.precision == "fp64" else 2, []
+        parts = [pair for whole in self.stages for pair in enumerate(self.parts(whole)) if place in (None, pair[0])]
+        for number, (stage, share) in parts:
+            n = 1 if r.strategy == "ddp" else share
+            group = self.layout.ranks("expert_dp" if number else "data", self.rank)
             layers = (*stage.params[: stage.at], *[stage.params[stage.at]] * stage.skipped, *stage.params[stage.at :])
             if r.strategy in ("zero1", "zero2"):
                 buckets = in_buckets(layers, n, self.sums, r.bucket_bytes, r.grouping)
-                names = [[name for _, name, _ in run] for bucket in buckets for run in bucket.runs.values()]
+                sizes = [[pair[1:] for pair in run] for bucket in buckets for run in bucket.runs.values()]
             else:
-                names = [[name for name, _ in layer.sizes] for layer in layers]
-            hidden = [[name for name in buffer if r.grouping.of_weight(name).by_matrix] for buffer in names]
+                sizes = [list(layer.sizes) for layer in layers]
+            hidden = [[pair for pair in buffer if r.grouping.of_weight(pair[0]).by_matrix] for buffer in sizes]
+            buffers = [
+                [matrix for name, size in buffer for matrix in matrices_of(self.shape, name, size, tp)]
+                for buffer in hidden
+                if buffer
+            ]
             if r.strategy == "ddp":
-                hidden = [[name] for buffer in hidden for name in buffer]
-            buffers = [[matrix_of(self.shape, name) for name in buffer] for buffer in hidden if buffer]
-            steps.append(MuonStep(buffers, n, self.coords["dp"] % n, tp, self.coords["tp"], width, r.state_bytes))
+                buffers = [[matrix] for buffer in buffers for matrix in buffer]
+            slot = group.index(self.rank) % n
+            steps.append(MuonStep(buffers, n, slot, tp, self.coords["tp"], width, r.state_bytes))
         return steps
 
     def in_flight_bytes(self) -> int:

@@ -67,11 +67,6 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"labkit's planner does not know tensor parallelism beside experts yet, got tp={layout.tp}: "
             "take tp=1, and ep or pp"
         )
-    if recipe.optimizer == "muon" or recipe.decay_on != "all":
-        raise ValueError(
-            f"labkit's planner does not know optimizer={recipe.optimizer!r} with decay_on={recipe.decay_on!r} beside "
-            "experts yet: take adamw, and decay_on='all'"
-        )
     if recipe.fp8_gathers:
         raise ValueError("labkit's planner does not know 8-bit gathers beside experts yet: fp8_gathers=False")
     if layout.ep > 1 and recipe.shard_ranks is not None:

@@ -331,8 +331,9 @@ class StepTime:
         products = 0.0
         if self.recipe.optimizer == "muon":
             blocks = max(blocks_of(self.shape, self.p * self.v)) * self.v
-            share = 1 if ddp else self.recipe.sharing(self.layout.dp)
-            flops = busiest_flops(self.shape, blocks, share * self.layout.tp)
+            share, same = (1 if ddp else state.share for state in (self.states[0], self.states[-1]))
+            tp, experts = self.layout.tp, self.shape.n_expert // self.layout.ep
+            flops = busiest_flops(self.shape, blocks, share * tp, experts, same * tp)
             products = self.hardware.op_s(flops, 0, "fp64" if self.recipe.precision == "fp64" else "bf16")
         moved = owned * STATE_BYTES * self.recipe.state_bytes / 4 * factor
         return products + moved / self.hardware.reachable_bytes_per_s

@@ -19,7 +19,8 @@
           2(out + in) D w, and half as much once more where forward runs again; if experts are equally busy,
           out = in = (n-1)/n k T for T tokens. What is sent over dp for N is sent over expert_dp for the experts' bytes;
           zero3 gathers them once more where a block runs again, because experts are a unit of their own inside of it
-    muon  pieces of matrices to their owners and answers back, along dp and tp (labkit.plan.muon); AdamW sends nothing
+    muon  pieces of matrices to their owners and answers back, along dp and tp, those of experts along expert_dp
+          (labkit.plan.muon); AdamW sends nothing
     cp    b, b' = keys and values of this rank's tokens, and their gradients, in fp32 at least (labkit.plan.context)
           (n-1)(2 b + b') a block and micro-batch by "ring" and "gather", 2(n-1)/n of q, k, v and y by "ulysses"; the
           forward's part again where all of a block is computed again. All other tokens above are those of one rank of
@@ -94,8 +95,9 @@ def sent_per_step(
     if recipe.optimizer == "muon":
         if shape is None:
             raise ValueError("what Muon sends depends on the model's matrices: give shape=, such as a GPTConfig")
-        pieces = law(Rank(ModelShape.of(shape), layout, recipe, rank, "cpu").muon())
-        more = dict(zip((recipe.axes[0], "tp"), pieces, strict=True))
+        here = Rank(ModelShape.of(shape), layout, recipe, rank, "cpu")
+        (rest, over_tp), (experts_too, more_tp) = law(here.muon(0)), law(here.muon(1))
+        more = {recipe.axes[0]: rest, "expert_dp": experts_too, "tp": over_tp + more_tp}
         items = [_with_pieces(item, more.get(item.name, 0)) for item in items]
     return Breakdown(items)
 

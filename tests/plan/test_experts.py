@@ -14,6 +14,8 @@ from labkit.plan.compared import Compared, experts_table
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
+from labkit.plan.muon import busiest_flops
+from labkit.plan.owners import orthogonalising_flops
 from labkit.plan.published import published_runs
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.search import layouts, plans
@@ -45,6 +47,20 @@ def test_totals_and_active_parameters_are_the_published_ones(name):
     assert shape.n_params == pytest.approx(total, rel=0.01)
     digits = 0.05e9 if name == "qwen3-30b-a3b" else 0  # 3.35 is told as 3.3, to two digits
     assert shape.n_active - table == pytest.approx(active, rel=0.01, abs=digits + 0.01 * active)
+
+
+@pytest.mark.parametrize("latent", [{}, {"q_lora": 5, "kv_lora": 3, "rope_width": 2}])
+def test_muon_works_on_every_matrix_of_the_blocks(latent):
+    """Would catch a router, an expert or a latent's matrix that is left out, and dense blocks counted as mixed ones."""
+    shape = SMALL.changed(n_kv_head=None, n_dense=1, n_shared=1, **latent)
+    matrices = [p for index in range(4) for p in block(shape, index).parameters() if p.dim() == 2]
+    flops = sum(orthogonalising_flops(*matrix.shape) for matrix in matrices)
+    assert busiest_flops(shape, 4, 1, shape.n_expert, 1) == flops
+    least = max(orthogonalising_flops(*matrix.shape) for matrix in matrices)
+    assert busiest_flops(shape, 4, 10**6, 1, 10**6) == least
+    layout, names = Layout(8, ep=2), ("adamw", "muon")
+    adam, muon = (predict_step(shape, layout, Recipe(batch_size=8, optimizer=name), H100) for name in names)
+    assert muon["optimizer"] != adam["optimizer"]
 
 
 def mlp(d: int, f: int, gated: bool, bias: bool) -> nn.Module:
@@ -112,8 +128,9 @@ def test_parameters_gradients_and_state_are_shared_along_two_groups(strategy, ep
 def test_the_cheap_bounds_hold_the_walk_between_them(strategy, layout):
     """Would catch a search that refuses a plan with experts that fits, or keeps one that does not."""
     shape = SMALL.changed(n_layer=20, n_dense=1, n_shared=1, balance="bias")
-    for recompute in ("none", "selective", "full"):
-        recipe = Recipe(strategy, batch_size=8, n_micro=2, recompute=recompute, precision="bf16")
+    ways = [("none", "adamw"), ("selective", "adamw"), ("full", "adamw"), ("none", "muon")]
+    for recompute, optimizer in ways:
+        recipe = Recipe(strategy, batch_size=8, n_micro=2, recompute=recompute, precision="bf16", optimizer=optimizer)
         for rank in range(0, layout.size, layout.size // layout.pp or 1):
             walk = Walk(shape, layout, recipe, rank, "cuda")
             least, most = walk.bounds()
