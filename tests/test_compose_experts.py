@@ -94,6 +94,7 @@ EVERY = [
     ("loss", Layout(dp=2, ep=2, pp=2, tp=2), "zero1", {"schedule": "1f1b", "n_micro": 2}),
     ("bias", Layout(dp=2, ep=2, cp=2), "zero1", {}),
     ("loss", Layout(dp=4), "zero3", {"shard_ranks": 2, "n_micro": 3}),
+    ("bias", Layout(dp=2, cp=2), "zero3", {"shard_ranks": 1}),
     ("bias", Layout(dp=2, pp=2), "zero3", {"shard_ranks": 1, "schedule": "1f1b", "n_micro": 2}),
 ]  # fmt: skip
 FIRST = [EVERY[3], EVERY[7], EVERY[9]]
@@ -122,6 +123,7 @@ GROUPS = [
     ("drops", Layout(dp=2, ep=2, pp=2), "zero1", BY_KIND | {"schedule": "1f1b", "n_micro": 2}),
     ("bias", Layout(dp=4, ep=4), "zero2", BY_KIND),
     ("loss", Layout(dp=2), "zero3", MUON),
+    ("bias", Layout(dp=2, ep=2, cp=2), "zero3", MUON),
 ]  # fmt: skip
 
 

@@ -222,6 +222,7 @@ IN_GROUPS = [
     (Layout(2, 1, 2), Recipe("zero3", precision="bf16", optimizer="muon", decay_on="linears")),
     (Layout(2), Recipe("zero2", precision="bf16", decay_on="linears", bucket_bytes=2**18)),
     (Layout(2), Recipe("zero2", precision="amp", optimizer="muon", n_micro=2, bucket_bytes=2**18)),
+    pytest.param(Layout(2, cp=2), Recipe("zero3", optimizer="muon", context="ulysses"), marks=pytest.mark.rest),
 ]
 
 

@@ -206,9 +206,11 @@ def _hybrid(plan: Plan) -> str:
     shard = plan.recipe.shard_ranks
     if shard is None:
         return ""
+    cp = plan.layout.cp
+    who = f"{shard} neighbours along dp" + f", each with its {cp} ranks of cp," * (cp > 1)
     return (
-        f" {plan.recipe.sharded}: {shard} neighbours along dp share one copy of the state, and weights move among them "
-        f"alone; between the {plan.layout.dp // shard} copies goes 1/{shard} of the gradients, once a step."
+        f" {plan.recipe.sharded}: {who} share one copy of the state, and weights move among them "
+        f"alone; between the {plan.layout.dp // shard} copies goes 1/{shard * cp} of the gradients, once a step."
     )
 
 

@@ -39,7 +39,7 @@ class Rank:
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
-        self.rank, self.coords, self.n = rank, layout.coords(rank), recipe.sharing(layout.dp * layout.cp)
+        self.rank, self.coords, self.n = rank, layout.coords(rank), recipe.sharing(layout.dp, layout.cp)
         self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)

@@ -67,7 +67,8 @@ class Recipe:
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
-                     (HSDP, labkit.parallel.hsdp); None: over all of dp
+                     (HSDP, labkit.parallel.hsdp); None: over all of dp. Where cp cuts rows, all ranks of cp are in a
+                     group, too: it has shard_ranks x cp ranks
     reshard          False, with "zero3": weights gathered in forward stay whole until backward
     context          where rows are cut over cp ranks, how attention reaches the others' tokens: "ring", "gather" (of
                      keys and values) or "ulysses" (tokens for heads); see labkit.parallel.context
@@ -213,9 +214,9 @@ class Recipe:
         """Which parameters the optimizer treats alike."""
         return Grouping(self.optimizer == "muon", self.decay_on == "linears")
 
-    def sharing(self, dp: int) -> int:
-        """Of `dp` ranks, those that share one copy of what is sharded."""
-        return dp if self.shard_ranks is None else self.shard_ranks
+    def sharing(self, dp: int, cp: int = 1) -> int:
+        """Of dp x cp ranks, those that share one copy of what is sharded."""
+        return (dp if self.shard_ranks is None else self.shard_ranks) * cp
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -327,13 +328,6 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
             f"{rows} rows a rank (batch_size={recipe.batch_size} / dp={layout.dp}) are fewer than n_micro="
             f"{recipe.n_micro}: batch_size={layout.dp * recipe.n_micro} would do"
         )
-    if recipe.shard_ranks is not None and layout.cp > 1:
-        raise ValueError(
-            f"shard_ranks={recipe.shard_ranks} cuts dp alone, and with cp={layout.cp} gradients are added up over "
-            "dp x cp: leave shard_ranks out, or take cp=1"
-        )
-    if recipe.optimizer == "muon" and layout.cp > 1:
-        raise ValueError(f"what Muon sends is not known for cp={layout.cp}: take cp=1, or adamw")
     if config.seq % layout.cp:
         raise ValueError(
             f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: make seq a multiple"

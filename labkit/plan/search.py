@@ -4,7 +4,7 @@
       x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
       x micro-batch
 
-    hsdp   zero3 inside a node, where dp has ranks on several: as many as a node has besides tp and pp
+    hsdp   zero3 inside a node, where dp has ranks on several: as many as a node has besides tp, cp and pp
     tp     inside a node only: four sums a block would cross the slow links otherwise
     sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
     cp     with rows so long that each rank keeps 8,192 tokens or more of them: shorter rows are better dealt out along
@@ -256,10 +256,10 @@ class Search:
         """(strategy, ranks that share one copy of its state if not all) worth trying."""
         if layout.dp * layout.cp == 1:
             return [("ddp", None)]
-        if layout.ep > 1 or layout.cp > 1:
-            return [(strategy, None) for strategy in STRATEGIES]
-        inside = self.hardware.node_size // (layout.tp * layout.pp)  # neighbours along dp on one node
-        hybrid = [("zero3", inside)] if 1 < inside < layout.dp and layout.dp % inside == 0 else []
+        # neighbours along dp on one node, with their ranks of cp
+        inside = self.hardware.node_size // (layout.tp * layout.pp * layout.cp)
+        cuts = inside * layout.cp > 1 and 0 < inside < layout.dp and layout.dp % inside == 0
+        hybrid = [("zero3", inside)] if cuts and layout.ep == 1 else []
         return [*((strategy, None) for strategy in STRATEGIES), *hybrid]
 
     def schedules(self, layout: Layout) -> list[tuple[str, int]]:

@@ -27,6 +27,7 @@ Thakur et al. 2005, section 3 (alpha-beta).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
@@ -147,7 +148,9 @@ class StepTime:
         rest = state_params(self.shape, lay.tp, self.p, self.v, in_v)
         experts = expert_params(self.shape, lay.ep, self.p, self.v, in_v)
         place = max(range(self.p), key=lambda index: rest[index] + experts[index])
-        total, share = rest[place] + experts[place], self.recipe.sharing(n_data)
+        total, share = rest[place] + experts[place], self.recipe.sharing(lay.dp, lay.cp)
+        if self.recipe.shard_ranks is not None:  # what goes across the groups: see `across`
+            stride = data_stride(replace(lay, dp=self.recipe.shard_ranks), self.hardware.node_size)
         if lay.ep == 1:
             return [State(total, n_data, stride, share, 1.0)]
         n, apart = n_data // lay.ep, data_stride(lay, self.hardware.node_size, lay.ep)
@@ -275,8 +278,8 @@ class StepTime:
 
     def across(self, n_bytes: float) -> float:
         """Seconds in which HSDP sums `n_bytes` of gradients across groups; 0 where there is one group."""
-        size = self.recipe.sharing(self.layout.dp)
-        return self.hardware.collective_s("all_reduce", self.layout.dp // size, size * self.layout.tp * self.p, n_bytes)
+        lay, size = self.layout, self.recipe.sharing(self.layout.dp, self.layout.cp)
+        return self.hardware.collective_s("all_reduce", lay.dp * lay.cp // size, size * lay.tp * self.p, n_bytes)
 
     def beside(self, talk: float, work: float) -> float:
         """Seconds by which communication makes work longer that goes on beside it."""
@@ -309,7 +312,7 @@ class StepTime:
         scatter = self.along_dp(state, "reduce_scatter", unit * self.recipe.gradient_bytes)
         across = 0.0
         if self.recipe.shard_ranks is not None:
-            across = self.across(unit * self.recipe.gradient_bytes / self.recipe.shard_ranks)
+            across = self.across(unit * self.recipe.gradient_bytes / state.share)
         scatters, gathers = moves(self.recipe, self.p)
         moved = n_units * (gathers * gather + scatters * scatter + across)
         if not self.recipe.prefetch:

@@ -7,8 +7,8 @@
           zero3    3m(n-1)/n N     two gathers and a reduce_scatter for each of m micro-batches; one gather where units
                                    stay whole from forward to backward, and one a step where the next micro-batch
                                    always comes before that
-          hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks; and along dp_replicate an all_reduce
-                   2(r-1)/r N/s    of this rank's part of the gradients, once a step, over r = n/s groups
+          hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks (all of cp are in it); and along
+                   2(r-1)/r N/s    dp_replicate an all_reduce of this rank's part of the gradients, once a step, over r = n/s groups
           with fp8_gathers, C weights of linears are gathered in 1 byte and not 2: C (n-1)/n less for each gather
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
@@ -164,7 +164,7 @@ def moves(recipe: Recipe, n_stage_ranks: int = 1, place: int = 0) -> tuple[int, 
 
 
 def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) -> list[Item]:
-    n, axis = recipe.sharing(layout.dp * layout.cp), recipe.axes[0]
+    n, axis = recipe.sharing(layout.dp, layout.cp), recipe.axes[0]
     scatters, gathers = moves(recipe, layout.pp, place)
     wider = recipe.gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)  # DDP gathers gradients, too
@@ -175,7 +175,7 @@ def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) ->
         formula += f", {gathers:g}(n-1)/n C less, C={coded:,} weights in 1 byte"
     items = [Item(axis, (moved * n_bytes - gathers * coded) * (n - 1) / n, "B", formula, "arXiv:1910.02054, 7")]
     if recipe.shard_ranks is not None:
-        r, part = layout.dp // n, wider * n_bytes / n
+        r, part = layout.dp * layout.cp // n, wider * n_bytes / n
         crossing = f"2(r-1)/r G, r={r}, G={part:,.0f} of gradients, 1/{n}"
         items.append(Item(CUT_AXES[1], 2 * (r - 1) / r * part, "B", crossing, "arXiv:2304.11277, 3.2.2"))
     return items

@@ -81,6 +81,12 @@ def test_gradients_are_reduced_over_dp_x_cp(layout):
     recipe = Recipe("zero2", batch_size=16, n_micro=4)
     bare = Layout(layout.dp * layout.cp, layout.pp, layout.tp)
     assert predict_step(SHAPE, layout, recipe, here())["dp"] == predict_step(SHAPE, bare, recipe, here())["dp"] > 0
+    cut = Recipe("zero3", batch_size=16, n_micro=4, shard_ranks=1)
+    both = [
+        predict_step(SHAPE, lay, replace(cut, shard_ranks=shard), here())
+        for lay, shard in ((layout, 1), (bare, layout.cp))
+    ]
+    assert both[0]["dp"] == pytest.approx(both[1]["dp"])
 
 
 def test_ranks_that_share_gradients_have_as_many_members_in_a_node_as_they_have():

@@ -59,6 +59,7 @@ def test_every_plan_with_cp_fits_and_is_what_the_predictions_say(long):
     assert {kind for _, kind in ways} == {"ring", "gather", "ulysses"}
     assert (16, "ulysses") not in ways  # 8 key heads
     assert {plan.recipe.strategy for plan in kept} == {"ddp", "zero1", "zero2", "zero3"}
+    assert {(plan.layout.dp, plan.layout.cp) for plan in kept if plan.recipe.shard_ranks == 2} == {(4, 2)}
     for plan in [*kept[::40], next(plan for plan in kept if plan.layout.pp > 1)]:
         lay = plan.layout
         ranks = [lay.rank(pp=place) for place in range(lay.pp)]
