@@ -7,8 +7,9 @@
           zero3    3m(n-1)/n N     two gathers and a reduce_scatter for each of m micro-batches; one gather where units
                                    stay whole from forward to backward, and one a step where the next micro-batch
                                    always comes before that
-          hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks (all of cp are in it); and along
-                   2(r-1)/r N/s    dp_replicate an all_reduce of this rank's part of the gradients, once a step, over r = n/s groups
+          hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks, all of cp among them; and an
+                   2(r-1)/r N/s    all_reduce along dp_replicate of this rank's part of the gradients, once a step, over
+                                   r = n/s groups
           with fp8_gathers, C weights of linears are gathered in 1 byte and not 2: C (n-1)/n less for each gather
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
           2(n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the embedding
