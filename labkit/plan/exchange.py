@@ -35,7 +35,8 @@ class Exchange(NamedTuple):
 def layer_of(shape: Sizes, setting: Setting, word: int) -> CutAttention:
     """A layer's attention as this setting cuts it, with numbers of `word` bytes."""
     heads, keys = shape.n_head // setting.tp, max(1, shape.kv_heads // setting.tp)
-    return CutAttention(setting.seq * setting.cp, setting.cp, heads, keys, shape.width, setting.rows, word)
+    whole = setting.seq * setting.cp
+    return CutAttention(whole, setting.cp, heads, keys, shape.width, setting.rows, word, shape.rope_width)
 
 
 def exchanges(
@@ -45,8 +46,9 @@ def exchanges(
     layer, kind, practice = layer_of(shape, setting, word), setting.context, hardware.practice
     if kind == "ulysses":
         # q, k and v go there, y comes back; gradients go the other way
-        heads, keys = layer.heads * layer.width, layer.key_heads * layer.width
-        parts = (layer.tokens * (heads + 2 * keys) * word, layer.tokens * heads * word)
+        mixed = layer.heads * layer.width
+        together = mixed + layer.heads * layer.more + layer.key_heads * layer.pair
+        parts = (layer.tokens * together * word, layer.tokens * mixed * word)
         both = sum(hardware.all_to_all_s(setting.cp, setting.tp, n_bytes) for n_bytes in parts)
         return Exchange(both, 0.0), Exchange(both, 0.0)
     link = link_of(kind, setting.cp, setting.tp, hardware)

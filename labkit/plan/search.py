@@ -157,8 +157,7 @@ def plans(
         if precision != "bf16" or optimizer not in ("adamw", "adam"):
             raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
-    whole_rows = counts_rows(shape) or shape.kv_lora is not None
-    most_cp = 1 if whole_rows else max(1, shape.seq // LEAST_TOKENS)
+    most_cp = 1 if counts_rows(shape) else max(1, shape.seq // LEAST_TOKENS)
     candidates = [
         plan
         for layout in layouts(n_ranks, shape.n_expert, most_cp)

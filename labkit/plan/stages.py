@@ -25,7 +25,7 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
     What cannot be put together is refused in words (labkit.assemble refuses it, too), and what labkit's planner does
-    not know: context parallelism beside latent attention, and with experts tensor parallelism, HSDP and zero_bubble."""
+    not know: with experts tensor parallelism, zero_bubble, and HSDP where ep deals them out."""
     _check_experts(shape, recipe, layout)
     shape.check_cut(layout.tp, layout.pp * recipe.stages_per_rank, recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
@@ -33,13 +33,9 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
 
 
 def _check_context(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
-    """ValueError for key heads that ulysses cannot deal out, and for an attention that is not cut over ranks."""
+    """ValueError for key heads that ulysses cannot deal out."""
     if layout.cp == 1:
         return
-    if shape.kv_lora is not None:
-        raise ValueError(
-            f"labkit's planner does not know cp beside latent attention yet, got cp={layout.cp}: take cp=1"
-        )
     keys = max(1, shape.kv_heads // layout.tp)
     if recipe.context == "ulysses" and keys % layout.cp:
         raise ValueError(

@@ -45,10 +45,20 @@ def test_rows_are_cut_beside_experts_that_do_not_count_them():
     assert {"cp", "ep"} <= set(table([both], 4).splitlines()[0].split())
 
 
-@cases("model", ["mixtral-8x7b", "deepseek-v3"])
-def test_what_the_planner_does_not_know_beside_cp_is_not_tried(model):
+def test_latent_attention_is_cut_over_cp_too():
+    """Would catch an attention whose keys and values cross nothing, and blocks that are counted as those without cp."""
+    shape = ModelShape.preset("deepseek-v3").changed(n_layer=8, seq=LONG)
+    recipe = Recipe("zero1", batch_size=16, precision="bf16", recompute="full")
+    whole, cut = (predict_memory(shape, Layout(16, cp=cp, ep=16), recipe, 0, "cuda") for cp in (1, 4))
+    assert cut["activations"] < whole["activations"] / 3
+    step = predict_step(shape, Layout(16, cp=4, ep=16), recipe, H100)
+    assert step["cp"] > 0
+    assert step["compute"] < predict_step(shape, Layout(16, ep=16), recipe, H100)["compute"] / 3.5
+
+
+def test_what_is_refused_beside_cp_is_not_tried():
     """Would catch a search full of refusals, or one that breaks off."""
-    assert all(plan.layout.cp == 1 for plan in plans(model, H100, 4, 4, LONG))
+    assert all(plan.layout.cp == 1 for plan in plans("mixtral-8x7b", H100, 4, 4, LONG))
 
 
 def test_every_plan_with_cp_fits_and_is_what_the_predictions_say(long):
