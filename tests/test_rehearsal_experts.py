@@ -155,6 +155,8 @@ MORE_LAWS = [
     ("loss", Layout(1, 2), "ddp", {"schedule": "gpipe", "n_micro": 4}),
     ("loss", Layout(2, 2, ep=2), "zero3", {"n_micro": 4, "recompute": "full"}),
     ("bias", Layout(2, 2, ep=2), "zero1", {"n_micro": 4}),
+    ("loss", Layout(2, 2, ep=2), "zero2", {"schedule": "gpipe", "n_micro": 4}),
+    ("uneven", Layout(4, ep=2), "zero1", {"precision": "amp", "offload": True}),
 ]
 
 
@@ -167,7 +169,8 @@ MORE_LAWS = [
 def test_the_law_counts_experts_to_the_byte(name, layout, strategy, more):
     """Bugs that were there: one gradient for all experts in the place of one after another, rows of the mean load on
     each rank, weights of experts gathered as long as those of their block, two optimizers that step at once, indices
-    and what a router holds left out."""
+    and what a router holds left out; gpipe's second backward, beside the gradients of the first, left out; under
+    autocast a bias's gradient before its weight's, so that a bucket left too early."""
     config = CONFIGS[name]
     recipe = Recipe(strategy, batch_size=8, bucket_bytes=2**18, **more)
     tokens = config.seq * 8 // layout.dp // recipe.n_micro

@@ -80,6 +80,8 @@ class Walk(Rank):
                 if count := min(2, done if self.recipe.splits else m - 1):
                     keeper.fill(live, stage.middle, count)
         self.turn(live, 1, m == 1)
+        if all_at_once and m > 2 and not self.recipe.splits:
+            self.second(live)
         if m > 1 and (self.recipe.strategy == "zero1" or all_at_once):
             self.turn(live, 0, True)
         elif m > 1:
@@ -103,6 +105,14 @@ class Walk(Rank):
             live.add(ACTIVATIONS, -self.onward())
         for index in range(len(self.stages) - 1, -1, -1):
             self.backward(live, index, max(0, busy * self.backward_bytes[index] - self.stages[index].held), final)
+
+    def second(self, live: Live) -> None:
+        """Where all micro-batches go forward before one comes back: the second one back, beside what the first left."""
+        m = self.recipe.n_micro
+        for index in range(len(self.stages) - 1, -1, -1):
+            self.keepers[index].turns(live, True, True, self.stages[index].middle)
+            others = self.backward_bytes[index] * (m - 1) // m - self.stages[index].held
+            self.backward(live, index, max(0, others), False)
 
     def forward(self, live: Live, index: int, others: int) -> None:
         """One micro-batch through stage `index`, while `others` bytes of activations wait."""

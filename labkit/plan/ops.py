@@ -155,7 +155,8 @@ class Ops:
         width = x.numel // rows if inside is None else inside
         weights = [Weight(name, experts * width * out), Weight(f"{name}.bias", experts * out)][:count]
         copies = [self.half(weight) for weight in weights] if self.narrow < self.wide else [[]]
-        givers = [self.giver(weight) for weight in weights]
+        # autocast copies b first and W then, so that W's gradient is the first to arrive
+        givers = [self.giver(weight) for weight in reversed(weights)][::-1]
         x = self.view(x)
         back, sizes = x.numel * x.width, [weight.numel * self.narrow for weight in weights]
         kind = GRADIENTS if self.narrow == self.wide else OTHER
