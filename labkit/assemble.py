@@ -284,7 +284,9 @@ class TrainStep:
         together = {s: Together([sync, *(other for other, _ in besides.get(s, []))]) for s, sync in self.syncs.items()}
         modules = {s: [stage, *(sync.module for sync, _ in besides.get(s, []))] for s, stage in self.stages.items()}
         params = {s: [p for module in those for p in module.parameters()] for s, those in modules.items()}
-        self.pipeline = Pipeline(self.stages, schedule, mesh.pp, loss=self._loss, sync=together, params=params, averaged=True)
+        self.pipeline = Pipeline(
+            self.stages, schedule, mesh.pp, loss=self._loss, sync=together, params=params, averaged=True
+        )
         # those who have the same layers agree on what they have seen: of experts that left their stage, fewer ranks
         held = ((mesh.data, [*self.stages.values()]), (mesh.expert_dp, [sync.module for sync in self.besides]))
         self.delayed = [(group, linears) for group, modules in held if (linears := _delayed(modules))]

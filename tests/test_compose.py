@@ -347,6 +347,11 @@ MORE_CONTEXTS = [
     ((1, 2, 1, 2), "ulysses", {"strategy": "zero1", "schedule": "zero_bubble"}),
     ((1, 2, 1, 2), "ring", {"strategy": "ddp", "schedule": "zero_bubble"}),
     ((2, 1, 1, 4), "gather", {"strategy": "zero3", "reshard": False, "offload": True}),
+    ((4, 1, 1, 2), "ring", {"strategy": "zero3", "shard_ranks": 2}),
+    ((2, 1, 1, 2), "ulysses", {"strategy": "zero3", "shard_ranks": 1, "checkpointing": True}),
+    ((2, 1, 1, 2), "ring", {"strategy": "zero3", **MUON, **BY_KIND}),
+    ((1, 1, 2, 2), "gather", {"strategy": "zero1", **MUON}),
+    ((2, 1, 1, 2), "ulysses", {"strategy": "ddp", **MUON}),
 ]
 
 
@@ -363,8 +368,10 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
     dp, pp, tp, cp = sizes
     choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, **more}
     recipe = recipe_of(**choices, n_micro=2, context=context)
-    reference = truth if position == "learned" else one_process(config, recipe)
-    assert apart(run(config, recipe, Layout(dp, pp, tp, cp), tmp_path), reference) < 1e-12
+    usual = position == "learned" and recipe.optimizer == "adamw"
+    reference = truth if usual else one_process(config, recipe)
+    bound = 1e-11 if recipe.optimizer == "muon" else 1e-12
+    assert apart(run(config, recipe, Layout(dp, pp, tp, cp), tmp_path), reference) < bound
 
 
 @cases(
@@ -372,9 +379,7 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
     [
         (CONFIG, Layout(cp=3), {}, "seq=8 tokens do not cut into cp=3"),
         (CONFIG, Layout(tp=2, cp=4), {"context": "ulysses"}, "n_head=4 / tp=2 heads out over cp=4"),
-        (CONFIG, Layout(dp=2, cp=2), {"strategy": "zero3", "shard_ranks": 2}, "shard_ranks=2 cuts dp alone"),
         (CONFIG, Layout(tp=4, cp=4), {"sequence_parallel": True}, "the 2 tokens of a rank, seq=8 / cp=4, into tp=4"),
-        (CONFIG, Layout(cp=2), {"optimizer": "muon"}, "what Muon sends is not known for cp=2"),
         (replace(CONFIG, dropout=0.1), Layout(cp=2), {}, "with cp > 1 take dropout=0"),
     ],
 )

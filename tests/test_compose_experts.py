@@ -1,6 +1,7 @@
 """A GPT of experts, dealt out along ep, trains as one plain process does: with every strategy, tp, pp, micro-batches.
 
-The reference is a plain loop in one process: labkit's GPT with all experts, torch's AdamW, torch's clipping.
+The reference is a plain loop in one process: labkit's GPT with all experts, torch's AdamW or a plain Muon, torch's
+clipping.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy
 from tests.cases import cases
+from tests.reference import stepping
 from tests.test_compose import STEPS, apart
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -45,7 +47,7 @@ def recipe_of(strategy, **more):
 def one_process(config, recipe):
     """Losses and weights of the plain loop; only gradients that there are, are clipped and stepped by."""
     model = GPT(config, seed=recipe.seed).double()
-    optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, weight_decay=recipe.weight_decay)
+    optimizers = stepping(dict(model.named_parameters()), recipe)
     losses = []
     for number in range(STEPS):
         tokens, targets = batch(recipe.seed, number, 0, 1, recipe.batch_size, config.seq)
@@ -54,7 +56,8 @@ def one_process(config, recipe):
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
         assert norm > recipe.clip_norm, "nothing is clipped: a wrong norm would not show"
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         for _, layer in layers_of(model):
             layer.balance_()
         losses.append(loss.item())
@@ -109,6 +112,9 @@ EVERY = [
     ("bias", Layout(dp=2, ep=2, pp=2), "zero1", {"schedule": "zb_h2", "n_micro": 3, "recompute": "full"}),
     ("drops", Layout(dp=4, ep=2, pp=2), "zero2", {"schedule": "zero_bubble", "n_micro": 3, "recompute": "selective"}),
     ("loss", Layout(dp=1, pp=2, tp=2), "ddp", {"schedule": "zero_bubble", "n_micro": 3}),
+    ("loss", Layout(dp=4), "zero3", {"shard_ranks": 2, "n_micro": 3}),
+    ("bias", Layout(dp=2, cp=2), "zero3", {"shard_ranks": 1}),
+    ("bias", Layout(dp=2, pp=2), "zero3", {"shard_ranks": 1, "schedule": "1f1b", "n_micro": 2}),
 ]  # fmt: skip
 FIRST = [EVERY[3], EVERY[7], EVERY[9], EVERY[14]]
 
@@ -127,14 +133,31 @@ def test_experts_train_as_in_one_process_whatever_the_layout(case, tmp_path):
     assert apart(train(config, recipe, layout, tmp_path), one_process(config, recipe)) < 1e-12
 
 
-@pytest.mark.rest
-@pytest.mark.parametrize(("optimizer", "near"), [("muon", 1e-12), ("shampoo", 1e-10)])
-def test_muon_and_shampoo_step_on_experts_wherever_they_are(optimizer, near, tmp_path):
-    """Would catch an owner of an expert's matrix that is asked for the pieces of another expert's. Few tokens come to
-    an expert: L has small eigenvalues, whose roots make much of the last bits."""
-    recipe = recipe_of("zero3", optimizer=optimizer)
-    alone = train(CONFIG, recipe, Layout(), tmp_path / "alone")
-    assert apart(train(CONFIG, recipe, Layout(dp=4, ep=2), tmp_path / "dealt"), alone) < near
+MUON, BY_KIND = {"optimizer": "muon"}, {"decay_on": "linears"}
+GROUPS = [
+    ("loss", Layout(dp=4, ep=2), "zero3", MUON | BY_KIND),
+    ("bias", Layout(dp=3, ep=3), "zero2", MUON | {"n_micro": 2}),
+    ("loss", Layout(dp=2, ep=2, tp=2), "zero1", MUON),
+    ("bias", Layout(dp=4, ep=2), "ddp", MUON),
+    ("drops", Layout(dp=2, ep=2, pp=2), "zero1", BY_KIND | {"schedule": "1f1b", "n_micro": 2}),
+    ("bias", Layout(dp=4, ep=4), "zero2", BY_KIND),
+    ("loss", Layout(dp=2), "zero3", MUON),
+    ("bias", Layout(dp=2, ep=2, cp=2), "zero3", MUON),
+    ("loss", Layout(dp=4, ep=2), "zero3", {"optimizer": "shampoo"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.rest if k else ()) for k, case in enumerate(GROUPS)], ids=str
+)
+def test_muon_and_parameter_groups_reach_experts_wherever_they_are(case, tmp_path):
+    """Would catch an owner of an expert's matrix that is asked for the pieces of another expert's, a router that AdamW
+    steps on, and experts whose biases decay with their matrices."""
+    name, layout, strategy, more = case
+    config = CONFIGS[name] if CONFIGS[name].n_expert % layout.ep == 0 else replace(CONFIGS[name], n_expert=6)
+    recipe = recipe_of(strategy, **more)
+    near = 1e-10 if recipe.optimizer == "shampoo" else 1e-11  # few tokens come to an expert: roots of small eigenvalues
+    assert apart(train(config, recipe, layout, tmp_path), one_process(config, recipe)) < near
 
 
 @cases("then", [Layout(dp=4, ep=4), Layout(dp=2, ep=2, tp=2)])
@@ -212,12 +235,13 @@ def what_it_sends(group, config, recipe, layout):
         (Layout(dp=3, ep=3), "ddp", {}),
         (Layout(dp=2, ep=2, pp=2), "ddp", {"schedule": "1f1b", "n_micro": 2, "recompute": "full"}),
         (Layout(dp=2, ep=2, pp=2), "ddp", {"schedule": "zero_bubble", "n_micro": 2}),
+        (Layout(dp=2, ep=2, cp=2), "ddp", {"n_micro": 2}),
     ],
 )
 def test_bytes_over_ep_are_those_of_the_law_and_of_the_counts(layout, strategy, more):
     """Would catch a dispatch that runs once too often, in forward or in the second half of a backward, and gradients of
     experts that go to all of dp."""
-    config, recipe = replace(CONFIG, n_expert=6), recipe_of(strategy, **more)
+    config, recipe = replace(CONFIG, n_expert=6, balance="none"), recipe_of(strategy, **more)
     ranks = run_threads(what_it_sends, layout.size, config, recipe, layout)
     for rank, (sent, _, held, rest, n_layer) in enumerate(ranks):
         counts = [ranks[other][1] for other in layout.ranks("ep", rank)]
@@ -225,8 +249,8 @@ def test_bytes_over_ep_are_those_of_the_law_and_of_the_counts(layout, strategy, 
         sizes = {"parameter_bytes": rest, "n_layer": n_layer, "d_model": config.d_model, "seq": config.seq}
         law = sent_per_step(layout, recipe, rank, **sizes, experts=load)
         assert sent["ep"] == law["ep"]
-        assert abs(sent["expert_dp"] - law["expert_dp"]) <= 64 * (layout.dp > layout.ep)
+        assert abs(sent["expert_dp"] - law["expert_dp"]) <= 64 * (layout.dp * layout.cp > layout.ep)
         balanced = sent_per_step(layout, recipe, rank, **sizes, experts=replace(load, counts=None))["ep"]
         total = sum(sum(row) for row in counts) / len(counts)
-        assert total == config.top_k * recipe.batch_size // layout.dp * config.seq * n_layer
+        assert total == config.top_k * recipe.batch_size // layout.dp * config.seq // layout.cp * n_layer
         assert 0.3 < sent["ep"] / balanced < 3

@@ -232,6 +232,7 @@ IN_GROUPS = [
             (Layout(2, 1, 2), Recipe("zero3", precision="bf16", optimizer="shampoo", decay_on="linears")),
         ]
     ),
+    pytest.param(Layout(2, cp=2), Recipe("zero3", optimizer="muon", context="ulysses"), marks=pytest.mark.rest),
 ]
 
 

@@ -19,8 +19,8 @@ class Mesh:
     all_tokens         dp x cp, where cp cuts rows, and both ranks of a stage where it has two (`paired`): its axis in
                        the ledger is "dp"; None where `dp` is that group
     same_experts       those who hold the same experts, where ep deals them out; None where all of `data` do
-    shard, replicate   the two groups that dp was cut into (`cut`), None before: neighbours who share one copy of the
-                       state, and those who hold the same part of other copies"""
+    shard, replicate   the two groups that dp x cp was cut into (`cut`), None before: neighbours who share one copy of
+                       the state, and those who hold the same part of other copies"""
 
     layout: Layout
     world: Group
@@ -90,12 +90,14 @@ class Mesh:
         return self.data if self.same_experts is None else self.same_experts
 
     def cut(self, shard: int) -> Mesh:
-        """This mesh with dp cut into groups of `shard` neighbours. Every rank of the world must call this.
+        """This mesh with dp cut into groups of `shard` neighbours, each with all its ranks of cp. Every rank of the
+        world must call this.
 
         In the ledger the groups are the axes `dp_shard` and `dp_replicate`. ValueError if dp is no multiple."""
 
         def ranks_of(side: int, rank: int) -> tuple[int, ...]:
-            return self.layout.cut(shard, rank)[side]
+            cut = self.layout.cut(shard, rank)[side]
+            return cut if side else tuple(member for other in cut for member in self.layout.ranks("cp", other))
 
         inside, across = (_connect(axis, partial(ranks_of, k), self.world) for k, axis in enumerate(CUT_AXES))
         return replace(self, shard=inside, replicate=across)

@@ -16,6 +16,8 @@ are added up over the micro-batches first. It costs memory: N/s and not N/n, wha
                                     dp_replicate    2 (r-1)/r N/s         one all_reduce of the part, r = n/s groups
     memory                          that of ZeRO-3 on s ranks
 
+Where cp cuts rows, a group is s/cp neighbours along dp, each with its cp ranks: all of them see other tokens.
+
 The all_reduce of a unit begins when its last reduce_scatter is through, while backward goes on. Everything else is
 ZeRO-3 (zero3.py).
 

@@ -24,6 +24,10 @@ way. With F flop/s and a link of S bytes/s, under a causal mask (2 B H W (T/n)^2
     128k       8 key heads   0.57, 0.62 / 2.69 / 1.12        64 key heads   1.00, 5.00 / 21.5 / 2.00
     1M         8 key heads   4.53, 5.00 / 21.5 / 9.00        64 key heads   8.03, 40.0 / 172.0 / 16.0
 
+In latent attention a head of queries and keys has r numbers more than one of values, and 2 W becomes 2 W + r. Keys and
+values are counted as they are when attention runs, made of their latents on each rank; a latent itself would be less to
+send. labkit's GPT has no latent attention: this part is a law that no run has reached.
+
 Ulysses sends least where n is large or H/K small, hides nothing, and needs n to divide H and K. Its law: Jacobs et al.,
 arXiv:2309.14509, section 3. Backward is counted as 2.5 forwards: five products in place of two, one of which makes the
 scores again (Dao, arXiv:2307.08691, section 4.1). Held by labkit.parallel.context.
@@ -46,7 +50,8 @@ BACKWARD = 2.5
 class CutAttention:
     """One layer's attention: `rows` of `seq` tokens over `n` ranks, with the heads that one rank of tp has.
 
-    `word` bytes a number. ValueError for sizes below 1, and for a row that n does not divide."""
+    `word` bytes a number; `more`: numbers that a head of queries and keys has besides the `width` of one of values
+    (latent attention). ValueError for sizes below 1, and for a row that n does not divide."""
 
     seq: int
     n: int
@@ -55,6 +60,7 @@ class CutAttention:
     width: int
     rows: int = 1
     word: int = 2
+    more: int = 0
 
     def __post_init__(self) -> None:
         if min(self.seq, self.n, self.heads, self.key_heads, self.width, self.rows, self.word) < 1:
@@ -68,9 +74,14 @@ class CutAttention:
         return self.rows * self.seq // self.n
 
     @property
+    def pair(self) -> int:
+        """Numbers of a key and a value of one head, and of a query and what comes of it: 2 W, with `more` 2 W + r."""
+        return 2 * self.width + self.more
+
+    @property
     def block(self) -> int:
         """b: bytes of a rank's keys and values."""
-        return 2 * self.key_heads * self.tokens * self.width * self.word
+        return self.key_heads * self.tokens * self.pair * self.word
 
     @property
     def gradients(self) -> int:
@@ -80,7 +91,7 @@ class CutAttention:
     @property
     def flops(self) -> float:
         """Of a rank's forward under a causal mask: two products over half of the pairs."""
-        return 2.0 * self.heads * self.width * self.tokens * self.seq
+        return 1.0 * self.heads * self.pair * self.tokens * self.seq
 
     def possible(self, kind: str) -> bool:
         """False for "ulysses" with heads that n does not divide. ValueError for another word than the three."""
@@ -98,14 +109,14 @@ def sent(kind: str, layer: CutAttention) -> tuple[int, int]:
             "not come out even: take ring or gather, or another n"
         )
     if kind == "ulysses":
-        each_way = 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.width * layer.word * (n - 1) // n
+        each_way = (layer.heads + layer.key_heads) * layer.tokens * layer.pair * layer.word * (n - 1) // n
         return each_way, each_way
     return (n - 1) * layer.block, (n - 1) * (layer.block + layer.gradients)
 
 
 def held_bytes(layer: CutAttention) -> int:
     """Bytes that autograd keeps of the layer until backward, the same for all three."""
-    numbers = 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.width
+    numbers = (layer.heads + layer.key_heads) * layer.tokens * layer.pair
     return numbers * layer.word + layer.heads * layer.tokens * max(4, layer.word)
 
 
@@ -115,7 +126,7 @@ def at_work(kind: str, layer: CutAttention) -> int:
     With ulysses: what came and what goes, of one all_to_all."""
     n, b, grads = layer.n, layer.block, layer.gradients
     if kind == "ulysses":
-        return 2 * 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.width * layer.word
+        return 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.pair * layer.word
     if kind == "gather":
         return (n + 1) * b + (2 * n + 1) * grads
     return (2 if n > 3 else 1) * b + 4 * grads

@@ -6,7 +6,8 @@
     gather     a collective, which crosses nodes with all ports of a node
     ulysses    all_to_alls: what stays inside a node and what leaves it go at the same time
     data       gradients are reduced over dp x cp, and with dualpipe over both ranks of a stage. Between two nodes such
-               a ring has a port for each member in a node
+               a ring has a port for each member in a node. Those of experts are reduced over cp and every ep-th rank
+               of dp
 
 What the ring hides is not free: exchange and scores want the same memory (`contention` of labkit.plan.practice).
 The law of one link: labkit.plan.context.
@@ -35,7 +36,8 @@ class Exchange(NamedTuple):
 def layer_of(shape: Sizes, setting: Setting, word: int) -> CutAttention:
     """A layer's attention as this setting cuts it, with numbers of `word` bytes."""
     heads, keys = shape.n_head // setting.tp, max(1, shape.kv_heads // setting.tp)
-    return CutAttention(setting.seq * setting.cp, setting.cp, heads, keys, shape.width, setting.rows, word)
+    whole = setting.seq * setting.cp
+    return CutAttention(whole, setting.cp, heads, keys, shape.width, setting.rows, word, shape.rope_width)
 
 
 def exchanges(
@@ -45,8 +47,9 @@ def exchanges(
     layer, kind, practice = layer_of(shape, setting, word), setting.context, hardware.practice
     if kind == "ulysses":
         # q, k and v go there, y comes back; gradients go the other way
-        heads, keys = layer.heads * layer.width, layer.key_heads * layer.width
-        parts = (layer.tokens * (heads + 2 * keys) * word, layer.tokens * heads * word)
+        mixed = layer.heads * layer.width
+        together = mixed + layer.heads * layer.more + layer.key_heads * layer.pair
+        parts = (layer.tokens * together * word, layer.tokens * mixed * word)
         both = sum(hardware.all_to_all_s(setting.cp, setting.tp, n_bytes) for n_bytes in parts)
         return Exchange(both, 0.0), Exchange(both, 0.0)
     link = link_of(kind, setting.cp, setting.tp, hardware)
@@ -66,15 +69,17 @@ def link_of(kind: str, cp: int, tp: int, hardware: Hardware) -> Link:
     return hardware.link(cp, tp)
 
 
-def data_stride(layout: Layout, node_size: int, copies: int = 1) -> int:
+def data_stride(layout: Layout, node_size: int, copies: int = 1, ep: int = 1) -> int:
     """How far apart the ranks of dp x cp are: as if they stood evenly, with as many of them in a node as there are.
 
-    `copies` 2: a rank's mirror image along pp is one of them, and in its node if a whole pipeline is."""
+    `copies` 2: a rank's mirror image along pp is one of them, and in its node if a whole pipeline is. Of dp every
+    `ep`-th rank alone: with ep those that have the same experts."""
+    apart = layout.pp * ep
     if copies == 1 and layout.cp == 1:
-        return layout.tp * layout.pp
-    if copies == 1 and (layout.pp == 1 or layout.dp == 1):
+        return layout.tp * apart
+    if copies == 1 and (apart == 1 or layout.dp == ep):
         return layout.tp
     along_cp = max(1, min(layout.cp, node_size // layout.tp))
-    pipelines = node_size // (layout.pp * layout.cp * layout.tp)
+    pipelines = node_size // (apart * layout.cp * layout.tp)
     members = along_cp * (copies * pipelines or 1)
     return max(1, -(-node_size // members))

@@ -193,16 +193,17 @@ def _dealt(plan: Plan) -> str:
     part = f", and of each its 1/{lay.tp} along tp" * (lay.tp > 1)
     if lay.ep == 1:
         return f" ep=1: each rank has all {shape.n_expert} experts of its blocks{part}, and no token travels."
-    apart = lay.pp * lay.tp
-    where = "inside a node" if lay.ep * apart <= hw.node_size else f"over nodes, since pp={lay.pp} lies between them"
-    if lay.ep * apart > hw.node_size and lay.pp == 1:
-        where = f"over nodes of {hw.node_size}"
+    apart = lay.pp * lay.cp * lay.tp
+    between = " and ".join(f"{axis}={size}" for axis, size in (("pp", lay.pp), ("cp", lay.cp)) if size > 1)
+    where = f"over nodes, since {between} {'lie' if ' and ' in between else 'lies'} between them"
+    if lay.ep * apart <= hw.node_size or not between:
+        where = "inside a node" if lay.ep * apart <= hw.node_size else f"over nodes of {hw.node_size}"
     return (
         f" ep={lay.ep}: {lay.ep} neighbours along dp have {shape.n_expert // lay.ep} of {shape.n_expert} experts each"
         f"{part}, {where}. In each block {shape.top_k} copies of a token travel to their experts and back, forward and "
         f"backward{', from each rank of tp' * (lay.tp > 1)}; nothing hides that. Gradients of experts go over "
-        f"{lay.dp // lay.ep} ranks, all others over {lay.dp}. Routing is taken as balanced: a slowest rank with 1.5 "
-        "times the mean load takes 1.5 times as long in its experts."
+        f"{lay.dp * lay.cp // lay.ep} ranks, all others over {lay.dp * lay.cp}. Routing is taken as balanced: a "
+        "slowest rank with 1.5 times the mean load takes 1.5 times as long in its experts."
     )
 
 
@@ -210,9 +211,11 @@ def _hybrid(plan: Plan) -> str:
     shard = plan.recipe.shard_ranks
     if shard is None:
         return ""
+    cp = plan.layout.cp
+    who = f"{shard} neighbours along dp" + f", each with its {cp} ranks of cp," * (cp > 1)
     return (
-        f" {plan.recipe.sharded}: {shard} neighbours along dp share one copy of the state, and weights move among them "
-        f"alone; between the {plan.layout.dp // shard} copies goes 1/{shard} of the gradients, once a step."
+        f" {plan.recipe.sharded}: {who} share one copy of the state, and weights move among them "
+        f"alone; between the {plan.layout.dp // shard} copies goes 1/{shard * cp} of the gradients, once a step."
     )
 
 

@@ -1,7 +1,8 @@
 """Parameter groups: what an optimizer does with a parameter, decided by the kind of the parameter.
 
     kind      which parameters                             decay_on="linears"    optimizer="muon", "shampoo"
-    hidden    weights of the linears inside blocks         decay                 the whole matrix
+    hidden    weights of the linears inside blocks,        decay                 the whole matrix
+              those of experts and routers among them
     head      other matrices that multiply: the output     decay                 AdamW
     table     embeddings, also one that the head shares    no decay              AdamW
     vector    norms and biases                             no decay              AdamW
@@ -25,7 +26,8 @@ from typing import NamedTuple
 
 KINDS = ("hidden", "head", "table", "vector")
 TABLES = ("token", "position")
-HIDDEN = ("query", "key", "value", "out", "gate", "up", "down")
+HIDDEN = ("query", "key", "value", "out", "gate", "up", "down", "router", "query_in", "latent", "key_value")
+"""Last parts of the names of matrices inside blocks: attention's, an MLP's or an expert's, routers', latents'."""
 
 
 class ParamGroup(NamedTuple):
@@ -49,11 +51,11 @@ class Grouping(NamedTuple):
         return ParamGroup(self.by_matrix and kind == "hidden", not self.by_kind or kind in ("hidden", "head"))
 
     def of_weight(self, name: str) -> ParamGroup:
-        """The group of a weight by the name that the planner's layers give it: `query`, `up.bias`, `norm1.0`."""
+        """The group of a weight by the name that the planner's layers give it: `query`, `up.bias`, `experts.0.up`."""
         return _group(self, name)
 
 
 @lru_cache(maxsize=512)
 def _group(grouping: Grouping, name: str) -> ParamGroup:
     small = "table" if name in TABLES else "vector"
-    return grouping.of("hidden" if name in HIDDEN else "head" if name == "logits" else small)
+    return grouping.of("hidden" if name.rpartition(".")[2] in HIDDEN else "head" if name == "logits" else small)

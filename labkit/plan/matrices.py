@@ -13,27 +13,29 @@ a rank. All laws of the planner ask these two, and so does the optimizer itself 
     flops          those of a matrix, on its owner alone
 
 Who owns what is the rule of labkit.plan.owners and the layout that of labkit.parallel.sharded, so these numbers are
-those of a real step. Source: Liu et al., arXiv:2502.16982, section 2.3.
+those of a real step. Each expert's matrices are matrices like others, and so is a router's, which tp leaves whole. With
+ep those of experts are shared along expert_dp, in a step of their own. Latent attention's matrices are known by their
+sizes alone: labkit's GPT does not have them. Source: Liu et al., arXiv:2502.16982, section 2.3.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from labkit.plan.groups import HIDDEN
 from labkit.plan.owners import Held, Run, assign, runs_of, sent
 from labkit.plan.sizes import Sizes
 
 
 class Matrix(NamedTuple):
-    """A matrix [rows, cols], whole; `dim` is the one along which tp cuts it."""
+    """A matrix [rows, cols], whole; `dim` is the one along which tp cuts it, None for one that it leaves whole."""
 
     rows: int
     cols: int
-    dim: int
+    dim: int | None
 
     @property
     def numel(self) -> int:
@@ -42,6 +44,8 @@ class Matrix(NamedTuple):
 
     def slice_of(self, tp: int) -> tuple[int, int]:
         """The shape of a rank's slice of it."""
+        if self.dim is None:
+            return self.rows, self.cols
         return (self.rows // tp, self.cols) if self.dim == 0 else (self.rows, self.cols // tp)
 
 
@@ -95,12 +99,26 @@ class MatrixLaw:
 
 
 def matrix_of(shape: Sizes, name: str) -> Matrix:
-    """A block's matrix by its name in the planner's layers."""
-    d, heads = shape.d_model, shape.n_head * shape.width
-    if name in ("out", "down"):
-        return Matrix(d, heads if name == "out" else shape.hidden, 1)
-    return Matrix({"query": heads, "key": shape.kv_heads * shape.width, "value": shape.kv_heads * shape.width}.get(
-        name, shape.hidden), d, 0)  # fmt: skip
+    """A block's matrix by its name in the planner's layers; of experts one of its `experts.0.up`."""
+    d, heads, keys = shape.d_model, shape.n_head * shape.width, shape.kv_heads * shape.width
+    of, _, last = name.rpartition(".")
+    hidden = {"": shape.hidden, "shared": shape.n_shared * shape.expert_hidden}.get(of, shape.expert_hidden)
+    sizes: dict[str, tuple[int, int, int | None]] = {
+        "query": (heads, d, 0), "key": (keys, d, 0), "value": (keys, d, 0), "out": (d, heads, 1),
+        "gate": (hidden, d, 0), "up": (hidden, d, 0), "down": (d, hidden, 1), "router": (shape.n_expert, d, None),
+    }  # fmt: skip
+    if shape.kv_lora is not None:
+        names = ("query_in", "query", "latent", "key_value", "out")
+        inner = zip(names, shape.attention_products, (None, 0, None, 0, 1), strict=True)
+        sizes |= {latent: (out, inside, dim) for latent, (inside, out), dim in inner}
+    return Matrix(*sizes[last])
+
+
+def matrices_of(shape: Sizes, name: str, size: int, tp: int) -> list[Matrix]:
+    """The matrices under one name, `size` elements on this rank: several where experts are walked together."""
+    matrix = matrix_of(shape, name)
+    rows, cols = matrix.slice_of(tp)
+    return [matrix] * (size // (rows * cols) if name.startswith("experts.") else 1)
 
 
 class MatrixStep:
@@ -115,15 +133,20 @@ class MatrixStep:
         self.law, self.buffers, self.n, self.place, self.tp, self.slot = law, buffers, n, place, tp, slot
         self.width, self.wide = law.width(wide), wide
         self.matrices = [matrix for buffer in buffers for matrix in buffer]
-        sizes = [[matrix.numel // tp for matrix in buffer] for buffer in buffers]
-        runs = [run for buffer in sizes for run in runs_of(buffer, n)]
         slices = [matrix.slice_of(tp) for matrix in self.matrices]
+        sizes = [[math.prod(matrix.slice_of(tp)) for matrix in buffer] for buffer in buffers]
+        runs = [run for buffer in sizes for run in runs_of(buffer, n)]
         self.held = [Held(r * c, law.flops(r, c), own) for (r, c), own in zip(slices, runs, strict=True)]
         self.owners = assign(self.held, n)
         self.shards = [-(-sum(buffer) // n) for buffer in sizes]
         self.here = self.owned_by(place)
-        self.slices = [self.slice(self.matrices[k]) for k in self.here]
+        self.cut = [self.matrices[k] for k in self.here if self.is_cut(self.matrices[k])]
+        self.slices = [self.slice(matrix) for matrix in self.cut]
         self.slice_owners = assign(self.slices, tp)
+
+    def is_cut(self, matrix: Matrix) -> bool:
+        """True if each rank of tp has a slice of it."""
+        return self.tp > 1 and matrix.dim is not None
 
     def owned_by(self, place: int) -> list[int]:
         """The numbers of the matrices whose slices this rank of dp owns."""
@@ -137,9 +160,13 @@ class MatrixStep:
 
     @cached_property
     def mine(self) -> list[Matrix]:
-        """The matrices that this rank computes with."""
-        owners = zip(self.here, self.slice_owners, strict=True)
-        return [self.matrices[k] for k, owner in owners if owner == self.slot]
+        """The matrices that this rank computes with: what tp leaves whole each of its ranks does."""
+        return [self.matrices[k] for k in self.here if not self.is_cut(self.matrices[k])] + self.together
+
+    @cached_property
+    def together(self) -> list[Matrix]:
+        """Those of them that it puts together from slices of its peers in tp."""
+        return [matrix for matrix, owner in zip(self.cut, self.slice_owners, strict=True) if owner == self.slot]
 
     def scratch(self, matrix: Matrix) -> int:
         """Elements that the owner holds while it computes with this matrix, beside the matrix."""
@@ -158,8 +185,10 @@ class MatrixStep:
             of.setdefault(owner, []).append(matrix)
         kept: dict[tuple[int, int], int] = {}
         for place, matrices in of.items():
-            slots = assign([self.slice(matrix) for matrix in matrices], self.tp)
-            for matrix, slot in zip(matrices, slots, strict=True):
+            cut = [matrix for matrix in matrices if self.is_cut(matrix)]
+            owned = [*zip(cut, assign([self.slice(matrix) for matrix in cut], self.tp), strict=True)]
+            owned += [(matrix, slot) for matrix in matrices if not self.is_cut(matrix) for slot in range(self.tp)]
+            for matrix, slot in owned:
                 more = self.law.kept(matrix.rows, matrix.cols) * self.wide
                 kept[place, slot] = kept.get((place, slot), 0) + more
         return kept
@@ -180,8 +209,8 @@ class MatrixStep:
             pieces += size * self.width
         gathered = sum(self.held[k].numel for k in self.here if len(self.held[k].runs) > 1)
         if self.tp > 1:
-            gathered += sum(self.matrices[k].numel // self.tp for k in self.here if self.matrices[k].dim == 1)
-            gathered += sum(matrix.numel for matrix in self.mine)
+            gathered += sum(matrix.numel // self.tp for matrix in self.cut if matrix.dim == 1)
+            gathered += sum(matrix.numel for matrix in self.together)
         scratch = max((self.scratch(matrix) for matrix in self.mine), default=0)
         return max(highest, pieces + (gathered + scratch) * self.width)
 
@@ -191,12 +220,27 @@ class MatrixStep:
         return max(ahead, (matrix.numel + self.scratch(matrix)) * self.width)
 
 
-def busiest_flops(law: MatrixLaw, shape: Sizes, n_blocks: int, n: int) -> float:
-    """Flops of a step on the rank that has the most, if n ranks share `n_blocks` blocks: one whole matrix at least.
-    (Owners are that even where each rank holds pieces of several matrices.)"""
-    names = [name for name in HIDDEN if name != "gate" or shape.gated]
-    each = [law.flops(*matrix_of(shape, name)[:2]) for name in names]
-    return max(n_blocks * sum(each) / n, max(each))
+def busiest_flops(law: MatrixLaw, shape: Sizes, n_blocks: int, n: int, experts: int = 0, n_same: int = 1) -> float:
+    """Flops of a step on the rank that has the most, if n ranks share `n_blocks` blocks: one whole matrix at
+    least. (Owners are that even where each rank holds pieces of several matrices.)
+
+    With `experts` of each block on a rank, which `n_same` ranks share: theirs on top."""
+    latent = shape.kv_lora is not None
+    attention = ("query_in", "query", "latent", "key_value", "out") if latent else ("query", "key", "value", "out")
+    mlp = ("gate", "up", "down") if shape.gated else ("up", "down")
+    shared = [f"shared.{name}" for name in mlp] if shape.n_shared else []
+    mixed = n_blocks * shape.n_mixed / shape.n_layer
+    kinds = [
+        (n_blocks - mixed, n, (*attention, *mlp)),
+        (mixed, n, (*attention, "router", *shared)),
+        (mixed * experts, n_same, [f"experts.0.{name}" for name in mlp]),
+    ]
+    work, least = 0.0, 0.0
+    for count, ranks, names in kinds:
+        each = [law.flops(*matrix_of(shape, name)[:2]) for name in names]
+        work += count * sum(each) / ranks
+        least = max(least, max(each) * (count > 0))
+    return max(work, least)
 
 
 def sent_over(steps: Iterable[MatrixStep]) -> tuple[int, int]:

@@ -19,8 +19,8 @@ With cp a rank holds T/cp tokens of each row; its state is shared by the dp x cp
 While attention reaches the other tokens it holds blocks of keys and values of theirs (labkit.plan.reach).
 
 With experts each rank has n_expert/ep of each block's, and 1/tp of each of these. Their gradients and state are shared
-by the dp/ep ranks of expert_dp, and those of the rest by all of dp. What is held of their tokens depends on the router:
-it is taken as balanced, k B T copies on each rank. A router that is not holds more on some.
+by the dp x cp / ep ranks of expert_dp, and those of the rest by all of dp x cp. What is held of their tokens depends on
+the router: it is taken as balanced, k B T/cp copies on each rank. A router that is not holds more on some.
 
 Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Korthikanti et al., arXiv:2205.05198, section 4;
 Narayanan et al., arXiv:2104.04473, section 2.2.
@@ -79,6 +79,8 @@ class Walk(Rank):
         if not all_at_once and not late:
             self.earlier(live)
         self.turn(live, 1, m == 1, late and not all_at_once)
+        if all_at_once and m > 2 and not self.recipe.splits:
+            self.second(live)
         if m > 1 and (self.recipe.strategy == "zero1" or all_at_once):
             self.turn(live, 0, True)
         elif m > 1:
@@ -111,6 +113,14 @@ class Walk(Rank):
             live.add(ACTIVATIONS, -self.onward())
         for index in range(len(self.stages) - 1, -1, -1):
             self.backward(live, index, max(0, busy * self.backward_bytes[index] - self.stages[index].held), final)
+
+    def second(self, live: Live) -> None:
+        """Where all micro-batches go forward before one comes back: the second one back, beside what the first left."""
+        m = self.recipe.n_micro
+        for index in range(len(self.stages) - 1, -1, -1):
+            self.keepers[index].turns(live, True, True, self.stages[index].middle)
+            others = self.backward_bytes[index] * (m - 1) // m - self.stages[index].held
+            self.backward(live, index, max(0, others), False)
 
     def forward(self, live: Live, index: int, others: int) -> None:
         """One micro-batch through stage `index`, while `others` bytes of activations wait."""
@@ -200,7 +210,7 @@ class Walk(Rank):
         owned = [size for sizes in groups.values() for size in sizes]
         if self.recipe.offload and self.device != "cpu":
             return
-        more = self.with_matrices()
+        more = self.with_matrices(place)
         for group, sizes in groups.items():  # group after group
             if not self.recipe.steps_by.adam or group.by_matrix:
                 continue
@@ -215,9 +225,9 @@ class Walk(Rank):
         if self.recipe.strategy != "ddp":
             live.add(GRADIENTS, -widened)  # as many bytes of narrow gradients are gone
 
-    def with_matrices(self) -> int:
+    def with_matrices(self, place: int | None) -> int:
         """Temporaries of an optimizer on whole matrices: pieces, what comes together on owners, the owners' work."""
-        return max((step.temporaries(self.recipe.strategy == "ddp") for step in self.matrix_steps()), default=0)
+        return max((step.temporaries(self.recipe.strategy == "ddp") for step in self.matrix_steps(place)), default=0)
 
     def formulas(self) -> dict[str, str]:
         """The formula of each kind of memory, in words."""

@@ -134,7 +134,8 @@ class Ops:
         width = x.numel // rows if inside is None else inside
         weights = [Weight(name, experts * width * out), Weight(f"{name}.bias", experts * out)][:count]
         copies = [self.half(weight) for weight in weights] if self.narrow < self.wide else [[]]
-        givers = [self.giver(weight) for weight in weights]
+        # autocast copies b first and W then, so that W's gradient is the first to arrive
+        givers = [self.giver(weight) for weight in reversed(weights)][::-1]
         x = self.view(x)
         back, sizes = x.numel * x.width, [weight.numel * self.narrow for weight in weights]
         kind = GRADIENTS if self.narrow == self.wide else OTHER
@@ -309,9 +310,9 @@ class Ops:
 
     def attend_across(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
         """Attention to the tokens of all ranks of cp."""
-        setting, width = self.setting, self.shape.width
-        keys = key.numel // (self.rows * width)
-        layer = CutAttention(setting.seq * setting.cp, setting.cp, heads, keys, width, setting.rows, query.width)
+        setting, width, more = self.setting, self.shape.width, self.shape.rope_width
+        keys, seq = key.numel // (self.rows * (width + more)), setting.seq * setting.cp
+        layer = CutAttention(seq, setting.cp, heads, keys, width, setting.rows, query.width, more)
         y = Reach(self.tape, setting.context, layer).attend(query, key, value)
         if self.shape.position == "rotary" or setting.context == "ulysses":  # it lies head by head: its rows are a copy
             y = y._replace(storage=self.tape.new(y.numel * y.width, name="mixed values, in rows"))

@@ -47,7 +47,8 @@ def runs_of(sizes: Sequence[int], n: int) -> list[tuple[Run, ...]]:
     runs = []
     for end, size in zip(accumulate(sizes), sizes, strict=True):
         first = end - size
-        cuts = [(rank, max(first, rank * shard), min(end, (rank + 1) * shard)) for rank in range(n)]
+        ranks = range(first // max(1, shard), min(n, -(-end // max(1, shard))))  # the only ones that may have a piece
+        cuts = [(rank, max(first, rank * shard), min(end, (rank + 1) * shard)) for rank in ranks]
         runs.append(tuple(Run(rank, low - first, high - low) for rank, low, high in cuts if low < high))
     return runs
 

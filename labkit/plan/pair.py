@@ -1,7 +1,7 @@
 """Two keepers side by side: with expert parallelism a stage's experts and all else are sharded in different groups.
 
-    experts    n_expert/ep of them are on this rank; gradients and state are shared along expert_dp, dp/ep ranks
-    the rest   whole on each rank of dp, and shared along all of dp
+    experts    n_expert/ep of them are on this rank; gradients and state are shared along expert_dp, dp cp/ep ranks
+    the rest   whole on each rank, and shared along all of dp x cp
 
 Each keeper sees its own parameters; what both hold is alive together (labkit.plan.keep, labkit.plan.units).
 """

@@ -21,7 +21,7 @@ from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
 from labkit.plan.load import Load
-from labkit.plan.matrices import MatrixLaw, MatrixStep, matrix_of
+from labkit.plan.matrices import MatrixLaw, MatrixStep, matrices_of
 from labkit.plan.ops import Setting, is_linear
 from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import HISTORY, Recipe
@@ -38,10 +38,8 @@ class Rank:
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, rank: int, device: str) -> None:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
-        self.coords, self.n = layout.coords(rank), recipe.sharing(recipe.data_ranks(layout))
-        self.place, self.index = self.coords["pp"], self.coords["dp"] % self.n  # index among those who share the state
-        if recipe.copies > 1:
-            self.index = layout.both_ends(rank).index(rank)
+        self.rank, self.coords, self.n = rank, layout.coords(rank), recipe.sharing(layout)
+        self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)
         way = self.setting.way
@@ -192,17 +190,27 @@ class Rank:
         peaks = [n_bytes + kept for n_bytes, kept in zip(self.backward_bytes, self.for_weights, strict=True)]
         self.done = list(backward[peaks.index(max(peaks))].done)
 
-    def matrix_steps(self) -> list[MatrixStep]:
-        """The optimizer's step on whole matrices, of each stage; [] for an optimizer that needs none whole."""
+    def sharers(self, part: int) -> tuple[int, ...]:
+        """The ranks that have the same weights as this one: of part 1, the experts that ep deals out, or the rest."""
+        if part:
+            return self.layout.ranks("expert_dp", self.rank)
+        return self.layout.both_ends(self.rank) if self.recipe.copies > 1 else self.layout.ranks("data", self.rank)
+
+    def matrix_steps(self, place: int | None = None) -> list[MatrixStep]:
+        """The optimizer's step on whole matrices, of each stage or of each of its parts; [] for an optimizer that needs
+        none whole.
+
+        `place`: of each stage only the matrices of this part."""
         r, tp, law = self.recipe, self.layout.tp, self.recipe.steps_by.by_matrix
         if law is None:
             return []
-        n = 1 if r.strategy == "ddp" else self.n
         steps = []
-        for stage in self.stages:
+        parts = [pair for whole in self.stages for pair in enumerate(self.parts(whole)) if place in (None, pair[0])]
+        for number, (stage, share) in parts:
+            n = 1 if r.strategy == "ddp" else share
             layers = (*stage.params[: stage.at], *[stage.params[stage.at]] * stage.skipped, *stage.params[stage.at :])
             sharding = r.strategy, self.sums, r.bucket_bytes, r.grouping
-            where = n, self.index % n, tp, self.coords["tp"]
+            where = n, self.sharers(number).index(self.rank) % n, tp, self.coords["tp"]
             steps.append(_matrix_step(law, self.shape, layers, sharding, where, r.state_bytes))
         return steps
 
@@ -313,13 +321,17 @@ def _matrix_step(
     strategy, sums, bucket_bytes, grouping = sharding
     if strategy in ("zero1", "zero2"):
         buckets = in_buckets(layers, where[0], sums, bucket_bytes, grouping)
-        names = [[name for _, name, _ in run] for bucket in buckets for run in bucket.runs.values()]
+        sizes = [[pair[1:] for pair in run] for bucket in buckets for run in bucket.runs.values()]
     else:
-        names = [[name for name, _ in layer.sizes] for layer in layers]
-    hidden = [[name for name in buffer if grouping.of_weight(name).by_matrix] for buffer in names]
+        sizes = [list(layer.sizes) for layer in layers]
+    hidden = [[pair for pair in buffer if grouping.of_weight(pair[0]).by_matrix] for buffer in sizes]
+    buffers = [
+        [matrix for name, size in buffer for matrix in matrices_of(shape, name, size, where[2])]
+        for buffer in hidden
+        if buffer
+    ]
     if strategy == "ddp":
-        hidden = [[name] for buffer in hidden for name in buffer]
-    buffers = [[matrix_of(shape, name) for name in buffer] for buffer in hidden if buffer]
+        buffers = [[matrix] for buffer in buffers for matrix in buffer]
     return MatrixStep(law, buffers, *where, wide)
 
 
@@ -331,11 +343,14 @@ def fullest_ranks(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int
         return ranks
     found = []
     for rank in ranks:
-        kept: Counter[tuple[int, int]] = Counter()
-        for step in Rank(shape, layout, recipe, rank, "cpu").matrix_steps():
-            kept.update(step.kept_by_all)
-        dp, tp = max(kept, key=lambda owner: (kept[owner], -owner[0], -owner[1]), default=(0, 0))
-        found.append(layout.rank(dp=dp, pp=layout.coords(rank)["pp"], tp=tp))
+        here, kept = Rank(shape, layout, recipe, rank, "cpu"), Counter[int]()
+        for part in (0, 1):
+            places = [layout.coords(sharer) for sharer in here.sharers(part)]
+            for step in here.matrix_steps(part):
+                kept.update(
+                    {layout.rank(**places[n] | {"tp": slot}): size for (n, slot), size in step.kept_by_all.items()}
+                )
+        found.append(max(kept, key=lambda owner: (kept[owner], -owner), default=rank))
     return found
 
 

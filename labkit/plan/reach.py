@@ -9,7 +9,8 @@
 
 The programs are those of labkit.parallel.context, step by step. `at_work` of labkit.plan.context is the law of the
 largest part of them, the blocks; here is all that a rank holds, also what does not depend on the number of key heads.
-Backward of ring and gather holds queries' numbers in fp32 at least: their gradient, and in half precision y's too.
+In latent attention q and k have more numbers than v and y (`CutAttention.more`); labkit's own attention over ranks has
+not. Backward of ring and gather holds queries' numbers in fp32 at least: their gradient, and in half precision y's too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Reach:
     def __init__(self, tape: Tape, kind: str, layer: CutAttention) -> None:
         self.tape, self.kind, self.layer, self.n = tape, kind, layer, layer.n
         self.wide = max(4, layer.word)
-        self.queries = layer.heads * layer.tokens * layer.width  # numbers of q, and of y
+        self.queries = layer.heads * layer.tokens * layer.width  # numbers of y
+        self.asked = self.queries + layer.heads * layer.tokens * layer.more  # of q
         self.logs = layer.heads * layer.tokens * self.wide
 
     def attend(self, query: Shadow, key: Shadow, value: Shadow) -> Shadow:
@@ -57,7 +59,7 @@ class Reach:
         block, grads, tiles = layer.block, layer.gradients, self.tiles(4)
         half = layer.word < self.wide
         # of each query: the mean that forward began with, y's gradient, and its own
-        numbers = [tape.new(self.queries * self.wide, OTHER) for _ in range(2 + half)]
+        numbers = [tape.new(count * self.wide, OTHER) for count in (self.asked, *[self.queries] * (1 + half))]
         delta = tape.new(self.logs, OTHER)
         if self.kind == "gather":
             moments = [n * grads + tiles + (1 + n) * block, (2 * n + 1) * grads + (1 + n) * block]
@@ -68,7 +70,7 @@ class Reach:
         home = tape.new(grads, OTHER)
         if half:
             home = tape.new(block, OTHER)  # of keys and values in one piece
-        own = tape.new(self.queries * layer.word, OTHER) if half else numbers[0]
+        own = tape.new(self.asked * layer.word, OTHER) if half else numbers[0]
         del numbers, delta
         return [own, home, home]
 
@@ -77,7 +79,7 @@ class Reach:
         twice, and wide copies of keys and values."""
         layer = self.layer
         side = min(TILE, -(-layer.seq // (2 * self.n)))  # a rank has two chunks of 2n, which come one by one
-        keys = 2 * layer.key_heads * layer.width * (layer.word < self.wide)
+        keys = layer.key_heads * layer.pair * (layer.word < self.wide)
         numbers = layer.heads * (scores * side + sums) + keys
         return layer.rows * side * numbers * self.wide + 2 * side * side
 
@@ -86,8 +88,9 @@ class Reach:
     def dealt(self, query: Shadow, key: Shadow, value: Shadow) -> Shadow:
         """Tokens are exchanged for heads, whole rows are attended to, and back."""
         tape, layer = self.tape, self.layer
-        mixed = self.queries * layer.word
-        heads = mixed + layer.block  # q, k and v
+        mixed, asked = self.queries * layer.word, self.asked * layer.word
+        values = layer.key_heads * layer.tokens * layer.width * layer.word
+        heads = asked + layer.block  # q, k and v
         leaves, comes = tape.new(heads), tape.new(heads)
         whole = tape.new(heads, name="query, key and value of whole rows")
         del leaves, comes
@@ -95,7 +98,7 @@ class Reach:
         def to_tokens(g: Storage) -> Sequence[Storage]:
             leaves, comes = tape.new(heads, OTHER), tape.new(heads, OTHER)
             del leaves
-            grads = [tape.new(mixed, OTHER), *(tape.new(layer.block // 2, OTHER) for _ in range(2))]
+            grads = [tape.new(size, OTHER) for size in (asked, layer.block - values, values)]
             del comes
             return grads
 

@@ -71,7 +71,8 @@ class Recipe:
     clip_norm        limit of the gradients' norm, None for no limit
     warmup_steps     the learning rate rises in a line over this many steps
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
-                     (HSDP, labkit.parallel.hsdp); None: over all of dp
+                     (HSDP, labkit.parallel.hsdp); None: over all of dp. Where cp cuts rows, all ranks of cp are in a
+                     group, too: it has shard_ranks x cp ranks
     reshard          False, with "zero3": weights gathered in forward stay whole until backward
     context          where rows are cut over cp ranks, how attention reaches the others' tokens: "ring", "gather" (of
                      keys and values) or "ulysses" (tokens for heads); see labkit.parallel.context
@@ -217,9 +218,9 @@ class Recipe:
         """Which parameters the optimizer treats alike."""
         return Grouping(self.steps_by.by_matrix is not None, self.decay_on == "linears")
 
-    def sharing(self, dp: int) -> int:
-        """Of `dp` ranks, those that share one copy of what is sharded."""
-        return dp if self.shard_ranks is None else self.shard_ranks
+    def sharing(self, layout: Layout) -> int:
+        """Of the ranks that have the same weights, those that share one copy of what is sharded."""
+        return self.data_ranks(layout) if self.shard_ranks is None else self.shard_ranks * layout.cp
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -357,14 +358,6 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
             f"a rank: pp={pp}, n_micro={m} and batch_size={layout.dp * m * -(-rows // m)} would do; or 'dualpipe_v', "
             "which takes any"
         )
-    if recipe.shard_ranks is not None and layout.cp > 1:
-        raise ValueError(
-            f"shard_ranks={recipe.shard_ranks} cuts dp alone, and with cp={layout.cp} gradients are added up over "
-            "dp x cp: leave shard_ranks out, or take cp=1"
-        )
-    if recipe.steps_by.by_matrix and layout.cp > 1:
-        name = recipe.optimizer.capitalize()
-        raise ValueError(f"what {name} sends is not known for cp={layout.cp}: take cp=1, or adamw")
     if config.seq % layout.cp:
         raise ValueError(
             f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: make seq a multiple"

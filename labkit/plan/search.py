@@ -4,14 +4,15 @@
       x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
       x micro-batch
 
-    hsdp   zero3 inside a node, where dp has ranks on several: as many as a node has besides tp and pp
+    hsdp   zero3 inside a node, where dp has ranks on several: as many as a node has besides tp, cp and pp
     tp     inside a node only: four sums a block would cross the slow links otherwise
     sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
     cp     with rows so long that each rank keeps 8,192 tokens or more of them: shorter rows are better dealt out along
            dp, which sends less. Attention by ring, gather and, where heads come out even, ulysses
     gpipe  never: 1f1b takes as long and holds less
     ep     with experts, whose products and gradients each rank then has 1/ep of; with tp it has 1/tp of each of these.
-           cp beside experts is left out, as the planner does not know it, and routing is taken as balanced
+           cp beside experts is left out where their balance loss or capacity is counted by row, and routing is taken as
+           balanced
 
 For each way: does the batch divide, does the model divide, does it fit the memory (predict_memory on the first and the
 last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
@@ -40,7 +41,7 @@ from labkit.plan.memory import Walk, predict_memory
 from labkit.plan.rank import fullest_ranks
 from labkit.plan.recipe import CONTEXTS, EMULATED, PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan, micro_rows
+from labkit.plan.stages import check_plan, counts_rows, micro_rows
 from labkit.plan.time import predict_step
 
 WORDS = 128
@@ -158,7 +159,7 @@ def plans(
         if precision != "bf16" or optimizer not in ("adamw", "adam"):
             raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
-    most_cp = 1 if shape.n_expert or shape.kv_lora is not None else max(1, shape.seq // LEAST_TOKENS)
+    most_cp = 1 if counts_rows(shape) else max(1, shape.seq // LEAST_TOKENS)
     candidates = [
         plan
         for layout in layouts(n_ranks, shape.n_expert, most_cp)
@@ -256,10 +257,10 @@ class Search:
         """(strategy, ranks that share one copy of its state if not all) worth trying."""
         if layout.dp * layout.cp == 1:
             return [("ddp", None)]
-        if layout.ep > 1 or layout.cp > 1:
-            return [(strategy, None) for strategy in STRATEGIES]
-        inside = self.hardware.node_size // (layout.tp * layout.pp)  # neighbours along dp on one node
-        hybrid = [("zero3", inside)] if 1 < inside < layout.dp and layout.dp % inside == 0 else []
+        # neighbours along dp on one node, with their ranks of cp
+        inside = self.hardware.node_size // (layout.tp * layout.pp * layout.cp)
+        cuts = inside * layout.cp > 1 and 0 < inside < layout.dp and layout.dp % inside == 0
+        hybrid = [("zero3", inside)] if cuts and layout.ep == 1 else []
         return [*((strategy, None) for strategy in STRATEGIES), *hybrid]
 
     def schedules(self, layout: Layout) -> list[tuple[str, int]]:

@@ -24,8 +24,8 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
 
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
-    What labkit's planner does not know is refused in words: context parallelism beside experts or latent attention,
-    tensor parallelism beside latent attention, and with experts HSDP and dualpipe."""
+    What cannot be put together is refused in words (labkit.assemble refuses it, too), and what labkit's planner does
+    not know: tensor parallelism beside latent attention."""
     _check_experts(shape, recipe, layout)
     if shape.kv_lora is not None and layout.tp > 1:
         raise ValueError(
@@ -37,13 +37,9 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
 
 
 def _check_context(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
-    """ValueError for key heads that ulysses cannot deal out, and for an attention that is not cut over ranks."""
+    """ValueError for key heads that ulysses cannot deal out."""
     if layout.cp == 1:
         return
-    if shape.kv_lora is not None:
-        raise ValueError(
-            f"labkit's planner does not know cp beside latent attention yet, got cp={layout.cp}: take cp=1"
-        )
     keys = max(1, shape.kv_heads // layout.tp)
     if recipe.context == "ulysses" and keys % layout.cp:
         raise ValueError(
@@ -58,19 +54,16 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         if layout.ep > 1:
             raise ValueError(f"ep={layout.ep} deals experts out, and this model has none: ep=1")
         return
-    if layout.cp > 1:
+    if layout.cp > 1 and counts_rows(shape):
         raise ValueError(
-            f"labkit's planner does not know cp beside experts yet, got cp={layout.cp}: take cp=1, and ep or pp"
+            f"the balance loss and the capacity of experts are counted by row, and with cp={layout.cp} no rank sees a "
+            f"whole one; got balance={shape.balance!r}, capacity={shape.capacity}: take balance='bias' or 'none' and "
+            "no capacity, or cp=1"
         )
     if shape.n_expert % layout.ep:
         raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
     if shape.expert_hidden % layout.tp:
         raise ValueError(f"experts are {shape.expert_hidden:,} wide inside, which has no tp={layout.tp} equal parts")
-    if recipe.steps_by.by_matrix or recipe.decay_on != "all":
-        raise ValueError(
-            f"labkit's planner does not know optimizer={recipe.optimizer!r} with decay_on={recipe.decay_on!r} beside "
-            "experts yet: take adamw, and decay_on='all'"
-        )
     if layout.ep > 1 and recipe.shard_ranks is not None:
         raise ValueError(
             f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
@@ -81,6 +74,11 @@ def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
             f"{recipe.schedule} keeps each stage on two ranks, and experts are dealt out along dp alone: "
             "use '1f1b' or 'zero_bubble'"
         )
+
+
+def counts_rows(shape: ModelShape) -> bool:
+    """True for experts whose balance loss or capacity is counted by row, which cp would cut (labkit.assemble)."""
+    return shape.n_expert > 0 and (shape.balance == "loss" or shape.capacity is not None)
 
 
 @lru_cache(maxsize=1024)

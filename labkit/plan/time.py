@@ -28,6 +28,7 @@ Thakur et al. 2005, section 3 (alpha-beta).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
@@ -127,11 +128,12 @@ class StepTime:
             self.layers["block"] = self.with_experts(*self.layers["block"])
         if layout.cp > 1:
             ahead, behind = exchanges(shape, self.setting, recipe.products, self.narrow, hardware)
-            forward, backward = self.layers["block"]
-            self.layers["block"] = (
-                forward._replace(cp=ahead.waits, hidden=ahead.hidden),
-                backward._replace(cp=behind.waits, hidden=behind.hidden),
-            )
+            for name in self.layers.keys() & {"block", "dense"}:
+                forward, backward = self.layers[name]
+                self.layers[name] = (
+                    forward._replace(cp=ahead.waits, hidden=ahead.hidden),
+                    backward._replace(cp=behind.waits, hidden=behind.hidden),
+                )
         starts = [sum(blocks[:index]) for index in range(n_stages)]
         kinds = [
             (count, dense_of(shape, start, count) if shape.n_expert else 0, index == 0, index == n_stages - 1)
@@ -147,13 +149,15 @@ class StepTime:
         rest = state_params(self.shape, lay.tp, self.p, self.v, schedule)
         experts = expert_params(self.shape, lay.tp, lay.ep, self.p, self.v, schedule)
         place = max(range(self.p), key=lambda index: rest[index] + experts[index])
-        total, share = rest[place] + experts[place], self.recipe.sharing(n_data)
+        total, share = rest[place] + experts[place], self.recipe.sharing(lay)
+        if self.recipe.shard_ranks is not None:  # what goes across the groups: see `across`
+            stride = data_stride(replace(lay, dp=self.recipe.shard_ranks), self.hardware.node_size)
         if lay.ep == 1:
             return [State(total, n_data, stride, share, 1.0)]
-        n = lay.dp // lay.ep
+        n, apart = n_data // lay.ep, data_stride(lay, self.hardware.node_size, ep=lay.ep)
         return [
-            State(rest[place], lay.dp, stride, share, rest[place] / total),
-            State(experts[place], n, stride * lay.ep, n, experts[place] / total),
+            State(rest[place], n_data, stride, share, rest[place] / total),
+            State(experts[place], n, apart, n, experts[place] / total),
         ]
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
@@ -188,7 +192,7 @@ class StepTime:
         """A block's passes with the tokens' way to their experts and back, once in each direction."""
         n, k = self.layout.ep, self.shape.top_k
         n_bytes = self.imbalance * self.tokens * k * self.shape.d_model * self.narrow
-        one = self.hardware.all_to_all_s(n, self.layout.tp * self.p, n_bytes)
+        one = self.hardware.all_to_all_s(n, self.layout.tp * self.layout.cp * self.p, n_bytes)
         # gradients of the router's weights are terms of a sum over tp
         weights = self.hardware.collective_s("all_reduce", self.layout.tp, 1, self.tokens * k * max(4, self.narrow))
         return forward._replace(ep=2 * one), backward._replace(ep=2 * one, tp=backward.tp + weights)
@@ -278,8 +282,8 @@ class StepTime:
 
     def across(self, n_bytes: float) -> float:
         """Seconds in which HSDP sums `n_bytes` of gradients across groups; 0 where there is one group."""
-        size = self.recipe.sharing(self.layout.dp)
-        return self.hardware.collective_s("all_reduce", self.layout.dp // size, size * self.layout.tp * self.p, n_bytes)
+        lay, size = self.layout, self.recipe.sharing(self.layout)
+        return self.hardware.collective_s("all_reduce", lay.dp * lay.cp // size, size * lay.tp * self.p, n_bytes)
 
     def beside(self, talk: float, work: float) -> float:
         """Seconds by which communication makes work longer that goes on beside it."""
@@ -311,7 +315,7 @@ class StepTime:
         scatter = self.along_dp(state, "reduce_scatter", unit * self.recipe.gradient_bytes)
         across = 0.0
         if self.recipe.shard_ranks is not None:
-            across = self.across(unit * self.recipe.gradient_bytes / self.recipe.shard_ranks)
+            across = self.across(unit * self.recipe.gradient_bytes / state.share)
         scatters, gathers = moves(self.recipe, self.p)
         moved = n_units * (gathers * gather + scatters * scatter + across)
         if not self.recipe.prefetch:
@@ -339,8 +343,9 @@ class StepTime:
         products = 0.0
         if law.by_matrix:
             blocks = max(blocks_of(self.shape, self.recipe.n_stages(self.p))) * self.v
-            share = 1 if ddp else self.recipe.sharing(self.recipe.data_ranks(self.layout))
-            flops = busiest_flops(law.by_matrix, self.shape, blocks, share * self.layout.tp)
+            share, same = (1 if ddp else state.share for state in (self.states[0], self.states[-1]))
+            tp, experts = self.layout.tp, self.shape.n_expert // self.layout.ep
+            flops = busiest_flops(law.by_matrix, self.shape, blocks, share * tp, experts, same * tp)
             products = self.hardware.op_s(flops, 0, law.by_matrix.products(wide))
         moved = owned * STATE_BYTES * wide / 4 * law.passes
         return products + moved / self.hardware.reachable_bytes_per_s

@@ -7,8 +7,9 @@
           zero3    3m(n-1)/n N     two gathers and a reduce_scatter for each of m micro-batches; one gather where units
                                    stay whole from forward to backward, and one a step where the next micro-batch
                                    always comes before that
-          hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks; and along dp_replicate an all_reduce
-                   2(r-1)/r N/s    of this rank's part of the gradients, once a step, over r = n/s groups
+          hsdp     3m(s-1)/s N     along dp_shard, as zero3 in a group of s ranks, all of cp among them; and an
+                   2(r-1)/r N/s    all_reduce along dp_replicate of this rank's part of the gradients, once a step, over
+                                   r = n/s groups
           with fp8_gathers, C weights of linears are gathered in 1 byte and not 2: C (n-1)/n less for each gather, of
           experts along expert_dp
     tp    A = bytes of the activations of all rows of this rank, [rows, T, D]
@@ -21,8 +22,8 @@
           2(out + in) D w, and half as much once more where forward runs again; if experts are equally busy,
           out = in = (n-1)/n k T for T tokens. What is sent over dp for N is sent over expert_dp for the experts' bytes;
           zero3 gathers them once more where a block runs again, because experts are a unit of their own inside of it
-    muon, and what else needs whole matrices: pieces of these to their owners and answers back, along dp and tp
-          (labkit.plan.matrices); AdamW sends nothing
+    muon, and what else needs whole matrices: pieces of these to their owners and answers back, along dp and tp, those
+          of experts along expert_dp (labkit.plan.matrices); AdamW sends nothing
     cp    b, b' = keys and values of this rank's tokens, and their gradients, in fp32 at least (labkit.plan.context)
           (n-1)(2 b + b') a block and micro-batch by "ring" and "gather", 2(n-1)/n of q, k, v and y by "ulysses"; the
           forward's part again where all of a block is computed again. All other tokens above are those of one rank of
@@ -103,8 +104,9 @@ def sent_per_step(
         name = recipe.optimizer.capitalize()
         if shape is None:
             raise ValueError(f"what {name} sends depends on the model's matrices: give shape=, such as a GPTConfig")
-        pieces = sent_over(Rank(ModelShape.of(shape), layout, recipe, rank, "cpu").matrix_steps())
-        more = dict(zip((recipe.axes[0], "tp"), pieces, strict=True))
+        here = Rank(ModelShape.of(shape), layout, recipe, rank, "cpu")
+        (rest, over_tp), (experts_too, more_tp) = sent_over(here.matrix_steps(0)), sent_over(here.matrix_steps(1))
+        more = {recipe.axes[0]: rest, "expert_dp": experts_too, "tp": over_tp + more_tp}
         items = [_with_pieces(item, more.get(item.name, 0), name) for item in items]
     return Breakdown(items)
 
@@ -142,7 +144,7 @@ def _ep(
         # experts are a unit inside of the block that runs again: gathered for that, freed, and gathered for backward;
         # units that stay whole wait for the second run, too, and so for the end of the step
         gathers = gathers + recipe.n_micro if recipe.reshard else 1
-    wider, m = recipe.gradient_bytes / recipe.weight_bytes, layout.dp // n
+    wider, m = recipe.gradient_bytes / recipe.weight_bytes, layout.dp * layout.cp // n
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)
     shared = (moved * load.parameter_bytes - gathers * load.coded) * (m - 1) / m
     words = f"{moved:g}(m-1)/m X, m = {m} ranks with the same experts, X = {load.parameter_bytes:,}"
@@ -172,7 +174,7 @@ def moves(recipe: Recipe, n_stage_ranks: int = 1, place: int = 0) -> tuple[int, 
 
 
 def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) -> list[Item]:
-    n, axis = recipe.sharing(recipe.data_ranks(layout)), recipe.axes[0]
+    n, axis = recipe.sharing(layout), recipe.axes[0]
     scatters, gathers = moves(recipe, layout.pp, place)
     wider = recipe.gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)  # DDP gathers gradients, too
@@ -183,7 +185,7 @@ def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) ->
         formula += f", {gathers:g}(n-1)/n C less, C={coded:,} weights in 1 byte"
     items = [Item(axis, (moved * n_bytes - gathers * coded) * (n - 1) / n, "B", formula, "arXiv:1910.02054, 7")]
     if recipe.shard_ranks is not None:
-        r, part = layout.dp // n, wider * n_bytes / n
+        r, part = layout.dp * layout.cp // n, wider * n_bytes / n
         crossing = f"2(r-1)/r G, r={r}, G={part:,.0f} of gradients, 1/{n}"
         items.append(Item(CUT_AXES[1], 2 * (r - 1) / r * part, "B", crossing, "arXiv:2304.11277, 3.2.2"))
     return items

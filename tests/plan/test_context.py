@@ -10,9 +10,21 @@ import torch
 from labkit.parallel import online
 from labkit.parallel.context import gathered_attention, ring_attention
 from labkit.plan import context
-from labkit.plan.context import CutAttention, at_work, crossover, fastest, held_bytes, hides_from, seconds, sent
+from labkit.plan.context import (
+    CutAttention,
+    at_work,
+    crossover,
+    exchange_s,
+    fastest,
+    held_bytes,
+    hides_from,
+    seconds,
+    sent,
+)
 from labkit.plan.link import Link
+from labkit.plan.reach import Reach
 from labkit.plan.recipe import CONTEXTS as ORDER
+from labkit.plan.tape import OTHER, Tape
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from tests.cases import cases
@@ -63,6 +75,30 @@ def test_hops_hide_from_the_length_on_that_the_formula_names(link):
     last = LLAMA.gradients / LLAMA.tokens / link.bytes_per_s
     assert seconds("ring", above, RATE, link)["waiting"] == pytest.approx(last * above.tokens)
     assert seconds("ring", below, RATE, link)["waiting"] > 1.1 * last * below.tokens
+
+
+@cases("kind", ORDER)
+@cases("word", (2, 4))
+def test_latent_attention_counts_the_numbers_that_its_queries_and_keys_have_more(kind, word):
+    """Would catch values that are as wide as keys, and a position's numbers that are left out. 128 numbers and 64 more
+    for q and k are together as many as 160 for all, which is the reference."""
+    latent, even = (
+        CutAttention(2**15, 4, 16, 16, width, word=word, more=more) for width, more in ((128, 64), (160, 0))
+    )
+    for law in (sent, at_work, exchange_s) if kind != "ulysses" else (sent, at_work):
+        link = (FAST,) if law is exchange_s else ()
+        assert law(kind, latent, *link) == law(kind, even, *link)
+    assert (held_bytes(latent), latent.flops) == (held_bytes(even), even.flops)
+    tapes, kept = [Tape(), Tape()], list[int]()
+    for tape, layer in zip(tapes, (latent, even), strict=True):
+        wide = layer.width + layer.more
+        q, k, v = (tape.enter(16 * layer.tokens * numbers, word) for numbers in (wide, wide, layer.width))
+        y = Reach(tape, kind, layer).attend(q, k, v)
+        kept.append(tape.total)
+        grads = y.node.run(tape.new(0, OTHER))
+        assert grads
+    assert y.numel == 16 * even.tokens * even.width
+    assert kept[0] == kept[1]
 
 
 def test_the_best_way_changes_with_length_heads_and_link():

@@ -82,20 +82,27 @@ def test_gradients_are_reduced_over_dp_x_cp(layout):
     recipe = Recipe("zero2", batch_size=16, n_micro=4)
     bare = Layout(layout.dp * layout.cp, layout.pp, layout.tp)
     assert predict_step(SHAPE, layout, recipe, here())["dp"] == predict_step(SHAPE, bare, recipe, here())["dp"] > 0
+    cut = Recipe("zero3", batch_size=16, n_micro=4, shard_ranks=1)
+    both = [
+        predict_step(SHAPE, lay, replace(cut, shard_ranks=shard), here())
+        for lay, shard in ((layout, 1), (bare, layout.cp))
+    ]
+    assert both[0]["dp"] == pytest.approx(both[1]["dp"])
 
 
 def test_ranks_that_share_gradients_have_as_many_members_in_a_node_as_they_have():
     """Would catch a ring that is given a port of a node too many: counted rank by rank."""
     sizes = (1, 2, 4, 8)
-    for copies, dp, pp, tp, cp in product((1, 2), sizes, sizes, sizes, sizes):
-        if copies > pp:
-            continue
-        layout = Layout(dp, pp, tp, cp)
-        ranks = layout.ranks("data", 0) if copies == 1 else layout.both_ends(0)
-        members = sum(rank < 8 for rank in ranks)
-        stride = data_stride(layout, 8, copies)
-        assert min(max(1, 8 // stride), len(ranks)) == members, layout
-        assert (len(ranks) * stride <= 8) == (members == len(ranks)) or len(ranks) == 1, layout
+    for dp, pp, tp, cp in product(sizes, repeat=4):
+        layouts = [Layout(dp, pp, tp, cp, ep) for ep in (1, 2, 8) if dp % ep == 0]
+        ways = [(layout, 1, layout.ranks("expert_dp", 0)) for layout in layouts]  # with ep=1 all of dp x cp
+        if pp > 1:
+            ways.append((layouts[0], 2, layouts[0].both_ends(0)))
+        for layout, copies, ranks in ways:
+            members = sum(rank < 8 for rank in ranks)
+            stride = data_stride(layout, 8, copies, layout.ep)
+            assert min(max(1, 8 // stride), len(ranks)) == members, layout
+            assert (len(ranks) * stride <= 8) == (members == len(ranks)) or len(ranks) == 1, layout
 
 
 def test_a_ring_between_nodes_goes_at_the_speed_of_one_port():

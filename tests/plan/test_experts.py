@@ -15,7 +15,10 @@ from torch import nn
 from labkit.plan.compared import Compared, experts_table
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
+from labkit.plan.matrices import busiest_flops
 from labkit.plan.memory import Walk, predict_memory
+from labkit.plan.optimizers import MUON
+from labkit.plan.owners import orthogonalising_flops
 from labkit.plan.published import published_runs
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.search import layouts, plans
@@ -47,6 +50,20 @@ def test_totals_and_active_parameters_are_the_published_ones(name):
     assert shape.n_params == pytest.approx(total, rel=0.01)
     digits = 0.05e9 if name == "qwen3-30b-a3b" else 0  # 3.35 is told as 3.3, to two digits
     assert shape.n_active - table == pytest.approx(active, rel=0.01, abs=digits + 0.01 * active)
+
+
+@pytest.mark.parametrize("latent", [{}, {"q_lora": 5, "kv_lora": 3, "rope_width": 2}])
+def test_muon_works_on_every_matrix_of_the_blocks(latent):
+    """Would catch a router, an expert or a latent's matrix that is left out, and dense blocks counted as mixed ones."""
+    shape = SMALL.changed(n_kv_head=None, n_dense=1, n_shared=1, **latent)
+    matrices = [p for index in range(4) for p in block(shape, index).parameters() if p.dim() == 2]
+    flops = sum(orthogonalising_flops(*matrix.shape) for matrix in matrices)
+    assert busiest_flops(MUON, shape, 4, 1, shape.n_expert, 1) == flops
+    least = max(orthogonalising_flops(*matrix.shape) for matrix in matrices)
+    assert busiest_flops(MUON, shape, 4, 10**6, 1, 10**6) == least
+    layout, names = Layout(8, ep=2), ("adamw", "muon")
+    adam, muon = (predict_step(shape, layout, Recipe(batch_size=8, optimizer=name), H100) for name in names)
+    assert muon["optimizer"] != adam["optimizer"]
 
 
 def mlp(d: int, f: int, gated: bool, bias: bool) -> nn.Module:
@@ -110,12 +127,15 @@ def test_parameters_gradients_and_state_are_shared_along_two_groups(strategy, ep
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("layout", [Layout(4, ep=4), Layout(4, 2, ep=2), Layout(2), Layout(2, tp=2, ep=2)])
+@pytest.mark.parametrize(
+    "layout", [Layout(4, ep=4), Layout(4, 2, ep=2), Layout(2), Layout(2, tp=2, ep=2), Layout(2, cp=2, ep=2)]
+)
 def test_the_cheap_bounds_hold_the_walk_between_them(strategy, layout):
     """Would catch a search that refuses a plan with experts that fits, or keeps one that does not."""
-    shape = SMALL.changed(n_layer=20, n_dense=1, n_shared=1)
-    for recompute in ("none", "selective", "full"):
-        recipe = Recipe(strategy, batch_size=8, n_micro=2, recompute=recompute, precision="bf16")
+    shape = SMALL.changed(n_layer=20, n_dense=1, n_shared=1, balance="bias")
+    ways = [("none", "adamw"), ("selective", "adamw"), ("full", "adamw"), ("none", "muon")]
+    for recompute, optimizer in ways:
+        recipe = Recipe(strategy, batch_size=8, n_micro=2, recompute=recompute, precision="bf16", optimizer=optimizer)
         for rank in range(0, layout.size, layout.size // layout.pp or 1):
             walk = Walk(shape, layout, recipe, rank, "cuda")
             least, most = walk.bounds()
@@ -225,6 +245,22 @@ def test_tp_leaves_a_rank_its_part_of_every_expert(tp):
     assert all(dict(layer.sizes).get("router", 32 * 8) == 32 * 8 for layer in stage.params)
 
 
+def test_cp_halves_what_travels_to_experts_and_their_gradients_meet_over_cp_too():
+    """Would catch copies of the tokens of whole rows, neighbours along dp that are as near as without cp between them,
+    gradients of experts that stay with a rank of cp, and dense blocks whose attention reaches nobody."""
+    shape, layout = MIXTRAL.changed(balance="bias"), Layout(8, cp=2, ep=8)
+    recipe = Recipe("ddp", batch_size=8, precision="bf16", bucket_bytes=2**40)
+    step = predict_step(shape, layout, recipe, H100)
+    assert step["ep"] == pytest.approx(4 * 32 * H100.all_to_all_s(8, 2, 2048 * 2 * 4096 * 2))
+    experts = shape.parameters["experts"] / 8
+    rest = shape.n_params - shape.parameters["experts"]
+    wanted = H100.collective_s("all_reduce", 16, 1, 2 * rest) + H100.collective_s("all_reduce", 2, 1, 2 * experts)
+    assert step["dp"] == pytest.approx(wanted, rel=1e-3)
+    some_dense = predict_step(shape.changed(n_dense=3), layout, recipe, H100)
+    assert some_dense["cp"] == pytest.approx(step["cp"])
+    assert step["cp"] > 0
+
+
 def test_the_slowest_experts_set_the_time():
     """Would catch an imbalance that does not reach the products or the wire, or that reaches attention."""
     layout, recipe = Layout(8, ep=8), Recipe("zero1", batch_size=8, precision="bf16")
@@ -299,7 +335,8 @@ def test_codes_of_experts_are_gathered_along_their_own_group_in_half_the_bytes(l
 @pytest.mark.parametrize(
     ("shape", "layout", "recipe", "words"),
     [
-        (SMALL, Layout(4, cp=2), Recipe(batch_size=4), "does not know cp beside experts yet, got cp=2"),
+        (SMALL, Layout(4, cp=2), Recipe(batch_size=4), "with cp=2 no rank sees a whole one; got balance='loss'"),
+        (SMALL.changed(balance="none", capacity=1.0), Layout(cp=2), Recipe(batch_size=4), "capacity=1.0: take balance"),
         (SMALL.changed(expert_ff=25), Layout(4, tp=2), Recipe(batch_size=4), "experts are 25 wide inside"),
         (ModelShape.preset("deepseek-v3"), Layout(8, tp=2), Recipe(batch_size=8), "tp beside latent attention"),
         (SMALL.changed(n_expert=6), Layout(4, ep=4), Recipe(batch_size=4), "6 experts cannot be dealt out evenly"),

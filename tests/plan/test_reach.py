@@ -162,7 +162,6 @@ def test_a_row_of_128k_tokens_over_eight_ranks_takes_an_eighth_of_the_activation
         (LLAMA, Layout(cp=16), "ulysses", "8 key heads out over cp=16 ranks"),
         (LLAMA, Layout(tp=4, cp=4), "ulysses", "2 key heads out over cp=4 ranks"),
         (LLAMA.changed(seq=100), Layout(cp=3), "ring", "do not cut into cp=3 equal parts"),
-        (ModelShape.preset("deepseek-v3").changed(n_expert=0, n_dense=0, n_shared=0), Layout(cp=2), "ring", "latent"),
     ],
 )
 def test_what_cannot_be_cut_along_cp_is_refused_with_the_numbers(shape, layout, kind, words):

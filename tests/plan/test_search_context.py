@@ -33,10 +33,32 @@ def test_rows_are_cut_as_long_as_each_rank_keeps_enough_of_them(seq, most):
     assert all(layout.size == 4 for layout in found)
 
 
-@cases("model", ["mixtral-8x7b", "deepseek-v3"])
-def test_what_the_planner_does_not_know_beside_cp_is_not_tried(model):
+def test_rows_are_cut_beside_experts_that_do_not_count_them():
+    """Would catch a search that leaves cp out for all experts, and an axis that the words about a plan forget."""
+    mixtral = ModelShape.preset("mixtral-8x7b").changed(n_layer=4, balance="bias")
+    found = plans(mixtral, H100, 8, 8, 2**14)
+    both = next(plan for plan in found if plan.kept and plan.layout.cp > 1 and plan.layout.ep > 1)
+    lay = both.layout
+    assert both.step == predict_step(both.shape, lay, both.recipe, H100, simulated=0)
+    words = explain([both])
+    assert f"Gradients of experts go over {lay.dp * lay.cp // lay.ep} ranks, all others over {lay.dp * lay.cp}" in words
+    assert {"cp", "ep"} <= set(table([both], 4).splitlines()[0].split())
+
+
+def test_latent_attention_is_cut_over_cp_too():
+    """Would catch an attention whose keys and values cross nothing, and blocks that are counted as those without cp."""
+    shape = ModelShape.preset("deepseek-v3").changed(n_layer=8, seq=LONG)
+    recipe = Recipe("zero1", batch_size=16, precision="bf16", recompute="full")
+    whole, cut = (predict_memory(shape, Layout(16, cp=cp, ep=16), recipe, 0, "cuda") for cp in (1, 4))
+    assert cut["activations"] < whole["activations"] / 3
+    step = predict_step(shape, Layout(16, cp=4, ep=16), recipe, H100)
+    assert step["cp"] > 0
+    assert step["compute"] < predict_step(shape, Layout(16, ep=16), recipe, H100)["compute"] / 3.5
+
+
+def test_what_is_refused_beside_cp_is_not_tried():
     """Would catch a search full of refusals, or one that breaks off."""
-    assert all(plan.layout.cp == 1 for plan in plans(model, H100, 4, 4, LONG))
+    assert all(plan.layout.cp == 1 for plan in plans("mixtral-8x7b", H100, 4, 4, LONG))
 
 
 def test_every_plan_with_cp_fits_and_is_what_the_predictions_say(long):
@@ -47,6 +69,7 @@ def test_every_plan_with_cp_fits_and_is_what_the_predictions_say(long):
     assert {kind for _, kind in ways} == {"ring", "gather", "ulysses"}
     assert (16, "ulysses") not in ways  # 8 key heads
     assert {plan.recipe.strategy for plan in kept} == {"ddp", "zero1", "zero2", "zero3"}
+    assert {(plan.layout.dp, plan.layout.cp) for plan in kept if plan.recipe.shard_ranks == 2} == {(4, 2)}
     for plan in [*kept[::40], next(plan for plan in kept if plan.layout.pp > 1)]:
         lay = plan.layout
         ranks = [lay.rank(pp=place) for place in range(lay.pp)]
