@@ -161,6 +161,9 @@ def train(
     layers: Annotated[int, typer.Option(help="Blocks of the GPT.")] = 4,
     width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Key heads, which attention heads share in groups; as many as these if left out.")
+    ] = None,
     experts: Annotated[int, typer.Option(help="Experts in place of each MLP; 0: a plain MLP.")] = 0,
     top_k: Annotated[int, typer.Option(help="Experts that a token meets.")] = 2,
     shared_experts: Annotated[int, typer.Option(help="Experts that every token meets besides.")] = 0,
@@ -227,7 +230,7 @@ def train(
 
     config = GPTConfig(
         n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
-        n_shared=shared_experts, capacity=capacity, balance=balance,
+        n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
     )  # fmt: skip
     if checkpointing and recompute not in (None, "full"):
         raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")

@@ -33,18 +33,12 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
 
 
 def _check_context(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
-    """ValueError for key heads that ulysses cannot deal out, and for an attention that is not cut over ranks."""
+    """ValueError for an attention that is not cut over ranks."""
     if layout.cp == 1:
         return
     if shape.kv_lora is not None:
         raise ValueError(
             f"labkit's planner does not know cp beside latent attention yet, got cp={layout.cp}: take cp=1"
-        )
-    keys = max(1, shape.kv_heads // layout.tp)
-    if recipe.context == "ulysses" and keys % layout.cp:
-        raise ValueError(
-            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: "
-            "take another cp, or context='ring' or 'gather', which cut no heads"
         )
 
 

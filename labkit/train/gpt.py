@@ -9,8 +9,11 @@
 Running `.layers` one after another IS the forward, so a pipeline stage is a run of layers, a ZeRO-3 unit is a layer,
 and a checkpointed region is a layer. Query, key and value are three linears rather than one, because a tensor-parallel
 rank takes whole heads of each: attention asks the tensors at hand how many heads there are, not the configuration.
+With `kv_heads` query heads share keys and values in groups: there are fewer heads of these, K = kv_heads x head width,
+and all that depends on them is smaller by n_head / kv_heads: two of the four matrices, the gradients of these, the
+keys and values that ranks of cp send each other, and the cache of generation.
 
-    parameters             VD (token, tied with the head) + [TD positions] + L(4DD + 2DF + ...) + norms and biases
+    parameters             VD (token, tied with the head) + [TD positions] + L(2DD + 2DK + 2DF + ...) + norms and biases
     activations            about 34 B T D bytes a block in 16 bits (Korthikanti 2022, arXiv:2205.05198, section 4.1)
     flops of a token       6 N + 12 L D T, forward and backward (see `GPTConfig.flops_per_token`)
 
@@ -79,12 +82,13 @@ class Attention(nn.Module):
     """Causal self-attention over the heads that this rank holds.   [B, T, D] -> [B, T, D]"""
 
     def __init__(self, config: GPTConfig) -> None:
-        """Four linears D x D; the width of a head is fixed here, the number of heads follows from the weights."""
+        """Four linears, query and out D x D, key and value K x D. The width of a head is fixed here, and the numbers of
+        heads follow from the weights."""
         super().__init__()
         self.head_width, self.rotary, self.dropout = config.head_width, config.position == "rotary", config.dropout
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.key = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.value = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.key = nn.Linear(config.d_model, config.kv_width, bias=config.bias)
+        self.value = nn.Linear(config.d_model, config.kv_width, bias=config.bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         self.out_dropout = nn.Dropout(config.dropout)
 
@@ -92,6 +96,11 @@ class Attention(nn.Module):
     def n_head(self) -> int:
         """Number of heads on this rank: rows of the query's weight / width of a head."""
         return self.query.weight.shape[0] // self.head_width
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key heads on this rank, and of value heads: rows of the key's weight / width of a head."""
+        return self.key.weight.shape[0] // self.head_width
 
     def forward(self, x: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(head width)) v, every position looking at itself and the past.   [B, T, D] -> same"""
@@ -103,9 +112,12 @@ class Attention(nn.Module):
         return self.out_dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Where a token meets others: the one step that changes if the row is cut over ranks.   [B, n, T, w] -> same"""
+        """Where a token meets others: the one step that changes if the row is cut over ranks.
+
+        [B, n, T, w], twice [B, k, T, w] -> [B, n, T, w]. Key head j serves query heads j n/k up to (j + 1) n/k."""
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         """Where these tokens stand in their row, as in Embedding.   -> [T]"""
@@ -155,7 +167,7 @@ class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).   [B, T, D] -> [B, T, D]"""
 
     def __init__(self, config: GPTConfig) -> None:
-        """About 12 D^2 parameters for the usual F = 4D."""
+        """About 12 D^2 parameters for the usual F = 4D, and as many key heads as query heads."""
         super().__init__()
         self.norm1 = nn.LayerNorm(config.d_model, bias=config.bias)
         self.attention = Attention(config)

@@ -265,9 +265,10 @@ def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]]
 
 
 def _same_run(order: Order, folder: Path, note: dict[str, Any]) -> None:
-    for name, now in (("config", asdict(order.config)), ("recipe", asdict(order.recipe))):
-        free = () if name == "config" else FREE
-        differs = {key: (note[name][key], now[key]) for key in now if key not in free and note[name][key] != now[key]}
+    for name, own in (("config", order.config), ("recipe", order.recipe)):
+        free, now = () if name == "config" else FREE, asdict(own)
+        was = asdict(type(own)()) | note[name]  # a field that is younger than the checkpoint had its usual value
+        differs = {key: (was[key], now[key]) for key in now if key not in free and was[key] != now[key]}
         if differs:
             changes = ", ".join(f"{key} was {was}, is {is_now}" for key, (was, is_now) in differs.items())
             raise ValueError(f"{folder} was made by another {name}: {changes}")
