@@ -292,9 +292,39 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
     assert apart(run(config, recipe, Layout(dp, pp, tp, cp), tmp_path), reference) < 1e-12
 
 
+GROUPED = replace(CONFIG, n_head=8, kv_heads=4, position="rotary")
+SHARED_KEYS = [  # dp, pp, tp, cp
+    ((1, 1, 1, 1), {}), ((1, 1, 2, 1), {"strategy": "zero1"}), ((1, 1, 4, 1), {"strategy": "zero2"}),
+    ((1, 2, 1, 1), {"schedule": "zero_bubble"}), ((3, 1, 1, 1), {"strategy": "zero3", "batch_size": 18}),
+    ((2, 1, 1, 1), {"strategy": "zero3", "checkpointing": True}), ((2, 1, 2, 1), {"strategy": "zero1", **MUON}),
+    ((1, 1, 2, 1), {"sequence_parallel": True, "recompute": "selective"}), ((1, 1, 1, 2), {"context": "ring"}),
+    ((1, 1, 1, 4), {"context": "ulysses"}), ((1, 1, 2, 2), {"context": "ulysses", "strategy": "zero3"}),
+    ((1, 2, 1, 2), {"context": "gather", "checkpointing": True}),
+    ((2, 2, 2, 1), {"strategy": "zero3", "schedule": "interleaved", "sequence_parallel": True}),
+    ((2, 1, 2, 2), {"strategy": "zero2", "context": "ring", "recompute": "gathers", "sequence_parallel": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more"),
+    [SHARED_KEYS[1], *(pytest.param(*case, marks=pytest.mark.rest) for case in SHARED_KEYS if case != SHARED_KEYS[1])],
+    ids=str,
+)
+def test_query_heads_that_share_key_heads_train_as_in_one_process(sizes, more, tmp_path):
+    """Would catch key heads that are cut where query heads are, a rank whose query heads meet another rank's keys, and
+    gradients of keys that only one query head of a group has given. One process computes with torch's own attention."""
+    dp, pp, tp, cp = sizes
+    choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, **more}
+    rows = {"batch_size": choices.pop("batch_size", 16)}
+    recipe = replace(recipe_of(**choices, n_micro=2), **rows)
+    assert apart(run(GROUPED, recipe, Layout(dp, pp, tp, cp), tmp_path), one_process(GROUPED, recipe)) < 1e-11
+
+
 @cases(
     ("config", "layout", "options", "words"),
     [
+        (replace(CONFIG, kv_heads=2), Layout(tp=4), {}, "kv_heads = 2 has no 4 equal parts; .* tp = 1 or 2 would do"),
+        (replace(CONFIG, kv_heads=1), Layout(cp=2), {"context": "ulysses"}, "1 key heads out over cp=2 ranks"),
         (CONFIG, Layout(cp=3), {}, "seq=8 tokens do not cut into cp=3"),
         (CONFIG, Layout(tp=2, cp=4), {"context": "ulysses"}, "n_head=4 / tp=2 heads out over cp=4"),
         (CONFIG, Layout(dp=2, cp=2), {"strategy": "zero3", "shard_ranks": 2}, "shard_ranks=2 cuts dp alone"),
