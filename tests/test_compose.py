@@ -29,6 +29,7 @@ from tests.reference import stepping
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=4, seq=8, tied=False)
+GROUPED = replace(CONFIG, n_head=8, kv_heads=4, position="rotary")
 STEPS = 3
 DTYPES = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp8": torch.bfloat16}  # of weights; all others in fp32
 
@@ -224,17 +225,20 @@ def test_muon_and_parameter_groups_train_as_one_process_does(sizes, strategy, mo
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), one_process(CONFIG, recipe)) < 1e-11
 
 
-def test_muon_goes_on_in_any_other_layout(tmp_path):
-    """Would catch momentum that is not saved, or put in place for another piece."""
-    recipe = recipe_of("zero1", "1f1b", False, 2, **MUON, **BY_KIND)
-    wanted, found = one_process(CONFIG, recipe), []
+@pytest.mark.parametrize(
+    ("config", "more"), [(CONFIG, MUON | BY_KIND), pytest.param(GROUPED, {}, marks=pytest.mark.rest)], ids=["muon", "few"]
+)
+def test_muon_and_few_key_heads_go_on_in_any_other_layout(config, more, tmp_path):
+    """Would catch momentum that is not saved, or put in place for another piece, and a key that is cut like a query."""
+    recipe = recipe_of("zero1", "1f1b", False, 2, **more)
+    wanted, found = one_process(config, recipe), []
     for number, (strategy, sizes) in enumerate([("zero3", (3, 1, 2)), ("zero1", (2, 2, 1)), ("ddp", (1, 1, 4))]):
-        recipe = recipe_of(strategy, "1f1b", False, 2, **MUON, **BY_KIND)
+        recipe = recipe_of(strategy, "1f1b", False, 2, **more)
 
         def one_step(group, recipe=recipe, sizes=sizes, number=number):
             layout = Layout(*sizes)
             mesh = Mesh.connect(layout, group)
-            step = assemble(CONFIG, replace(recipe, batch_size=16 if layout.dp != 3 else 18), mesh)
+            step = assemble(config, replace(recipe, batch_size=16 if layout.dp != 3 else 18), mesh)
             if number:
                 saved.load(tmp_path / f"step-{number:06d}", step.parts, mesh)
             rows = batch(recipe.seed, number, 0, 1, 16, CONFIG.seq)  # every rank has all rows
@@ -292,7 +296,6 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
     assert apart(run(config, recipe, Layout(dp, pp, tp, cp), tmp_path), reference) < 1e-12
 
 
-GROUPED = replace(CONFIG, n_head=8, kv_heads=4, position="rotary")
 SHARED_KEYS = [  # dp, pp, tp, cp
     ((1, 1, 1, 1), {}), ((1, 1, 2, 1), {"strategy": "zero1"}), ((1, 1, 4, 1), {"strategy": "zero2"}),
     ((1, 2, 1, 1), {"schedule": "zero_bubble"}), ((3, 1, 1, 1), {"strategy": "zero3", "batch_size": 18}),
