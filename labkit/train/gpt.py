@@ -17,6 +17,10 @@ keys and values that ranks of cp send each other, and the cache of generation.
     activations            about 34 B T D bytes a block in 16 bits (Korthikanti 2022, arXiv:2205.05198, section 4.1)
     flops of a token       6 N + 12 L D T, forward and backward (see `GPTConfig.flops_per_token`)
 
+A row may pack several documents (packed.py). `documents` [B, T] then number them, token by token. They are no part of
+what flows from layer to layer, so each layer is called with both, `layer(x, documents)`. Embedding and attention look
+at them, and a document gets in a packed row what it gets alone.
+
 Norms come before the sublayers (Xiong 2020, arXiv:2002.04745, figure 1b): the residual path is a plain sum, so that
 gradients reach the first block unharmed and warm-up can be short. Sizes and initialisation: Radford 2019, section 2.3.
 Rotary positions: Su 2021, arXiv:2104.09864, section 3.4.2. Tied head: Press and Wolf 2016, arXiv:1608.05859.
@@ -32,6 +36,7 @@ from torch import Tensor, nn
 
 from labkit.train.config import GPTConfig
 from labkit.train.moe import MoE
+from labkit.train.packed import lengths, places
 
 INIT_STD = 0.02
 ROTARY_BASE = 10_000.0
@@ -48,7 +53,7 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(config.seq, config.d_model) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, D]. Raises ValueError for a wrong shape or dtype, T > seq, and ids outside the vocabulary.
 
         (Ids are checked on the CPU only: on a GPU the check would wait for the device at every step.)"""
@@ -70,7 +75,7 @@ class Embedding(nn.Module):
                 f"but the vocabulary has {self.config.vocab} (0 to {self.config.vocab - 1})"
             ) from None
         if self.position is not None:
-            x = x + self.position(self.positions(length, tokens.device))
+            x = x + self.position(places(self.positions(length, tokens.device), documents))
         return self.dropout(x)
 
     def positions(self, length: int, device: torch.device) -> Tensor:
@@ -102,19 +107,30 @@ class Attention(nn.Module):
         """Number of key heads on this rank, and of value heads: rows of the key's weight / width of a head."""
         return self.key.weight.shape[0] // self.head_width
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """softmax(q k^T / sqrt(head width)) v, every position looking at itself and the past.   [B, T, D] -> same"""
         query, key, value = (self.heads(linear(x)) for linear in (self.query, self.key, self.value))
         if self.rotary:
-            times = self.positions(query.shape[-2], x.device)
+            times = places(self.positions(query.shape[-2], x.device), documents)
             query, key = rotate(query, times), rotate(key, times)
-        mixed = self.attend(query, key, value)
+        mixed = self.attend(query, key, value, *([] if documents is None else [documents]))
         return self.out_dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
         """Where a token meets others: the one step that changes if the row is cut over ranks.
 
-        [B, n, T, w], twice [B, k, T, w] -> [B, n, T, w]. Key head j serves query heads j n/k up to (j + 1) n/k."""
+        [B, n, T, w], twice [B, k, T, w] -> [B, n, T, w]. Key head j serves query heads j n/k up to (j + 1) n/k.
+        Each document is attended by itself, one after the other, so that no mask of T x T is made."""
+        if documents is None:
+            return self.attend_alone(query, key, value)
+        rows = []
+        for row, numbers in enumerate(documents):
+            parts = (x[row : row + 1].split(lengths(numbers), dim=2) for x in (query, key, value))
+            rows.append(torch.cat([self.attend_alone(*part) for part in zip(*parts, strict=True)], dim=2))
+        return torch.cat(rows)
+
+    def attend_alone(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The same for rows of one document each."""
         dropout = self.dropout if self.training else 0.0
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
@@ -131,14 +147,15 @@ class Attention(nn.Module):
 def rotate(x: Tensor, times: Tensor | None = None) -> Tensor:
     """Turn the pair (x[i], x[i + w/2]) of position t by the angle t * 10000^(-2i/w).   [..., T, w] -> same
 
-    `times` [T] are the positions, None for 0, 1, 2, ...
+    `times` are the positions: [T], or [B, T] for x [B, n, T, w] whose rows have other ones; None for 0, 1, 2, ...
     The product of a query at s and a key at t then depends on s - t alone. Angles are taken in float32 at least: in
     bf16 position 257 could not be told from 256. Source: arXiv:2104.09864, section 3.4.2, pairs cut in halves."""
     length, width = x.shape[-2:]
     exact = torch.promote_types(x.dtype, torch.float32)
     slots = torch.arange(width // 2, device=x.device, dtype=exact)
     times = torch.arange(length, device=x.device) if times is None else times
-    angle = torch.outer(times.to(exact), ROTARY_BASE ** (-2 * slots / width))
+    angle = times.to(exact)[..., None] * ROTARY_BASE ** (-2 * slots / width)
+    angle = angle[:, None] if times.dim() == 2 else angle  # the same for all heads of a row
     cos, sin = angle.cos(), angle.sin()
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
@@ -174,9 +191,9 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.d_model, bias=config.bias)
         self.mlp = MoE(config, MLP) if config.n_expert else MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]"""
-        x = x + self.attention(self.norm1(x))
+        x = x + self.attention(self.norm1(x), documents)
         return x + self.mlp(self.norm2(x))
 
 
@@ -189,13 +206,13 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(config.d_model, bias=config.bias)
         self.out = nn.Linear(config.d_model, config.vocab, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, V]"""
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """[B, T, D] -> [B, T, V], for which it does not matter to which document a token belongs."""
         return self.out(self.norm(x))
 
 
 class GPT(nn.Module):
-    """The whole model.   tokens [B, T] -> logits [B, T, V]
+    """The whole model.   tokens [B, T], and their documents [B, T] if rows pack several -> logits [B, T, V]
 
     With `seed` the weights are a function of (config, seed) alone, the same on every device and for every part of a
     cut model, and the CPU's generator is left as it was. Without, the seed is drawn from torch's own stream, so that
@@ -220,11 +237,11 @@ class GPT(nn.Module):
         """[embedding, block 0, ..., block L-1, head]: run one after another they are the forward."""
         return [self.embedding, *self.blocks, self.head]
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, V]. Raises ValueError for tokens that do not fit (see Embedding)."""
         x = tokens
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, documents)
         return x
 
     def flops_per_token(self, seq: int | None = None) -> int:
