@@ -34,7 +34,13 @@ STEPS = 3
 DTYPES = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp8": torch.bfloat16}  # of weights; all others in fp32
 
 
-def one_process(config, recipe):
+def plain(model, recipe, number):
+    """The loss of a step's rows."""
+    tokens, targets = batch(recipe.seed, number, 0, 1, recipe.batch_size, model.config.seq)
+    return cross_entropy(model(tokens), targets)
+
+
+def one_process(config, recipe, loss_of=plain):
     """Losses and weights of the plain loop. "amp" and "fp16" are autocast, as in torch's own recipe; in "bf16" the
     optimizer steps on fp32 copies of the weights, and the model computes with them rounded, in "fp8" with linears that
     tests/train/test_fp8.py holds against their definition."""
@@ -47,12 +53,11 @@ def one_process(config, recipe):
     optimizers = stepping(masters, recipe)
     warmup, losses = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1)), []
     for number in range(STEPS):
-        tokens, targets = batch(recipe.seed, number, 0, 1, recipe.batch_size, config.seq)
         model.zero_grad()
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = recipe.lr * warmup(number)
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision in ("amp", "fp16")):
-            loss = cross_entropy(model(tokens), targets)
+            loss = loss_of(model, recipe, number)
         loss.backward()
         for name, master in masters.items():
             master.grad = params[name].grad.to(master.dtype)
@@ -67,21 +72,22 @@ def one_process(config, recipe):
     return losses, {name: master.detach() for name, master in masters.items()}
 
 
-def one_rank(group, config, recipe, layout, folder):
+def one_rank(group, config, recipe, layout, folder, rows_of=batch):
     """A rank's run: its losses, what it sent by axis in the last step; the weights are left in `folder`."""
     mesh = Mesh.connect(layout, group)
     step = assemble(config, recipe, mesh)
     losses = []
     for number in range(STEPS):
-        rows = batch(recipe.seed, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, config.seq)
-        losses.append(step(*rows, number))
+        rows = rows_of(recipe.seed, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, config.seq)
+        tokens, targets, *documents = rows
+        losses.append(step(tokens, targets, number, *documents))
     saved.save(folder, STEPS, step.parts, mesh)
     return losses
 
 
-def run(config, recipe, layout, tmp_path):
+def run(config, recipe, layout, tmp_path, rows_of=batch):
     """Losses of every rank, which are the same, and the whole weights."""
-    found = run_threads(one_rank, layout.size, config, recipe, layout, tmp_path)
+    found = run_threads(one_rank, layout.size, config, recipe, layout, tmp_path, rows_of)
     assert all(losses == found[0] for losses in found), "ranks report different losses"
     return found[0], saved.state_dict(tmp_path / f"step-{STEPS:06d}")
 
@@ -226,7 +232,9 @@ def test_muon_and_parameter_groups_train_as_one_process_does(sizes, strategy, mo
 
 
 @pytest.mark.parametrize(
-    ("config", "more"), [(CONFIG, MUON | BY_KIND), pytest.param(GROUPED, {}, marks=pytest.mark.rest)], ids=["muon", "few"]
+    ("config", "more"),
+    [(CONFIG, MUON | BY_KIND), pytest.param(GROUPED, {}, marks=pytest.mark.rest)],
+    ids=["muon", "few"],
 )
 def test_muon_and_few_key_heads_go_on_in_any_other_layout(config, more, tmp_path):
     """Would catch momentum that is not saved, or put in place for another piece, and a key that is cut like a query."""
@@ -321,6 +329,60 @@ def test_query_heads_that_share_key_heads_train_as_in_one_process(sizes, more, t
     rows = {"batch_size": choices.pop("batch_size", 16)}
     recipe = replace(recipe_of(**choices, n_micro=2), **rows)
     assert apart(run(GROUPED, recipe, Layout(dp, pp, tp, cp), tmp_path), one_process(GROUPED, recipe)) < 1e-11
+
+
+def packed_rows(seed, number, rank, size, batch_size, seq):
+    """Rows of documents of random lengths: the first row's have one token each, so that none of its targets counts, and
+    the second row is one document."""
+    tokens, targets = batch(seed, number, 0, 1, batch_size, seq)
+    ends = torch.rand(batch_size, seq, generator=torch.Generator().manual_seed(number)) < 0.3
+    ends[0], ends[1] = True, False
+    whole = tokens, targets.masked_fill(ends, -100), ends.cumsum(1) - ends.long()
+    return [part.tensor_split(size)[rank] for part in whole]
+
+
+def each_alone(model, recipe, number):
+    """The mean loss of the same targets, from one document after another."""
+    total, counted = 0.0, 0
+    for tokens, targets, documents in zip(
+        *packed_rows(recipe.seed, number, 0, 1, recipe.batch_size, model.config.seq), strict=True
+    ):
+        for document in documents.unique():
+            here = documents == document
+            losses = cross_entropy(model(tokens[here][None]), targets[here][None], "none")
+            total, counted = total + losses.sum(), counted + int((targets[here] != -100).sum())
+    return total / counted
+
+
+PACKED = [  # dp, pp, tp, cp
+    ((1, 2, 1, 2), {"context": "ring", "checkpointing": True}), ((1, 1, 1, 1), {}),
+    ((2, 1, 1, 1), {"strategy": "zero3", "n_micro": 8, "recompute": "selective"}),
+    ((1, 1, 2, 1), {"strategy": "zero1", "sequence_parallel": True, "recompute": "gathers"}),
+    ((1, 1, 4, 1), {"checkpointing": True}), ((1, 2, 1, 1), {"schedule": "zero_bubble", "n_micro": 3}),
+    ((1, 2, 1, 1), {"schedule": "zb_v", "recompute": "full", "n_micro": 3}),
+    ((1, 1, 1, 4), {"context": "gather", "strategy": "zero2"}), ((1, 1, 1, 2), {"context": "ulysses"}),
+    ((2, 1, 2, 2), {"context": "ring", "strategy": "zero3", "sequence_parallel": True}),
+    ((2, 2, 2, 1), {"strategy": "zero3", "schedule": "interleaved", "checkpointing": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "more"),
+    [
+        (CONFIG, *PACKED[0]),
+        *(pytest.param(CONFIG, *case, marks=pytest.mark.rest) for case in PACKED[1:]),
+        *(pytest.param(GROUPED, *case, marks=pytest.mark.rest) for case in PACKED),
+    ],
+    ids=lambda case: {CONFIG: "learned", GROUPED: "grouped"}.get(case) if isinstance(case, GPTConfig) else str(case),
+)
+def test_packed_documents_train_as_each_of_them_does_alone(config, sizes, more, tmp_path):
+    """Would catch a document that sees another one on any stage, with any context or when it runs again; documents of
+    another micro-batch; and a loss in which targets of ranks or micro-batches with few of them count more."""
+    config, (dp, pp, tp, cp) = replace(config, seq=16), sizes
+    choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, "n_micro": 2, **more}
+    recipe = recipe_of(**choices)
+    found = run(config, recipe, Layout(dp, pp, tp, cp), tmp_path, packed_rows)
+    assert apart(found, one_process(config, recipe, each_alone)) < 1e-11
 
 
 @cases(

@@ -158,6 +158,9 @@ def train(
     steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 50,
     batch: Annotated[int, typer.Option(help="Rows of a step, over all ranks.")] = 8,
     seq: Annotated[int, typer.Option(help="Bytes of text in a row.")] = 128,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Rows of several paragraphs, none of which sees another one.")
+    ] = False,
     layers: Annotated[int, typer.Option(help="Blocks of the GPT.")] = 4,
     width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
@@ -242,7 +245,7 @@ def train(
         scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
     )  # fmt: skip
     layout = Layout(dp, pp, tp, cp, ep)
-    order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device)
+    order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
     with words_beside(to):
         report = run_elastically(order) if elastic else run(order)
         if report is None:
