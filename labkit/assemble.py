@@ -18,6 +18,8 @@ must agree to skip before any of them steps.
 
 tp changes layers, cp attention, pp order and dp bookkeeping; that is why they compose, and why nothing here asks which
 of them is in use. Bytes on the wire: see the part that sends them.
+
+Long because all parts meet here, in an order that a reader can follow on one page.
 """
 
 from __future__ import annotations

@@ -356,7 +356,7 @@ def each_alone(model, recipe, number):
 
 PACKED = [  # dp, pp, tp, cp
     ((1, 2, 1, 2), {"context": "ring", "checkpointing": True}), ((1, 1, 1, 1), {}),
-    ((2, 1, 1, 1), {"strategy": "zero3", "n_micro": 8, "recompute": "selective"}),
+    ((2, 1, 1, 1), {"strategy": "zero3", "n_micro": 4, "recompute": "selective"}),
     ((1, 1, 2, 1), {"strategy": "zero1", "sequence_parallel": True, "recompute": "gathers"}),
     ((1, 1, 4, 1), {"checkpointing": True}), ((1, 2, 1, 1), {"schedule": "zero_bubble", "n_micro": 3}),
     ((1, 2, 1, 1), {"schedule": "zb_v", "recompute": "full", "n_micro": 3}),
@@ -380,7 +380,7 @@ def test_packed_documents_train_as_each_of_them_does_alone(config, sizes, more, 
     another micro-batch; and a loss in which targets of ranks or micro-batches with few of them count more."""
     config, (dp, pp, tp, cp) = replace(config, seq=16), sizes
     choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, "n_micro": 2, **more}
-    recipe = recipe_of(**choices)
+    recipe = replace(recipe_of(**choices), batch_size=2 * choices["n_micro"])
     found = run(config, recipe, Layout(dp, pp, tp, cp), tmp_path, packed_rows)
     assert apart(found, one_process(config, recipe, each_alone)) < 1e-11
 

@@ -164,7 +164,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
             order.recipe.seed, number, mesh.dp.rank, mesh.dp.size, order.recipe.batch_size, order.config.seq,
             device=group.device,
         )  # fmt: skip
-        given = (tokens, targets, number, *documents)
+        given: tuple[Any, ...] = (tokens, targets, number, *documents)
         if number == probed:  # the second step, in which the optimizer already has its state
             loss, seen = _probed(step, given, group)
         else:
