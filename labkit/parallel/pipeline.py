@@ -124,9 +124,8 @@ class Pipeline:
 
         ValueError for a wrong number of micro-batches, an output that is not one floating tensor, a loss that is not
         one number."""
-        shares = self._checked(inputs, targets, loss_weights, beside)
-        more = [()] * len(shares) if beside is None else [(thing,) for thing in beside]
-        self.batch: tuple[Any, Any, list[float], list[tuple[Any, ...]]] = inputs, targets, shares, more
+        self.batch: tuple[Any, Any, list[float]] = inputs, targets, self._checked(inputs, targets, loss_weights, beside)
+        self.beside = beside
         self.held: dict[tuple[int, int], Held] = {}
         self.weights: dict[tuple[int, int], Callable[[], None]] = {}  # the W's whose B is done
         self.total: Tensor | None = None
@@ -140,7 +139,7 @@ class Pipeline:
         self.messages.finish()
         for stage, ranks in self.copied.items():  # in one order on all ranks, so that nobody waits in a circle
             self._join_copies(stage, ranks, earlier)
-        self.batch = None, None, [], []
+        self.batch, self.beside = (None, None, []), None
         return self.total
 
     def _set_aside(self) -> dict[nn.Parameter, Tensor]:
@@ -191,11 +190,12 @@ class Pipeline:
 
     def _forward(self, action: Action, received: Tensor | None) -> Tensor:
         """F: returns the stage's output, or this micro-batch's share of the loss."""
-        inputs, targets, shares, more = self.batch
+        inputs, targets, shares = self.batch
+        more = () if self.beside is None else (self.beside[action.micro],)
         # what was received is a leaf here: the graph ends at the stage's border, and x.grad is what B sends on
         x, ends = inputs[action.micro] if received is None else received.requires_grad_(), action.stage == self.end
         with torch.enable_grad():
-            y = self.stages[action.stage](x, *more[action.micro])
+            y = self.stages[action.stage](x, *more)
             if ends:
                 y = self.loss(y, targets[action.micro])
             if not isinstance(y, Tensor) or not y.is_floating_point() or (ends and y.numel() != 1):
