@@ -395,10 +395,14 @@ def test_the_law_knows_what_gpipe_has_sent_before_anything_comes_back(rank):
 def test_a_model_of_another_kind_is_replaced_by_one_of_as_many_parameters_and_that_is_said():
     """Would catch a silent stand-in, and one that is not of the same size."""
     shape = ModelShape.preset("llama-70b")
-    config, notes = as_gpt("llama-70b")
-    assert ModelShape.of(config).n_params == shape.n_params
-    assert ModelShape.of(config).flops_per_token() == shape.flops_per_token()
-    assert all(said in notes[0] for said in ("gated MLP", "8 key heads for 64", "35,840"))
+    for tp, keys, told in ((8, 8, ("gated MLP", "43,008")), (16, 64, ("gated MLP", "8 key heads for 64", "35,840"))):
+        config, notes = as_gpt("llama-70b", tp)
+        assert ModelShape.of(config).n_params == shape.n_params
+        assert ModelShape.of(config).flops_per_token() == shape.flops_per_token()
+        assert ModelShape.of(config).kv_heads == keys
+        assert all(said in notes[0] for said in told)
+    grouped = replace(CONFIG, kv_heads=2, d_ff=256)
+    assert as_gpt(ModelShape.of(grouped), 2) == (grouped, ())
     assert as_gpt("gpt2") == (GPTConfig(12, 768, 12, 50_257, 1024, d_ff=3072), ())
     assert as_gpt(CONFIG) == (CONFIG, ())
 
