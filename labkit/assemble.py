@@ -188,11 +188,11 @@ class Stage(nn.Sequential):
         products = None if recipe.strategy == "zero3" else PRODUCTS.get(recipe.precision)
         self.autocast = partial(torch.autocast, torch.device(mesh.world.device).type, products, products is not None)
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
         """Run the layers one after another; all are given the documents that the rows pack, if they pack several."""
         with self.autocast():
             for layer in self:
-                x = layer(x, documents)
+                x = layer(x, *documents)
         return x
 
     def names(self) -> dict[str, str]:

@@ -149,8 +149,9 @@ def as_gpt(shape: Any, tp: int = 1) -> tuple[GPTConfig, tuple[str, ...]]:
     It has the shape's key heads, or, where tp does not divide them, as many as query heads. Where attention or the MLP
     is of another kind, the hidden width is chosen such that a block has as many parameters, and so as many flops, as
     the shape's:  2 D F' = (2 or 3) D F + 2 D A + 2 D K - 2 D D - 2 D K'  with K' the width of its own keys.  ValueError
-    if that leaves none. Of a mixture of experts an expert's width is chosen so, F' = F or 3/2 F; what attention has more or less
-    stays, and the notes say how many parameters there are then. ValueError for dense blocks beside those with experts.
+    if that leaves none. Of a mixture of experts an expert's width is chosen so, F' = F or 3/2 F; what attention has
+    more or less stays, and the notes say how many parameters there are then. ValueError for dense blocks beside those
+    with experts.
     """
     if isinstance(shape, GPTConfig):
         return shape, ()

@@ -18,8 +18,8 @@ keys and values that ranks of cp send each other, and the cache of generation.
     flops of a token       6 N + 12 L D T, forward and backward (see `GPTConfig.flops_per_token`)
 
 A row may pack several documents (packed.py). `documents` [B, T] then number them, token by token. They are no part of
-what flows from layer to layer, so each layer is called with both, `layer(x, documents)`. Embedding and attention look
-at them, and a document gets in a packed row what it gets alone.
+what flows from layer to layer, so each layer is called with both, `layer(x, documents)`, and with `layer(x)` if there
+are none. Embedding and attention look at them, and a document gets in a packed row what it gets alone.
 
 Norms come before the sublayers (Xiong 2020, arXiv:2002.04745, figure 1b): the residual path is a plain sum, so that
 gradients reach the first block unharmed and warm-up can be short. Sizes and initialisation: Radford 2019, section 2.3.
@@ -53,7 +53,7 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(config.seq, config.d_model) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, *documents: Tensor) -> Tensor:
         """[B, T] -> [B, T, D]. Raises ValueError for a wrong shape or dtype, T > seq, and ids outside the vocabulary.
 
         (Ids are checked on the CPU only: on a GPU the check would wait for the device at every step.)"""
@@ -75,7 +75,7 @@ class Embedding(nn.Module):
                 f"but the vocabulary has {self.config.vocab} (0 to {self.config.vocab - 1})"
             ) from None
         if self.position is not None:
-            x = x + self.position(places(self.positions(length, tokens.device), documents))
+            x = x + self.position(places(self.positions(length, tokens.device), *documents))
         return self.dropout(x)
 
     def positions(self, length: int, device: torch.device) -> Tensor:
@@ -107,13 +107,13 @@ class Attention(nn.Module):
         """Number of key heads on this rank, and of value heads: rows of the key's weight / width of a head."""
         return self.key.weight.shape[0] // self.head_width
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(head width)) v, every position looking at itself and the past.   [B, T, D] -> same"""
         query, key, value = (self.heads(linear(x)) for linear in (self.query, self.key, self.value))
         if self.rotary:
-            times = places(self.positions(query.shape[-2], x.device), documents)
+            times = places(self.positions(query.shape[-2], x.device), *documents)
             query, key = rotate(query, times), rotate(key, times)
-        mixed = self.attend(query, key, value, *([] if documents is None else [documents]))
+        mixed = self.attend(query, key, value, *documents)
         return self.out_dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
@@ -191,9 +191,9 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.d_model, bias=config.bias)
         self.mlp = MoE(config, MLP) if config.n_expert else MLP(config)
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]"""
-        x = x + self.attention(self.norm1(x), documents)
+        x = x + self.attention(self.norm1(x), *documents)
         return x + self.mlp(self.norm2(x))
 
 
@@ -206,7 +206,7 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(config.d_model, bias=config.bias)
         self.out = nn.Linear(config.d_model, config.vocab, bias=False)
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, V], for which it does not matter to which document a token belongs."""
         return self.out(self.norm(x))
 
@@ -239,9 +239,9 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, V]. Raises ValueError for tokens that do not fit (see Embedding)."""
-        x = tokens
+        x, more = tokens, () if documents is None else (documents,)
         for layer in self.layers:
-            x = layer(x, documents)
+            x = layer(x, *more)
         return x
 
     def flops_per_token(self, seq: int | None = None) -> int:

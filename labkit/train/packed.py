@@ -42,7 +42,7 @@ def by_end(tokens: Tensor, targets: Tensor, end: int) -> tuple[Tensor, Tensor]:
     return targets.masked_fill(ends, IGNORED), ends.cumsum(1) - ends.long()
 
 
-def places(positions: Tensor, documents: Tensor | None) -> Tensor:
+def places(positions: Tensor, documents: Tensor | None = None) -> Tensor:
     """Where tokens stand in their document, from where they stand in their row.   [T] -> [B, T]
 
     `documents` [B, T'] are those of whole rows, also where this rank has T of their T' tokens. None: a row is one
