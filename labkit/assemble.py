@@ -18,6 +18,8 @@ must agree to skip before any of them steps.
 
 tp changes layers, cp attention, pp order and dp bookkeeping; that is why they compose, and why nothing here asks which
 of them is in use. Bytes on the wire: see the part that sends them.
+
+Long because all parts meet here, in an order that a reader can follow on one page.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ from labkit.plan.load import Load
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
+from labkit.train import packed
 from labkit.train.checkpoint import checkpoint, checkpoint_once
 from labkit.train.config import GPTConfig
 from labkit.train.fp8 import Delayed, encode, in_8_bits, in_fp8_, unit_of
@@ -178,10 +181,12 @@ class Stage(nn.Sequential):
         products = None if recipe.strategy == "zero3" else PRODUCTS.get(recipe.precision)
         self.autocast = partial(torch.autocast, torch.device(mesh.world.device).type, products, products is not None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the layers one after another."""
+    def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
+        """Run the layers one after another; all are given the documents that the rows pack, if they pack several."""
         with self.autocast():
-            return super().forward(x)
+            for layer in self:
+                x = layer(x, *documents)
+        return x
 
     def names(self) -> dict[str, str]:
         """{name of a parameter here: its name in the whole model}."""
@@ -293,12 +298,17 @@ class TrainStep:
         own = [(sync, self.stages[stage].names()) for stage, sync in self.syncs.items()]
         self.parts: Parts = parts_of([*own, *others])
         self.norm: float | None = None
+        self.share: float | None = None  # of a packed step: what one target's loss counts
         self.skipped = False
 
-    def __call__(self, tokens: Tensor, targets: Tensor, number: int = 0) -> float:
+    def __call__(self, tokens: Tensor, targets: Tensor, number: int = 0, documents: Tensor | None = None) -> float:
         """One step on this dp rank's rows, [rows, T] each; `number` counts steps from 0 and sets the learning rate.
 
         Rows are whole also where cp cuts them: the step takes this rank's tokens out of them.
+
+        `documents`, of the shape of the tokens, number the documents that each row packs (labkit.train.packed). The
+        loss is then the mean over all targets of the step that count, those that are not -100; to count them, one more
+        number is sent over dp and cp. Each stage of a pipeline takes them from what its own rank was given.
         Raises ValueError on every rank, before anything is stepped, if the loss is not finite or, with a clip_norm, the
         gradients are not (in fp16 the step is skipped instead)."""
         recipe, everything = self.recipe, [*self.syncs.values(), *self.besides]
@@ -308,9 +318,12 @@ class TrainStep:
         for sync in syncs:
             for group in sync.optimizer.param_groups:
                 group["lr"] = recipe.lr * self.warmup(number)
+        beside = None if documents is None else packed.checked(documents, tokens).tensor_split(recipe.n_micro)
         tokens, targets = self.context.cut(tokens), self.context.cut(targets)
         rows = tokens.tensor_split(recipe.n_micro), targets.tensor_split(recipe.n_micro)
-        loss = self.pipeline.step(*rows, loss_weights=[len(micro_batch) for micro_batch in rows[0]])
+        self.share = None if beside is None else packed.share(targets, recipe.n_micro, self.mesh.data)
+        weights = [len(micro_batch) for micro_batch in rows[0]] if beside is None else None
+        loss = self.pipeline.step(*rows, loss_weights=weights, beside=beside)
         mean = self._everybodys(loss, self.scaler.loss_scale.scale if self.scaler else 1.0)
         if self.scaler:
             finite = [self.scaler.unscale_(sync) for sync in syncs]  # all of them, finite or not
@@ -367,6 +380,8 @@ class TrainStep:
             loss = vocab_parallel_cross_entropy(logits, targets, self.mesh.tp)
         else:
             loss = cross_entropy(logits, targets)
+        if self.share is not None:
+            loss = packed.weighted(loss, targets, self.share)
         return self.scaler.scale(loss) if self.scaler else loss
 
     def _everybodys(self, loss: Tensor | None, factor: float) -> float:

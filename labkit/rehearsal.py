@@ -54,16 +54,16 @@ def rehearse(
 ) -> Rehearsal:
     """Measure the second training step of `rank` without the other ranks and without the memory.
 
-    `shape` is a ModelShape, a GPTConfig or a preset's name ("llama-70b"). What labkit's GPT does not have (SwiGLU,
-    grouped queries) is replaced by a GPT of as many parameters and flops; `notes` of the result say so. The batch is
-    not counted.
+    `shape` is a ModelShape, a GPTConfig or a preset's name ("llama-70b"). What labkit's GPT does not have (SwiGLU, key
+    heads that several ranks of tp share) is replaced by a GPT of as many parameters and flops; `notes` of the result
+    say so. The batch is not counted.
 
     `counts` [ep][E], for a model with experts: rows of each rank of this rank's ep group for each expert, in each layer
     and each micro-batch, dropped ones left out; None: all experts get as many. What is predicted is always balanced.
 
     ValueError, before anything runs, for what cannot be cut or run, for a rank that is not there, and for counts that
     are not those of the tokens."""
-    config, notes = as_gpt(shape)
+    config, notes = as_gpt(shape, layout.tp)
     check(config, recipe, layout)
     check_experts(config, recipe, layout)
     if not 0 <= rank < layout.size:
@@ -143,28 +143,32 @@ def range_of(rows: int, parts: int) -> list[range]:
     return [range(low, high) for low, high in zip(starts, starts[1:], strict=False)]
 
 
-def as_gpt(shape: Any) -> tuple[GPTConfig, tuple[str, ...]]:
-    """The GPT that stands for a shape, and notes that say what it lacks of that shape.
+def as_gpt(shape: Any, tp: int = 1) -> tuple[GPTConfig, tuple[str, ...]]:
+    """The GPT that stands for a shape on `tp` ranks, and notes that say what it lacks of that shape.
 
-    Where attention or the MLP is of another kind, the hidden width is chosen such that a block has as many parameters,
-    and so as many flops, as the shape's:  2 D F' = (2 or 3) D F + 2 D A + 2 D K - 4 D D.  ValueError if that leaves
-    none. Of a mixture of experts an expert's width is chosen so, F' = F or 3/2 F; what attention has more or less
-    stays, and the notes say how many parameters there are then. ValueError for dense blocks beside those with experts.
+    It has the shape's key heads, or, where tp does not divide them, as many as query heads. Where attention or the MLP
+    is of another kind, the hidden width is chosen such that a block has as many parameters, and so as many flops, as
+    the shape's:  2 D F' = (2 or 3) D F + 2 D A + 2 D K - 2 D D - 2 D K'  with K' the width of its own keys.  ValueError
+    if that leaves none. Of a mixture of experts an expert's width is chosen so, F' = F or 3/2 F; what attention has
+    more or less stays, and the notes say how many parameters there are then. ValueError for dense blocks beside those
+    with experts.
     """
     if isinstance(shape, GPTConfig):
         return shape, ()
     asked = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
+    keys = None if asked.kv_heads % tp or asked.kv_heads == asked.n_head else asked.kv_heads
     if asked.n_expert:
-        return _as_mixture(asked)
+        return _as_mixture(asked, keys)
     d, a, k = asked.d_model, asked.n_head * asked.width, asked.kv_heads * asked.width
-    hidden = (3 if asked.gated else 2) * asked.hidden / 2 + a + k - 2 * d
+    own = (keys or asked.n_head) * (d // asked.n_head)
+    hidden = (3 if asked.gated else 2) * asked.hidden / 2 + a + k - d - own
     if hidden < 1 or hidden != int(hidden) or d % asked.n_head:
         raise ValueError(
             f"labkit's GPT cannot stand for this shape: with heads of d_model / n_head = {d} / {asked.n_head} and as "
             f"many parameters, its hidden width would be {hidden:g}. Give a shape of its kind, ModelShape.gpt(...)"
         )
     notes = []
-    if differences := _differences(asked):
+    if differences := _differences(asked, keys):
         notes.append(
             f"labkit's GPT does not have {', nor '.join(differences)}: rehearsed is one whose MLP is "
             f"{int(hidden):,} wide, with as many parameters and flops a block; activations differ somewhat"
@@ -180,11 +184,12 @@ def as_gpt(shape: Any) -> tuple[GPTConfig, tuple[str, ...]]:
         0.0,
         int(hidden),
         asked.bias,
+        kv_heads=keys,
     )
     return config, (*notes, *_of_all(asked))
 
 
-def _as_mixture(asked: ModelShape) -> tuple[GPTConfig, tuple[str, ...]]:
+def _as_mixture(asked: ModelShape, keys: int | None) -> tuple[GPTConfig, tuple[str, ...]]:
     """The GPT that stands for a shape with experts, and notes."""
     wide = 3 * asked.expert_hidden // 2 if asked.gated else asked.expert_hidden
     if asked.n_dense or asked.kv_lora is not None or asked.d_model % asked.n_head:
@@ -196,10 +201,10 @@ def _as_mixture(asked: ModelShape) -> tuple[GPTConfig, tuple[str, ...]]:
     config = GPTConfig(
         asked.n_layer, asked.d_model, asked.n_head, asked.vocab, asked.seq, _position(asked), asked.tied, 0.0,
         bias=asked.bias, n_expert=asked.n_expert, top_k=asked.top_k, expert_ff=wide, n_shared=asked.n_shared,
-        capacity=asked.capacity, balance=asked.balance,
+        capacity=asked.capacity, balance=asked.balance, kv_heads=keys,
     )  # fmt: skip
     notes = []
-    if differences := _differences(asked):
+    if differences := _differences(asked, keys):
         mine = ModelShape.of(config).n_params
         notes.append(
             f"labkit's GPT does not have {', nor '.join(differences)}: rehearsed is one whose experts are {wide:,} "
@@ -212,11 +217,12 @@ def _position(asked: ModelShape) -> str:
     return "rotary" if asked.position == "none" else asked.position
 
 
-def _differences(asked: ModelShape) -> list[str]:
+def _differences(asked: ModelShape, keys: int | None) -> list[str]:
     """What a shape has and labkit's GPT has not, and what is made up for by other widths."""
     differences = [
         f"a gated {'expert' if asked.n_expert else 'MLP'}" * asked.gated,
-        f"{asked.kv_heads} key heads for {asked.n_head}" * (asked.kv_heads != asked.n_head),
+        f"{asked.kv_heads} key heads for {asked.n_head} where tp does not divide them"
+        * (asked.kv_heads != (keys or asked.n_head)),
         f"heads {asked.width} wide" * (asked.n_head * asked.width != asked.d_model),
     ]
     return [*filter(None, differences)]

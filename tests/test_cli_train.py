@@ -115,9 +115,28 @@ def test_rows_that_are_cut_over_ranks_learn_what_whole_rows_do(run, tmp_path):
     assert [sent["cp"] for sent in report["sent"]] == [law["cp"] for law in report["law"]] != [0, 0]
 
 
+@pytest.mark.slow
+@pytest.mark.rest
+def test_packed_rows_and_few_key_heads_reach_the_ranks_and_their_checkpoints(run, tmp_path):
+    """Would catch options that are not passed on, a law for as many key heads as query heads, and a run that goes on
+    with other rows than it began with."""
+    words = ("--precision", "fp64", "--heads", "4", "--kv-heads", "2", "--packed", "--seq", "64")
+    run(*words, "--dp", "2", "--out", str(tmp_path / "whole"))
+    run(*words, "--cp", "2", "--out", str(tmp_path / "cut"))
+    whole, cut = (losses(tmp_path / name) for name in ("whole", "cut"))
+    assert [loss for _, loss in cut] == pytest.approx([loss for _, loss in whole], abs=1e-9)
+    report = json.loads((tmp_path / "cut" / "report.json").read_text())
+    assert [sent["cp"] for sent in report["sent"]] == [law["cp"] for law in report["law"]] != [0, 0]
+    more = ("--cp", "2", "--steps", "14", "--resume", "--out", str(tmp_path / "cut"))
+    assert "packed documents: give --packed" in run(*(word for word in words if word != "--packed"), *more, fails=True)
+    run(*words, *more)
+    assert losses(tmp_path / "cut")[:12] == cut
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("--heads", 4, "--kv-heads", 1, "--tp", 2), "kv_heads = 1 has no 2 equal parts"),
         (("--pp", 4), "2 blocks cannot fill 4 stages"),
         (("--tp", 3), "has no 3 equal parts; for this plan tp = 1 or 2 would do"),
         (("--dp", 3), "does not cut evenly for dp=3"),

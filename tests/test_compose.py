@@ -30,11 +30,18 @@ from tests.reference import stepping
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=4, seq=8, tied=False)
+GROUPED = replace(CONFIG, n_head=8, kv_heads=4, position="rotary")
 STEPS = 3
 DTYPES = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp8": torch.bfloat16}  # of weights; all others in fp32
 
 
-def one_process(config, recipe):
+def plain(model, recipe, number):
+    """The loss of a step's rows."""
+    tokens, targets = batch(recipe.seed, number, 0, 1, recipe.batch_size, model.config.seq)
+    return cross_entropy(model(tokens), targets)
+
+
+def one_process(config, recipe, loss_of=plain):
     """Losses and weights of the plain loop. "amp" and "fp16" are autocast, as in torch's own recipe; in "bf16" the
     optimizer steps on fp32 copies of the weights, and the model computes with them rounded, in "fp8" with linears that
     tests/train/test_fp8.py holds against their definition."""
@@ -47,12 +54,11 @@ def one_process(config, recipe):
     optimizers = stepping(masters, recipe)
     warmup, losses = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1)), []
     for number in range(STEPS):
-        tokens, targets = batch(recipe.seed, number, 0, 1, recipe.batch_size, config.seq)
         model.zero_grad()
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = recipe.lr * warmup(number)
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision in ("amp", "fp16")):
-            loss = cross_entropy(model(tokens), targets)
+            loss = loss_of(model, recipe, number)
         loss.backward()
         for name, master in masters.items():
             master.grad = params[name].grad.to(master.dtype)
@@ -67,21 +73,22 @@ def one_process(config, recipe):
     return losses, {name: master.detach() for name, master in masters.items()}
 
 
-def one_rank(group, config, recipe, layout, folder):
+def one_rank(group, config, recipe, layout, folder, rows_of=batch):
     """A rank's run: its losses, what it sent by axis in the last step; the weights are left in `folder`."""
     mesh = Mesh.connect(layout, group)
     step = assemble(config, recipe, mesh)
     losses = []
     for number in range(STEPS):
-        rows = batch(recipe.seed, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, config.seq)
-        losses.append(step(*rows, number))
+        rows = rows_of(recipe.seed, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, config.seq)
+        tokens, targets, *documents = rows
+        losses.append(step(tokens, targets, number, *documents))
     saved.save(folder, STEPS, step.parts, mesh)
     return losses
 
 
-def run(config, recipe, layout, tmp_path):
+def run(config, recipe, layout, tmp_path, rows_of=batch):
     """Losses of every rank, which are the same, and the whole weights."""
-    found = run_threads(one_rank, layout.size, config, recipe, layout, tmp_path)
+    found = run_threads(one_rank, layout.size, config, recipe, layout, tmp_path, rows_of)
     assert all(losses == found[0] for losses in found), "ranks report different losses"
     return found[0], saved.state_dict(tmp_path / f"step-{STEPS:06d}")
 
@@ -225,19 +232,27 @@ def test_muon_shampoo_and_parameter_groups_train_as_one_process_does(sizes, stra
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), one_process(CONFIG, recipe)) < 1e-11
 
 
-@pytest.mark.parametrize("by_matrix", [MUON, pytest.param(SHAMPOO, marks=pytest.mark.rest)], ids=str)
-def test_muon_and_shampoo_go_on_in_any_other_layout(by_matrix, tmp_path):
-    """Would catch momentum that is not saved, or put in place for another piece, and an owner's state that does not
-    come to the owner of another layout."""
-    recipe = recipe_of("zero1", "1f1b", False, 2, **by_matrix, **BY_KIND)
-    wanted, found = one_process(CONFIG, recipe), []
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        (CONFIG, MUON | BY_KIND),
+        pytest.param(CONFIG, SHAMPOO | BY_KIND, marks=pytest.mark.rest),
+        pytest.param(GROUPED, {}, marks=pytest.mark.rest),
+    ],
+    ids=["muon", "shampoo", "few"],
+)
+def test_muon_shampoo_and_few_key_heads_go_on_in_any_other_layout(config, more, tmp_path):
+    """Would catch momentum that is not saved, or put in place for another piece, an owner's state that does not come to
+    the owner of another layout, and a key that is cut like a query."""
+    recipe = recipe_of("zero1", "1f1b", False, 2, **more)
+    wanted, found = one_process(config, recipe), []
     for number, (strategy, sizes) in enumerate([("zero3", (3, 1, 2)), ("zero1", (2, 2, 1)), ("ddp", (1, 1, 4))]):
-        recipe = recipe_of(strategy, "1f1b", False, 2, **by_matrix, **BY_KIND)
+        recipe = recipe_of(strategy, "1f1b", False, 2, **more)
 
         def one_step(group, recipe=recipe, sizes=sizes, number=number):
             layout = Layout(*sizes)
             mesh = Mesh.connect(layout, group)
-            step = assemble(CONFIG, replace(recipe, batch_size=16 if layout.dp != 3 else 18), mesh)
+            step = assemble(config, replace(recipe, batch_size=16 if layout.dp != 3 else 18), mesh)
             if number:
                 saved.load(tmp_path / f"step-{number:06d}", step.parts, mesh)
             rows = batch(recipe.seed, number, 0, 1, 16, CONFIG.seq)  # every rank has all rows
@@ -374,9 +389,92 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
     assert apart(run(config, recipe, Layout(dp, pp, tp, cp), tmp_path), reference) < bound
 
 
+SHARED_KEYS = [  # dp, pp, tp, cp
+    ((1, 1, 1, 1), {}), ((1, 1, 2, 1), {"strategy": "zero1"}), ((1, 1, 4, 1), {"strategy": "zero2"}),
+    ((1, 2, 1, 1), {"schedule": "zero_bubble"}), ((3, 1, 1, 1), {"strategy": "zero3", "batch_size": 18}),
+    ((2, 1, 1, 1), {"strategy": "zero3", "checkpointing": True}), ((2, 1, 2, 1), {"strategy": "zero1", **MUON}),
+    ((1, 1, 2, 1), {"sequence_parallel": True, "recompute": "selective"}), ((1, 1, 1, 2), {"context": "ring"}),
+    ((1, 1, 1, 4), {"context": "ulysses"}), ((1, 1, 2, 2), {"context": "ulysses", "strategy": "zero3"}),
+    ((1, 2, 1, 2), {"context": "gather", "checkpointing": True}),
+    ((2, 2, 2, 1), {"strategy": "zero3", "schedule": "interleaved", "sequence_parallel": True}),
+    ((2, 1, 2, 2), {"strategy": "zero2", "context": "ring", "recompute": "gathers", "sequence_parallel": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more"),
+    [SHARED_KEYS[1], *(pytest.param(*case, marks=pytest.mark.rest) for case in SHARED_KEYS if case != SHARED_KEYS[1])],
+    ids=str,
+)
+def test_query_heads_that_share_key_heads_train_as_in_one_process(sizes, more, tmp_path):
+    """Would catch key heads that are cut where query heads are, a rank whose query heads meet another rank's keys, and
+    gradients of keys that only one query head of a group has given. One process computes with torch's own attention."""
+    dp, pp, tp, cp = sizes
+    choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, **more}
+    rows = {"batch_size": choices.pop("batch_size", 16)}
+    recipe = replace(recipe_of(**choices, n_micro=2), **rows)
+    assert apart(run(GROUPED, recipe, Layout(dp, pp, tp, cp), tmp_path), one_process(GROUPED, recipe)) < 1e-11
+
+
+def packed_rows(seed, number, rank, size, batch_size, seq):
+    """Rows of documents of random lengths: the first row's have one token each, so that none of its targets counts, and
+    the second row is one document."""
+    tokens, targets = batch(seed, number, 0, 1, batch_size, seq)
+    ends = torch.rand(batch_size, seq, generator=torch.Generator().manual_seed(number)) < 0.3
+    ends[0], ends[1] = True, False
+    whole = tokens, targets.masked_fill(ends, -100), ends.cumsum(1) - ends.long()
+    return [part.tensor_split(size)[rank] for part in whole]
+
+
+def each_alone(model, recipe, number):
+    """The mean loss of the same targets, from one document after another."""
+    total, counted = 0.0, 0
+    for tokens, targets, documents in zip(
+        *packed_rows(recipe.seed, number, 0, 1, recipe.batch_size, model.config.seq), strict=True
+    ):
+        for document in documents.unique():
+            here = documents == document
+            losses = cross_entropy(model(tokens[here][None]), targets[here][None], "none")
+            total, counted = total + losses.sum(), counted + int((targets[here] != -100).sum())
+    return total / counted
+
+
+PACKED = [  # dp, pp, tp, cp
+    ((1, 2, 1, 2), {"context": "ring", "checkpointing": True}), ((1, 1, 1, 1), {}),
+    ((2, 1, 1, 1), {"strategy": "zero3", "n_micro": 4, "recompute": "selective"}),
+    ((1, 1, 2, 1), {"strategy": "zero1", "sequence_parallel": True, "recompute": "gathers"}),
+    ((1, 1, 4, 1), {"checkpointing": True}), ((1, 2, 1, 1), {"schedule": "zero_bubble", "n_micro": 3}),
+    ((1, 2, 1, 1), {"schedule": "zb_v", "recompute": "full", "n_micro": 3}),
+    ((1, 1, 1, 4), {"context": "gather", "strategy": "zero2"}), ((1, 1, 1, 2), {"context": "ulysses"}),
+    ((2, 1, 2, 2), {"context": "ring", "strategy": "zero3", "sequence_parallel": True}),
+    ((2, 2, 2, 1), {"strategy": "zero3", "schedule": "interleaved", "checkpointing": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "more"),
+    [
+        (CONFIG, *PACKED[0]),
+        *(pytest.param(CONFIG, *case, marks=pytest.mark.rest) for case in PACKED[1:]),
+        *(pytest.param(GROUPED, *case, marks=pytest.mark.rest) for case in PACKED),
+    ],
+    ids=lambda case: {CONFIG: "learned", GROUPED: "grouped"}.get(case) if isinstance(case, GPTConfig) else str(case),
+)
+def test_packed_documents_train_as_each_of_them_does_alone(config, sizes, more, tmp_path):
+    """Would catch a document that sees another one on any stage, with any context or when it runs again; documents of
+    another micro-batch; and a loss in which targets of ranks or micro-batches with few of them count more."""
+    config, (dp, pp, tp, cp) = replace(config, seq=16), sizes
+    choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, "n_micro": 2, **more}
+    recipe = replace(recipe_of(**choices), batch_size=2 * choices["n_micro"])
+    found = run(config, recipe, Layout(dp, pp, tp, cp), tmp_path, packed_rows)
+    assert apart(found, one_process(config, recipe, each_alone)) < 1e-11
+
+
 @cases(
     ("config", "layout", "options", "words"),
     [
+        (replace(CONFIG, kv_heads=2), Layout(tp=4), {}, "kv_heads = 2 has no 4 equal parts; .* tp = 1 or 2 would do"),
+        (replace(CONFIG, kv_heads=1), Layout(cp=2), {"context": "ulysses"}, "1 key heads out over cp=2 ranks"),
         (CONFIG, Layout(cp=3), {}, "seq=8 tokens do not cut into cp=3"),
         (CONFIG, Layout(tp=2, cp=4), {"context": "ulysses"}, "n_head=4 / tp=2 heads out over cp=4"),
         (CONFIG, Layout(tp=4, cp=4), {"sequence_parallel": True}, "the 2 tokens of a rank, seq=8 / cp=4, into tp=4"),

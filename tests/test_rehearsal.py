@@ -296,6 +296,30 @@ def test_three_dimensions_other_schedules_and_precisions_are_as_rehearsed_too(la
     check(clusters(4), DEEP, recipe, layout)
 
 
+SHARED_KEYS = [
+    (Layout(), {}), (Layout(), {"precision": "bf16", "recompute": "full"}), (Layout(tp=2), {}),
+    (Layout(tp=2), {"precision": "bf16", "sequence_parallel": True, "recompute": "selective"}),
+    (Layout(2), {"strategy": "zero3", "precision": "amp"}), (Layout(2), {"strategy": "zero1", "optimizer": "muon"}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.rest
+@pytest.mark.parametrize("position", ["learned", "rotary"])
+@pytest.mark.parametrize(("layout", "choices"), SHARED_KEYS, ids=str)
+def test_with_fewer_key_heads_law_rehearsal_and_real_ranks_are_the_same_bytes(layout, choices, position, clusters):
+    """Would catch keys as wide as queries in a law or in a rehearsal, and an attention that copies the keys of a group
+    for each of its query heads."""
+    config = replace(CONFIG, kv_heads=2, position=position)
+    recipe = Recipe(batch_size=4, n_micro=2, bucket_bytes=2**18, **choices)
+    check(clusters(layout.size), config, recipe, layout)
+    for rank in range(layout.size):
+        seen = rehearse(config, layout, recipe, rank)
+        assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR
+        for kind in ("parameters", "optimizer"):
+            assert abs(seen.predicted[kind] - seen.memory[kind]) <= ONE_NUMBER, kind
+
+
 SHARDED = [
     (LONG, Layout(4), {"shard_ranks": 2, "reshard": False, "n_micro": 2}),
     (CONFIG, Layout(4), {"shard_ranks": 1, "recompute": "full"}),
@@ -338,19 +362,22 @@ def test_flops_are_those_that_torch_counts_in_a_real_run(layout, recipe, cluster
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout",
-    [Layout(), pytest.param(Layout(2, 1, 1), marks=pytest.mark.rest), Layout(1, 2, 1), Layout(1, 1, 4)],
+    ("layout", "kv_heads"),
+    [
+        (Layout(), None), pytest.param(Layout(2, 1, 1), None, marks=pytest.mark.rest), (Layout(1, 2, 1), None),
+        (Layout(1, 1, 4), None), pytest.param(Layout(tp=2), 2, marks=pytest.mark.rest),
+    ],
     ids=str,
-)
-def test_flops_of_all_ranks_add_up_to_those_of_the_model(layout):
+)  # fmt: skip
+def test_flops_of_all_ranks_add_up_to_those_of_the_model(layout, kv_heads):
     """Would catch attention that is not counted, and a law that is (6 N + 12 L D T a token) against the real code.
 
     torch counts a fused attention's backward as five products of T x T, one of which is computed again: 14/12."""
-    recipe = Recipe(batch_size=4, n_micro=2)
-    found = [rehearse(CONFIG, layout, recipe, rank).flops for rank in range(layout.size)]
+    recipe, config = Recipe(batch_size=4, n_micro=2), replace(CONFIG, kv_heads=kv_heads)
+    found = [rehearse(config, layout, recipe, rank).flops for rank in range(layout.size)]
     attention = sum(flops[op] for flops in found for op in flops if "attention" in op)
-    tokens = 4 * CONFIG.seq
-    law = ModelShape.of(CONFIG).flops(tokens)
+    tokens = 4 * config.seq
+    law = ModelShape.of(config).flops(tokens)
     assert attention == law["attention"] * 14 // 12
     assert sum(flops.total for flops in found) - attention == law.total - law["attention"]
 
@@ -382,10 +409,14 @@ def test_the_law_knows_what_gpipe_has_sent_before_anything_comes_back(rank):
 def test_a_model_of_another_kind_is_replaced_by_one_of_as_many_parameters_and_that_is_said():
     """Would catch a silent stand-in, and one that is not of the same size."""
     shape = ModelShape.preset("llama-70b")
-    config, notes = as_gpt("llama-70b")
-    assert ModelShape.of(config).n_params == shape.n_params
-    assert ModelShape.of(config).flops_per_token() == shape.flops_per_token()
-    assert all(said in notes[0] for said in ("gated MLP", "8 key heads for 64", "35,840"))
+    for tp, keys, told in ((8, 8, ("gated MLP", "43,008")), (16, 64, ("gated MLP", "8 key heads for 64", "35,840"))):
+        config, notes = as_gpt("llama-70b", tp)
+        assert ModelShape.of(config).n_params == shape.n_params
+        assert ModelShape.of(config).flops_per_token() == shape.flops_per_token()
+        assert ModelShape.of(config).kv_heads == keys
+        assert all(said in notes[0] for said in told)
+    grouped = replace(CONFIG, kv_heads=2, d_ff=256)
+    assert as_gpt(ModelShape.of(grouped), 2) == (grouped, ())
     assert as_gpt("gpt2") == (GPTConfig(12, 768, 12, 50_257, 1024, d_ff=3072), ())
     assert as_gpt(CONFIG) == (CONFIG, ())
 

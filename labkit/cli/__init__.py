@@ -163,9 +163,15 @@ def train(
     steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 50,
     batch: Annotated[int, typer.Option(help="Rows of a step, over all ranks.")] = 8,
     seq: Annotated[int, typer.Option(help="Bytes of text in a row.")] = 128,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Rows of several paragraphs, none of which sees another one.")
+    ] = False,
     layers: Annotated[int, typer.Option(help="Blocks of the GPT.")] = 4,
     width: Annotated[int, typer.Option(help="Width of the GPT.")] = 128,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Key heads, which attention heads share in groups; as many as these if left out.")
+    ] = None,
     experts: Annotated[int, typer.Option(help="Experts in place of each MLP; 0: a plain MLP.")] = 0,
     top_k: Annotated[int, typer.Option(help="Experts that a token meets.")] = 2,
     shared_experts: Annotated[int, typer.Option(help="Experts that every token meets besides.")] = 0,
@@ -232,7 +238,7 @@ def train(
 
     config = GPTConfig(
         n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
-        n_shared=shared_experts, capacity=capacity, balance=balance,
+        n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
     )  # fmt: skip
     if checkpointing and recompute not in (None, "full"):
         raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
@@ -244,7 +250,7 @@ def train(
         scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
     )  # fmt: skip
     layout = Layout(dp, pp, tp, cp, ep)
-    order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device)
+    order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
     with words_beside(to):
         report = run_elastically(order) if elastic else run(order)
         if report is None:

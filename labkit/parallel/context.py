@@ -301,11 +301,12 @@ class Context:
         """Where this rank's `length` tokens stand in the row.   -> [T/n]"""
         return positions_of(self.part(length), device)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention.   [B, H, T/n, W] three times -> [B, H, T/n, W]"""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Causal attention.   [B, H, T/n, W], twice [B, K, T/n, W] -> [B, H, T/n, W]   `documents` of whole rows"""
         if self.kind == "ulysses":
-            return ulysses_attention(q, k, v, self.group)
-        return (ring_attention if self.kind == "ring" else gathered_attention)(q, k, v, self.group)
+            return ulysses_attention(q, k, v, self.group, documents=documents)
+        attention = ring_attention if self.kind == "ring" else gathered_attention
+        return attention(q, k, v, self.group, documents=documents)
 
     def into_(self, model: nn.Module) -> None:
         """Let every module of the model that asks for `positions`, and every one that has an `attend`, use these.

@@ -127,6 +127,7 @@ class Pipeline:
         inputs: Sequence[Tensor] | None,
         targets: Sequence[Any] | None,
         loss_weights: Sequence[float] | None = None,
+        beside: Sequence[Any] | None = None,
     ) -> Tensor | None:
         """Forward and backward of one batch, given as n_micro micro-batches of any sizes; adds to the gradients.
 
@@ -134,9 +135,14 @@ class Pipeline:
         copies and strategies average over them, the mean over these ranks is that loss. Every micro-batch
         counts the same whatever its size, unless `loss_weights` gives their weights (numbers of tokens, say). Ranks
         that do not hold the first stage may pass None for `inputs`, those without the last one None for `targets`.
+
+        `beside` has something of each micro-batch that every stage needs, such as the documents of its tokens: a stage
+        is then called with two arguments, stage(x, beside[i]). It is not sent: each rank passes its own.
+
         ValueError for a wrong number of micro-batches, an output that is not one floating tensor, a loss that is not
         one number."""
-        self.batch: tuple[Any, Any, list[float]] = inputs, targets, self._checked(inputs, targets, loss_weights)
+        self.batch: tuple[Any, Any, list[float]] = inputs, targets, self._checked(inputs, targets, loss_weights, beside)
+        self.beside = beside
         self.held: dict[tuple[int, int], Held] = {}
         self.weights: dict[tuple[int, int], Callable[[], None]] = {}  # the W's whose B is done
         self.total: Tensor | None = None
@@ -150,7 +156,7 @@ class Pipeline:
         self.messages.finish()
         for stage, ranks in self.copied.items():  # in one order on all ranks, so that nobody waits in a circle
             self._join_copies(stage, ranks, earlier)
-        self.batch = None, None, []
+        self.batch, self.beside = (None, None, []), None
         return self.total
 
     def _set_aside(self) -> dict[nn.Parameter, Tensor]:
@@ -202,10 +208,11 @@ class Pipeline:
     def _forward(self, action: Action, received: Tensor | None) -> Tensor:
         """F: returns the stage's output, or this micro-batch's share of the loss."""
         inputs, targets, shares = self.batch
+        more = () if self.beside is None else (self.beside[action.micro],)
         # what was received is a leaf here: the graph ends at the stage's border, and x.grad is what B sends on
         x, ends = inputs[action.micro] if received is None else received.requires_grad_(), action.stage == self.end
         with torch.enable_grad():
-            y = self.stages[action.stage](x)
+            y = self.stages[action.stage](x, *more)
             if ends:
                 y = self.loss(y, targets[action.micro])
             if not isinstance(y, Tensor) or not y.is_floating_point() or (ends and y.numel() != 1):
@@ -245,7 +252,9 @@ class Pipeline:
             # the neighbour waits for a gradient even if this stage's output does not depend on its input
             return torch.zeros_like(x) if gx is None and action.stage > 0 else gx
 
-    def _checked(self, inputs: Any, targets: Any, loss_weights: Sequence[float] | None) -> list[float]:
+    def _checked(
+        self, inputs: Any, targets: Any, loss_weights: Sequence[float] | None, beside: Sequence[Any] | None
+    ) -> list[float]:
         """The weight of each micro-batch's loss; they add up to 1."""
         m = self.schedule.n_micro
         for name, given, stage in (("inputs", inputs, 0), ("targets", targets, self.end)):
@@ -253,6 +262,8 @@ class Pipeline:
                 raise ValueError(f"rank {self.group.rank} holds stage {stage}, which needs {name}: got None")
             if given is not None and len(given) != m:
                 raise ValueError(f"schedule {self.schedule.name!r} takes {m} micro-batches, got {len(given)} {name}")
+        if beside is not None and len(beside) != m:
+            raise ValueError(f"schedule {self.schedule.name!r} takes {m} micro-batches, got {len(beside)} beside them")
         if len(kinds := sorted({_kind(x) for x in (() if inputs is None else inputs)})) > 1:
             raise ValueError(f"micro-batches may differ in size, not in kind: got inputs of {' and '.join(kinds)}")
         counts = [1.0] * m if loss_weights is None else [float(weight) for weight in loss_weights]

@@ -218,10 +218,11 @@ def _check_sizes(model: nn.Module, styles: Mapping[str, str], group: Group) -> N
     for name, style in styles.items():
         module: Any = model.get_submodule(name)
         above = name.rpartition(".")[0]
-        heads = getattr(model.get_submodule(above), "n_head", None)
-        # cut between heads: a rank that had half a head could not compute its softmax
-        if style in ("column", "row") and isinstance(heads, int):
-            numbers.append((f"{above}: n_head", heads))
+        # cut between heads, of queries and of keys: a rank that had half a head could not compute its softmax
+        for kind in ("n_head", "kv_heads"):
+            heads = getattr(model.get_submodule(above), kind, None)
+            if style in ("column", "row") and isinstance(heads, int):
+                numbers.append((f"{above}: {kind}", heads))
         if style in ("column", "gathered"):
             numbers.append((f"{name}: out_features", module.out_features))
         elif style == "row":

@@ -319,6 +319,10 @@ class Sizes(Protocol):
         """Number of attention heads."""
 
     @property
+    def n_kv_head(self) -> int | None:
+        """Number of key heads; None for as many as attention heads."""
+
+    @property
     def tied(self) -> bool:
         """True if the head's weight is the embedding's."""
 
@@ -371,6 +375,12 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
         raise ValueError(
             f"ulysses deals a rank's n_head={config.n_head} / tp={layout.tp} heads out over cp={layout.cp} ranks, and "
             "they do not come out even: take another cp, or context='ring' or 'gather', which cut no heads"
+        )
+    keys = max(1, (config.n_kv_head or config.n_head) // layout.tp)  # with more ranks than key heads each has a copy
+    if recipe.context == "ulysses" and layout.cp > 1 and keys % layout.cp:
+        raise ValueError(
+            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: "
+            "take another cp, or context='ring' or 'gather', which cut no heads"
         )
     if recipe.splits and recipe.strategy == "zero3":
         raise ValueError(

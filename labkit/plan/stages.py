@@ -33,19 +33,6 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         )
     shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
     check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
-    _check_context(shape, recipe, layout)
-
-
-def _check_context(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
-    """ValueError for key heads that ulysses cannot deal out."""
-    if layout.cp == 1:
-        return
-    keys = max(1, shape.kv_heads // layout.tp)
-    if recipe.context == "ulysses" and keys % layout.cp:
-        raise ValueError(
-            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: "
-            "take another cp, or context='ring' or 'gather', which cut no heads"
-        )
 
 
 def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:

@@ -80,7 +80,7 @@ def sent_per_step(
 
     `parameter_bytes`, `n_layer`: those on this rank; so are `coded_params`, the weights that ZeRO-3 gathers as 8-bit
     codes. `shape`, a ModelShape or GPTConfig, is wanted for optimizers on whole matrices, whose pieces depend on
-    their sizes.
+    their sizes, and for cp where query heads share key heads; without it each query head has a key head of its own.
 
     With `experts` and ep > 1 two axes more, "ep" and "expert_dp"; `parameter_bytes` are then those of all but experts.
     With tp a model's `experts` are wanted also where ep is 1.
@@ -91,7 +91,9 @@ def sent_per_step(
         raise ValueError(f"the laws here are for {', '.join(WHOLE)}, got precision={recipe.precision!r}")
     word = recipe.weight_bytes
     place, rows = layout.coords(rank), recipe.batch_size // layout.dp // recipe.copies  # through each of its stages
-    cut = [_cp(layout, recipe, n_layer, rows, seq, d_model, word)] if layout.cp > 1 else []
+    heads = ModelShape.of(shape) if shape is not None else None
+    shared = heads.n_head // heads.kv_heads if heads else 1
+    cut = [_cp(layout, recipe, n_layer, rows, seq, d_model, word, shared)] if layout.cp > 1 else []
     seq //= layout.cp
     items = [
         *_dp(layout, recipe, place["pp"], parameter_bytes, coded_params),
@@ -204,9 +206,12 @@ def _tp(
     return Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss{routed}), n={n}", "arXiv:1909.08053, 3")
 
 
-def _cp(layout: Layout, recipe: Recipe, n_layer: int, rows: int, seq: int, d_model: int, word: int) -> Item:
-    heads = layout.cp  # how wide a head is does not matter: heads x width, of this rank of tp, is d_model / tp
-    layer = CutAttention(seq, layout.cp, heads, heads, 1, rows, word)
+def _cp(
+    layout: Layout, recipe: Recipe, n_layer: int, rows: int, seq: int, d_model: int, word: int, shared: int
+) -> Item:
+    """`shared`: the number of query heads to which one key head belongs."""
+    heads = layout.cp * shared  # how wide a head is does not matter: heads x width, of this rank of tp, is d_model / tp
+    layer = CutAttention(seq, layout.cp, heads, layout.cp, 1, rows, word)
     forward, backward = (part * d_model / layout.tp / heads for part in sent(recipe.context, layer))
     runs = 2 if recipe.recompute == "full" else 1
     formula = f"{n_layer} blocks x ({runs} x {forward:,.0f} + {backward:,.0f}) by {recipe.context}, n={layout.cp}"

@@ -25,6 +25,9 @@ BALANCES = ("none", "loss", "bias")
 class GPTConfig:
     """The sizes of a GPT, a frozen value. `d_ff=None` means four times d_model.
 
+    `kv_heads` is the number of key heads, and of value heads: each serves n_head / kv_heads query heads that lie side
+    by side (grouped queries: Ainslie et al., arXiv:2305.13245). None means as many as query heads.
+
     With `n_expert` above 0 every MLP is a mixture of as many experts (moe.py), of which a token meets `top_k`:
 
     expert_ff   width of an expert; None: that of the MLP whose place it takes
@@ -50,18 +53,25 @@ class GPTConfig:
     n_shared: int = 0
     capacity: float | None = None
     balance: str = "loss"
+    kv_heads: int | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes. Raises ValueError that names the numbers and, where there are any, numbers that would do."""
-        for name in ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff"):
+        for name in ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff", "kv_heads"):
             value = getattr(self, name)
-            optional = name == "d_ff" and value is None
+            optional = name in ("d_ff", "kv_heads") and value is None
             if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.d_model % self.n_head:
             good = ", ".join(str(n) for n in range(1, min(self.d_model, 256) + 1) if self.d_model % n == 0)
             raise ValueError(
                 f"d_model={self.d_model} cannot be cut into n_head={self.n_head} heads; n_head could be {good}"
+            )
+        if self.kv_heads is not None and self.n_head % self.kv_heads:
+            good = ", ".join(str(n) for n in range(1, self.n_head + 1) if self.n_head % n == 0)
+            raise ValueError(
+                f"n_head={self.n_head} query heads cannot share kv_heads={self.kv_heads} key heads evenly; kv_heads "
+                f"could be {good}"
             )
         if self.position not in POSITIONS:
             raise ValueError(f"position must be one of {', '.join(POSITIONS)}, got {self.position!r}")
@@ -96,6 +106,16 @@ class GPTConfig:
         return self.d_model // self.n_head
 
     @property
+    def n_kv_head(self) -> int | None:
+        """`kv_heads` by the name that a ModelShape has for it."""
+        return self.kv_heads
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys of a token, all heads together, and of its values: d_model, or less if heads share them."""
+        return (self.n_head if self.kv_heads is None else self.kv_heads) * self.head_width
+
+    @property
     def hidden(self) -> int:
         """Width of the hidden layer of the MLP: d_ff, or 4 d_model."""
         return 4 * self.d_model if self.d_ff is None else self.d_ff
@@ -107,10 +127,12 @@ class GPTConfig:
 
     @property
     def n_matrices(self) -> int:
-        """Weights that a token is multiplied with: 4DD + 2DF a block, and the head's VD (tied or not). With experts
-        2DF is that of the top_k + n_shared that it meets, and the router's DE comes on top."""
+        """Weights that a token is multiplied with: 2DD + 2DK + 2DF a block, K the width of all its keys (D, or less if
+        heads share them), and the head's VD (tied or not). With experts 2DF is that of the top_k + n_shared that it
+        meets, and the router's DE comes on top."""
         met = (self.top_k + self.n_shared) * self.expert_hidden if self.n_expert else self.hidden
-        block = 4 * self.d_model**2 + 2 * self.d_model * met + self.n_expert * self.d_model
+        attention = 2 * self.d_model**2 + 2 * self.d_model * self.kv_width
+        block = attention + 2 * self.d_model * met + self.n_expert * self.d_model
         return self.n_layer * block + self.vocab * self.d_model
 
     def flops_per_token(self, seq: int | None = None) -> int:

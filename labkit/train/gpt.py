@@ -9,10 +9,17 @@
 Running `.layers` one after another IS the forward, so a pipeline stage is a run of layers, a ZeRO-3 unit is a layer,
 and a checkpointed region is a layer. Query, key and value are three linears rather than one, because a tensor-parallel
 rank takes whole heads of each: attention asks the tensors at hand how many heads there are, not the configuration.
+With `kv_heads` query heads share keys and values in groups: there are fewer heads of these, K = kv_heads x head width,
+and all that depends on them is smaller by n_head / kv_heads: two of the four matrices, the gradients of these, the
+keys and values that ranks of cp send each other, and the cache of generation.
 
-    parameters             VD (token, tied with the head) + [TD positions] + L(4DD + 2DF + ...) + norms and biases
+    parameters             VD (token, tied with the head) + [TD positions] + L(2DD + 2DK + 2DF + ...) + norms and biases
     activations            about 34 B T D bytes a block in 16 bits (Korthikanti 2022, arXiv:2205.05198, section 4.1)
     flops of a token       6 N + 12 L D T, forward and backward (see `GPTConfig.flops_per_token`)
+
+A row may pack several documents (packed.py). `documents` [B, T] then number them, token by token. They are no part of
+what flows from layer to layer, so each layer is called with both, `layer(x, documents)`, and with `layer(x)` if there
+are none. Embedding and attention look at them, and a document gets in a packed row what it gets alone.
 
 Norms come before the sublayers (Xiong 2020, arXiv:2002.04745, figure 1b): the residual path is a plain sum, so that
 gradients reach the first block unharmed and warm-up can be short. Sizes and initialisation: Radford 2019, section 2.3.
@@ -29,6 +36,7 @@ from torch import Tensor, nn
 
 from labkit.train.config import GPTConfig
 from labkit.train.moe import MoE
+from labkit.train.packed import lengths, places
 
 INIT_STD = 0.02
 ROTARY_BASE = 10_000.0
@@ -45,7 +53,7 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(config.seq, config.d_model) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, *documents: Tensor) -> Tensor:
         """[B, T] -> [B, T, D]. Raises ValueError for a wrong shape or dtype, T > seq, and ids outside the vocabulary.
 
         (Ids are checked on the CPU only: on a GPU the check would wait for the device at every step.)"""
@@ -67,7 +75,7 @@ class Embedding(nn.Module):
                 f"but the vocabulary has {self.config.vocab} (0 to {self.config.vocab - 1})"
             ) from None
         if self.position is not None:
-            x = x + self.position(self.positions(length, tokens.device))
+            x = x + self.position(places(self.positions(length, tokens.device), *documents))
         return self.dropout(x)
 
     def positions(self, length: int, device: torch.device) -> Tensor:
@@ -79,12 +87,13 @@ class Attention(nn.Module):
     """Causal self-attention over the heads that this rank holds.   [B, T, D] -> [B, T, D]"""
 
     def __init__(self, config: GPTConfig) -> None:
-        """Four linears D x D; the width of a head is fixed here, the number of heads follows from the weights."""
+        """Four linears, query and out D x D, key and value K x D. The width of a head is fixed here, and the numbers of
+        heads follow from the weights."""
         super().__init__()
         self.head_width, self.rotary, self.dropout = config.head_width, config.position == "rotary", config.dropout
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.key = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.value = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.key = nn.Linear(config.d_model, config.kv_width, bias=config.bias)
+        self.value = nn.Linear(config.d_model, config.kv_width, bias=config.bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         self.out_dropout = nn.Dropout(config.dropout)
 
@@ -93,19 +102,38 @@ class Attention(nn.Module):
         """Number of heads on this rank: rows of the query's weight / width of a head."""
         return self.query.weight.shape[0] // self.head_width
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def kv_heads(self) -> int:
+        """Number of key heads on this rank, and of value heads: rows of the key's weight / width of a head."""
+        return self.key.weight.shape[0] // self.head_width
+
+    def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(head width)) v, every position looking at itself and the past.   [B, T, D] -> same"""
         query, key, value = (self.heads(linear(x)) for linear in (self.query, self.key, self.value))
         if self.rotary:
-            times = self.positions(query.shape[-2], x.device)
+            times = places(self.positions(query.shape[-2], x.device), *documents)
             query, key = rotate(query, times), rotate(key, times)
-        mixed = self.attend(query, key, value)
+        mixed = self.attend(query, key, value, *documents)
         return self.out_dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Where a token meets others: the one step that changes if the row is cut over ranks.   [B, n, T, w] -> same"""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Where a token meets others: the one step that changes if the row is cut over ranks.
+
+        [B, n, T, w], twice [B, k, T, w] -> [B, n, T, w]. Key head j serves query heads j n/k up to (j + 1) n/k.
+        Each document is attended by itself, one after the other, so that no mask of T x T is made."""
+        if documents is None:
+            return self.attend_alone(query, key, value)
+        rows = []
+        for row, numbers in enumerate(documents):
+            parts = (x[row : row + 1].split(lengths(numbers), dim=2) for x in (query, key, value))
+            rows.append(torch.cat([self.attend_alone(*part) for part in zip(*parts, strict=True)], dim=2))
+        return torch.cat(rows)
+
+    def attend_alone(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The same for rows of one document each."""
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         """Where these tokens stand in their row, as in Embedding.   -> [T]"""
@@ -119,7 +147,7 @@ class Attention(nn.Module):
 def rotate(x: Tensor, times: Tensor | None = None) -> Tensor:
     """Turn the pair (x[i], x[i + w/2]) of position t by the angle t * 10000^(-2i/w).   [..., T, w] -> same
 
-    `times` [T] are the positions, None for 0, 1, 2, ...; [B, 1, T] if each row of x [B, n, T, w] has its own.
+    `times` are the positions: [T], or [B, T] for x [B, n, T, w] whose rows have other ones; None for 0, 1, 2, ...
     The product of a query at s and a key at t then depends on s - t alone. Angles are taken in float32 at least: in
     bf16 position 257 could not be told from 256. Source: arXiv:2104.09864, section 3.4.2, pairs cut in halves."""
     length, width = x.shape[-2:]
@@ -127,6 +155,7 @@ def rotate(x: Tensor, times: Tensor | None = None) -> Tensor:
     slots = torch.arange(width // 2, device=x.device, dtype=exact)
     times = torch.arange(length, device=x.device) if times is None else times
     angle = times.to(exact)[..., None] * ROTARY_BASE ** (-2 * slots / width)
+    angle = angle[:, None] if times.dim() == 2 else angle  # the same for all heads of a row
     cos, sin = angle.cos(), angle.sin()
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
@@ -155,16 +184,16 @@ class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).   [B, T, D] -> [B, T, D]"""
 
     def __init__(self, config: GPTConfig) -> None:
-        """About 12 D^2 parameters for the usual F = 4D."""
+        """About 12 D^2 parameters for the usual F = 4D, and as many key heads as query heads."""
         super().__init__()
         self.norm1 = nn.LayerNorm(config.d_model, bias=config.bias)
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(config.d_model, bias=config.bias)
         self.mlp = MoE(config, MLP) if config.n_expert else MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]"""
-        x = x + self.attention(self.norm1(x))
+        x = x + self.attention(self.norm1(x), *documents)
         return x + self.mlp(self.norm2(x))
 
 
@@ -177,13 +206,13 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(config.d_model, bias=config.bias)
         self.out = nn.Linear(config.d_model, config.vocab, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, V]"""
+    def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, V], for which it does not matter to which document a token belongs."""
         return self.out(self.norm(x))
 
 
 class GPT(nn.Module):
-    """The whole model.   tokens [B, T] -> logits [B, T, V]
+    """The whole model.   tokens [B, T], and their documents [B, T] if rows pack several -> logits [B, T, V]
 
     With `seed` the weights are a function of (config, seed) alone, the same on every device and for every part of a
     cut model, and the CPU's generator is left as it was. Without, the seed is drawn from torch's own stream, so that
@@ -208,11 +237,11 @@ class GPT(nn.Module):
         """[embedding, block 0, ..., block L-1, head]: run one after another they are the forward."""
         return [self.embedding, *self.blocks, self.head]
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, V]. Raises ValueError for tokens that do not fit (see Embedding)."""
-        x = tokens
+        x, more = tokens, () if documents is None else (documents,)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, *more)
         return x
 
     def flops_per_token(self, seq: int | None = None) -> int:

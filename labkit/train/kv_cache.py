@@ -114,7 +114,7 @@ class KVCache:
                 stack.enter_context(_in_place_of(model.embedding, "positions", new.positions))
             for layer, block in enumerate(model.blocks):
                 attention: Any = block.attention
-                stack.enter_context(_in_place_of(attention, "positions", new.positions_of_heads))
+                stack.enter_context(_in_place_of(attention, "positions", new.positions))
                 stack.enter_context(_in_place_of(attention, "attend", partial(new.attend, layer, on_layer)))
             yield
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
@@ -157,7 +157,7 @@ class NewTokens:
 
     def seen(self, new: int, device: torch.device) -> Tensor:
         """Which places each new token looks at: those before its own, and its own.   -> [B, 1, T, end]"""
-        own = self.positions_of_heads(new, device)[..., None]
+        own = self.positions(new, device)[:, None, :, None]
         return torch.arange(self.end, device=device) <= own
 
     def positions(self, length: int, device: torch.device) -> Tensor:
@@ -166,10 +166,6 @@ class NewTokens:
         Padding stands there, too, and where the model has no more places, at the last one."""
         own = torch.tensor(self.first, device=device)[:, None] + torch.arange(length, device=device)
         return own.clamp(max=self.cache.capacity - 1)
-
-    def positions_of_heads(self, length: int, device: torch.device) -> Tensor:
-        """The same for all heads of a row.   -> [B, 1, T]"""
-        return self.positions(length, device)[:, None]
 
 
 def places(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:

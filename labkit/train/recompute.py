@@ -72,12 +72,12 @@ class Results:
         """Nothing was made yet."""
         self.made: dict[int, Result] = {}
 
-    def around(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def around(self, forward: Callable[..., Tensor], *args: Any) -> Tensor:
         """The block's forward, of which autograd gets no tensor that is cheap to make again."""
         if not torch.is_grad_enabled():
-            return forward(x)
+            return forward(*args)
         with saved_tensors_hooks(self.pack, opened):
-            return forward(x)
+            return forward(*args)
 
     def of(self, op: Cheap, x: Tensor) -> Tensor:
         """op(x), and a note of how it was made."""

@@ -151,6 +151,7 @@ def test_experts_and_their_biases_come_to_other_ranks(n, trainer, generator, fir
     ("n", "trainer", "more"),
     [
         (6, L(dp=4), {"strategy": "zero3", "shard_ranks": 2}),
+        (6, L(dp=2, tp=2), {"strategy": "zero3", "kv_heads": 4}),
         (6, L(dp=2, cp=2), {"strategy": "zero1"}),
         (6, L(dp=2, tp=2), {"strategy": "zero3", "optimizer": "muon"}),
         (6, L(dp=2, tp=2), {"strategy": "zero2", "offload": True, "precision": "fp32"}),
@@ -158,9 +159,11 @@ def test_experts_and_their_biases_come_to_other_ranks(n, trainer, generator, fir
     ids=str,
 )
 def test_trainers_that_hold_weights_in_other_ways_hand_them_over_alike(n, trainer, more, tmp_path):
-    """Would catch copies of HSDP and of cp that are sent for each, and masters on the host that are left out."""
-    recipe = Recipe(batch_size=12, **{"precision": "fp64", **more})
-    config = replace(CONFIG, seq=8)
+    """Would catch copies of HSDP and of cp that are sent for each, masters on the host that are left out, and keys that
+    are cut as if they were as wide as queries."""
+    config = replace(CONFIG, seq=8, kv_heads=more.get("kv_heads"))
+    choices = {name: value for name, value in more.items() if name != "kv_heads"}
+    recipe = Recipe(batch_size=12, **{"precision": "fp64", **choices})
     outs = run_threads(both_ways, n, config, recipe, trainer, L(tp=2), 4, tmp_path)
     check(outs, tmp_path, trainer, L(tp=2), 4)
 

@@ -646,6 +646,7 @@ BAD = [
     ({"inputs": [ROWS, ROWS, ROWS[0]]}, "inputs of 1 dims float64 and 2 dims float64"),
     ({"inputs": [ROWS, ROWS.float(), ROWS]}, "inputs of 2 dims float32 and 2 dims float64"),
     ({"inputs": [ROWS, ROWS, [1]]}, "inputs of 2 dims float64 and list"),
+    ({"beside": [1, 2]}, "1f1b' takes 3 micro-batches, got 2 beside them"),
     ({"loss_weights": [1, 2]}, r"loss_weights are 3 numbers, none below 0, not all 0: got \[1, 2\]"),
     ({"loss_weights": [0, 0, 0]}, "not all 0"),
     ({"change": then(lambda y: (y, y))}, "stage 0: must give one floating tensor to the next, got tuple"),

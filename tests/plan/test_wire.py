@@ -10,11 +10,11 @@ from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.plan.layout import Layout
-from labkit.plan.recipe import RECOMPUTE, TWO_STAGES, Recipe
+from labkit.plan.recipe import CONTEXTS, RECOMPUTE, TWO_STAGES, Recipe
 from labkit.plan.wire import sent_per_step
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
-from tests.cases import selection
+from tests.cases import cases, selection
 
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=4, seq=8, tied=False)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
@@ -28,9 +28,9 @@ FIRST = [*((strategy, way) for strategy in STRATEGIES for way in SMALL), *(("zer
 """Every strategy along dp, and one with each other way of splitting; `make test-all` has each with each."""
 
 
-def sent_and_law(group, recipe, layout):
+def sent_and_law(group, recipe, layout, config=CONFIG):
     mesh = Mesh.connect(layout, group)
-    step = assemble(CONFIG, recipe, mesh)
+    step = assemble(config, recipe, mesh)
     for number in range(2):  # zero3 learns the order of its units in the first step
         axes = (*recipe.axes, *(("cp",) if layout.cp > 1 else ()))
         before = {axis: group.ledger.sent_bytes(axis=axis) for axis in axes}
@@ -38,8 +38,9 @@ def sent_and_law(group, recipe, layout):
     sent = {axis: group.ledger.sent_bytes(axis=axis) - was for axis, was in before.items()}
     blocks = sum(path.startswith("blocks") for stage in step.stages.values() for path in stage.paths)
     law = sent_per_step(
-        layout, recipe, group.rank, parameter_bytes=step.parameter_bytes, n_layer=blocks, d_model=16, seq=8
-    )
+        layout, recipe, group.rank, parameter_bytes=step.parameter_bytes, n_layer=blocks, d_model=16, seq=8,
+        shape=config,
+    )  # fmt: skip
     return sent, dict(law)
 
 
@@ -109,6 +110,16 @@ def test_every_rank_that_has_a_part_of_each_row_sends_what_the_law_says(layout, 
         assert sent["tp"] == pytest.approx(law["tp"], rel=2e-3)
         for axis in recipe.axes[:-2]:
             assert sent[axis] == pytest.approx(law[axis], rel=0.02), axis
+
+
+@pytest.mark.rest
+@cases("context", CONTEXTS)
+def test_along_cp_shared_key_heads_send_what_the_law_says(context):
+    """Would catch a law for as many key heads as query heads, and keys that are sent once for each query head."""
+    recipe = Recipe("ddp", batch_size=8, n_micro=2, precision="fp64", context=context, recompute="full")
+    config = replace(CONFIG, kv_heads=2)
+    for sent, law in run_threads(sent_and_law, 2, recipe, Layout(cp=2), config):
+        assert sent["cp"] == law["cp"] > 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 import labkit
 from labkit.comm.local import run_threads
 from labkit.train import data
-from labkit.train.data import batch, decode, encode, start, text
+from labkit.train.data import batch, decode, encode, packed_batch, start, text
 from tests.cases import cases
 
 
@@ -49,6 +49,39 @@ def test_ranks_of_a_group_read_without_talking():
     """Would catch a rank that needs another one, or the order in which they ask."""
     parts = run_threads(lambda group: batch(1, 2, group.rank, group.size, 8, 5)[0], 4)
     assert torch.equal(torch.cat(parts), batch(1, 2, 0, 1, 8, 5)[0])
+
+
+def test_a_packed_row_is_whole_paragraphs_and_one_that_is_cut():
+    """Would catch a paragraph that begins in its middle, targets from another one, an end that is asked for more, rows
+    that depend on the layout, and the same rows in each step."""
+    source = decode(text(split="train"))
+    tokens, targets, documents = packed_batch(7, 3, 0, 1, 6, 300)
+    for number in range(3):
+        parts = packed_batch(7, 3, number, 3, 6, 300)
+        assert all(
+            map(torch.equal, parts, (whole[2 * number : 2 * number + 2] for whole in (tokens, targets, documents)))
+        )
+    assert not torch.equal(tokens, packed_batch(7, 4, 0, 1, 6, 300)[0])
+    assert documents.max() > 0, "no row packs two: the test would see nothing"
+    for row, follows, numbers in zip(tokens, targets, documents, strict=True):
+        assert numbers.unique().tolist() == list(range(int(numbers.max()) + 1))
+        for number in range(int(numbers.max()) + 1):
+            here = numbers == number
+            words, cut = decode(row[here]), number == int(numbers.max())
+            assert source.startswith(words) or f"\n\n{words}" in source
+            assert cut or (words.endswith("\n\n") and "\n\n" not in words.rstrip("\n"))
+            assert torch.equal(follows[here][:-1], row[here][1:])
+            assert cut or follows[here][-1] == -100
+
+
+def test_a_text_without_an_empty_line_is_one_document(tmp_path):
+    """Would catch a last paragraph that is left out, and a part without a byte that is packed forever."""
+    (tmp_path / "line").write_text("abc")
+    tokens, targets, documents = packed_batch(0, 0, 0, 1, 1, 7, path=tmp_path / "line", split="all")
+    assert (decode(tokens[0]), documents[0].tolist()) == ("abcabca", [0, 0, 0, 1, 1, 1, 2])
+    assert targets[0].tolist() == [98, 99, -100, 98, 99, -100, 98]
+    with pytest.raises(ValueError, match="'validation' part"):
+        packed_batch(0, 0, 0, 1, 1, 7, path=tmp_path / "line", split="validation")
 
 
 def test_targets_are_the_bytes_that_follow_the_tokens():

@@ -24,6 +24,7 @@ from tests.cases import cases
 SIZES = {"n_layer": 2, "d_model": 48, "n_head": 12, "vocab": 24, "seq": 13}
 LEARNED, ROTARY = GPTConfig(**SIZES), GPTConfig(**SIZES, position="rotary", tied=False, bias=False)
 EXPERTS = GPTConfig(**SIZES, n_expert=4, top_k=2, n_shared=1, balance="bias")
+GROUPED = GPTConfig(**{**SIZES, "d_model": 96, "n_head": 24}, position="rotary", kv_heads=12)
 
 
 def stirred(config, seed=1):
@@ -67,7 +68,7 @@ def plan_of(config):
     return {**(EXPERT_PLAN if config.n_expert else GPT_PLAN), **shared}
 
 
-@cases("config", [LEARNED, ROTARY, EXPERTS])
+@cases("config", [LEARNED, ROTARY, EXPERTS, GROUPED])
 @cases(("n", "rows", "length"), [(1, 1, 1), (1, 3, 4), (2, 1, 4), (3, 3, 1), (4, 3, 4)])
 def test_every_token_and_its_logits_are_those_of_a_whole_forward(config, n, rows, length):
     """Would catch a token that stands one place too far, keys that are kept before they are turned, a cache of all
@@ -159,9 +160,10 @@ def test_a_step_sends_what_the_law_says_and_nothing_for_tokens_that_are_kept(n, 
 
 
 @cases("n", [1, 2, 4])
-def test_the_cache_holds_2_l_b_k_t_w_numbers_and_a_rank_of_tp_its_heads_only(n):
-    """Would catch a cache that grows with each token, and one of all heads or of fp32 numbers."""
-    model = stirred(LEARNED).to(torch.bfloat16)
+@cases("config", [LEARNED, GROUPED])
+def test_the_cache_holds_2_l_b_k_t_w_numbers_and_a_rank_of_tp_its_heads_only(n, config):
+    """Would catch a cache that grows with each token, and one of all heads, of query heads or of fp32 numbers."""
+    model = stirred(config).to(torch.bfloat16)
 
     def rank(group):
         mine = split(copy.deepcopy(model), GPT_PLAN, group)

@@ -59,7 +59,9 @@ def attention_by_hand(x, attention, config):
     for row in range(x.shape[0]):
         for head in range(config.n_head):
             part = slice(head * width, (head + 1) * width)
-            q, k, v = query[row, :, part], key[row, :, part], value[row, :, part]
+            shared = head // (config.n_head // (config.kv_heads or config.n_head))
+            keys = slice(shared * width, (shared + 1) * width)
+            q, k, v = query[row, :, part], key[row, :, keys], value[row, :, keys]
             if config.position == "rotary":
                 q = torch.stack([turned_by_hand(each, t) for t, each in enumerate(q)])
                 k = torch.stack([turned_by_hand(each, t) for t, each in enumerate(k)])
@@ -84,12 +86,13 @@ def forward_by_hand(model, tokens):
 
 
 @cases("bias", [True, False])
-@cases("tied", [True, False])
+@cases(("tied", "kv_heads"), [(True, None), (False, 1), (False, None)])
 @cases("position", ["learned", "rotary"])
 @cases("length", [1, 2, 9])
-def test_logits_and_gradients_are_those_of_the_formulas_written_out(position, tied, bias, length):
-    """Would catch a norm in the wrong place, heads cut along the wrong dim, a wrong scale, angle or activation."""
-    config = GPTConfig(**SMALL, position=position, tied=tied, bias=bias, d_ff=20)
+def test_logits_and_gradients_are_those_of_the_formulas_written_out(position, tied, kv_heads, bias, length):
+    """Would catch a norm in the wrong place, heads cut along the wrong dim, a query head that meets the keys of another
+    group, a wrong scale, angle or activation."""
+    config = GPTConfig(**SMALL, position=position, tied=tied, bias=bias, d_ff=20, kv_heads=kv_heads)
     model = stirred(config)
     tokens = tokens_for(config, length=length)
     weights = torch.randn(2, length, config.vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -317,7 +320,8 @@ def test_dropout_drops_while_training_and_only_then():
     assert not torch.equal(attention(x), attention(x)), "the attention weights themselves are not dropped"
 
 
-@pytest.mark.parametrize("sizes", [SMALL, {**SMALL, "d_ff": 20, "tied": False}, {**SMALL, "position": "rotary"}])
+@pytest.mark.parametrize("sizes", [SMALL, {**SMALL, "d_ff": 20, "tied": False, "kv_heads": 1},
+                                   {**SMALL, "position": "rotary"}])  # fmt: skip
 def test_flops_per_token_are_what_torch_counts(sizes):
     """Would catch embeddings counted as products, a forgotten head, and a forgotten or doubled attention term."""
     config = GPTConfig(**sizes)
@@ -369,6 +373,8 @@ def test_a_model_learns_a_rule_it_can_only_know_by_looking_back():
         ({"d_ff": 0}, ["d_ff", "0"]),
         ({"position": "sine"}, ["learned", "rotary", "sine"]),
         ({"position": "rotary", "d_model": 12, "n_head": 4}, ["3 wide", "multiple of 8"]),
+        ({"n_head": 4, "kv_heads": 3}, ["n_head=4", "kv_heads=3", "1, 2, 4"]),
+        ({"kv_heads": 0}, ["kv_heads", "0"]),
         ({"dropout": 1.0}, ["dropout", "1.0"]),
         ({"dropout": -0.1}, ["dropout", "-0.1"]),
     ],

@@ -45,7 +45,9 @@ FREE = (
 
 @dataclass(frozen=True)
 class Order:
-    """Everything that the ranks need to know about a run. `run` is its folder, `run_id` stands in each checkpoint."""
+    """Everything that the ranks need to know about a run. `run` is its folder, `run_id` stands in each checkpoint.
+
+    `packed`: each row is made of several documents that do not see each other (labkit.train.packed)."""
 
     config: GPTConfig
     recipe: Recipe
@@ -56,6 +58,7 @@ class Order:
     resume: bool = False
     device: str = "auto"
     run_id: str = ""
+    packed: bool = False
 
 
 def train(order: Order) -> TrainingReport:
@@ -148,7 +151,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
     from labkit.parallel.expert import Balance
     from labkit.probe.peak import peak_flops
     from labkit.probe.straggler import OwnTime, of_all, stragglers
-    from labkit.train.data import batch
+    from labkit.train.data import batch, packed_batch
 
     mesh = Mesh.connect(order.layout, group)
     step = assemble(order.config, order.recipe, mesh)
@@ -159,16 +162,17 @@ def life(group: Group, order: Order) -> dict[str, Any]:
     seen: dict[str, Any] = {"memory": {}, "sent": {}}
     saving: saved.Saving | None = None
     for number in track(range(begin, order.steps), group):
-        rows = batch(
+        tokens, targets, *documents = (packed_batch if order.packed else batch)(
             order.recipe.seed, number, mesh.dp.rank, mesh.dp.size, order.recipe.batch_size, order.config.seq,
             device=group.device,
         )  # fmt: skip
+        given: tuple[Any, ...] = (tokens, targets, number, *documents)
         if number == probed:  # the second step, in which the optimizer already has its state
-            loss, seen = _probed(step, rows, number, group)
+            loss, seen = _probed(step, given, group)
         else:
             started = time.perf_counter()
             with own:
-                loss = step(*rows, number)
+                loss = step(*given)
             seconds.append(time.perf_counter() - started)
         losses.append((number, loss))
         skipped += step.skipped
@@ -178,6 +182,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
         if order.run and (last or (order.save_every and (number + 1) % order.save_every == 0)):
             note: dict[str, Any] = {"losses": losses, "config": asdict(order.config), "recipe": asdict(order.recipe)}
             note["scaler"] = step.scaler.state_dict() if step.scaler else None
+            note["packed"] = order.packed
             check_replicas(step, number)  # a corrupt state is never saved as a good one
             if saving is not None:
                 saving.wait(group)
@@ -268,15 +273,19 @@ def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]]
 
 
 def _same_run(order: Order, folder: Path, note: dict[str, Any]) -> None:
-    for name, now in (("config", asdict(order.config)), ("recipe", asdict(order.recipe))):
-        free = () if name == "config" else FREE
-        differs = {key: (note[name][key], now[key]) for key in now if key not in free and note[name][key] != now[key]}
+    for name, own in (("config", order.config), ("recipe", order.recipe)):
+        free, now = () if name == "config" else FREE, asdict(own)
+        was = asdict(type(own)()) | note[name]  # a field that is younger than the checkpoint had its usual value
+        differs = {key: (was[key], now[key]) for key in now if key not in free and was[key] != now[key]}
         if differs:
             changes = ", ".join(f"{key} was {was}, is {is_now}" for key, (was, is_now) in differs.items())
             raise ValueError(f"{folder} was made by another {name}: {changes}")
+    if note.get("packed", False) != order.packed:
+        made, mend = ("with", "give") if not order.packed else ("without", "leave out")
+        raise ValueError(f"{folder} was made {made} packed documents: {mend} --packed")
 
 
-def _probed(step: Any, rows: Any, number: int, group: Group) -> tuple[float, dict[str, Any]]:
+def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dict[str, Any]]:
     from labkit.probe.memory import MemoryProbe
 
     probe = MemoryProbe()
@@ -288,7 +297,7 @@ def _probed(step: Any, rows: Any, number: int, group: Group) -> tuple[float, dic
     axes = (*step.recipe.axes, *(("cp",) if cut else ()), *(("ep", "expert_dp") if dealt else ()))
     before = {axis: group.ledger.sent_bytes(axis=axis) for axis in axes}
     with probe:
-        loss = step(*rows, number)
+        loss = step(*given)
     sent = {axis: group.ledger.sent_bytes(axis=axis) - was for axis, was in before.items()}
     peak: Breakdown = probe.peak
     return loss, {"memory": dict(peak), "sent": sent}
