@@ -320,6 +320,13 @@ class Native:
         work = _all_gather()(y, source, group=self.pg, async_op=True)
         return UnderWay(work, y, None if y is out else out, 1, source)
 
+    def all_to_all_start(self, x: Tensor) -> UnderWay:
+        """Start an all_to_all of equal parts; x is kept alive until it is done.   [n*k, ...] -> [n*k, ...]"""
+        source = self._staged(x)
+        y = torch.empty_like(source)
+        work = dist.all_to_all_single(y, source, group=self.pg, async_op=True)
+        return UnderWay(work, y, None if source is x else torch.empty_like(x), 1, source)
+
     # -- collectives: f(x, group) -> new tensor ----------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
