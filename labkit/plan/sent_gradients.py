@@ -22,6 +22,23 @@ CODING_BYTES = MappingProxyType({"exact": 0, "bf16": 12, "8bit": 140})
 """Bytes that a device reads and writes for an element of fp32, all operations of both halves together."""
 
 
+def refused(way: str, strategy: str, precision: str, width: int) -> str:
+    """Why a recipe cannot have this way, and the mend; "" if it can. `width`: bytes in which gradients are added up."""
+    if way != "exact" and strategy != "ddp":
+        return (
+            f"gradients={way!r} is a choice for strategy='ddp', got {strategy!r}: the reduce_scatter of ZeRO sends "
+            "gradients as they are added up. Take ddp, or gradients='exact'"
+        )
+    if way == "bf16" and width <= 2:
+        return f"with precision={precision!r} gradients are in bf16 already: gradients='exact', or '8bit'"
+    if way == "8bit" and precision == "fp16":
+        return (
+            "gradients='8bit' adds what rounding has cut off to the next step's gradients, and with precision='fp16' "
+            "these may have another loss scale: precision='amp', or gradients='bf16'"
+        )
+    return ""
+
+
 def message_bytes(k: int, tile: int = TILE) -> int:
     """Bytes of k codes and of the units of their tiles, of which the last may be shorter."""
     return k + UNIT_BYTES * -(-k // tile)
