@@ -151,7 +151,8 @@ class Walk(Rank):
     def layer_back(self, live: Live, keeper: Keeper, each: Profile, k: int) -> None:
         """A layer's backward, gradient by gradient."""
         when = "backward of the last layers" if k > 1 else "backward of the first layers"
-        if self.recipe.strategy == "ddp" and not (self.tied or keeper.widens):  # buckets stay: see the highest moment
+        stay = self.recipe.strategy == "ddp" and self.recipe.gradients == "exact"
+        if stay and not (self.tied or keeper.widens):  # buckets stay: see the highest moment
             live.see(each.top, when)
             return
         for seg in each.segments:
