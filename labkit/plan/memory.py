@@ -80,7 +80,8 @@ class Walk(Rank):
                 if count := min(2, done if self.recipe.splits else m - 1):
                     keeper.fill(live, stage.middle, count)
         self.turn(live, 1, m == 1)
-        if m > 1 and (self.recipe.strategy == "zero1" or all_at_once):
+        sends_last = self.recipe.strategy == "zero1" or self.recipe.gradients != "exact"  # the last one makes buckets
+        if m > 1 and (sends_last or all_at_once):
             self.turn(live, 0, True)
         elif m > 1:
             live.add(ACTIVATIONS, -self.onward())
