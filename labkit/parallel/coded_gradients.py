@@ -59,8 +59,8 @@ class Tiles:
         self.largest = float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
 
     def zeros(self, rows: int, k: int, device: torch.device) -> Tensor:
-        """Room for rows of k numbers each, in whole tiles.   fp32 [rows, tiles, tile]"""
-        return torch.zeros(rows, -(-k // self.tile), self.tile, dtype=torch.float32, device=device)
+        """Room for rows of k numbers each, in whole tiles; a short row is one.   fp32 [rows, tiles, tile]"""
+        return torch.zeros(rows, -(-k // self.tile), min(k, self.tile), dtype=torch.float32, device=device)
 
     def encode_(self, x: Tensor, k: int) -> Tensor:
         """Codes of the first k numbers of each row, behind their units. Afterwards x holds what they stand for.

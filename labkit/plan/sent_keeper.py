@@ -40,7 +40,7 @@ class Coded(NamedTuple):
     @property
     def part(self) -> int:
         """One part in fp32, in whole tiles."""
-        return 4 * TILE * self.tiles
+        return 4 * min(TILE, -(-self.numel // self.n)) * self.tiles
 
     @property
     def tiles(self) -> int:
