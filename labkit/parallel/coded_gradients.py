@@ -122,6 +122,10 @@ class EightBitGradients:
         self.leaving = _Coded(self, grads, group)
         return self.leaving
 
+    def held(self) -> list[Tensor]:
+        """All that is remembered from step to step."""
+        return [x for pair in self.residuals.values() for x in pair]
+
     def turn(self) -> None:
         """If the first half of a bucket is under way, wait for it and start its second half."""
         coded, self.leaving = self.leaving, None

@@ -148,7 +148,7 @@ class Pulls(nn.Module):
         return hard + 0.5 * (self.w[1:] - 1).square().sum()
 
 
-def where_it_ends(compress_of, steps=40):
+def where_it_ends(compress_of, steps=25):
     """How far from 1 the soft elements end."""
 
     def train(group):
