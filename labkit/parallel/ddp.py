@@ -66,7 +66,10 @@ class DDP:
             if not p.is_contiguous():
                 raise ValueError(f"{name} has strides {p.stride()}: make it contiguous, p.data = p.data.contiguous()")
         self.module, self.group = module, group
-        self.buckets = tuple(Bucket(named) for named in in_buckets(trainable, bucket_bytes))
+        # one unit, or one choice of the largest, for numbers of which some are a tp rank's own would round the others
+        # differently on each of these ranks
+        in_order = in_buckets(trainable, bucket_bytes, cut_apart=compress is not None)
+        self.buckets = tuple(Bucket(named) for named in in_order)
         self.compress: Reduce | None = compress
         self.broadcast_buffers, self.skip_unused = broadcast_buffers, skip_unused
         self._started = 0  # buckets under way
