@@ -595,22 +595,3 @@ def test_gradients_in_8_bits_train_as_one_process_does(sizes, more, tile, tmp_pa
         assert apart(mine, want) < 1e-4
     else:
         assert 0 < max(abs(a - b) for a, b in zip(mine[0], want[0], strict=True)) < 0.02
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_what_is_whole_on_tp_ranks_stays_the_same_bits_with_gradients_in_8_bits(sequence_parallel):
-    """A bug: norms shared tiles, and so units, with shards, which are others on each rank of tp, and drifted apart."""
-    recipe = recipe_of("ddp", "1f1b", None, 2, gradients="8bit", sequence_parallel=sequence_parallel)
-
-    def whole(group):
-        mesh = Mesh.connect(Layout(2, 1, 2), group)
-        step = assemble(CONFIG, recipe, mesh)
-        for number in range(3):
-            step(*batch(0, number, mesh.dp.rank, 2, recipe.batch_size, CONFIG.seq), number)
-        params = [p for stage in step.stages.values() for p in stage.parameters()]
-        return torch.cat([p.detach().flatten() for p in params if not hasattr(p, "shard_dim")])
-
-    found = run_threads(whole, 4)
-    assert len(found[0]) > 100
-    assert all(torch.equal(found[0], other) for other in found)

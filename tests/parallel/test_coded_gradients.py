@@ -187,6 +187,22 @@ def test_buckets_leave_while_backward_goes_on():
     assert run_threads(one, 2) == [([a, g, a, g, a, g, a], [a, g, a, g, a, g, a, g])] * 2
 
 
+def test_what_is_whole_on_tensor_parallel_ranks_does_not_depend_on_a_shard_beside_it():
+    """A bug: a norm shared a tile, and so a unit, with a shard, whose gradients are others on each rank of tp; so the
+    copies of the norm drifted apart."""
+
+    def one(group, loud):
+        model = nn.ParameterDict({"cut": nn.Parameter(torch.zeros(40)), "norm": nn.Parameter(torch.zeros(40))})
+        model["cut"].shard_dim = 0
+        sync = DDP(model, group, lambda params: torch.optim.SGD(params, lr=0.1), compress=EightBitGradients())
+        small = gradient_of(group.rank, 40)
+        (loud * model["cut"].sum() + (model["norm"] * small).sum()).backward()
+        sync.finish()
+        return model["norm"].grad.tolist()
+
+    assert run_threads(one, 2, 1.0) == run_threads(one, 2, 1000.0)
+
+
 @pytest.mark.rest
 @pytest.mark.parametrize("n", [2, 3])
 def test_ddp_with_8_bits_trains_on_processes_and_sends_what_the_law_says(n):
