@@ -195,7 +195,7 @@ def test_what_is_whole_on_tensor_parallel_ranks_does_not_depend_on_a_shard_besid
         model = nn.ParameterDict({"cut": nn.Parameter(torch.zeros(90)), "norm": nn.Parameter(torch.zeros(40))})
         model["cut"].shard_dim = 0
         sync = DDP(model, group, lambda params: torch.optim.SGD(params, lr=0.1), compress=EightBitGradients())
-        small = gradient_of(group.rank, 40)
+        small = 1000 * gradient_of(group.rank, 40)
         (loud * model["cut"].sum() + (model["norm"] * small).sum()).backward()
         sync.finish()
         return model["norm"].grad.tolist()
