@@ -300,7 +300,7 @@ def test_the_law_counts_gradients_on_their_way_and_what_is_remembered_to_the_byt
         recipe = Recipe("ddp", **{"batch_size": 8, "bucket_bytes": bucket_bytes, **choices})
         for rank in range(layout.pp):
             seen = rehearse(config, layout, recipe, rank)
-            message = 4 * config.seq * config.d_model * (layout.pp > 1)  # when the last one is given back: not in the law
+            message = 4 * config.seq * config.d_model * (layout.pp > 1)  # as above
             assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR + message
 
 

@@ -19,7 +19,7 @@ tile has a shorter one.
     bytes sent per rank    2(n-1) m,  m = k + 4 ceil(k / 256),  k = ceil(N / n)          N elements of a bucket
                            about a quarter of what fp32 gradients send, half of what bf16 gradients do
     memory                 what was rounded away: N words of fp32, and k of the sums; codes: n m bytes a bucket until
-                           it is waited for, twice as much on their way; one bucket in fp32 while it is encoded or decoded
+                           it is waited for, twice as much on their way; a bucket in fp32 while it is encoded or decoded
 
 Error feedback: what rounding has cut off is added to the next step's gradients, on each rank for its own parts, and on
 the owner of a part for its sum. Nothing is lost, only late, as in TopK (compress.py). Stochastic rounding would do
@@ -31,9 +31,13 @@ Overlap: the all_to_all of a bucket starts while backward goes on. Its second ha
 bucket does, or when somebody waits. Ranks agree on that order. What is remembered stays on its rank and is not saved
 with a checkpoint.
 
+Where tensor parallelism cuts matrices, DDP keeps what is whole on its ranks in buckets of its own: in one tile with a
+shard it would get another unit on each of these ranks, and its copies would drift apart.
+
 Sources: Wang et al. (ZeRO++), arXiv:2306.10209, section 4.3 (all_to_all of codes in place of a reduce_scatter, tiles);
-Tang et al. (1-bit Adam), arXiv:2102.02888, section 4 (compressed all_reduce in two halves, errors of ranks and of owners
-remembered); Seide et al. 2014 (error feedback); Peng et al. (FP8-LM), arXiv:2310.18313, section 3.1 (gradients in e4m3).
+Tang et al. (1-bit Adam), arXiv:2102.02888, section 4 (a compressed all_reduce in two halves, errors of ranks and of
+owners remembered); Seide et al. 2014 (error feedback); Peng et al. (FP8-LM), arXiv:2310.18313, section 3.1 (gradients
+in e4m3).
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class DDP:
         broadcast_buffers  False: every rank keeps its own after the start
         skip_unused        True: a parameter that no rank used has p.grad None after `finish`, so that the optimizer
                            leaves it alone (one more all_reduce, of a byte a parameter); False: its gradient is zero
-        compress           how a bucket is summed if not exactly (compress.py, coded_gradients.py): `HalfGradients()`, `TopK(0.01)`,
-                           `EightBitGradients()`
+        compress           how a bucket is summed if not exactly: `HalfGradients()`, `TopK(0.01)` (compress.py),
+                           `EightBitGradients()` (coded_gradients.py)
 
         Raises ValueError on every rank if ranks hold different modules or options, or the module is wrapped already."""
         options = {"broadcast_buffers": broadcast_buffers, "skip_unused": skip_unused}

@@ -206,7 +206,7 @@ def test_what_is_whole_on_tensor_parallel_ranks_does_not_depend_on_a_shard_besid
 @pytest.mark.rest
 @pytest.mark.parametrize("n", [2, 3])
 def test_ddp_with_8_bits_trains_on_processes_and_sends_what_the_law_says(n):
-    """Would catch what only a real wire shows: a buffer that changes while it travels, an all_to_all that gloo lacks."""
+    """Would catch what only a real wire shows: a buffer that changes on its way, an all_to_all that gloo lacks."""
 
     def train(group, compress):
         torch.manual_seed(0)
