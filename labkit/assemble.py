@@ -40,6 +40,7 @@ from labkit.comm.fake import Nobody
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.coded import Codec
+from labkit.parallel.compress import compressor
 from labkit.parallel.context import Context
 from labkit.parallel.ddp import DDP
 from labkit.parallel.expert import Balance, Together, apart, deal, give_, layers_of
@@ -243,7 +244,7 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh, group: Group) -
     elif recipe.has_masters:
         make = partial(MasterWeights, make_optimizer=make)
     if recipe.strategy == "ddp":
-        return DDP(module, group, make, recipe.bucket_bytes)
+        return DDP(module, group, make, recipe.bucket_bytes, compress=compressor(recipe.gradients, group))
     if recipe.strategy == "zero1":
         return ZeRO1(module, group, make, recipe.bucket_bytes)
     if recipe.strategy == "zero2":

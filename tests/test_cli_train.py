@@ -151,6 +151,7 @@ def test_packed_rows_and_few_key_heads_reach_the_ranks_and_their_checkpoints(run
             ("--dp", 4, "--strategy", "zero3", "--shard", 3),
             "dp=4 ranks do not cut into groups of shard_ranks=3: 2 would",
         ),
+        (("--gradients", "8bit", "--strategy", "zero1"), "gradients='8bit' is a choice for strategy='ddp', got"),
         (("--dp", 2, "--no-reshard"), "reshard=False is a choice for strategy='zero3', got 'ddp'"),
     ],
 )

@@ -16,6 +16,7 @@ from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel import saved
+from labkit.parallel.coded_gradients import EightBitGradients
 from labkit.parallel.expert import layers_of
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
@@ -158,6 +159,23 @@ def test_muon_and_parameter_groups_reach_experts_wherever_they_are(case, tmp_pat
     recipe = recipe_of(strategy, **more)
     near = 1e-10 if recipe.optimizer == "shampoo" else 1e-11  # few tokens come to an expert: roots of small eigenvalues
     assert apart(train(config, recipe, layout, tmp_path), one_process(config, recipe)) < near
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    "layout", [Layout(dp=4, ep=2), Layout(dp=2, ep=2), Layout(dp=4, ep=2, tp=2), Layout(dp=4, ep=2, pp=2)], ids=str
+)
+@pytest.mark.parametrize("tile", [1, 256])
+def test_gradients_in_8_bits_of_experts_and_the_rest_train_as_in_one_process(layout, tile, tmp_path, monkeypatch):
+    """Would catch one compressor for both groups, and experts that nobody shares and that are rounded all the same.
+    With a unit for each number nothing is rounded but to 24 bits; with a recipe's units losses are close."""
+    monkeypatch.setattr("labkit.parallel.compress.EightBitGradients", lambda: EightBitGradients(tile))
+    recipe = recipe_of("ddp", gradients="8bit")
+    mine, want = train(CONFIG, recipe, layout, tmp_path), one_process(CONFIG, recipe)
+    if tile == 1:
+        assert apart(mine, want) < 1e-4
+    else:
+        assert 0 < max(abs(a - b) for a, b in zip(mine[0], want[0], strict=True)) < 0.02
 
 
 @cases("then", [Layout(dp=4, ep=4), Layout(dp=2, ep=2, tp=2)])

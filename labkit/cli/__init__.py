@@ -198,6 +198,9 @@ def train(
     fp32_gradients: Annotated[
         bool, typer.Option("--fp32-gradients", help="With bf16, fp8 and nvfp4: add gradients up in fp32.")
     ] = False,
+    gradients: Annotated[
+        str, typer.Option(help="With ddp, how gradients travel: exact, bf16 or 8bit (a unit for 256 of them).")
+    ] = "exact",
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Run blocks again in backward: --recompute full.")
     ] = False,
@@ -248,6 +251,7 @@ def train(
         precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
         warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard, context=context,
         scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
+        gradients=gradients,
     )  # fmt: skip
     layout = Layout(dp, pp, tp, cp, ep)
     order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)

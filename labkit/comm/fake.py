@@ -204,6 +204,10 @@ class Nobody:
         y = _fake(x).new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
         return UnderWay(Over(), y, None, 1, x)
 
+    def all_to_all_start(self, x: Tensor) -> UnderWay:
+        """Keeps x alive until it is waited for.   [n*k, ...] -> [n*k, ...]"""
+        return UnderWay(Over(), torch.empty_like(_fake(x)), None, 1, x)
+
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """Same shape; charges 2(n-1)/n N."""
         group.ledger.charge(2 * (self.size - 1) * x.numel() * x.element_size() // self.size)

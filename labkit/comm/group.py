@@ -195,6 +195,14 @@ class Group:
             )
         return self._collective("all_to_all", x, x.shape)
 
+    def all_to_all_start(self, x: Tensor) -> Work:
+        """Start an all_to_all of equal parts; leave x alone until `wait()` gives what came.   [n*k, ...] -> [n*k, ...]
+
+        Sends (n-1)/n of x's bytes. Raises ValueError if n does not divide dim 0."""
+        if checked(self, x).dim() and x.shape[0] % self.size == 0 and self._asynchronous("all_to_all"):
+            return self._begin("all_to_all", x.detach().contiguous(), _n_bytes(x))
+        return Work.finished_with(self.ledger, self._call("all_to_all", x), self.all_to_all(x))
+
     def barrier(self) -> None:
         """Wait until every rank of the group is here. Sends no payload."""
         self._collective("barrier", torch.zeros(0), None)

@@ -1,6 +1,7 @@
 """Groups over torch.distributed: gloo between processes on CPUs (or on one shared GPU), NCCL between GPUs.
 
-Only this file knows how torch spells its collectives. What a backend sends is charged to the ledger by the
+Only this file knows how torch spells its collectives. Long because most of them stand here twice, waited for and
+started. What a backend sends is charged to the ledger by the
 textbook law of a ring, whatever the backend does inside (gloo's reduce_scatter, for one, is an all_reduce in disguise):
 
     all_reduce      2(n-1)/n N     N = bytes of the whole tensor
@@ -319,6 +320,13 @@ class Native:
         y = out if source is x else torch.empty_like(out, device=source.device)
         work = _all_gather()(y, source, group=self.pg, async_op=True)
         return UnderWay(work, y, None if y is out else out, 1, source)
+
+    def all_to_all_start(self, x: Tensor) -> UnderWay:
+        """Start an all_to_all of equal parts; x is kept alive until it is done.   [n*k, ...] -> [n*k, ...]"""
+        source = self._staged(x)
+        y = torch.empty_like(source)
+        work = dist.all_to_all_single(y, source, group=self.pg, async_op=True)
+        return UnderWay(work, y, None if source is x else torch.empty_like(x), 1, source)
 
     # -- collectives: f(x, group) -> new tensor ----------------------------------------------------------------------
 

@@ -52,9 +52,10 @@ class Shaped:
         self.stream, self.n = Stream(), len(ranks)
         self.all_reduce, self.reduce_scatter = self._in_order(ring.all_reduce), self._in_order(ring.reduce_scatter)
         self.all_gather, self.broadcast = self._in_order(ring.all_gather), self._in_order(ring.broadcast)
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+        self.all_to_all = self._in_order(hops.all_to_all)
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
         self.verbs: dict[str, Algorithm] = {name: getattr(self, name) for name in names}
-        self.verbs |= {"all_to_all": self._in_order(hops.all_to_all), "barrier": self._in_order(hops.barrier)}
+        self.verbs |= {"barrier": self._in_order(hops.barrier)}
         inside = copy(self)
         inside.lends = (
             False  # a verb is checked as a whole, at its end: an error in its middle would leave others waiting
@@ -110,6 +111,17 @@ class Shaped:
             return whole if into is None else into.detach().copy_(whole)
 
         return self._start(gather)
+
+    def all_to_all_start(self, x: Tensor) -> Started:
+        """Start an all_to_all of equal parts in the stream.   [n*k, ...] -> [n*k, ...]"""
+        lent = Lent(x, "the tensor of an all_to_all")
+
+        def swap() -> Tensor:
+            parts = hops.all_to_all(x, self.apart)
+            lent.give_back()
+            return parts
+
+        return self._start(swap)
 
     def _start(self, fn: Callable[[], Tensor]) -> Started:
         def verb() -> Tensor:

@@ -122,6 +122,10 @@ class Shared(Native):
         """Start an all_gather on gloo.   [k, ...] -> [n*k, ...]"""
         return Patient(super().all_gather_start(x, into), self.box)
 
+    def all_to_all_start(self, x: Tensor) -> Any:
+        """Start an all_to_all of equal parts on gloo.   [n*k, ...] -> [n*k, ...]"""
+        return Patient(super().all_to_all_start(x), self.box)
+
     # -- collectives: f(x, group) -> new tensor ----------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:

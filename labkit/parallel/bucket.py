@@ -145,15 +145,18 @@ class Bucket:
         return replaced
 
 
-def in_buckets(named: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
+def in_buckets(named: Sequence[Named], bucket_bytes: int, cut_apart: bool = False) -> list[list[Named]]:
     """Parameters from last to first in buckets of one dtype, device and parameter group.
 
     They are sorted by when their last member is expected. A bucket holds `bucket_bytes` at most, unless one parameter
-    is larger; the first of each kind is full at 1 MiB.
+    is larger; the first of each kind is full at 1 MiB. With `cut_apart` those that tensor parallelism has cut and those
+    that are whole on its ranks share none: what becomes of a whole one must not depend on a neighbour that is another
+    on each rank.
     Raises ValueError for a bucket of less than one byte."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")
-    sizes = [((p.dtype, sum_dtype(p), p.device, group_of(p)), p.numel() * sum_dtype(p).itemsize) for _, p in named]
+    kinds = [(p.dtype, sum_dtype(p), p.device, group_of(p), cut_apart and hasattr(p, "shard_dim")) for _, p in named]
+    sizes = [(kind, p.numel() * sum_dtype(p).itemsize) for kind, (_, p) in zip(kinds, named, strict=True)]
     return [[named[k] for k in members] for members in fill(sizes, bucket_bytes)]
 
 

@@ -2,6 +2,7 @@
 
     exact           |g g g g g g g g|  all_reduce                             2(n-1)/n N bytes sent per rank
     HalfGradients   |h h h h h h h h|  all_reduce in bf16 or fp16              (n-1)/n N for fp32 gradients
+    8 bits          see coded_gradients.py                                     (n-1)/n N/2, and a unit for 256 of them
     TopK            |. . g . . . g .|  all_gather of k values, k indices      (n-1) 2k words instead of 2(n-1)/n N
                      \\_ the rest is added to the next step's gradients (error feedback)
 
@@ -27,7 +28,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
-from labkit.parallel.bucket import Pending
+from labkit.parallel.bucket import Pending, Reduce
+from labkit.parallel.coded_gradients import EightBitGradients
 
 INDEX_BYTES = 4
 
@@ -144,3 +146,13 @@ class _Scatter:
             values, indices = values.clone().view(self.grads.dtype), indices.clone().view(torch.int32)
             self.grads.index_add_(0, indices, values)
         return self.grads
+
+
+def compressor(way: str, group: Group) -> Reduce | None:
+    """How a strategy over `group` sums its buckets, by the name that a recipe has for it (labkit.plan.sent_gradients).
+
+    A new one each time, for it may remember what it has cut off; None for the sum as it is, also in a group of one:
+    there nothing travels, and rounding would only lose."""
+    if way == "exact" or group.size == 1:
+        return None
+    return HalfGradients() if way == "bf16" else EightBitGradients()

@@ -55,7 +55,8 @@ class DDP:
         broadcast_buffers  False: every rank keeps its own after the start
         skip_unused        True: a parameter that no rank used has p.grad None after `finish`, so that the optimizer
                            leaves it alone (one more all_reduce, of a byte a parameter); False: its gradient is zero
-        compress           how a bucket is summed if not exactly (compress.py): `HalfGradients()`, `TopK(0.01)`
+        compress           how a bucket is summed if not exactly: `HalfGradients()`, `TopK(0.01)` (compress.py),
+                           `EightBitGradients()` (coded_gradients.py)
 
         Raises ValueError on every rank if ranks hold different modules or options, or the module is wrapped already."""
         options = {"broadcast_buffers": broadcast_buffers, "skip_unused": skip_unused}
@@ -65,7 +66,10 @@ class DDP:
             if not p.is_contiguous():
                 raise ValueError(f"{name} has strides {p.stride()}: make it contiguous, p.data = p.data.contiguous()")
         self.module, self.group = module, group
-        self.buckets = tuple(Bucket(named) for named in in_buckets(trainable, bucket_bytes))
+        # one unit, or one choice of the largest, for numbers of which some are a tp rank's own would round the others
+        # differently on each of these ranks
+        in_order = in_buckets(trainable, bucket_bytes, cut_apart=compress is not None)
+        self.buckets = tuple(Bucket(named) for named in in_order)
         self.compress: Reduce | None = compress
         self.broadcast_buffers, self.skip_unused = broadcast_buffers, skip_unused
         self._started = 0  # buckets under way

@@ -53,7 +53,7 @@ class Demand:
         word = recipe.weight_bytes
         part = recipe.batch_size / layout.dp / m * shape.seq * shape.d_model * word
         sums = max(4 * blocks + (s == 0) + (s == p - 1) for s, blocks in enumerate(blocks_of(shape, p)))
-        n_bytes = recipe.gradient_bytes * max(state_params(shape, layout.tp, p, 1))
+        n_bytes = recipe.sent_gradient_bytes * max(state_params(shape, layout.tp, p, 1))
         return cls((sums * m * (layout.tp > 1), part), (m * (p > 1), part), (int(layout.dp > 1), n_bytes))
 
     def __getitem__(self, axis: str) -> tuple[int, float]:

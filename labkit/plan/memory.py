@@ -81,7 +81,8 @@ class Walk(Rank):
         self.turn(live, 1, m == 1, late and not all_at_once)
         if all_at_once and m > 2 and not self.recipe.splits:
             self.second(live)
-        if m > 1 and (self.recipe.strategy == "zero1" or all_at_once):
+        sends_last = self.recipe.strategy == "zero1" or self.recipe.gradients != "exact"  # the last one makes buckets
+        if m > 1 and (sends_last or all_at_once):
             self.turn(live, 0, True)
         elif m > 1:
             live.add(ACTIVATIONS, -self.onward())
@@ -170,7 +171,8 @@ class Walk(Rank):
     def layer_back(self, live: Live, keeper: Keeper, each: Profile, k: int) -> None:
         """A layer's backward, gradient by gradient."""
         when = "backward of the last layers" if k > 1 else "backward of the first layers"
-        if self.recipe.strategy == "ddp" and not (self.tied or keeper.widens):  # buckets stay: see the highest moment
+        stay = self.recipe.strategy == "ddp" and self.recipe.gradients == "exact"
+        if stay and not (self.tied or keeper.widens):  # buckets stay: see the highest moment
             live.see(each.top, when)
             return
         for seg in each.segments:

@@ -25,6 +25,8 @@ from labkit.plan.matrices import MatrixLaw, MatrixStep, matrices_of
 from labkit.plan.ops import Setting, is_linear
 from labkit.plan.pair import KeeperPair
 from labkit.plan.recipe import HISTORY, Recipe
+from labkit.plan.sent_gradients import remembered_bytes
+from labkit.plan.sent_keeper import sent_keeper
 from labkit.plan.shape import ModelShape
 from labkit.plan.stack import EXPERTS, Stage, stage_of
 from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest, fullest_moments, pairs_in_flight, setting_of
@@ -98,7 +100,7 @@ class Rank:
                 stage.params, n, self.width, self.gathered, r.prefetch, stays, self.sums, r.fp32_gradients, r.reshard,
                 r.fp8_gathers, r.grouping,
             )  # fmt: skip
-        kind = {"ddp": Keeper, "zero1": ZeRO1Keeper, "zero2": ZeRO2Keeper}[r.strategy]
+        kind = {"ddp": sent_keeper(r.gradients, n), "zero1": ZeRO1Keeper, "zero2": ZeRO2Keeper}[r.strategy]
         return kind(stage.params, n, self.width, r.bucket_bytes, self.sums, r.fp32_gradients, r.grouping)
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -150,6 +152,7 @@ class Rank:
             for stage in self.stages:
                 layers = [*stage.params, *[stage.params[stage.at]] * stage.skipped]
                 histories += each * sum(self.linears(name, size) for layer in layers for name, size in layer.sizes)
+        histories += self.remembered()
         biases, counts = self.balance()
         if not r.offload:
             return weights + biases, gradients, state, counts, histories
@@ -163,6 +166,11 @@ class Rank:
         """How many linears these weights are: several where experts are walked together, 0 if they are none."""
         one = self.shape.d_model * self.shape.expert_hidden if name.startswith(EXPERTS) else size
         return size // one * is_linear(name)
+
+    def remembered(self) -> int:
+        """Bytes of what was cut off from gradients that travel in 8 bits (labkit.parallel.coded_gradients)."""
+        parts = [(part.numel, n) for stage in self.stages for part, n in self.parts(stage) if n > 1]
+        return sum(remembered_bytes(self.recipe.gradients, numel, n, self.sums) for numel, n in parts)
 
     def balance(self) -> tuple[int, int]:
         """Bytes of what keeps experts balanced: of the biases, and of the rows by expert, 8 bytes each: those of the
@@ -232,11 +240,11 @@ class Rank:
         shard = owned * (self.gathered if r.offload else w)
         state += sum(step.kept for step in steps)
         least = (shard if r.strategy == "zero3" else numel * w) + state + numel * self.sums * (r.strategy == "ddp")
-        least += self.in_flight_bytes()
+        least += self.in_flight_bytes() + self.remembered()
         unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
         bucket = r.bucket_bytes + param * self.sums
         comes = {
-            "ddp": param * self.sums,
+            "ddp": param * self.sums + (r.gradients != "exact") * (2 * numel + 12 * bucket),
             "zero1": (numel + owned) * self.sums + 3 * bucket * (1 + (self.layout.ep > 1)),
             "zero2": owned * self.sums + 4 * bucket * (1 + (self.layout.ep > 1)),
         }.get(r.strategy, owned * self.sums + unit * (4 * self.sums + (2 + r.prefetch) * 2 * self.gathered))

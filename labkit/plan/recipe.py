@@ -14,6 +14,7 @@ from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.optimizers import LAWS, OptimizerLaw
 from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
+from labkit.plan.sent_gradients import WAYS, element_bytes, refused
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 IN_V = ("zb_v", "v_half", "v_min", "dualpipe_v")
@@ -76,6 +77,9 @@ class Recipe:
     reshard          False, with "zero3": weights gathered in forward stay whole until backward
     context          where rows are cut over cp ranks, how attention reaches the others' tokens: "ring", "gather" (of
                      keys and values) or "ulysses" (tokens for heads); see labkit.parallel.context
+    gradients        with "ddp", how gradients travel: "exact": as they are added up; "bf16": in 2 bytes; "8bit": in 1
+                     byte with a unit for 256 of them, what rounding cuts off being added to the next step's (on its
+                     rank: a checkpoint does not hold it). It changes what is learned, so that `plans` does not try it
     """
 
     strategy: str = "ddp"
@@ -103,6 +107,7 @@ class Recipe:
     fp8_gathers: bool = False
     decay_on: str = "all"
     context: str = "ring"
+    gradients: str = "exact"
 
     def __post_init__(self) -> None:
         self._settle_recompute()
@@ -115,6 +120,7 @@ class Recipe:
             "optimizer": OPTIMIZERS,
             "decay_on": DECAY_ON,
             "context": CONTEXTS,
+            "gradients": WAYS,
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -154,6 +160,8 @@ class Recipe:
             raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
         self._check_sharding()
         self._check_eight_bits()
+        if why := refused(self.gradients, self.strategy, self.precision, self.gradient_bytes):
+            raise ValueError(why)
 
     def _check_eight_bits(self) -> None:
         """The choices of precision="fp8". A unit that is agreed on belongs to a whole tensor."""
@@ -197,6 +205,11 @@ class Recipe:
     def gradient_bytes(self) -> int:
         """Bytes of a gradient as it is added up and sent."""
         return 4 if self.fp32_gradients else self.weight_bytes
+
+    @property
+    def sent_gradient_bytes(self) -> float:
+        """Bytes of a gradient on its way to the other ranks of dp."""
+        return element_bytes(self.gradients, self.gradient_bytes)
 
     @property
     def state_bytes(self) -> int:

@@ -40,6 +40,7 @@ from labkit.plan.ops import Setting
 from labkit.plan.passes import Pass, State
 from labkit.plan.recipe import EMULATED, Recipe
 from labkit.plan.schedule import simulate
+from labkit.plan.sent_gradients import CODING_BYTES
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import (
     blocks_of,
@@ -291,16 +292,22 @@ class StepTime:
 
     def by_bucket(self, state: State) -> tuple[float, float]:
         """DDP, ZeRO-1 and 2: buckets leave while the last micro-batch goes backward (ZeRO-2: every one)."""
-        recipe, n_bytes = self.recipe, state.params * self.recipe.gradient_bytes
-        n_buckets = max(1, round(n_bytes / recipe.bucket_bytes))
+        recipe, n_bytes = self.recipe, state.params * self.recipe.sent_gradient_bytes
+        n_buckets = max(1, round(state.params * recipe.gradient_bytes / recipe.bucket_bytes))
         scatters, gathers = dp_moves(recipe.strategy, self.m)
         verb = "all_reduce" if recipe.strategy == "ddp" else "reduce_scatter"
-        one = self.along_dp(state, verb, n_bytes / n_buckets)
+        if recipe.gradients == "8bit":  # codes cannot be added on their way
+            one = self.hardware.all_to_all_s(state.share, state.stride, n_bytes / n_buckets)
+            one += self.along_dp(state, "all_gather", n_bytes / n_buckets)
+        else:
+            one = self.along_dp(state, verb, n_bytes / n_buckets)
         backward = max(back.compute for _, back in self.stages) * self.v * state.part
         open_ = one + self.beside((n_buckets - 1) * one, backward * (1 - 1 / n_buckets))
-        after = 0.0  # the new weights, once all are stepped
+        # to code and decode is work of the device itself, which goes on beside no other; then come the new weights of
+        # ZeRO, once all are stepped
+        after = state.params * CODING_BYTES[recipe.gradients] / self.hardware.reachable_bytes_per_s
         if recipe.strategy != "ddp":
-            after = (
+            after += (
                 gathers * n_buckets * self.along_dp(state, "all_gather", state.params * recipe.weight_bytes / n_buckets)
             )
         return scatters * n_buckets * one + after, scatters * open_ + after

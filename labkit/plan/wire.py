@@ -1,7 +1,8 @@
 """What one rank sends in one training step, axis by axis: the laws that the ledger is held against.
 
     dp    N = bytes of this rank's parameters
-          ddp      2(n-1)/n N      one all_reduce of the gradients
+          ddp      2(n-1)/n N      one all_reduce of the gradients; in 8 bits an all_to_all and an all_gather of codes,
+                                   where an element takes 1 + 4/256 bytes (labkit.plan.sent_gradients)
           zero1    2(n-1)/n N      reduce_scatter of gradients, all_gather of weights
           zero2    (m+1)(n-1)/n N  a reduce_scatter for each of m micro-batches: whole gradients cannot wait
           zero3    3m(n-1)/n N     two gathers and a reduce_scatter for each of m micro-batches; one gather where units
@@ -146,7 +147,7 @@ def _ep(
         # experts are a unit inside of the block that runs again: gathered for that, freed, and gathered for backward;
         # units that stay whole wait for the second run, too, and so for the end of the step
         gathers = gathers + recipe.n_micro if recipe.reshard else 1
-    wider, m = recipe.gradient_bytes / recipe.weight_bytes, layout.dp * layout.cp // n
+    wider, m = recipe.sent_gradient_bytes / recipe.weight_bytes, layout.dp * layout.cp // n
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)
     shared = (moved * load.parameter_bytes - gathers * load.coded) * (m - 1) / m
     words = f"{moved:g}(m-1)/m X, m = {m} ranks with the same experts, X = {load.parameter_bytes:,}"
@@ -178,7 +179,7 @@ def moves(recipe: Recipe, n_stage_ranks: int = 1, place: int = 0) -> tuple[int, 
 def _dp(layout: Layout, recipe: Recipe, place: int, n_bytes: int, coded: int) -> list[Item]:
     n, axis = recipe.sharing(layout), recipe.axes[0]
     scatters, gathers = moves(recipe, layout.pp, place)
-    wider = recipe.gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
+    wider = recipe.sent_gradient_bytes / recipe.weight_bytes  # 2 where bf16 gradients are added up in fp32
     moved = scatters * wider + gathers * (wider if recipe.strategy == "ddp" else 1)  # DDP gathers gradients, too
     formula = f"({scatters} + {gathers:g})(n-1)/n S, n={n}, S={n_bytes:,}"
     if wider != 1:

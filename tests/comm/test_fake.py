@@ -23,6 +23,7 @@ VERBS = {
     "all_reduce_start": lambda group, x: group.all_reduce_start(x).wait(),
     "reduce_scatter_start": lambda group, x: group.reduce_scatter_start(x, "mean").wait(),
     "all_gather_start": lambda group, x: group.all_gather_start(x).wait(),
+    "all_to_all_start": lambda group, x: group.all_to_all_start(x).wait(),
 }
 RINGS = {verb: getattr(ring, verb) for verb in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")}
 

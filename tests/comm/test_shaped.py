@@ -267,13 +267,14 @@ def test_every_verb_gives_what_it_gives_on_an_unshaped_group(shaped, plain):
         works = [
             group.all_reduce_start(mine, op="mean"),
             group.reduce_scatter_start(x),
+            group.all_to_all_start(x),
             group.all_gather_start(x, whole),
         ]
         found += [group.all_reduce(x[0])]  # queues up behind them
         behind = all(work.done for work in works)
         found += [work.wait() for work in works]
-        assert found[-3] is not None
-        assert torch.equal(found[-3], mine)
+        assert found[-4] is not None
+        assert torch.equal(found[-4], mine)
         assert torch.equal(found[-1], whole)
         group.barrier()
         return found, x, behind

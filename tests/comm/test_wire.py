@@ -243,20 +243,22 @@ def test_started_collectives_are_what_the_blocking_ones_give(cluster, op):
         works = [group.reduce_scatter_start(x, op), group.reduce_scatter_start(torch.arange(2.0 * n + 1), op)]
         into = torch.empty(4 * n)
         gathered = group.all_gather_start(torch.full((4,), float(group.rank)), into)
+        swapped = group.all_to_all_start(x)
         sent = [t.n_bytes for t in group.ledger]
         same = [
             torch.equal(works[0].wait(), group.reduce_scatter(x, op)),
             torch.equal(works[1].wait(), group.reduce_scatter(torch.arange(2.0 * n + 1), op)),
             torch.equal(into, group.all_gather(torch.full((4,), float(group.rank)))) and gathered.wait() is into,
+            torch.equal(swapped.wait(), group.all_to_all(x)),
         ]
-        return same, sent[0], sent[-1]
+        return same, sent[0], sent[-2], sent[-1]
 
     def in_order(group, op):
         return started(group, op)[0]
 
     n = cluster.n_ranks
-    expected = (n - 1) * 6 * 4, (n - 1) * 4 * 4
+    expected = (n - 1) * 6 * 4, (n - 1) * 4 * 4, (n - 1) * 6 * 4
     for same, *sent in values(cluster, started, op):
-        assert same == [True, True, True]
+        assert same == [True] * 4
         assert tuple(sent) == expected
-    assert run_threads(in_order, n, op) == [[True] * 3] * n
+    assert run_threads(in_order, n, op) == [[True] * 4] * n

@@ -70,3 +70,19 @@ def test_a_recipe_is_changed_by_either_name():
     assert pickle.loads(pickle.dumps(some)) == some
     assert str(full) == "checkpointing=True, lr=0.1"
     assert str(some) == "lr=0.1, recompute=selective"
+
+
+@cases(
+    ("choices", "told"),
+    [
+        ({"gradients": "4bit"}, "gradients must be one of exact, bf16, 8bit, got '4bit'"),
+        ({"gradients": "8bit", "strategy": "zero2"}, "gradients='8bit' is a choice for strategy='ddp', got 'zero2'"),
+        ({"gradients": "bf16", "precision": "bf16"}, "gradients are in bf16 already: gradients='exact', or '8bit'"),
+        ({"gradients": "8bit", "precision": "fp16"}, "another loss scale: precision='amp', or gradients='bf16'"),
+    ],
+)
+def test_ways_of_gradients_that_cannot_be_are_refused_with_the_mend(choices, told):
+    """Would catch a choice that ZeRO leaves aside without a word, and what is remembered in units of an old scale."""
+    with pytest.raises(ValueError, match=re.escape(told)):
+        Recipe(**choices)
+    assert Recipe(gradients="bf16", precision="bf16", fp32_gradients=True).sent_gradient_bytes == 2

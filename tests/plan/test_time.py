@@ -149,6 +149,20 @@ def test_sharding_in_nodes_crosses_them_with_an_eighth_of_the_gradients_once_a_s
     assert step(512, shard_ranks=512) == pytest.approx(step(512))
 
 
+def test_fewer_bytes_of_gradients_pay_on_slow_links_only():
+    """Would catch codes that cost nothing to make, and an all_gather of the sums that is not priced."""
+
+    def dp_s(way, n_bytes_s):
+        here = Hardware.measured(1e12, 1e11, intra=(1e-5, n_bytes_s))
+        step = predict_step(ModelShape.gpt(4, 256, 4, 64, 128), Layout(4), Recipe(batch_size=4, gradients=way), here)
+        return step["dp"]
+
+    slow = {way: dp_s(way, 1e7) for way in ("exact", "bf16", "8bit")}
+    assert slow["bf16"] == pytest.approx(slow["exact"] / 2, rel=0.01)
+    assert slow["8bit"] == pytest.approx(slow["exact"] / 4 * (1 + 4 / 256), rel=0.02)
+    assert dp_s("8bit", 1e13) > dp_s("exact", 1e13)
+
+
 @pytest.mark.parametrize(
     ("schedule", "v"),
     [(name, 2 if name in ("interleaved", *TWO_STAGES) else 1) for name in SCHEDULES if name != "naive"],

@@ -141,6 +141,24 @@ def test_groups_and_units_that_stay_whole_send_what_the_law_says(sizes, choices)
             assert sent[axis] == pytest.approx(law[axis], rel=0.02), axis
 
 
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("sizes", "choices"),
+    [((3, 1, 1), {}), ((2, 1, 2), {"precision": "bf16"}), ((2, 2, 1), {"fp32_gradients": True, "precision": "bf16"})],
+    ids=str,
+)
+@pytest.mark.parametrize("way", ["bf16", "8bit"])
+def test_gradients_in_fewer_bytes_send_what_the_law_says(sizes, choices, way):
+    """Would catch a law that counts the sums' way back in fp32, or a unit for each element; within 3%, because this
+    model's buckets are small, and so are the last tiles of their parts."""
+    if way == "bf16" and choices == {"precision": "bf16"}:
+        return
+    recipe = Recipe("ddp", batch_size=12, n_micro=2, gradients=way, **choices)
+    for sent, law in run_threads(sent_and_law, Layout(*sizes).size, recipe, Layout(*sizes)):
+        assert sent["pp"] == law["pp"]
+        assert sent["dp"] == pytest.approx(law["dp"], rel=0.03)
+
+
 def sent_by_optimizer(group, strategy, layout, by_matrix):
     """What this rank sends in a step over dp and tp with AdamW and with an optimizer on whole matrices, and the same by
     law."""

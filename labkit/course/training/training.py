@@ -286,9 +286,14 @@ def _same_run(order: Order, folder: Path, note: dict[str, Any]) -> None:
 
 
 def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dict[str, Any]]:
+    from labkit.parallel.coded_gradients import EightBitGradients
     from labkit.probe.memory import MemoryProbe
 
     probe = MemoryProbe()
+    for sync in (*step.syncs.values(), *step.besides):
+        compress = getattr(sync, "compress", None)
+        for remembered in compress.held() if isinstance(compress, EightBitGradients) else ():
+            probe.label(remembered, "other")  # it was made in an earlier step
     for stage, module in step.stages.items():
         probe.watch(module, step.syncs[stage].optimizer, f"stage{stage}")
     for number, sync in enumerate(step.besides):  # experts that were dealt out are in no stage

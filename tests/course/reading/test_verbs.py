@@ -20,7 +20,8 @@ def test_every_verb_of_a_group_stands_on_the_sheet_once():
     public = {name for name, each in vars(Group).items() if callable(each) and not name.startswith("_")}
     told = [verb(each.call) for each in VERBS]
     assert len(told) == len(set(told))
-    assert public - {*told} == {"using", "tapped", "reduce_scatter_start", "all_gather_start"}  # not for a beginner
+    rare = {"using", "tapped", "reduce_scatter_start", "all_gather_start", "all_to_all_start"}  # not for a beginner
+    assert public - {*told} == rare
     assert {*told} <= public
 
 
