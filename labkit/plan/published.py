@@ -17,11 +17,12 @@ What the sources do not say is assumed, here and nowhere else:
     foundry       the "DEFAULT" mixed precision gathers bf16 weights and keeps fp32 masters (amp), "PURE" is bf16
     torchtitan    FSDP2's mixed precision, as foundry's DEFAULT; with float8 the linears of the blocks multiply 8-bit
                   copies, and their weights are gathered in 8 bits; with cp attention goes by the ring
-    megatron      ZeRO-1 with fp32 masters, routing balanced, gradients added up in fp32 (in bf16 where the recipes of
-                  Megatron-Bridge say so); for Mixtral no recomputation, and for both of its speeds the one mapping of
-                  which its README tells; of what is recomputed, norms and activations, labkit's "selective". Neighbours
-                  along ep have neighbouring ranks there, and in labkit all p stages of a pipeline lie between them:
-                  nodes of 8 p devices stand for that, which changes nothing else but messages between stages
+    megatron      ZeRO-1 (ZeRO-3 for Megatron-FSDP) with fp32 masters, routing balanced, gradients added up in fp32 (in
+                  bf16 where the recipes of Megatron-Bridge say so). For Mixtral no recomputation, and for both of its
+                  speeds the one mapping of which its README tells; where others compute norms and activations again,
+                  labkit's "selective". Neighbours along ep have neighbouring ranks there, and in labkit all p stages of
+                  a pipeline lie between them: nodes of 8 p devices stand for that, which changes nothing else but
+                  messages between stages
     with tp > 1   those runs of megatron cut attention alone along tp. Their ep spans tp: each of its ranks holds whole
                   experts and sends 1/tp of the tokens. labkit cuts experts along tp, too, and deals them out to ep/tp
                   ranks of dp, so that a rank holds as many parameters; but each rank of tp sends all of the tokens, tp
@@ -29,7 +30,8 @@ What the sources do not say is assumed, here and nowhere else:
     all_to_alls   a run may send a token once to each node (DeepEP) and behind computing ("all_to_alls beside
                   computing"). labkit sends all k copies, and waits for them
     automodel     FSDP2 with weights and gradients in bf16, experts dealt out to all ranks, routing balanced
-    gpt-oss       half of its layers attend to 128 tokens only; labkit's attend to all, as published flops count or not
+    gpt-oss       half of its layers attend to no more than the last 128 tokens, as its model card says. All of labkit's
+                  layers attend to the whole row
     deepseek      180,000 hours of a device for 1e12 tokens; one row in a micro-batch; 1f1b stands for DualPipe, which
                   hides the all_to_alls; all 8 copies of a token travel, where DeepSeek sends it to 4 nodes at most, and
                   once to each. The ranks as for megatron; the H800's NVLink as section 3.2.2 tells
