@@ -15,9 +15,9 @@ has no padding, but in it a token could see the tokens of another document befor
     loss        the last token of a document has no target: what comes next belongs to another document
 
 Frameworks differ. Megatron-LM has an option for each of the three, --reset-attention-mask, --reset-position-ids and
---eod-mask-loss, all off by default. Hugging Face's DataCollatorWithFlattening prepares all three. Llama 3 masks attention
-(arXiv:2407.21783, section 3.2). Here attention and positions follow from `documents`, and the loss from the targets:
-where they are -100, nothing counts.
+--eod-mask-loss, all off by default. Hugging Face's DataCollatorWithFlattening prepares all three. Llama 3 masks
+attention (arXiv:2407.21783, section 3.2). Here attention and positions follow from `documents`, and the loss from the
+targets: where they are -100, nothing counts.
 
 Rows have different numbers of targets that count, so the mean over a step is not the mean of the means of its rows,
 micro-batches or ranks. `share` is what one target's loss counts; averages then make the mean over all of them.
