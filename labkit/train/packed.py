@@ -6,18 +6,18 @@
     places         0 1 2 3 4 5 6 0 1 2 3 0 1 2 3 4        positions start anew in each document
     targets        o w _ s o ? - e s . - _ d o _ n        -: -100, does not count; the cut document goes on with an n
 
-Without packing, a row of one short document is filled up with padding, which costs as much as tokens do. Packing
-costs nothing; but a token may then see tokens of another document before it. Three things keep documents apart:
+Without packing, a row of one short document is filled up with padding, which costs as much as tokens do. A packed row
+has no padding, but in it a token could see the tokens of another document before it. Three things keep documents apart:
 
-    attention   a token attends to its own document only. Scores of other documents are not computed
+    attention   a token attends to the tokens before it in its own document only
     positions   start at 0 in each document. Rotary products depend on distances alone, so for them it makes no
                 difference; learned positions would be others than those of the document by itself
     loss        the last token of a document has no target: what comes next belongs to another document
 
 Frameworks differ. Megatron-LM has an option for each of the three, --reset-attention-mask, --reset-position-ids and
---eod-mask-loss, all off by default. Hugging Face's DataCollatorWithFlattening does all three. Llama 3 masks attention
-(arXiv:2407.21783, section 3.2). Here attention and positions follow from `documents`, and the loss from the targets:
-where they are -100, nothing counts.
+--eod-mask-loss, all off by default. Hugging Face's DataCollatorWithFlattening prepares all three. Llama 3 masks
+attention (arXiv:2407.21783, section 3.2). Here attention and positions follow from `documents`, and the loss from the
+targets: where they are -100, nothing counts.
 
 Rows have different numbers of targets that count, so the mean over a step is not the mean of the means of its rows,
 micro-batches or ranks. `share` is what one target's loss counts; averages then make the mean over all of them.
