@@ -14,7 +14,8 @@ direction is U V^T: what Muon takes by Newton-Schulz. Shampoo remembers earlier 
     roots       L = Q diag(l) Q^T gives L^(-1/4) = Q diag(l^(-1/4)) Q^T, in fp32, or float64 for weights in float64.
                 In the first `every` steps they are computed in each, because L and R are still young; then in every
                 `every`th, and the steps between use the old ones
-    grafting    the length of a step comes from Adam, so that Adam's learning rate can stay
+    grafting    the length of a step comes from Adam, so that Adam's learning rate can stay. The scale of L and R has
+                no effect for that reason, and their averages need no correction for the first steps
 
 What is below 1e-6 of the largest eigenvalue is lifted to that: L of a few gradients has many eigenvalues of 0.
 
@@ -48,12 +49,12 @@ EPS = 1e-8
 """Adam's."""
 
 
-def inverse_root_(factor: Tensor, into: Tensor, share: float = 1.0) -> None:
-    """(factor / share)^(-1/4), of a symmetric matrix without negative eigenvalues.   [s, s] -> into [s, s]
+def inverse_root_(factor: Tensor, into: Tensor) -> None:
+    """factor^(-1/4), of a symmetric matrix without negative eigenvalues.   [s, s] -> into [s, s]
 
-    `share` is what a decaying average has of the whole weight so far. Computes in the matrix's dtype."""
+    Computes in the matrix's dtype."""
     values, vectors = torch.linalg.eigh(factor)
-    values.div_(share).clamp_(min=0)  # rounding makes some a little negative
+    values.clamp_(min=0)  # rounding makes some a little negative
     values.add_(LIFT * values.max()).clamp_(min=TINY).pow_(-0.25)
     torch.matmul(vectors * values, vectors.T, out=into)
 
@@ -114,7 +115,7 @@ class Shampoo(ByMatrix):
         step = kept["step"]
         if step <= self.every or step % self.every == 0:
             for factor, root in zip((left, right), roots, strict=True):
-                inverse_root_(factor, root, 1 - beta**step)
+                inverse_root_(factor, root)
         return roots[0], roots[1]
 
 
