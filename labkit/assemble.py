@@ -63,7 +63,7 @@ from labkit.plan.stages import blocks_of
 from labkit.train import packed
 from labkit.train.checkpoint import checkpoint, checkpoint_once
 from labkit.train.config import GPTConfig
-from labkit.train.fp8 import Delayed, encode, in_8_bits, in_fp8_, unit_of
+from labkit.train.fp8 import delayed_in, encode, in_8_bits, in_fp8_, unit_of, weights_in_8_bits
 from labkit.train.gpt import GPT, Block, cross_entropy
 from labkit.train.groups import grouped, mark_
 from labkit.train.large_batch import Warmup
@@ -295,7 +295,7 @@ class TrainStep:
         )
         # those who have the same layers agree on what they have seen: of experts that left their stage, fewer ranks
         held = ((mesh.data, [*self.stages.values()]), (mesh.expert_dp, [sync.module for sync in self.besides]))
-        self.delayed = [(group, linears) for group, modules in held if (linears := _delayed(modules))]
+        self.delayed = [(group, linears) for group, modules in held if (linears := delayed_in(modules))]
         own = [(sync, self.stages[stage].names()) for stage, sync in self.syncs.items()]
         self.parts: Parts = parts_of([*own, *others])
         self.norm: float | None = None
@@ -357,12 +357,12 @@ class TrainStep:
     @property
     def coded_params(self) -> int:
         """Those of them that ZeRO-3 gathers as 8-bit codes: the C of the laws."""
-        return sum(map(_weights_in_8_bits, self.stages.values())) * self.recipe.fp8_gathers
+        return sum(map(weights_in_8_bits, self.stages.values())) * self.recipe.fp8_gathers
 
     @property
     def coded_experts(self) -> int:
         """The same of the experts that left their stage."""
-        return sum(_weights_in_8_bits(sync.module) for sync in self.besides) * self.recipe.fp8_gathers
+        return sum(weights_in_8_bits(sync.module) for sync in self.besides) * self.recipe.fp8_gathers
 
     def _note_largest(self) -> None:
         """Delayed scaling: the largest numbers of this step over all ranks with these layers become history.
@@ -391,17 +391,6 @@ class TrainStep:
         if loss is not None and self.mesh.tp.rank == 0:
             mine += loss.double() / factor
         return float(self.mesh.world.all_reduce(mine)) / self.mesh.data.size
-
-
-def _delayed(modules: Sequence[nn.Module]) -> list[Delayed]:
-    """The products with delayed scaling in some modules."""
-    parts = [part.multiply for module in modules for part in in_8_bits(module)]
-    return [multiply for multiply in parts if isinstance(multiply, Delayed)]
-
-
-def _weights_in_8_bits(module: nn.Module) -> int:
-    """Weights that the linears of a module multiply in 8 bits."""
-    return sum(part.get_parameter("weight").numel() for part in in_8_bits(module))
 
 
 def _cut(whole: Tensor, dim: int | None, tp: Group) -> Tensor:

@@ -236,7 +236,7 @@ def test_the_law_counts_what_waits_for_the_weights_of_experts(strategy, schedule
     Within 4%, as of schedules without experts (tests/plan/test_memory_measured.py): where two ways meet, what arrives
     is not in the law."""
     recipe = Recipe(strategy, schedule, 16, n_micro, v, recompute=recompute, bucket_bytes=2**18)
-    config = replace(CONFIGS["bias"], n_layer=4)
+    config = replace(CONFIG, n_layer=4, top_k=4, n_expert=8, expert_ff=192, n_shared=1)
     for rank in (0, 3):
         seen = rehearse(config, Layout(2, 2, ep=2), recipe, rank)
         assert seen.predicted.total == pytest.approx(seen.peak, rel=0.04)

@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -231,6 +231,17 @@ def in_fp8_(module: nn.Module, scaling: str = "tensor", seed: int = 0) -> None:
 def in_8_bits(module: nn.Module) -> list[nn.Module]:
     """The linears of a module that `in_fp8_` has changed, in order."""
     return [part for part in module.modules() if hasattr(part, "multiply")]
+
+
+def weights_in_8_bits(module: nn.Module) -> int:
+    """How many weights they have, without biases."""
+    return sum(part.get_parameter("weight").numel() for part in in_8_bits(module))
+
+
+def delayed_in(modules: Iterable[nn.Module]) -> list[Delayed]:
+    """The products with delayed scaling in some modules, in order."""
+    products = [part.multiply for module in modules for part in in_8_bits(module)]
+    return [product for product in products if isinstance(product, Delayed)]
 
 
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
