@@ -11,7 +11,8 @@
     zero2                                        4 N          4 N/n + buckets    8 N/n
     zero3                                        4 N/n        4 N/n + units      8 N/n      + units on their way
 
-A pipeline's rank holds several micro-batches at once: in_flight of its schedule. All numbers are those of labkit's own
+A pipeline's rank holds several micro-batches at once: in_flight of its schedule. With dualpipe it holds two stages,
+whose gradients and state are shared with the rank that has copies of them, too. All numbers are those of labkit's own
 strategies (labkit.parallel) with torch's optimizers, counted as MemoryProbe counts: the batch itself, the buffers of
 gloo or NCCL and the allocator's rounding are not in them.
 
