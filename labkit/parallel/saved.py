@@ -270,10 +270,12 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh, whole: Mapping[str, Any] 
         )
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
         load_pieces(sync, (_ours(store, name, piece, mesh) for name, piece in owned if parts[name][0] is sync))
-    for name, (sync, own_name) in parts.items():
-        by_matrix = _by_matrix(sync)
-        for own in (own for own in sync.owned() if own.name == own_name and by_matrix is not None):
-            by_matrix.keep_of(stepped_on(sync.optimizer, own.param), own.window, store.kept(name))
+    names = {(id(sync), own): name for name, (sync, own) in parts.items()}
+    for sync in {id(sync): sync for sync, _ in parts.values()}.values():
+        if (by_matrix := _by_matrix(sync)) is not None:
+            for own in sync.owned():
+                kept = store.kept(names[id(sync), own.name])
+                by_matrix.keep_of(stepped_on(sync.optimizer, own.param), own.window, kept)
     return {**whole["extra"], "step": whole["step"]}
 
 
