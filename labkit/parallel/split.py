@@ -196,7 +196,8 @@ def _styles(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
         if not style or (style == "sequence" and not any(True for _ in module.parameters())):
             continue  # a dropout, say, works on a slice as it is
         # a subclass has a forward of its own, which swapping would lose without a word
-        if style not in DOORS and type(module) not in TAKES[style]:
+        as_it_is = style == "whole" and isinstance(module, TAKES[style])
+        if style not in DOORS and not as_it_is and type(module) not in TAKES[style]:
             kinds = " or ".join(kind.__name__ for kind in TAKES[style])
             raise ValueError(f"{name}: {style!r} takes a plain {kinds}, this is a {type(module).__name__}")
         styles[name] = style
