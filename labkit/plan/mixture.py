@@ -30,7 +30,7 @@ class Mixture(Ops):
 
     def mixture(self, x: Shadow) -> Shadow:
         """[B, T, D] -> [B, T, D], through the k experts of each token, here or on other ranks, and the shared ones."""
-        shape, x = self.shape, self.enter(x)
+        shape, x = self.shape, self.enter(x, keeps=True)  # a router looks at it, which never runs again
         chosen, weights, loss = self.route(x)
         y = self.through_experts(self.cast(x, self.narrow), chosen, weights)
         del chosen, weights

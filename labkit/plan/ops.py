@@ -194,9 +194,9 @@ class Ops:
         node = self.tape.node((y.node, bias), run, ())
         return Shadow(self.tape.new(y.numel * self.wide), y.numel, self.wide, node)
 
-    def enter(self, x: Shadow) -> Shadow:
+    def enter(self, x: Shadow, keeps: bool = False) -> Shadow:
         """f: the identity forward, a sum over tp backward. In sequence f': all parts are gathered forward, and backward
-        each rank gets its part of the sum."""
+        each rank gets its part of the sum. `keeps`: what was gathered is kept, whatever a recipe runs again."""
         if self.setting.tp == 1:
             return x
         back = x.numel * x.width
@@ -211,7 +211,7 @@ class Ops:
             return [self.tape.new(back, OTHER)]
 
         y = self.tape.new(back * self.cut, name=whole) if self.setting.rows > 1 else parts
-        if self.gathers:
+        if self.gathers and not keeps:
             y.again = Again(self.tape, y.n_bytes, y.n_bytes * (self.setting.rows > 1), x.storage)
         return Shadow(y, x.numel * self.cut, x.width, self.tape.node((x.node,), run, ()))
 

@@ -164,7 +164,7 @@ class Rank:
 
     def linears(self, name: str, size: int) -> int:
         """How many linears these weights are: several where experts are walked together, 0 if they are none."""
-        one = self.shape.d_model * self.shape.expert_hidden if name.startswith(EXPERTS) else size
+        one = self.shape.d_model * self.shape.expert_hidden // self.layout.tp if name.startswith(EXPERTS) else size
         return size // one * is_linear(name)
 
     def remembered(self) -> int:
@@ -312,7 +312,8 @@ class Rank:
     def arrived_in_mixture(self) -> int:
         """Bytes of the gradients that arrive at the router and at the linears of a mixture, with a balanced load."""
         shape, setting, d = self.shape, self.setting, self.shape.d_model
-        hidden, here = shape.expert_hidden * (2 if shape.gated else 1), shape.n_expert // setting.ep
+        hidden = shape.expert_hidden // setting.tp * (2 if shape.gated else 1)
+        here = shape.n_expert // setting.ep
         table = Load.of(shape).table(setting.rows, setting.seq, setting.ep)
         first, tokens = setting.ep_rank * here, setting.rows * setting.seq
         rows = sum(sum(row[first : first + here]) for row in table)
