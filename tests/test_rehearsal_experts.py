@@ -194,6 +194,13 @@ MORE_LAWS = [
     ("loss", Layout(2, 2, ep=2, tp=2), "zero2", {"n_micro": 4, "sequence_parallel": True}),
     ("loss", Layout(2, 2, ep=2), "zero2", {"schedule": "gpipe", "n_micro": 4}),
     ("uneven", Layout(4, ep=2), "zero1", {"precision": "amp", "offload": True}),
+    ("bias", Layout(2, ep=2, tp=2), "zero1", {"recompute": "selective"}),
+    ("bias", Layout(2, ep=2, tp=2), "zero2", {"recompute": "selective", "sequence_parallel": True, "n_micro": 2}),
+    ("loss", Layout(2, tp=2), "ddp", {"recompute": "gathers", "sequence_parallel": True}),
+    ("bias", Layout(2, 2, ep=2, tp=2), "zero1", {"schedule": "zero_bubble", "n_micro": 4}),
+    ("bias", Layout(2, ep=2, tp=2), "zero3", {"precision": "fp8", "scaling": "tensor", "fp8_gathers": True}),
+    ("bias", Layout(2, ep=2, tp=2, cp=2), "zero1", {"sequence_parallel": True}),
+    ("bias", Layout(2, ep=2), "ddp", {"gradients": "8bit", "precision": "bf16"}),
 ]
 
 
@@ -277,6 +284,9 @@ IN_GROUPS = [
     ("bias", Layout(2, ep=2), "ddp", {"optimizer": "muon"}),
     ("uneven", Layout(2, 2, ep=2), "zero2", {"optimizer": "muon", "precision": "bf16", "n_micro": 2}),
     ("bias", Layout(4, ep=2), "zero2", {"decay_on": "linears"}),
+    ("bias", Layout(4, ep=2, tp=2), "zero1", {"optimizer": "muon"}),
+    ("loss", Layout(4, ep=2, tp=2), "zero3", {"optimizer": "shampoo"}),
+    ("bias", Layout(2, ep=2, cp=2), "ddp", {"optimizer": "shampoo"}),
 ]
 
 
@@ -320,7 +330,7 @@ MORE_CUT = [  # layouts take turns, for what goes along tp does not depend on th
     for index, strategy in enumerate(STRATEGIES)
     for sp in (False, True)
     for turn, more in enumerate(({}, {"recompute": "full", "n_micro": 2}, {"precision": "bf16", "n_micro": 2}))
-]
+] + [("zero1", {"sequence_parallel": True, "recompute": way}, CUT_LAYOUTS[1]) for way in ("gathers", "selective")]
 
 
 @pytest.mark.parametrize(

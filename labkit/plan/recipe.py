@@ -2,6 +2,8 @@
 
 A recipe says nothing about the model (its sizes) and nothing about the machine (a layout). The three together decide
 what a step holds, sends and takes: the planner predicts it, `labkit.assemble` builds it.
+
+Long because every choice has its meaning, its refusals and what follows from it in this one place.
 """
 
 from __future__ import annotations

@@ -18,8 +18,10 @@
     Experts: gradients of a rank's experts are reduced along expert_dp, those of all else along dp. ep cannot be hidden,
     because the experts need the tokens. `imbalance` is the load of the slowest rank's experts over the mean, and sets
     the time of the products and of the all_to_alls, since all wait for that rank; 1 is a perfect router. With tp each
-    rank has a part of every expert, and sends all of its k copies of a token. Only models
-    with experts have the item "ep", and only layouts with cp > 1 "cp" (exchange.py), whose ring hides behind attention.
+    rank has a part of every expert, and sends all of its k copies of a token. Only models with experts have the item
+    "ep", and only layouts with cp > 1 "cp" (exchange.py), whose ring hides behind attention.
+
+Long because one step is one sum: whoever reads a prediction finds all of its terms here.
 
 Sources: Narayanan et al., arXiv:2104.04473, sections 2.2 and 3.2; Li et al., arXiv:2006.15704, section 3.2.3 (overlap);
 Rajbhandari et al., arXiv:1910.02054, section 7; Lepikhin et al., arXiv:2006.16668 (experts and all_to_all);
@@ -117,10 +119,10 @@ class StepTime:
         sums = self.tp_sum()
         # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
         kept = recipe.checkpointing or self.narrow < self.wide  # autocast keeps its copy of what was gathered
-        again = 0.0 if kept else sums_again(recipe)
+        again, mixed = (0.0 if kept else sums_again(recipe, experts) for experts in (False, shape.n_expert > 0))
         self.layers = {
             "embedding": self.layer("embedding", sums, 1, 0),
-            "block": self.layer("block", sums, 2, 2 + again),
+            "block": self.layer("block", sums, 2, 2 + mixed),
             "head": self.layer("head", sums, 0, 1),
         }
         blocks = blocks_of(shape, n_stages)

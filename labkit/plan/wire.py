@@ -199,7 +199,7 @@ def _tp(
 ) -> Item:
     n, stages = layout.tp, recipe.stages_on(stage_rank, layout.pp)
     last = recipe.n_stages(layout.pp) - 1 in stages
-    reduces = (4 + sums_again(recipe)) * n_layer + (0 in stages) + last
+    reduces = (4 + sums_again(recipe, top_k > 0)) * n_layer + (0 in stages) + last
     loss = 3 * tokens * max(4, word) * last
     weights = n_layer * top_k * tokens * max(4, word)
     value = 2 * (n - 1) / n * (reduces * tokens * d_model * word + loss + weights)
@@ -219,10 +219,12 @@ def _cp(
     return Item("cp", n_layer * (runs * forward + backward), "B", formula, "labkit.plan.context")
 
 
-def sums_again(recipe: Recipe) -> float:
-    """The all_reduces over tp that backward runs again in each block; a gather is half of one."""
-    in_sequence = recipe.sequence_parallel
-    return {"none": 0.0, "full": 1.0 + 0.5 * in_sequence}.get(recipe.recompute, 1.0 * in_sequence)
+def sums_again(recipe: Recipe, mixed: bool = False) -> float:
+    """The all_reduces over tp that backward runs again in each block; a gather is half of one.
+
+    `mixed`: a block with experts, which keep what was gathered for them unless all of the block runs again."""
+    in_sequence, gathers = recipe.sequence_parallel, 1 if mixed else 2
+    return {"none": 0.0, "full": 1.0 + 0.5 * in_sequence}.get(recipe.recompute, 0.5 * gathers * in_sequence)
 
 
 def _pp(layout: Layout, recipe: Recipe, rank: int, n_bytes: int) -> Item:
