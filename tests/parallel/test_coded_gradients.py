@@ -164,6 +164,7 @@ def where_it_ends(compress_of, steps=25):
     return max(run_threads(train, 2))
 
 
+@pytest.mark.rest
 def test_small_gradients_beside_large_ones_arrive_with_feedback_or_a_unit_of_their_own():
     """Would catch a residual that is kept but never used, and a unit that reaches over the whole bucket."""
     assert where_it_ends(lambda: EightBitGradients(feedback=False)) == 1.0  # they never move

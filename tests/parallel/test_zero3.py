@@ -61,7 +61,7 @@ def test_weights_gradients_and_state_are_those_of_one_process(n, n_micro, prefet
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mixed", [pytest.param(False, marks=pytest.mark.rest), True])
 def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, mixed):
     """Would catch a wrong cast, a reduction in the wrong dtype, and stale weights, with real processes."""
 

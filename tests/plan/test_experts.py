@@ -373,11 +373,16 @@ def test_adapters_for_experts_are_refused():
 
 
 def test_searches_deal_experts_out_where_they_can_be():
-    """Would catch an ep that does not divide dp or the experts, and a search that never tries one."""
+    """Would catch an ep that does not divide dp or the experts."""
     assert {layout.ep for layout in layouts(12)} == {1}
     for layout in layouts(12, 8):
         assert layout.dp % layout.ep == 8 % layout.ep == 0
     assert {Layout(12, ep=4), Layout(4, 1, 3, ep=4)} < set(layouts(12, 8))
+
+
+@pytest.mark.rest
+def test_the_plan_of_a_published_model_deals_its_experts_out():
+    """Would catch a search that never tries an ep, and one that never tries tp beside it."""
     found = plans("gpt-oss-20b", H100, 8, 16)
     assert found[0].kept
     assert found[0].layout.ep > 1

@@ -133,6 +133,7 @@ def test_one_rank_and_ranks_that_are_no_power_of_two_have_plans():
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
+@pytest.mark.rest
 def test_models_as_they_were_published_can_be_planned():
     """Would catch a planner that refuses GPT-3 for its 50,257 words and its tied table: both are mended, and told."""
     best = plans("gpt3-175b", "a100-80gb", 1024, 1536)[0]
