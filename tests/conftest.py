@@ -36,6 +36,14 @@ FIRST = (
 PROCESSOR, BEFORE = "processor_s", pytest.StashKey[float]()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def devices() -> None:
+    """Some tests use torch's own fake mode, and others fork: see `count_devices`."""
+    from labkit.probe.reads import count_devices
+
+    count_devices()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--long` runs the labs as a person would, with quick=False; `--minutes FILE` adds up the runs that name it."""
     parser.addoption("--long", action="store_true", help="run the labs with quick=False")

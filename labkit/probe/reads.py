@@ -55,11 +55,22 @@ DEVICE = torch.ops.prim.device.default
 """The question for a tensor's device, which C++ asks: two of three calls."""
 
 
+def count_devices() -> None:
+    """Let autograd count the GPUs of this machine before a fake mode stands in for one.
+
+    It counts them once, in the first backward of a process. Where a build of torch for CUDA finds no GPU, a fake mode
+    makes it count one, start a thread for it, and refuse every backward in forks of this process."""
+    if not torch.cuda.is_available():
+        with torch.inference_mode(False), torch.enable_grad():
+            torch.ones((), device="cpu", requires_grad=True).backward()
+
+
 class Fake(FakeTensorMode):
     """torch's FakeTensorMode; `flops` {operator: flops} so far, `assumed` {place: how often labkit was answered 0}."""
 
     def __init__(self) -> None:
         """No tensor is fake before the mode is entered."""
+        count_devices()
         super().__init__()
         # torch remembers each fake tensor in a weak dictionary, and then refuses module.to(...): a parameter with a
         # weak reference cannot be exchanged. No code looks fresh tensors up.

@@ -255,6 +255,7 @@ LABS = (
         predicted("05b-12", "does 1 become 0 in e4m3?", "458752", "you predict"),
         predicted("05b-23", "rounded stochastically to e2m1: their sum?", "200", "you predict"),
         predicted("05b-27", "percent of bf16's bytes?", "50", "you predict 50 %"),
+        predicted("05b-31b", "percent of fp32's bytes?", "25", "you predict 25 %"),
     )),
     Lab("06_data_parallel", (
         predicted("06-17", "each rank sends in one DDP step?", "200 KiB", "you predict 204,800 B = 200 KiB"),

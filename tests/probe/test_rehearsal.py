@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -198,6 +200,18 @@ def test_the_process_is_left_as_it_was(fails, grad):
         else:
             run_fake(fn, 2)
         assert state() == before
+
+
+def test_a_process_that_has_rehearsed_can_fork_and_run_backward_there():
+    """Would catch, with torch for CUDA on a machine without a GPU, a fake GPU that autograd takes for a real one."""
+    program = (
+        "import os, torch\nfrom labkit.probe.rehearsal import run_fake\n"
+        "step = lambda group: torch.ones(2, requires_grad=True).sum().backward()\n"
+        "run_fake(step, 1)\nstep(None)\npid = os.fork()\n"
+        "if not pid:\n    try:\n        step(None)\n        os._exit(0)\n    finally:\n        os._exit(1)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=300).returncode == 0
 
 
 def test_no_grad_and_inference_mode_around_a_rehearsal_do_not_reach_into_it():
