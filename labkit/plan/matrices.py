@@ -50,7 +50,7 @@ class Matrix(NamedTuple):
 
 
 def nothing(rows: int, cols: int) -> int:
-    """What an owner keeps of a matrix, if it keeps nothing."""
+    """0 numbers: the factors of an optimizer whose owners keep none."""
     return 0
 
 
@@ -153,7 +153,7 @@ class MatrixStep:
         return [k for k, owner in enumerate(self.owners) if owner == place]
 
     def slice(self, matrix: Matrix) -> Held:
-        """Where the slices of a matrix lie along tp."""
+        """A matrix as the ranks of tp hold it: one slice on each, and the flops of the whole."""
         part = matrix.numel // self.tp
         flops = self.law.flops(matrix.rows, matrix.cols)
         return Held(matrix.numel, flops, tuple(Run(rank, rank * part, part) for rank in range(self.tp)))

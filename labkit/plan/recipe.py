@@ -225,7 +225,7 @@ class Recipe:
 
     @property
     def steps_by(self) -> OptimizerLaw:
-        """What the optimizer keeps, sends and computes."""
+        """The law of this recipe's optimizer: the numbers that it keeps, sends and computes."""
         return LAWS[self.optimizer]
 
     @property
@@ -294,7 +294,7 @@ class Recipe:
 
     @property
     def again(self) -> str:
-        """What backward runs again, in a few words; "" for nothing."""
+        """The parts that backward runs again, in a few words; "" if there are none."""
         words = {"gathers": "gathers again", "selective": "selective recomputation", "full": "checkpointing"}
         return words.get(self.recompute, "")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 WAYS = ("exact", "bf16", "8bit")
-"""How gradients travel."""
+"""The names that a recipe has for the ways in which DDP sends gradients; the table above says what each costs."""
 TILE = 256
 """Numbers that share a unit."""
 UNIT_BYTES = 4

@@ -234,7 +234,7 @@ def in_8_bits(module: nn.Module) -> list[nn.Module]:
 
 
 def weights_in_8_bits(module: nn.Module) -> int:
-    """How many weights they have, without biases."""
+    """The number of weights of all linears in 8 bits inside a module, biases not counted."""
     return sum(part.get_parameter("weight").numel() for part in in_8_bits(module))
 
 
