@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -201,6 +203,33 @@ def test_ci_runs_the_command_that_the_readme_names_and_then_the_rest():
         assert re.search(rf"^{command.split()[1]}:", MAKEFILE, re.MULTILINE)
     marks = dict(re.findall(r'^(test|rest): .*\n\t\$\(PYTEST\) -m "?([^"$]*?)"? \$', MAKEFILE, re.MULTILINE))
     assert marks == {"test": "not rest", "rest": "rest"}, "together they are everything"
+
+
+@pytest.mark.parametrize(("name", "code"), [("\u00dcbung #1 [x] 50%", 0), ("labkit", 0), ("checkout", 3)])
+def test_ci_runs_in_a_folder_named_labkit_and_ends_as_the_tests_end(name, code, tmp_path):
+    """Would catch a CI that tests in a folder of another name than a newcomer's, that leaves its clone behind, or that
+    ends well though a test has failed."""
+    checkout, programs, log = tmp_path / name, tmp_path / "bin", tmp_path / "log"
+    (checkout / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "all")):
+        subprocess.run(["git", *words], cwd=checkout, check=True, capture_output=True)
+    (checkout / "draft").touch()
+    programs.mkdir()
+    (programs / "make").write_text(f'#!/bin/sh\necho "$PWD|$(ls -A)|$*" >>"$LOG"\nexit {code}\n')
+    (programs / "make").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "LOG": str(log), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([".ci/run"], cwd=checkout, env=environment | {"MORE": "-k some"}, stdin=subprocess.DEVNULL)
+    assert done.returncode == code
+    runs = [line.split("|") for line in re.split(r"\n(?=/)", log.read_text().rstrip())]
+    assert [words for _, _, words in runs] == [
+        f"{half} MORE=--minutes .venv/minutes.json -k some" for half in (("test", "rest") if code == 0 else ("test",))
+    ]
+    for folder, content, _ in runs:
+        assert Path(folder).name == "labkit"
+        assert ("draft" in content) == (folder == str(checkout)) == (name == "labkit")
+        assert Path(folder).exists() == (name == "labkit")
 
 
 @pytest.mark.rest

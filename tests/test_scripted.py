@@ -11,9 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from labkit.capped import Cluster
 from labkit.cli.script import script as command
+from labkit.comm.libraries import shown_by
 from labkit.plan.breakdown import KINDS
 from labkit.probe.trace import write_spans
 from labkit.scripted import script
@@ -87,6 +89,54 @@ def test_a_tensor_parallel_script_sends_a_sum_of_activations_for_each_block_and_
     }  # fmt: skip
     (law,) = report.laws
     assert (law.what, law.law_bytes, law.ratio) == ("TP", n_sums * n_bytes, 1.0)
+
+
+MIXED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for _ in range(4):
+    model(torch.ones(2, 8)).sum().backward()
+    dist.all_reduce(torch.ones(4))
+if dist.get_rank():
+    dist.send(torch.ones(3), 0)
+else:
+    dist.recv(torch.ones(3))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_link", [False, True])
+def test_the_folders_of_a_script_may_be_called_as_those_of_libraries(by_link, tmp_path, capfd):
+    """Would catch a line that is not told because its script lies below a folder named labkit, torch or site-packages,
+    or one with signs in its name, or is started through a link; and records of another machine that are read otherwise
+    than our own, with libraries from packages or from checkouts."""
+    file = tmp_path / "labkit" / "torch" / "site-packages" / "\u00dcbung #1 [x] 50%s" / "train.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(MIXED)
+    link = tmp_path / "labkit" / "train.py"
+    link.symlink_to(file)
+    report = script(link if by_link else file, 2, watch=False)
+    assert report.well, report.words()
+    places = {(row.origin, row.verb): row.place for row in report.rows}
+    lines = MIXED.splitlines()
+    assert places["your own", "all_reduce"] == f"train.py:{lines.index('    dist.all_reduce(torch.ones(4))') + 1}"
+    assert (
+        places["DDP gradients", "all_reduce"]
+        == f"train.py:{lines.index('    model(torch.ones(2, 8)).sum().backward()') + 1}"
+    )
+    assert {(verb, str(frame)) for verb, frame in report.run.messages} == {
+        ("send", "train.py:9"),
+        ("recv", "train.py:11"),
+    }
+    frames = {frame for record in report.run.tally.recent[0] for frame in record.frames}
+    there = shown_by(frame.file for frame in frames)
+    assert {frame: there(frame.file) for frame in frames} == {frame: frame.library for frame in frames}
+    packages = str(Path(torch.__file__).parents[1])
+    moved = {frame.file.replace(f"{packages}/torch", "/home/ann/torch/torch"): frame.library for frame in frames}
+    there = shown_by(moved)
+    assert {name: there(name) for name in moved} == moved
 
 
 TALK = """

@@ -56,6 +56,7 @@ from torch import Tensor
 from labkit.comm import native
 from labkit.comm.group import VERBS, Algorithm, Group, Watched, Work as Message
 from labkit.comm.ledger import Aside, Call, Ledger
+from labkit.comm.libraries import within
 from labkit.comm.stream import Apart, Started, Stream
 
 BACKEND = "labkit"
@@ -586,13 +587,13 @@ def put(out: Tensor, x: Tensor | None) -> None:
 
 
 def called_from() -> tuple[tuple[str, int], str]:
-    """Who calls: the nearest line that is not torch's nor labkit's, and the unit of `fully_shard` whose turn it is."""
+    """Who calls: the nearest line that is no library's, and the unit of `fully_shard` whose turn it is."""
     frame, line, unit = sys._getframe(2), ("", 0), ""
     while frame is not None and not line[0]:
         module = frame.f_globals.get("__name__", "")
         if not unit and module.endswith("_fsdp_param_group"):
             unit = getattr(frame.f_locals.get("self"), "_module_fqn", None) or "root"
-        if module.partition(".")[0] not in ("torch", "labkit"):
+        if not within(frame.f_code.co_filename):
             line = frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return line, unit

@@ -21,8 +21,10 @@ import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
+
+from labkit.comm.libraries import Within, shown_by, within
 
 BYTES = MappingProxyType(
     {
@@ -44,22 +46,24 @@ VERBS = MappingProxyType(
 """Names that torch gives to the same collective."""
 
 _FILE = re.compile(r"rank_?(\d+)(?:\.(?:json|pkl|pickle))?$|_(\d+)(?:\.(?:json|pkl|pickle))?$")
-_BETWEEN = re.compile(r"[/\\]labkit[/\\]probe[/\\]|[/\\]torch[/\\](?:_ops|utils[/\\]_python_dispatch)\.py$")
+_BETWEEN = ("labkit/probe/", "torch/_ops.py", "torch/utils/_python_dispatch.py")
 """Files that stand between a call and its recorder while operators are listened to."""
-_LIBRARY = re.compile(r"[/\\](?:torch|labkit|[a-z-]*-packages)[/\\]|^<|[/\\]lib[/\\]python3\.\d+[/\\]")
 
 
 class Frame(NamedTuple):
-    """One line of a Python stack."""
+    """One line of a Python stack. `library` is the file's path inside of its library, as "torch/_ops.py", and "" for a
+    file of the person who reads this: who can mend only those."""
 
     function: str
     file: str
     line: int
+    library: str = ""
 
-    @property
-    def of_a_library(self) -> bool:
-        """True for torch, installed packages and Python itself: not where the person who reads this can mend."""
-        return bool(_LIBRARY.search(self.file))
+    @classmethod
+    def of(cls, frame: FrameType) -> Frame:
+        """A frame of this process."""
+        file = frame.f_code.co_filename
+        return cls(frame.f_code.co_name, file, frame.f_lineno or 0, within(file))  # None between two lines
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line}"
@@ -89,17 +93,17 @@ class Record(NamedTuple):
     def called(self) -> str:
         """The collective as it was called: gloo does a reduce_scatter as an all_reduce, but the stack knows."""
         for frame in self.frames:
-            if frame.file.endswith("distributed_c10d.py"):
+            if frame.library == "torch/distributed/distributed_c10d.py":
                 if frame.function in VERBS:
                     return VERBS[frame.function]
-            elif not frame.file.endswith("c10d_logger.py"):
+            elif frame.library != "torch/distributed/c10d_logger.py":
                 break
         return VERBS.get(self.verb, self.verb)
 
     @property
     def caller(self) -> Frame | None:
         """The innermost line that is no library's."""
-        return next((frame for frame in self.frames if not frame.of_a_library), None)
+        return next((frame for frame in self.frames if not frame.library), None)
 
     @property
     def n_bytes(self) -> int:
@@ -163,9 +167,13 @@ def load(data: bytes) -> Any:
         raise ValueError(f"this is not a flight-recorder dump ({type(error).__name__}: {error})") from None
 
 
-def read(content: Any, rank: int, members: Mapping[str, Iterable[int]] | None = None, after: int = -1) -> Dump:
+def read(
+    content: Any, rank: int, members: Mapping[str, Iterable[int]] | None = None, after: int = -1,
+    where: Within | None = None,
+) -> Dump:  # fmt: skip
     """A dump's content as records. `members` are the ranks of each group, where they are known from elsewhere; records
-    up to number `after` are left out.
+    up to number `after` are left out. `where` tells libraries' files from others: `within` for a process of this
+    machine; for one of another machine, None, it is found by what the dump itself shows.
 
     ValueError if it lacks what every dump has."""
     if not isinstance(content, dict) or not isinstance(content.get("entries", []), list):
@@ -176,8 +184,11 @@ def read(content: Any, rank: int, members: Mapping[str, Iterable[int]] | None = 
         ranks = json.loads(ranks) if isinstance(ranks, str) and ranks.startswith("[") else ranks
         if ranks:
             groups.setdefault(str(name), tuple(int(member) for member in ranks))
-    fresh = (entry for entry in content.get("entries", []) if _number(entry) > after)
-    records = tuple(sorted(map(_record, fresh), key=lambda record: record.number))
+    entries = content.get("entries", [])
+    if where is None:
+        where = shown_by(frame.get("filename", "") for entry in entries for frame in entry.get("frames") or ())
+    fresh = (_record(entry, where) for entry in entries if _number(entry) > after)
+    records = tuple(sorted(fresh, key=lambda record: record.number))
     last: dict[str, int] = {}
     for name, status in (content.get("pg_status") or {}).items():
         last[str(name)] = int(status.get("last_enqueued_collective", 0))
@@ -213,13 +224,14 @@ def read_folder(folder: Path) -> list[Dump]:
     return [dumps[rank][1] for rank in sorted(dumps)]
 
 
-def _record(entry: Mapping[str, Any]) -> Record:
+def _record(entry: Mapping[str, Any], where: Within) -> Record:
     group = [str(part) for part in entry.get("process_group") or ("", "")]
     name = group[1] if len(group) > 1 and group[1] not in ("", "undefined") else group[0]
     verb = str(entry.get("profiling_name", "")).partition(":")[2].partition(" ")[0]
     p2p = bool(entry.get("is_p2p", False))
-    frames = (Frame(f.get("name", ""), f.get("filename", ""), int(f.get("line", 0))) for f in entry.get("frames") or ())
-    stack = itertools.dropwhile(lambda frame: bool(_BETWEEN.search(frame.file)), frames)
+    lines = ((f.get("name", ""), f.get("filename", ""), int(f.get("line", 0))) for f in entry.get("frames") or ())
+    frames = (Frame(function, file, line, where(file)) for function, file, line in lines)
+    stack = itertools.dropwhile(lambda frame: frame.library.startswith(_BETWEEN), frames)
     return Record(
         _number(entry), group[0], "world" if name == "default_pg" else name,
         int(entry.get("p2p_seq_id" if p2p else "collective_seq_id", 0)), verb, _shapes(entry.get("input_sizes")),

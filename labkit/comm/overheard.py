@@ -109,10 +109,10 @@ def _global(peer: Any, in_group: Any, group: Any) -> int | None:
 
 def _caller() -> Frame:
     frame = sys._getframe(3)
-    first = Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+    first = Frame.of(frame)
     while frame is not None:
-        at = Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
-        if not at.of_a_library:
+        at = Frame.of(frame)
+        if not at.library:
             return at
         frame = frame.f_back  # type: ignore[assignment]
     return first

@@ -22,16 +22,21 @@ from labkit.comm.meetings import members_of
 
 ORIGINS = MappingProxyType(
     {
-        "/torch/distributed/fsdp/": "FSDP",
-        "/torch/distributed/tensor/": "tensor parallel",
-        "/torch/distributed/pipelining/": "pipeline",
-        "/torch/distributed/optim/": "sharded optimizer",
-        "/torch/distributed/checkpoint/": "checkpoint",
-        "/torch/nn/parallel/distributed.py": "DDP",
-        "/torch/distributed/algorithms/join.py": "DDP of uneven inputs",
+        "torch/distributed/fsdp/": "FSDP",
+        "torch/distributed/tensor/": "tensor parallel",
+        "torch/distributed/pipelining/": "pipeline",
+        "torch/distributed/optim/": "sharded optimizer",
+        "torch/distributed/checkpoint/": "checkpoint",
+        "torch/nn/parallel/distributed.py": "DDP",
+        "torch/distributed/algorithms/join.py": "DDP of uneven inputs",
     }
 )
-"""Parts of file names in a stack, and whose call that is."""
+"""Beginnings of paths inside of torch, and whose call it is if such a file is on the stack."""
+CALLING = (
+    "torch/distributed/_functional_collectives", "torch/distributed/distributed_c10d.py",
+    "torch/distributed/c10d_logger.py",
+)  # fmt: skip
+"""Files through which every part of torch calls a collective."""
 RECENT = 200
 
 
@@ -66,18 +71,18 @@ def origin_of(record: Record) -> str:
     """Whose call a collective is: "DDP gradients", "FSDP", ..., or "your own" where the script calls it itself."""
     first = True
     for frame in record.frames:
-        if first and not frame.of_a_library:
+        file = frame.library
+        if first and not file:
             return "your own"
-        file = frame.file.replace("\\", "/")
-        if first and file.endswith("/torch/autograd/graph.py"):
+        if first and file == "torch/autograd/graph.py":
             return "DDP gradients" if record.called == "all_reduce" else "backward"
-        if "_functional_collectives" in file or file.endswith(("distributed_c10d.py", "c10d_logger.py")):
+        if file.startswith(CALLING):
             first = False
             continue
         for part, origin in ORIGINS.items():
-            if part in file:
+            if file.startswith(part):
                 return f"{origin} set-up" if origin == "DDP" and frame.function == "__init__" else origin
-        if file.endswith("/torch/distributed/utils.py"):
+        if file == "torch/distributed/utils.py":
             return "DDP set-up" if any(f.function == "__init__" for f in record.frames) else "DDP"
         first = False
     return "your own"

@@ -22,10 +22,10 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.comm.allocated import allocated
+from labkit.comm.libraries import within
 
 if TYPE_CHECKING:
     from labkit.comm.ledger import Call
@@ -39,8 +39,6 @@ _SEAL = struct.Struct("<II")  # length and checksum of the call below
 _SEAL_AT, _CALL_AT, _MEMORY_AT, _POSTS_AT = 56, 64, 4080, 4096
 _POST = struct.Struct("<IIQH110s")  # key, seq, call id, length, text
 _N_POSTS = (PAGE - _POSTS_AT) // _POST.size
-_OURS = tuple(os.sep + name + os.sep for name in ("labkit", "torch"))
-_LABKIT = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class Entry(NamedTuple):
@@ -240,12 +238,12 @@ def _mismatch(call: Call, me: int, mine: str, other: int, theirs: str) -> str:
 
 
 def _learners_line() -> tuple[str, int]:
-    """File and line of the nearest frame that is neither labkit's nor torch's."""
+    """File and line of the nearest frame that is no library's."""
     frame = sys._getframe(2)
     first = frame
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_LABKIT) and _OURS[1] not in name:
+        if not within(name):
             return name, frame.f_lineno
         if frame.f_back is None:
             break

@@ -14,20 +14,15 @@ import pickle
 import socket
 import stat
 import sys
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import zmq
 
 from labkit.comm import flight, native
+from labkit.comm.libraries import within
 from labkit.launch.blackbox import Position
 
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-_INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-_GENERATED = ("<frozen ", "<string>", "<__array_function__")
 _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
@@ -57,8 +52,8 @@ def position(main_thread: int) -> Position | None:
     """The learner's innermost line, and the call to torch.distributed under it if there is one."""
     innermost = frame = sys._current_frames().get(main_thread)
     call, peer = "", None
-    while frame is not None and _of_a_library(frame):
-        if frame.f_code.co_filename.endswith("distributed_c10d.py"):
+    while frame is not None and (library := within(frame.f_code.co_filename)):
+        if library == "torch/distributed/distributed_c10d.py":
             call = frame.f_code.co_name
             if call in _POINT_TO_POINT:
                 member = frame.f_locals.get("dst", frame.f_locals.get("src"))
@@ -73,10 +68,6 @@ def position(main_thread: int) -> Position | None:
     del frame, innermost
     text = linecache.getline(file, line).strip()
     return Position(file, line, name, text, call, peer, tuple(flight.in_flight()))
-
-
-def _of_a_library(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((_PACKAGE, *_INSTALLED, *_GENERATED))
 
 
 def cut(endpoints: frozenset[tuple[str, int]]) -> int:

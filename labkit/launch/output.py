@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import sys
-from pathlib import Path
+
+from labkit.comm.libraries import within
 
 COLOURS = ("38;5;32", "38;5;208", "38;5;36", "38;5;162", "38;5;178", "38;5;74", "38;5;166", "38;5;245")
 """ANSI colours of the Okabe-Ito palette: told apart by people who cannot tell red from green."""
 
-_NOISE = (
-    f'  File "{Path(__file__).resolve().parent}',
-    '  File "<string>", line 1 in <module>',
-    "Extension modules: ",
-    "USDT:",
-)
-"""Lines of a stack dump that are the launcher's own frames: never where the mistake is."""
+_NOISE = ('  File "<string>", line 1 in <module>', "Extension modules: ", "USDT:")
+"""Beginnings of lines of a stack dump that never say where the mistake is."""
+_DUMPED = re.compile(r'  File "(.*)", line \d+ in ')
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 FILE_BYTES = 4 << 20
 """A file grown past this is emptied: what a runaway rank prints must not fill the memory. A call that has printed so
@@ -70,7 +69,7 @@ class Tail:
             if end and self.partial:
                 whole.append(self.partial)
                 self.partial = ""
-            out = [_collapse(line) for line in whole if not line.startswith(_NOISE)]
+            out = [_collapse(line) for line in whole if not _noise(line)]
         self.kept += out
         if end and self.hidden_bytes:
             out.append(
@@ -117,6 +116,16 @@ def show(lines: list[tuple[int, str]]) -> None:
 def prefix(rank: int, colour: bool) -> str:
     """`[rank 2]`, coloured where the screen can."""
     return f"\x1b[{COLOURS[rank % len(COLOURS)]}m[rank {rank}]\x1b[0m" if colour else f"[rank {rank}]"
+
+
+def _noise(line: str) -> bool:
+    """True for lines of a stack dump that say nothing, as those of the launcher's own frames."""
+    frame = _DUMPED.match(line)
+    if frame is None:
+        return line.startswith(_NOISE)
+    # who writes the dump is in a process that dies, and can write no letter but those of ASCII
+    file = _ESCAPED.sub(lambda letter: chr(int(next(filter(None, letter.groups())), 16)), frame[1])
+    return line.startswith(_NOISE) or within(file).startswith("labkit/launch/")
 
 
 def _in_notebook() -> bool:

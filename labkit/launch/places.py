@@ -13,7 +13,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 LONGEST = 80
-"""Characters of a private folder's path: a unix socket in it may have 107 bytes."""
+"""Bytes of a private folder's path: those of a unix socket in it may be 107, and on macOS 103."""
 SCANT_BYTES = 64 << 10
 
 
@@ -51,7 +51,7 @@ def private_folder() -> str:
     """A new folder that only this user can read. OSError if there is no place for it."""
     try:
         folder = tempfile.mkdtemp(prefix="labkit-")
-        if len(folder) > LONGEST:
+        if not _holds_sockets(folder):
             os.rmdir(folder)
             folder = tempfile.mkdtemp(prefix="labkit-", dir="/tmp")
     except OSError as error:
@@ -60,6 +60,14 @@ def private_folder() -> str:
             "with TMPDIR set to a folder that has some"
         ) from None
     return folder
+
+
+def _holds_sockets(folder: str) -> bool:
+    """True if a unix socket can lie in this folder, and ZeroMQ, which takes names in UTF-8 only, can name it."""
+    try:
+        return len(folder.encode()) <= LONGEST
+    except UnicodeEncodeError:
+        return False
 
 
 def want_of_room(folder: str) -> str:

@@ -7,19 +7,18 @@ import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
+from labkit.comm.libraries import within
 from labkit.launch.watch import lines
 
 if TYPE_CHECKING:
     from labkit.comm.ledger import Ledger
     from labkit.launch.watch import Autopsy
 
-_LABKIT = Path(__file__).resolve().parents[1]
-_OURS = (str(_LABKIT / "launch"), *(str(_LABKIT / "comm" / name) for name in ("group.py", "message.py")))
+_OURS = ("labkit/launch/", "labkit/comm/group.py", "labkit/comm/message.py")
 _CONNECTION = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket|gloo/transport|timed? ?out|nccl", re.IGNORECASE
 )
@@ -62,9 +61,11 @@ class Answer(NamedTuple):
 def failure_of(error: BaseException, last_call: str) -> Failure:
     """Describe `error` where it happened. The traceback begins, and for bad input ends, at the learner's own lines."""
     report = traceback.TracebackException.from_exception(error)
-    while len(report.stack) > 1 and report.stack[0].filename.startswith(_OURS):
+    while len(report.stack) > 1 and within(report.stack[0].filename).startswith(_OURS):
         del report.stack[0]
-    while len(report.stack) > 1 and report.stack[-1].filename.startswith(_OURS) and isinstance(error, ValueError):
+    while (
+        len(report.stack) > 1 and within(report.stack[-1].filename).startswith(_OURS) and isinstance(error, ValueError)
+    ):
         del report.stack[-1]  # a verb refused what it was given: the line that called it is the place to look
     text = "".join(report.format())
     wire = type(error).__name__ in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(

@@ -32,6 +32,7 @@ from typing import Any
 import psutil
 
 from labkit.comm.dumps import Dump, Frame, Message, load, read
+from labkit.comm.libraries import within
 from labkit.comm.meeting_point import HOST
 from labkit.comm.tally import Tally
 from labkit.launch import output, places, watch
@@ -281,7 +282,7 @@ class Watched:
         if not data:
             return None
         with suppress(ValueError):  # a process that died in the middle of a word
-            return read(load(bytes(data)), rank, members, after)
+            return read(load(bytes(data)), rank, members, after, within)
         return None
 
     # -- is it still going anywhere? ---------------------------------------------------------------------------------

@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import linecache
 import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,15 +31,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-LABKIT = str(Path(__file__).resolve().parents[1])
+from labkit.comm.libraries import within
+
 DECIDING = frozenset(
-    f"{LABKIT}/{name}.py"
+    f"labkit/{name}.py"
     for name in (
         "assemble", "parallel/ddp", "parallel/norm", "parallel/sharded", "parallel/sync", "parallel/vocab",
         "train/loss_scale",
     )
 )  # fmt: skip
 """Files of labkit that read a number to decide something, and not to give it to their caller to work with."""
+PASSING_ON = ("<frozen ", "python/", "torch/", "labkit/probe/")
+"""Beginnings of the paths of files that ask for a value because somebody else has asked them."""
 MEND = (
     "In a rehearsal tensors have shapes and no values. Keep it a tensor (torch.where, masked_fill, x * mask), or leave "
     "this line out of what is rehearsed: to print a loss, say, return it"
@@ -112,7 +113,7 @@ class Fake(FakeTensorMode):
         frame = _asking()
         place = _place(frame)
         name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
-        if frame.f_code.co_filename in DECIDING and name in ("_local_scalar_dense", "equal"):
+        if within(frame.f_code.co_filename) in DECIDING and name in ("_local_scalar_dense", "equal"):
             self.assumed[place] += 1
             return name == "equal" or _zero_of(args[0])
         looks = next((f" of {tuple(x.shape)} {str(x.dtype)[6:]}" for x in args if isinstance(x, Tensor)), "")
@@ -152,17 +153,11 @@ def _asking() -> Any:
     """The innermost frame that is neither torch's, nor Python's own, nor that of a probe."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and (
-        frame.f_code.co_name in ("__torch_dispatch__", "__torch_function__") or _passes_on(frame.f_code.co_filename)
+        frame.f_code.co_name in ("__torch_dispatch__", "__torch_function__")
+        or within(frame.f_code.co_filename).startswith(PASSING_ON)
     ):
         frame = frame.f_back
     return frame
-
-
-@cache
-def _passes_on(file: str) -> bool:
-    python = sysconfig.get_path("stdlib")
-    own = file.startswith(f"{python}/") and "site-packages" not in file
-    return own or file.startswith(("<frozen", str(Path(torch.__file__).parent), f"{LABKIT}/probe/"))
 
 
 def _place(frame: Any) -> str:

@@ -208,8 +208,8 @@ def _line() -> str:
     """`train.py:31`, the script's innermost line."""
     frame = sys._getframe(2)
     while frame is not None:
-        at = Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno or 0)
-        if not at.of_a_library:
+        at = Frame.of(frame)
+        if not at.library:
             return str(at)
         frame = frame.f_back  # type: ignore[assignment]
     return ""

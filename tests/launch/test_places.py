@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import zmq
 
 from labkit import Cluster
 from labkit.comm.traffic import Traffic
@@ -102,6 +104,20 @@ def test_an_odd_umask_a_long_path_with_spaces_and_a_thread_are_no_hindrance(tmp_
         os.umask(before)
     assert sums == [2.0, 2.0]
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["\u00fc" * 40, "\udcff", "100% #1 [x] labkit"])
+def test_a_socket_has_a_place_whatever_the_folder_for_temporary_files_is_called(name, monkeypatch) -> None:
+    """Would catch a path whose letters are counted where its bytes have a limit, and one that is no text."""
+    folder = Path(tempfile.mkdtemp(prefix=name, dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as channel:
+        private = Path(places.private_folder())
+        channel.bind(f"ipc://{private / 'wire'}")
+        assert (private / "wire").is_socket()
+        channel.unbind(f"ipc://{private / 'wire'}")
+    shutil.rmtree(private)
+    folder.rmdir()
 
 
 @pytest.mark.rest
