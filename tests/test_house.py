@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import labkit
+from labkit.comm import private
 from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -210,6 +211,62 @@ def wire_in_comm(path: str, text: str) -> list[str]:
     return sorted(
         {f"{path}:{line}: {name} outside comm/: go through a Group" for line, name in used if name.startswith(hidden)}
     )
+
+
+def torch_private_in_one_file(path: str, text: str) -> list[str]:
+    """Only comm/private.py takes names of torch's that begin with an underscore: everybody asks there, by name.
+
+    A private attribute of something that is not labkit's counts as torch's, unless it is one of Python's."""
+    if path == "labkit/comm/private.py":
+        return []
+    listed = {name.path for name in private.NAMES}
+    used = [(line, name) for line, name in imports(path, text) if re.match(r"torch\.(.*\.)?_", name)]
+    for node in ast.walk(tree_of(text)):
+        if isinstance(node, ast.Attribute) and _hidden(node.attr) and node.attr not in own_private_names():
+            used.append((node.lineno, node.attr))
+        if not isinstance(node, ast.Call):
+            continue
+        words = [arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        if dotted(node.func) in ("getattr", "setattr", "hasattr"):
+            words_of_torch = {name.path.rpartition(".")[2] for name in private.NAMES if name.kind == private.WORD}
+            used += [
+                (node.lineno, word)
+                for word in words
+                if _hidden(word) and word not in own_private_names() | words_of_torch
+            ]
+        elif dotted(node.func) in ("private", "have"):
+            used += [(node.lineno, word) for word in words if word not in listed]
+            if folder_of(path) != "comm":
+                used += [(node.lineno, word) for word in words if word.startswith("torch.distributed")]
+    return [f"{path}:{line}: {name}: torch's private names go through labkit/comm/private.py" for line, name in used]
+
+
+PYTHONS = frozenset(
+    {"_replace", "_asdict", "_make", "_fields", "_exit", "_getframe", "_current_frames", "_run_exitfuncs"}
+)
+"""Names with an underscore that Python documents, or has had for so long that they stay."""
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in PYTHONS
+
+
+@cache
+def own_private_names() -> frozenset[str]:
+    """What labkit's own files define with an underscore, but for what torch has, too."""
+    names: set[str] = set()
+    for path in committed():
+        if path.startswith("labkit/") and path.endswith(".py"):
+            for node in ast.walk(tree_of(read(path))):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    names.add(node.name)
+                elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    names |= {node.attr} if dotted(node).startswith(("self.", "cls.")) else set()
+    return frozenset(names - {name.path.rpartition(".")[2] for name in private.NAMES} | OWN_TOO)
+
+
+OWN_TOO = frozenset({"_values", "_threads"})
+"""Attributes of labkit's own objects that have the name of one of torch's."""
 
 
 def docstrings(path: str, text: str) -> list[str]:
@@ -416,6 +473,7 @@ OURS: tuple[Rule, ...] = (
     no_mutable_value,
     environment_in_launch,
     wire_in_comm,
+    torch_private_in_one_file,
     docstrings,
     finished,
     telling_names,
@@ -471,6 +529,14 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
     (wire_in_comm, "labkit/launch/x.py", "from torch import distributed"),
     (wire_in_comm, "labkit/launch/x.py", "import torch\ntorch.distributed.barrier()"),
     (wire_in_comm, "labkit/launch/x.py", "import torch\ntorch._C._distributed_c10d.Work"),
+    (torch_private_in_one_file, "labkit/probe/x.py", "from torch._C import _has_storage"),
+    (torch_private_in_one_file, "labkit/probe/x.py", "import torch._guards"),
+    (torch_private_in_one_file, "labkit/probe/x.py", "from torch.utils._pytree import tree_map"),
+    (torch_private_in_one_file, "labkit/train/x.py", "import torch\ntorch._foreach_norm([])"),
+    (torch_private_in_one_file, "labkit/train/x.py", "def f(x):\n    return x.untyped_storage()._cdata"),
+    (torch_private_in_one_file, "labkit/comm/x.py", "getattr(group, '_get_backend')"),
+    (torch_private_in_one_file, "labkit/probe/x.py", "private('torch._C._no_such_name')"),
+    (torch_private_in_one_file, "labkit/launch/x.py", "private('torch.distributed.distributed_c10d._world')"),
     (docstrings, "labkit/x.py", "x = 1"),
     (docstrings, "labkit/x.py", "'''M.'''\ndef f():\n    return 1"),
     (docstrings, "labkit/x.py", "'''M.'''\nclass C:\n    '''C.'''\n    def f(self):\n        return 1"),
@@ -505,6 +571,7 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (environment_in_launch, "labkit/launch/x.py", "import os\nos.environ"),
     (environment_in_launch, "labkit/comm/x.py", "spec.environ"),
     (wire_in_comm, "labkit/comm/x.py", "import torch.distributed"),
+    (torch_private_in_one_file, "labkit/x.py", "import torch\nprivate('torch._scaled_mm')\nspan._replace(t=0)"),
     (docstrings, "labkit/x.py", "'''M.'''\ndef _f():\n    return 1\ndef g():\n    '''G.'''"),
     (finished, "labkit/x.py", "class W(Protocol):\n    def f(self):\n        '''F.'''"),
     (no_machine_path, "README.md", "the folder benchmarks/work/results and https://example.org/home/page"),

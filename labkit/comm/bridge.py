@@ -99,7 +99,7 @@ def process_group(group: Group) -> ProcessGroup:
         raise ValueError(
             f"torch's strategies need processes, and {group!r} is not one of torch.distributed: use it in cluster.run"
         )
-    if BACKEND.upper() not in dist.Backend._plugins:
+    if BACKEND not in dist.Backend.backend_list:
         register()
     made = dist.new_group(
         list(group.ranks), backend=BACKEND, pg_options=group, use_local_synchronization=True, group_desc=group.axis
@@ -502,10 +502,11 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         if op not in ("sum", "mean"):
             raise ValueError(f"sparse tensors are summed, or averaged; got {op}: use x.to_dense()")
         mine = x.coalesce()
-        longest = int(self.inside.all_reduce(torch.tensor([mine._nnz()]), "max"))
+        n_kept = len(mine.values())
+        longest = int(self.inside.all_reduce(torch.tensor([n_kept]), "max"))
         indices = mine.indices().new_zeros((longest, mine.sparse_dim()))
         values = mine.values().new_zeros((longest, *mine.values().shape[1:]))
-        indices[: mine._nnz()], values[: mine._nnz()] = mine.indices().T, mine.values()
+        indices[:n_kept], values[:n_kept] = mine.indices().T, mine.values()
         indices, values = self.inside.all_gather(indices), self.inside.all_gather(values)
         total = torch.sparse_coo_tensor(indices.T, values, x.shape).coalesce()
         x.copy_(total / self.group.size if op == "mean" else total)  # not `.data`: a sparse tensor is made anew

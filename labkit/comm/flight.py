@@ -11,30 +11,37 @@ from typing import Any
 import torch.distributed as dist
 
 from labkit.comm.dumps import load, read
+from labkit.comm.private import private
 
 
 def raw(active: bool = False, stacks: bool = True, entries: bool = True) -> bytes:
     """This process's dump as torch pickles it, of all that is kept or of what is in flight; b"" where there is none.
 
     Stacks take most of a second the first time; without `entries` only the groups' counters are written."""
+    write = private("torch._C._distributed_c10d._dump_nccl_trace") if _nccl() else None
+    write = write or private("torch._C._distributed_c10d._dump_fr_trace")
     try:
-        from torch._C import _distributed_c10d as private
-
-        name = "_dump_nccl_trace" if hasattr(private, "_dump_nccl_trace") and _nccl() else "_dump_fr_trace"
-        write = getattr(private, name)
-        return write(includeCollectives=entries, includeStackTraces=stacks, onlyActive=active)
-    except Exception:
+        return write(includeCollectives=entries, includeStackTraces=stacks, onlyActive=active) if write else b""
+    except (RuntimeError, TypeError):  # it is switched off, or has other arguments
         return b""
 
 
 def members() -> dict[str, tuple[int, ...]]:
     """The ranks of every process group that this process has made, by the name that the recorder uses."""
-    world = dist.distributed_c10d._world
+    world = private("torch.distributed.distributed_c10d._world")
+    if world is None:
+        return {}
     return {
         world.pg_names[group]: tuple(ranks)
         for group, ranks in list(world.pg_group_ranks.items())
         if group is not None and group in world.pg_names
     }
+
+
+def groups() -> list[Any]:
+    """The process groups that this process has made and not destroyed; [] where torch does not tell."""
+    world = private("torch.distributed.distributed_c10d._world")
+    return list(world.pg_map) if world is not None else []
 
 
 def enqueued() -> int:

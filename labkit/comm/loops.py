@@ -32,42 +32,52 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
+from labkit.comm.private import have, private
+
 SLACK_S, HURRY_S = 0.1, 0.002
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 _NAME = "gloo_tcp_loop"
-_NEEDED = ("_Options", "create_device")
+_GLOO = "torch.distributed.distributed_c10d.ProcessGroupGloo"
+_OPTIONS = ("_devices", "_timeout", "_threads")
 
 
 @contextmanager
 def asleep(interface: str) -> Iterator[None]:
     """Let the loop threads of gloo's groups that are made in this block sleep; `interface` is that of their sockets,
     such as "lo", and "" changes nothing."""
-    gloo = getattr(c10d, "ProcessGroupGloo", None)
-    if not interface or not _possible() or not all(hasattr(gloo, name) for name in _NEEDED):
+    names = ("create_device", "_Options", *(f"_Options.{name}" for name in _OPTIONS))
+    if not interface or not _possible() or not all(have(f"{_GLOO}.{name}") for name in names):
         yield
         return
-    names = vars(c10d)
-    names["ProcessGroupGloo"] = _quiet(gloo, interface)
+    gloo = c10d.ProcessGroupGloo
+    vars(c10d)["ProcessGroupGloo"] = _quiet(gloo, interface)
     try:
         yield
     finally:
-        names["ProcessGroupGloo"] = gloo
+        vars(c10d)["ProcessGroupGloo"] = gloo
 
 
 def _quiet(gloo: Any, interface: str) -> Any:
     class Quiet(gloo):
         """A process group of gloo whose loop thread is patient."""
 
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-            options = gloo._Options()
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, **others: Any) -> None:
+            options = private(f"{_GLOO}._Options")()
+            if not all(hasattr(options, name) for name in others):  # arguments of a later torch
+                super().__init__(store, rank, size, timeout, **others)
+                return
+            for name, value in others.items():
+                setattr(options, name, value)
             libc = ctypes.CDLL(None)
             before = libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0)
             libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(int(SLACK_S * 1e9)), 0, 0, 0)
             try:
-                options._devices = [gloo.create_device(interface=interface)]
+                devices = [private(f"{_GLOO}.create_device")(interface=interface)]
             finally:
                 libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(max(1, before)), 0, 0, 0)
-            options._timeout, options._threads = timeout, 2  # as torch has it for one device
+            # two threads, as torch has it for one device
+            for name, value in zip(_OPTIONS, (devices, timeout, 2), strict=True):
+                setattr(options, name, value)
             super().__init__(store, rank, size, options)
 
     return Quiet

@@ -33,6 +33,7 @@ from torch import Tensor
 from labkit.comm import hops, loops
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
+from labkit.comm.private import private
 
 # a mean is a sum that is divided afterwards, on every backend
 _REDUCE = (
@@ -142,7 +143,7 @@ def abort() -> None:
     """End what NCCL has in flight, from another thread than the one that waits."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         with contextlib.suppress(RuntimeError):
-            dist.distributed_c10d._abort_process_group()
+            private("torch.distributed.distributed_c10d._abort_process_group")()
 
 
 def world(
@@ -177,9 +178,11 @@ def subgroup(ranks: tuple[int, ...], interface: str = "") -> Any:
 def apart(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """gloo between those who meet at `store`, in none of torch's lists of groups: what another group stands on."""
     made = dist.ProcessGroup(store, rank, size)
-    made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    private("torch.distributed.ProcessGroup._set_default_backend")(made)(dist.ProcessGroup.BackendType.GLOO)
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    private("torch.distributed.ProcessGroup._register_backend")(made)(
+        torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo
+    )
     return made
 
 

@@ -50,7 +50,7 @@ class Overheard:
             self.members()  # torch forgets them now, and the records of these groups are still to be read
             # DDP's reducer may be the last to hold a group. Where it ends, it holds the GIL and waits for threads of
             # gloo's; one of them may wait for the GIL, to let go of a tensor: for ever. So groups end with the process.
-            self._groups += list(where._world.pg_map)
+            self._groups += flight.groups()
             return destroy(*args, **kwargs)
 
         where.destroy_process_group = dist.destroy_process_group = remember
@@ -103,7 +103,8 @@ class Overheard:
 
 def _global(peer: Any, in_group: Any, group: Any) -> int | None:
     if peer is None and in_group is not None:
-        return dist.get_global_rank(group or dist.distributed_c10d._get_default_group(), in_group)
+        among: Any = group or dist.group.WORLD
+        return dist.get_global_rank(among, in_group)
     return peer if isinstance(peer, int) else None
 
 

@@ -59,7 +59,8 @@ def choose(
         return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus, wire="gloo"), links)
     neighbour = None
     if gpus is None:
-        neighbour, _, gpus, _ = zygote().ready()
+        hello = zygote().ready()
+        neighbour, gpus = hello.pid, hello.gpus
     cores = os.cpu_count() or 1
     shared = re.fullmatch(r"cuda:(\d+)", device)
     if device == "auto":

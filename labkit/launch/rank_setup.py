@@ -17,7 +17,10 @@ import resource
 import signal
 import sys
 import threading
+import warnings
 from typing import Any
+
+from labkit.comm.private import UntriedTorch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
@@ -46,6 +49,7 @@ def set_up_rank(spec: dict[str, Any]) -> None:
     sys.stdin = open(os.devnull, encoding="utf-8")
     sys.stdout, sys.stderr = Screen(1), Screen(2)
     _print_lines_at_once()
+    warnings.simplefilter("ignore", UntriedTorch)  # the kernel tells it once; each rank would say it again
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
     os.chdir(spec["cwd"])

@@ -25,8 +25,10 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from typing import NamedTuple
 
+from labkit.comm.private import UntriedTorch, absent, tell, tried
 from labkit.launch import linux
 
 PINNED = (("OMP_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"))
@@ -57,6 +59,7 @@ class Hello(NamedTuple):
 
     pid: int
     torch: str
+    absent: tuple[str, ...]
     gpus: tuple[str, ...]
     can_fork: bool
 
@@ -96,6 +99,7 @@ class Zygote:
                     raise Gone(f"the process that imports torch for all ranks was killed by signal {-code}")
                 raise RuntimeError(f"the process that imports torch for all ranks ended ({code}): is torch installed?")
             self.hello = pickle.loads(data)
+            tell(self.hello.torch, self.hello.absent)
         return self.hello
 
     def warden(self) -> socket.socket:
@@ -154,9 +158,13 @@ def main(fd: int, kernel_pid: int) -> None:
     for sig in (signal.SIGINT, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     connection = socket.socket(fileno=fd)
-    for name in FIRST:
-        importlib.import_module(name)
-    hello = Hello(os.getpid(), str(sys.modules["torch"].__version__), _gpus(), sys.platform == "linux")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntriedTorch)  # the kernel tells it, where it is seen
+        for name in FIRST:
+            importlib.import_module(name)
+    version = str(sys.modules["torch"].__version__)
+    lacking = () if tried(version) else absent()
+    hello = Hello(os.getpid(), version, lacking, _gpus(), sys.platform == "linux")
     connection.send(pickle.dumps(hello))
     linux.adopt_orphans()
     ends, forks = linux.end_of(kernel_pid), set[int]()

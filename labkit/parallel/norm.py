@@ -22,6 +22,7 @@ from collections.abc import Iterable
 import torch
 
 from labkit.comm.mesh import Mesh
+from labkit.comm.private import private
 from labkit.parallel.sync import DataParallel, answers_for
 
 
@@ -37,7 +38,7 @@ def grad_norm(syncs: Iterable[DataParallel], mesh: Mesh) -> float:
         if grads:
             # fp16's squares overflow above 256: widen before squaring
             wide = torch.promote_types(grads[0].dtype, torch.float32)
-            norms = torch.stack(torch._foreach_norm(grads, 2, wide))
+            norms = torch.stack(private("torch._foreach_norm")(grads, 2, wide))
             mine += norms.double().square().sum()
     return float(mesh.world.all_reduce(mine).sqrt())
 
@@ -58,5 +59,6 @@ def clip_grad_norm_(syncs: Iterable[DataParallel], mesh: Mesh, max_norm: float) 
         )
     if norm > max_norm:
         for sync in syncs:
-            torch._foreach_mul_(list(sync.grads()), max_norm / (norm + 1e-6))  # torch's own guard against 0/0
+            # 1e-6 is torch's own guard against 0/0
+            private("torch._foreach_mul_")(list(sync.grads()), max_norm / (norm + 1e-6))
     return norm

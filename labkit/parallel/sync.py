@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
+from labkit.comm.private import private
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer for a list of parameters: `lambda params: torch.optim.AdamW(params, lr=1e-3)`."""
@@ -126,7 +127,7 @@ def check_arguments(module: nn.Module, group: Group, **options: float) -> None:
     check_module(module, group)
     check_options(group, **options)
     for name, p in module.named_parameters():
-        for hook in (getattr(p, "_post_accumulate_grad_hooks", None) or {}).values():
+        for hook in (private("torch.Tensor._post_accumulate_grad_hooks")(p) or {}).values():
             if isinstance(hook, Watch) and hook.method() is not None:
                 raise ValueError(f"{name} belongs to another strategy already: close() that one first")
 

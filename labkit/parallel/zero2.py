@@ -23,14 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
+from labkit.comm.private import private
 from labkit.parallel.sharded import Sharded
 from labkit.parallel.sync import MakeOptimizer
 from labkit.parallel.zero1 import BUCKET_BYTES, ZeRO1
+
+graph_task: Any = private("torch._C._current_graph_task_id")
 
 
 class ZeRO2(ZeRO1):
@@ -75,7 +78,7 @@ class ZeRO2(ZeRO1):
 
     def _forward_begins(self) -> None:
         # -1 outside of backward; inside, this forward is a checkpointed block that runs again, and backward is not over
-        if torch._C._current_graph_task_id() == -1:
+        if graph_task() == -1:
             self._pass_ends()
 
     def _pass_ends(self) -> None:

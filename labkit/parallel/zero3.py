@@ -50,13 +50,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from labkit.comm.group import Group
+from labkit.comm.private import private
 from labkit.parallel.bucket import Named, Pending, by_kind
 from labkit.parallel.coded import Codec, agree_on_units
 from labkit.parallel.sharded import Shard, Sharded
 from labkit.parallel.sync import MakeOptimizer
+
+graph_task: Any = private("torch._C._current_graph_task_id")
+tree_flatten: Any = private("torch.utils._pytree.tree_flatten")
+tree_leaves: Any = private("torch.utils._pytree.tree_leaves")
+tree_unflatten: Any = private("torch.utils._pytree.tree_unflatten")
 
 SHARDED, COMING, WHOLE = "sharded", "coming", "whole"
 
@@ -203,7 +208,7 @@ class ZeRO3(Sharded):
 
     def _before_forward(self, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> Any:
         # -1 outside of backward: a new pass begins. Inside, a checkpointed unit runs again and backward is not over
-        if self._backward_began and torch._C._current_graph_task_id() == -1:
+        if self._backward_began and graph_task() == -1:
             self._end_pass()
         self._need(unit)
         # a mark for each call: of two micro-batches in flight, backward of one must not end that of the other

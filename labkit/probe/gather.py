@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import nn
 
 from labkit.plan.breakdown import KINDS
 from labkit.probe.memory import MemoryProbe
+from labkit.probe.tracker import graph_task
 
 SHARDED, COMING, WHOLE = "sharded", "coming", "whole"
 FORWARD, AGAIN, BACKWARD = "forward", "again", "backward"
@@ -197,7 +197,7 @@ class GatherProbe:
         return noted
 
     def _phase(self, unit: Any) -> str:
-        if torch._C._current_graph_task_id() == -1:
+        if graph_task() == -1:
             return FORWARD
         return BACKWARD if unit.armed else AGAIN
 

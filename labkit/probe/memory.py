@@ -37,12 +37,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._guards import active_fake_mode
 
+from labkit.comm.private import private
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.probe.owners import ACTIVATIONS, OTHER, Owners, Saved, held_bytes, walk, would_have_been
 from labkit.probe.storages import Held, Moment, Storages, breakdown
-from labkit.probe.tracker import ModuleTracker, Operators, given_back, plain, resizes, tensors_in
+from labkit.probe.tracker import (
+    ModuleTracker,
+    Operators,
+    current_node,
+    given_back,
+    graph_task,
+    plain,
+    resizes,
+    storage_key,
+    tensors_in,
+)
 
 __all__ = ("Allocator", "Holder", "MemoryProbe", "Moment", "Saved", "VirtualOutOfMemory")
 
@@ -98,7 +108,8 @@ class MemoryProbe:
     def __enter__(self) -> MemoryProbe:
         if self._entered:
             raise ValueError("this probe is at work already: leave it first, or make a second one")
-        self._storages.fake_mode = active_fake_mode() or self._storages.fake_mode or self._owners.fake_mode()
+        world = private("torch._guards.active_fake_mode")()
+        self._storages.fake_mode = world or self._storages.fake_mode or self._owners.fake_mode()
         with ExitStack() as stack:
             stack.enter_context(self._modules.watching())
             stack.enter_context(self._owners.watching())
@@ -196,10 +207,10 @@ class MemoryProbe:
         where = self._modules.here()
         kind = ACTIVATIONS if where[0] in ("forward", "recompute") else OTHER
         if where[0] == "backward":
-            task = torch._C._current_graph_task_id()
+            task = graph_task()
             if task != self._backward:
                 self._backward = task
-                saved = self._walk([torch._C._current_autograd_node()])
+                saved = self._walk([current_node()])
                 self._saved = max(saved, self._saved, key=held_bytes)
         elif not where[0] and any(tensor.requires_grad for tensor in given_back(args)):
             kind = ACTIVATIONS if torch.is_grad_enabled() else OTHER
@@ -246,10 +257,10 @@ class MemoryProbe:
         storages = []
         for part in plain(tensor):
             storage = part.untyped_storage()
-            held = self._storages.live.get(storage._cdata)
+            held = self._storages.live.get(storage_key(storage))
             if held is not None and held.kind == OTHER and not held.certainty and not held.name:
                 self._storages.history.rename(held, ACTIVATIONS)
-            storages.append((storage._cdata, storage.nbytes(), KINDS[held.kind] if held else ""))
+            storages.append((storage_key(storage), storage.nbytes(), KINDS[held.kind] if held else ""))
         return storages
 
 

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -40,7 +39,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from labkit.plan.breakdown import KINDS
 from labkit.probe.storages import Held, Storages
-from labkit.probe.tracker import ModuleTracker, Operators, tensors_in
+from labkit.probe.tracker import FakeTensor, ModuleTracker, Operators, current_node, tensors_in
 
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, OTHER = range(len(KINDS))
 CERTAINTY = MappingProxyType({PARAMETERS: 3, OPTIMIZER: 2, GRADIENTS: 1, ACTIVATIONS: 0, OTHER: 0})
@@ -125,9 +124,8 @@ class Owners:
 
     def called(self, module: nn.Module, name: str) -> None:
         """Note a module's weights right after its forward: ZeRO-3 and FSDP free them a moment later."""
-        for path, parameter in module._parameters.items():
-            if parameter is not None:
-                self._parameter(parameter, PARAMETERS, f"{name}.{path}")
+        for path, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            self._parameter(parameter, PARAMETERS, f"{name}.{path}")
 
     def fake_mode(self) -> Any:
         """The fake world that the owned parameters live in, None if they are real."""
@@ -228,7 +226,7 @@ def would_have_been(wanted: Held) -> int:
     phase = wanted.where[0]
     if phase == "step" and wanted.op.startswith(("zeros", "empty", "full")):
         return OPTIMIZER
-    if phase == "backward" and leads_to_parameter(torch._C._current_autograd_node(), wanted.shape.numel()):
+    if phase == "backward" and leads_to_parameter(current_node(), wanted.shape.numel()):
         return GRADIENTS
     return wanted.kind
 

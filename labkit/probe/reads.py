@@ -28,11 +28,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from labkit.comm.libraries import within
+from labkit.comm.private import have, private
 
+FakeTensorMode: Any = private("torch._subclasses.fake_tensor.FakeTensorMode")
+WANTS_VALUE: Any = private("torch._subclasses.fake_tensor.DataDependentOutputException")
+WANTS_SHAPE: Any = private("torch._subclasses.fake_tensor.DynamicOutputShapeException")
 DECIDING = frozenset(
     f"labkit/{name}.py"
     for name in (
@@ -88,11 +91,11 @@ class Fake(FakeTensorMode):
         """Run the operator on shapes and count its flops. If it needs a value, answer or refuse (see `_answer`)."""
         if func is DEVICE:
             return args[0].device
-        formula = formulas().get(func._overloadpacket) if isinstance(func, torch._ops.OpOverload) else None
+        formula = formulas().get(getattr(func, "overloadpacket", None))
         before, self._counts = self._counts, self._counts and formula is None
         try:
             output = self.dispatch(func, types, args, kwargs or {})
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except (WANTS_VALUE, WANTS_SHAPE) as error:
             return self._answer(error.func, args)
         except AssertionError as error:
             if "allow_non_fake_inputs" not in str(error):
@@ -104,7 +107,7 @@ class Fake(FakeTensorMode):
         finally:
             self._counts = before
         if formula is not None and before and output is not NotImplemented:
-            self.flops[str(func._overloadpacket).removeprefix("aten.")] += formula(
+            self.flops[str(func.overloadpacket).removeprefix("aten.")] += formula(
                 *args, **(kwargs or {}), out_val=output
             )
         return output
@@ -112,7 +115,7 @@ class Fake(FakeTensorMode):
     def _answer(self, func: Any, args: Any) -> Any:
         frame = _asking()
         place = _place(frame)
-        name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+        name = str(getattr(func, "overloadpacket", func)).removeprefix("aten.")
         if within(frame.f_code.co_filename) in DECIDING and name in ("_local_scalar_dense", "equal"):
             self.assumed[place] += 1
             return name == "equal" or _zero_of(args[0])
@@ -131,12 +134,11 @@ def formulas() -> dict[Any, Callable[..., int]]:
     def backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
         return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
 
-    aten = torch.ops.aten
-    return {
-        **flop_registry,
-        aten._scaled_dot_product_flash_attention_for_cpu: forward,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+    on_cpu = {
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": forward,
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": backward,
     }
+    return {**flop_registry, **{private(path): formula for path, formula in on_cpu.items() if have(path)}}
 
 
 def _forget(t: Tensor, fake: Tensor) -> None:

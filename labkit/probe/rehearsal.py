@@ -151,7 +151,7 @@ def undisturbed() -> Iterator[None]:
     dtype, device, grad, python = (
         torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), random.getstate(),
     )  # fmt: skip
-    log = logging.getLogger(torch._subclasses.fake_tensor.__name__)  # it would repeat at length what is raised anyway
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would repeat at length what is raised anyway
     was_silent, log.disabled = log.disabled, True
     with ExitStack() as stack:
         stack.callback(setattr, log, "disabled", was_silent)

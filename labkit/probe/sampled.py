@@ -27,6 +27,7 @@ from labkit.comm.dumps import Frame
 from labkit.plan.breakdown import KINDS
 from labkit.probe.intervals import common, seconds, union, without
 from labkit.probe.memory import MemoryProbe
+from labkit.probe.tracker import has_storage, storage_key
 
 MEMORY_AFTER, TIMED_AFTER, TIMED_STEPS = 2, 4, 2
 KEPT_STEPS, KEPT_SPANS, KEPT_LINES = 4096, 20_000, 12
@@ -167,10 +168,10 @@ def census() -> dict[str, int]:
         for tensor in some:
             if isinstance(tensor, torch.Tensor):
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                if torch._C._has_storage(local) and not local.is_meta:
+                if has_storage(local) and not local.is_meta:
                     storage = local.untyped_storage()
                     recorded = tensor.grad_fn is not None or (kind == 4 and tensor.requires_grad)
-                    kinds.setdefault(storage._cdata, (storage.nbytes(), 3 if kind == 4 and recorded else kind))
+                    kinds.setdefault(storage_key(storage), (storage.nbytes(), 3 if kind == 4 and recorded else kind))
     out = dict.fromkeys(KINDS, 0)
     for n_bytes, kind in kinds.values():
         out[KINDS[kind]] += n_bytes

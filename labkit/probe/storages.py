@@ -35,11 +35,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _has_storage
-from torch._subclasses.fake_tensor import FakeTensor
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.probe.tracker import PLAIN, STRIDED, Where, plain
+from labkit.probe.tracker import PLAIN, STRIDED, FakeTensor, Where, has_storage, plain, storage_key
 
 FOLD_AFTER = 1 << 15
 KEPT_MOMENTS = 1 << 12
@@ -204,7 +202,7 @@ class Storages:
     def born(self, tensor: Tensor, kind: int, op: str, where: Where) -> Held | None:
         """Count a tensor that an operator gave back. Returns what does not fit under the cap, None if it fits."""
         for part, storage in self._parts(tensor):
-            key, n_bytes = storage._cdata, storage.nbytes()
+            key, n_bytes = storage_key(storage), storage.nbytes()
             with self._lock:
                 if self._deaths:
                     self.record_deaths()
@@ -246,10 +244,10 @@ class Storages:
 
     def sure(self, tensor: Tensor, kind: int, certainty: int) -> bool:
         """True if `keep` would change nothing. Asked for every parameter at every look, so it must be quick."""
-        if not torch._C._has_storage(tensor):
+        if not has_storage(tensor):
             return False
         storage = tensor.untyped_storage()
-        held = self.live.get(storage._cdata)
+        held = self.live.get(storage_key(storage))
         return held is not None and held.is_known_as(storage, kind, certainty)
 
     def keep(self, tensor: Tensor, kind: int, certainty: int, name: str) -> None:
@@ -257,10 +255,10 @@ class Storages:
         for part, storage in self._parts(tensor):
             with self._lock:
                 self.record_deaths()
-                held = self.live.get(storage._cdata)
+                held = self.live.get(storage_key(storage))
                 if held is None:
                     held = Held(part, storage.nbytes(), kind, certainty, "", ("", ""), name)
-                    self._admit(storage._cdata, storage, held, held.where)
+                    self._admit(storage_key(storage), storage, held, held.where)
                 elif certainty >= held.certainty:
                     held.name = name if certainty > held.certainty or not held.name else held.name
                     held.certainty = certainty
@@ -270,13 +268,13 @@ class Storages:
     def known(self, tensor: Tensor) -> Held | None:
         """The record of a tensor's first storage."""
         self.record_deaths()
-        return next((self.live.get(storage._cdata) for _, storage in self._parts(tensor)), None)
+        return next((self.live.get(storage_key(storage)) for _, storage in self._parts(tensor)), None)
 
     def resized(self, storage: torch.UntypedStorage, where: Where) -> None:
         """Record that a storage has changed its size."""
         with self._lock:
             self.record_deaths()
-            held = self.live.get(storage._cdata)
+            held = self.live.get(storage_key(storage))
             change = storage.nbytes() - held.n_bytes if held else 0
             if held and change:
                 held.n_bytes += change
@@ -285,7 +283,7 @@ class Storages:
     def growth(self, storage: torch.UntypedStorage, n_bytes: int, where: Where) -> Held | None:
         """The record of what a resize of a known storage to `n_bytes` would add, None if that fits under the cap."""
         self.record_deaths()
-        held = self.live.get(storage._cdata)
+        held = self.live.get(storage_key(storage))
         if held is None or self.fits(n_bytes - held.n_bytes):
             return None
         wanted = copy(held)
@@ -344,7 +342,7 @@ class Storages:
 
     def _parts(self, tensor: Tensor) -> Iterable[tuple[Tensor, torch.UntypedStorage]]:
         if type(tensor) in PLAIN and tensor.layout is STRIDED and not tensor.is_nested:  # nearly all: no generator
-            if not _has_storage(tensor):
+            if not has_storage(tensor):
                 return ()
             counts = tensor.device.type == self.device if self.device else not tensor.is_meta
             return ((tensor, tensor.untyped_storage()),) if counts else ()

@@ -37,20 +37,30 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _has_storage
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass,
-    is_traceable_wrapper_subclass_type,
-)
-from torch.utils._pytree import tree_leaves
+
+from labkit.comm.private import private
+
+FakeTensor: Any = private("torch._subclasses.fake_tensor.FakeTensor")
+TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
+is_wrapper: Any = private("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
+is_wrapper_type: Any = private("torch.utils._python_dispatch.is_traceable_wrapper_subclass_type")
+stack_height: Any = private("torch._C._len_torch_dispatch_stack")
+mode_at: Any = private("torch._C._get_dispatch_stack_at")
+storage_key: Any = private("torch.UntypedStorage._cdata")
+schema_of: Any = private("torch.ops.aten.add.Tensor._schema")
+node_number: Any = private("torch.autograd.graph.Node._sequence_nr")
+has_storage: Any = private("torch._C._has_storage")
+tree_leaves: Any = private("torch.utils._pytree.tree_leaves")
+current_node: Any = private("torch._C._current_autograd_node")
+graph_task: Any = private("torch._C._current_graph_task_id")
+next_node_number: Any = private("torch._C._autograd._get_sequence_nr")
 
 Where = tuple[str, str]
 """(phase, module): ("forward", "blocks.0.mlp")."""
@@ -100,21 +110,18 @@ class Operators(TorchDispatchMode):
 
     def heard_here(self) -> bool:
         """True if this thread runs under this mode: torch calls the hooks of modules and optimizers in every thread."""
-        for place in range(torch._C._len_torch_dispatch_stack()):
-            if torch._C._get_dispatch_stack_at(place) is self:
-                return True
-        return False
+        return any(mode_at(place) is self for place in range(stack_height()))
 
     def _is_wrapper(self, kind: type) -> bool:
         known = self._wrappers.get(kind)
         if known is None:
-            known = self._wrappers[kind] = is_traceable_wrapper_subclass_type(kind)
+            known = self._wrappers[kind] = is_wrapper_type(kind)
         return known
 
 
 def _maker(func: Any) -> str:
     """The operator's name if it may make a storage, "" if it never does."""
-    schema = func._schema
+    schema = schema_of(func)
     name = schema.name
     if name.startswith("c10d::"):
         return ""  # they give back the tensors that they were given
@@ -160,28 +167,33 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """Types of tensors that have one storage of their own, if they are neither sparse nor nested."""
 STRIDED = torch.strided
 """Under a name of our own: it is asked for at every operator."""
-ROWS = ("crow_indices", "col_indices", "values")
-COLUMNS = ("ccol_indices", "row_indices", "values")
+ROWS = tuple(map(attrgetter, ("crow_indices", "col_indices", "values")))
+COLUMNS = tuple(map(attrgetter, ("ccol_indices", "row_indices", "values")))
 SPARSE = MappingProxyType({
-    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_coo: (private("torch.Tensor._indices"), private("torch.Tensor._values")),
     torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLUMNS, torch.sparse_bsc: COLUMNS,
 })  # fmt: skip
 """Layout -> what gives the tensors of a sparse tensor."""
-NESTED = ("values", "_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
+NESTED = (
+    attrgetter("values"),
+    private("torch.Tensor._nested_tensor_size"),
+    private("torch.Tensor._nested_tensor_strides"),
+    private("torch.Tensor._nested_tensor_storage_offsets"),
+)
 """Methods that give the tensors of a strided nested tensor, which is no Python subclass (torch's default layout)."""
 
 
-def plain(tensor: Tensor) -> Iterator[Tensor]:
+def plain(tensor: Any) -> Iterator[Tensor]:
     """The tensors with a storage of their own inside a tensor."""
     if (layout := tensor.layout) in SPARSE:
-        for name in SPARSE[layout]:
-            yield getattr(tensor, name)()
-    elif type(tensor) not in PLAIN and is_traceable_wrapper_subclass(tensor):
+        for part in SPARSE[layout]:
+            yield part(tensor)()
+    elif type(tensor) not in PLAIN and is_wrapper(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             inner = getattr(tensor, name)
             if isinstance(inner, Tensor):
                 yield from plain(inner)
-    elif layout is STRIDED and _has_storage(tensor):
+    elif layout is STRIDED and has_storage(tensor):
         if tensor.is_nested:
             yield from _of_nested(tensor)
         else:
@@ -189,8 +201,8 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _of_nested(tensor: Tensor) -> list[Tensor]:
-    with torch._C._DisableTorchDispatch():  # else these calls would be observed as operators, and never end
-        return [getattr(tensor, name)() for name in NESTED]
+    with private("torch._C._DisableTorchDispatch")():  # else these calls would be observed as operators, and never end
+        return [part(tensor)() for part in NESTED]
 
 
 def tensors_in(thing: Any) -> Sequence[Tensor]:
@@ -247,14 +259,14 @@ class ModuleTracker:
         """(phase, module) of what is being computed; ("", "") outside of all."""
         if self.stack:
             return self.stack[-1]
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if node is not None:
             return "backward", self.owner(node)
         return ("step", "") if self.stepping else OUTSIDE
 
     def owner(self, node: Any) -> str:
         """The module whose forward recorded an autograd node; "" for one recorded outside of all."""
-        number = node._sequence_nr()
+        number = node_number(node)()
         place = bisect_right(self._from, number) - 1
         return self._owner[place] if place >= 0 and number < 1 << 62 else ""  # AccumulateGrad has the highest number
 
@@ -281,7 +293,7 @@ class ModuleTracker:
             if not self.stack:
                 self.stepping = 0  # an optimizer's step that was broken off has not reset this
             name = self._names.get(module) or self._name_of(module)
-            phase = "forward" if torch._C._current_graph_task_id() == -1 else "recompute"
+            phase = "forward" if graph_task() == -1 else "recompute"
             self.stack.append((phase, name))
             self._owns_from_here(name)
 
@@ -306,7 +318,7 @@ class ModuleTracker:
             return  # autograd's own threads count their nodes for themselves
         if len(self._from) >= MOST_TURNS:
             del self._from[: MOST_TURNS // 2], self._owner[: MOST_TURNS // 2]
-        number = torch._C._autograd._get_sequence_nr()
+        number = next_node_number()
         if self._from and self._from[-1] == number:
             self._owner[-1] = owner
         else:

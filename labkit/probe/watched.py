@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.probe.rows import Span
+from labkit.probe.tracker import graph_task
 
 
 class Backward:
@@ -70,7 +71,7 @@ class WatchedModule:
 
         def after(_: nn.Module, inputs: Any, output: Any) -> None:
             (t0, backward), t1 = self._inside.pop(), time.perf_counter()
-            again = torch._C._current_graph_task_id() != -1
+            again = graph_task() != -1
             if self._keep(Span(name, t0, t1, "recompute" if again else "forward")) and torch.is_grad_enabled():
                 self._backwards.append((name, backward))
                 self._expect(backward, list(_wanting(inputs)), list(_wanting(output)), newest)

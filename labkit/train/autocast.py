@@ -25,10 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from labkit.comm.private import private
 from labkit.train.explore import Table
+
+TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
+tree_leaves: Any = private("torch.utils._pytree.tree_leaves")
+tree_map: Any = private("torch.utils._pytree.tree_map")
 
 COPIES = frozenset({"_to_copy", "copy_", "clone", "detach", "alias"})
 Dtypes = tuple[str, ...]

@@ -67,6 +67,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from labkit.comm.private import private
 from labkit.plan.recipe import HISTORY
 from labkit.train.blocks import InMX, InNVFP4, InTiles
 from labkit.train.formats import E4M3, E5M2, Format
@@ -113,7 +114,7 @@ def product(a: Tensor, b: Tensor, kind: Format = E4M3, bias: Tensor | None = Non
     ValueError on a GPU for sides that 16 does not divide."""
     _check_sides(a, b)
     (left, left_unit), (right, right_unit) = eight_bits(a, kind), eight_bits(b, E4M3)
-    return torch._scaled_mm(left, right.t(), left_unit, right_unit, bias, out_dtype=a.dtype)
+    return private("torch._scaled_mm")(left, right.t(), left_unit, right_unit, bias, out_dtype=a.dtype)
 
 
 def _check_sides(a: Tensor, b: Tensor) -> None:
@@ -150,7 +151,7 @@ class Delayed:
         _check_sides(a, b)
         first, second = {"y": (0, 1), "gx": (2, 1), "gw": (2, 0)}[role]
         (left, left_unit), (right, right_unit) = self._cast(a, first), self._cast(b, second)
-        return torch._scaled_mm(left, right.t(), left_unit, right_unit, bias, out_dtype=a.dtype)
+        return private("torch._scaled_mm")(left, right.t(), left_unit, right_unit, bias, out_dtype=a.dtype)
 
     def _cast(self, x: Tensor, which: int) -> tuple[Tensor, Tensor]:
         format = E5M2 if which == 2 else E4M3

@@ -130,7 +130,7 @@ def inject_lora(
             if isinstance(linear, LoRALinear):
                 raise ValueError(f"{name} has a LoRA already, of rank {linear.rank}")
             shared = [
-                n for n, m in places if m is not linear and any(linear.weight is p for p in m._parameters.values())
+                n for n, m in places if m is not linear and any(linear.weight is p for p in m.parameters(recurse=False))
             ]
             if shared:
                 raise ValueError(f"{name} shares its weight with {', '.join(shared)}: merge_ would change both")

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
+from labkit.comm.private import private
 
 SMALLEST = 2.0**-126
 """Below this a scale has no finite reciprocal in fp32."""
@@ -187,13 +188,13 @@ class Scaler:
         """Divide the gradients. Returns 1.0 if any number is inf or NaN, otherwise 0.0."""
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for g in grads:
-            alike[g.device, g.dtype].append(g._values() if g.is_sparse else g)
+            alike[g.device, g.dtype].append(private("torch.Tensor._values")(g)() if g.is_sparse else g)
         flags = []
         for (device, _), same in alike.items():
             flag = torch.zeros((), dtype=torch.float32, device=device)
             inverse = torch.full((), 1.0 / self.loss_scale.scale, dtype=torch.float32, device=device)
             # one pass over all gradients that multiplies and looks, the kernel that torch's own scaler uses
-            torch._amp_foreach_non_finite_check_and_unscale_(same, flag, inverse)
+            private("torch._amp_foreach_non_finite_check_and_unscale_")(same, flag, inverse)
             flags.append(flag)
         return max((float(flag) for flag in flags), default=0.0)
 

@@ -29,10 +29,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from labkit.comm.private import private
 from labkit.train.autocast import AutocastReport, OpDtypes, autocast_ops
 from labkit.train.explore import Table, explore, limits
 from labkit.train.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, INT8, TF32, Bits, Format, round_to
 from labkit.train.selective import selective
+
+is_view: Any = private("torch.Tensor._is_view")
+version_of: Any = private("torch.Tensor._version")
 
 __all__ = (
     "BF16",
@@ -115,15 +119,15 @@ class MasterWeights(Optimizer):
             if grad is None or self._has_taken(p, grad):
                 continue
             master.grad = grad.detach().float()
-            if grad._is_view():  # a window into a strategy's bucket, which is not ours to free
-                self.taken[p] = weakref.ref(grad), grad._version
+            if is_view(grad)():  # a window into a strategy's bucket, which is not ours to free
+                self.taken[p] = weakref.ref(grad), version_of(grad)
             else:
                 p.grad = None
         return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def _has_taken(self, p: Tensor, grad: Tensor) -> bool:
         taken, version = self.taken.get(p, (None, 0))
-        return taken is not None and taken() is grad and grad._version == version
+        return taken is not None and taken() is grad and version_of(grad) == version
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:

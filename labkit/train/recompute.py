@@ -40,7 +40,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from labkit.comm.private import private
 from labkit.train.gpt import MLP, Block
+
+storage_key: Any = private("torch.UntypedStorage._cdata")
+hooks_before_forward: Any = private("torch.nn.Module._forward_pre_hooks")
 
 Cheap = Callable[[Tensor], Tensor]
 
@@ -61,7 +65,7 @@ def recompute_selectively_(block: Block, gathers_only: bool = False) -> None:
 
 def _doors(block: Block) -> list[Any]:
     """What gathers the whole sequence: layers, and hooks before modules whose layers share one gather."""
-    places = [place for module in block.modules() for place in (module, *module._forward_pre_hooks.values())]
+    places = [place for module in block.modules() for place in (module, *hooks_before_forward(module).values())]
     return [place for place in places if getattr(place, "gathers", False)]
 
 
@@ -83,7 +87,7 @@ class Results:
         """op(x), and a note of how it was made."""
         y = op(x)
         if torch.is_grad_enabled():
-            address = y.untyped_storage()._cdata
+            address = storage_key(y.untyped_storage())
             # x may be the result of another cheap op: then its note is kept in its place
             # with the tensor its memory may go, and another tensor may get the same address
             self.made[address] = Result(op, self.pack(x), weakref.ref(y, lambda _: self.made.pop(address, None)))
@@ -91,7 +95,7 @@ class Results:
 
     def pack(self, x: Tensor) -> Any:
         """Called by autograd for each tensor that it saves: the tensor, or how to make it."""
-        result = self.made.get(x.untyped_storage()._cdata)
+        result = self.made.get(storage_key(x.untyped_storage()))
         if result is None:
             return x if x.is_leaf else x.detach()  # a node that saved its own result would otherwise hold itself
         return result, (x.shape, x.stride(), x.storage_offset())

@@ -18,7 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+
+from labkit.comm.private import private
+
+tree_map: Any = private("torch.utils._pytree.tree_map")
 
 
 def selective(
@@ -48,10 +51,9 @@ def selective(
         more = inside | _sharing(named, kept | inside)
     for name, module in named.items():
         target = torch.float32 if name in kept else dtype
-        for holder in (module._parameters, module._buffers):
-            for tensor in holder.values():
-                if tensor is not None and tensor.is_floating_point():
-                    tensor.data = tensor.data.to(target)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(target)
         within = name.rpartition(".")[0] in kept and name  # only the outermost of nested kept modules has a border
         if name in kept and not within:
             module.register_forward_pre_hook(partial(_cast_inputs, torch.float32), with_kwargs=True)

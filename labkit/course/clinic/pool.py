@@ -18,9 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from labkit.comm.private import private
+
+TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
+storage_key: Any = private("torch.UntypedStorage._cdata")
+tree_leaves: Any = private("torch.utils._pytree.tree_leaves")
 ROUND, SEGMENT = 512, 64 * 1024
 
 
@@ -58,10 +61,10 @@ class Pool(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and take pieces for the tensors that it returns."""
         # A view is no new memory, and what it looks at may be none of the device's: a buffer of the wire, for instance.
-        given = {storage._cdata for storage in _storages((args, kwargs))}
+        given = {storage_key(storage) for storage in _storages((args, kwargs))}
         out = func(*args, **(kwargs or {}))
         for storage in _storages(out):
-            if storage._cdata not in given:
+            if storage_key(storage) not in given:
                 self._born(storage)
         return out
 
@@ -119,7 +122,7 @@ class Pool(TorchDispatchMode):
 
     def _born(self, storage: torch.UntypedStorage) -> None:
         self._settle()
-        key = storage._cdata
+        key = storage_key(storage)
         if key not in self._live:
             piece = self.malloc(storage.nbytes())
             self._live[key] = weakref.ref(storage, lambda _: self._dead.append(key)), piece  # may run at any moment

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.comm.ledger import Ledger
+from labkit.comm.private import private
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge import late, sandbox, walls
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
@@ -34,6 +34,9 @@ from labkit.course.judge.run_record import n_bytes, tensors
 from labkit.course.judge.sandbox import Fingerprint
 from labkit.probe.memory import MemoryProbe
 
+TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
+TO_NUMBER: Any = getattr(private("torch.ops.aten._local_scalar_dense"), "default", None)
+schema_of: Any = private("torch.ops.aten.add.Tensor._schema")
 MOMENTS = 400
 MOST_ANSWER_BYTES = 64 << 20
 INT_DIGITS_AT = 24
@@ -81,9 +84,9 @@ class Listener(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and note what it did."""
-        self.count += func is torch.ops.aten._local_scalar_dense.default
+        self.count += func is TO_NUMBER
         result = func(*args, **(kwargs or {}))
-        if self.line is not None and self.line.under_way and func._schema.is_mutable:
+        if self.line is not None and self.line.under_way and schema_of(func).is_mutable:
             self.line.written(tensors([*args, *(kwargs or {}).values()]))
         return result
 
@@ -105,7 +108,7 @@ class Weight:
             self.line.ask("weigh")
         self.looked = True
         self.now = {kind: int(self.probe.now[kind]) for kind in self.probe.now}
-        mine = (ATTEMPT, HELPERS, torch._tensor_str.__file__)
+        mine = (ATTEMPT, HELPERS, getattr(private("torch._tensor_str"), "__file__", ""))
         traces = tracemalloc.take_snapshot().traces  # its filter_traces takes as long as all the rest of a small run
         self.python_bytes = max(
             self.python_bytes, sum(trace.size for trace in traces if trace.traceback[-1].filename in mine)

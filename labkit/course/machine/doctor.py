@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from labkit.comm.group import Group
+from labkit.comm.private import TRIED, tried, untried, without
 from labkit.course.judge.prefork import prefork_server
 from labkit.course.judge.wall_trials import missing
 from labkit.launch.choice import choose
@@ -107,7 +108,7 @@ def doctor(quick: bool = False) -> MachineReport:
     try:
         hello = zygote().ready()
         _rest(hello.pid)
-        findings += _torch(hello)
+        findings += torch_findings(hello)
         measured, link = _measure(repeats=3 if quick else 15)
         findings += measured
         findings.append(_walls())
@@ -142,8 +143,12 @@ def _machine() -> Iterator[Finding]:
     yield Finding("loopback", loopback[0] if loopback else None, "", "the only network that ranks of this machine use")
 
 
-def _torch(hello: Hello) -> Iterator[Finding]:
-    yield Finding("torch", hello.torch, "", "imported once, by the process that starts all ranks")
+def torch_findings(hello: Hello) -> Iterator[Finding]:
+    """What the doctor says of torch and its GPUs, from the greeting of the process that has imported it."""
+    words = f"labkit was tried with {' and '.join(TRIED)}" if tried(hello.torch) else untried(hello.torch)
+    yield Finding("torch", hello.torch, "", f"imported once, by the process that starts all ranks; {words}")
+    for path in hello.absent:
+        yield Finding("torch lacks", path, "", without(path))
     yield Finding("GPUs", len(hello.gpus), "", "" if hello.gpus else "torch finds none here: ranks run on the CPU")
     if hello.gpus:
         with BareCluster(1, device="cpu", quiet=True) as cluster:  # a rank may initialise CUDA; this process must not

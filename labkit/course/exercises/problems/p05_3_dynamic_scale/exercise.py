@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from labkit.comm.group import Group
+from labkit.comm.private import private
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
@@ -71,10 +72,11 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The scales and steps that the kernel of torch's own GradScaler gives."""
     first, interval, ceilings = given[0]
     scale, good = torch.tensor(first), torch.tensor(0, dtype=torch.int32)
+    update = private("torch._amp_update_scale_")
     scales, taken = [], []
     for ceiling in ceilings:
         overflow = scale.item() > ceiling
-        torch._amp_update_scale_(scale, good, torch.tensor(float(overflow)), 2.0, 0.5, interval)
+        update(scale, good, torch.tensor(float(overflow)), 2.0, 0.5, interval)
         scales.append(scale.item())
         taken.append(not overflow)
     return [{"scales": scales, "steps taken": taken}]
