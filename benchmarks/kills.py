@@ -27,6 +27,7 @@ import psutil
 
 from labkit import WorkerError
 from labkit.course.training.training import Order, train
+from labkit.parallel.saving import folder_of, folders
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.train.config import GPTConfig
@@ -70,18 +71,18 @@ def kill(victim: str, draw: random.Random) -> bool:
 def survive(folder: Path, victim: str, step: int, more_s: float, draw: random.Random) -> tuple[str, list[Any]]:
     """What became of a run that is killed `more_s` after it began to write that step, and its losses in the end."""
     thread, outcome = begin(folder, False)
-    while step and thread.is_alive() and not any(folder.glob(f"step-{step:06d}*")):
+    while step and thread.is_alive() and not any(folder.glob(f"{folder_of(folder, step).name}*")):
         time.sleep(0.001)
     thread.join(more_s)
     hit = thread.is_alive() and kill(victim, draw)
     thread.join()
     if "losses" in outcome:
         return "was over" if not hit else "had done", outcome["losses"]
-    last = max((path.name for path in folder.glob("step-*[0-9]")), default="")
-    if last == f"step-{ORDER.steps:06d}":  # killed between the last checkpoint and the report: nothing is left to do
-        note = json.loads((folder / last / "whole.json").read_text())["extra"]
+    last = next(iter(folders(folder)), None)
+    if last == folder_of(folder, ORDER.steps):  # killed between the last checkpoint and the report: nothing left to do
+        note = json.loads((last / "whole.json").read_text())["extra"]
         return "had done", note["losses"]
-    thread, outcome = begin(folder, bool(last))
+    thread, outcome = begin(folder, last is not None)
     thread.join()
     return "resumed" if last else "began anew", outcome.get("losses", [str(outcome.get("error"))])
 

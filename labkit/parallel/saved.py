@@ -23,7 +23,6 @@ Source: the idea of a rank-independent checkpoint, torch.distributed.checkpoint;
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from torch import Tensor
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel import sealed
-from labkit.parallel.saving import Saving, folders
+from labkit.parallel.saving import Saving, folder_of, folders, step_of
 from labkit.parallel.sealed import Damaged, Sealed
 from labkit.parallel.sync import DataParallel, Owned, answers_for, check_state, stepped_on
 
@@ -172,7 +171,7 @@ def save_start(
     `run_id` tells runs apart; each file has it. Keeps the last `keep` finished checkpoints up to this one in `run` and
     deletes older ones. Memory: the copy, on the host, until it is written. Bytes on the wire: a barrier.
     Raises OSError on every rank if rank 0 cannot make the folder."""
-    final = Path(run) / f"step-{step:06d}"
+    final = folder_of(run, step)
     part, rank = final.with_suffix(".part"), mesh.world.rank
     error = ""
     if rank == 0:
@@ -232,8 +231,7 @@ def check(folder: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
     fault = ""
     try:
         whole = sealed.read_json(folder / "whole.json")
-        named = re.fullmatch(r"step-(\d+)", folder.name)
-        if named and int(named[1]) != whole["step"]:
+        if step_of(folder) not in (-1, whole["step"]):
             raise Damaged(f"{folder} holds step {whole['step']}", folder)
         for number, kept in list(enumerate(whole["files"]))[rank::n_ranks]:
             sealed.check(folder / f"rank-{number}.pt", _seal(whole, number), Sealed(**kept))

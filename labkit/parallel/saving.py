@@ -19,6 +19,7 @@ torch.distributed.checkpoint.async_save and of CheckFreq (Mohan et al., FAST 202
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from labkit.parallel import sealed
 from labkit.parallel.sealed import Damaged, Sealed
 
 NOTHING, FAILED = Sealed(0, 0), Sealed(-1, 0)
+_NAME = re.compile(r"step-([0-9]+)")
 LOOK_S = 0.02
 """Seconds between two looks for the notes of the others."""
 
@@ -119,7 +121,7 @@ class Saving:
             self.folder.rename(old)
         self.part.rename(self.folder)  # one step for the file system: who looks sees all of it or none
         shutil.rmtree(old, ignore_errors=True)
-        upto = [folder for folder in folders(self.folder.parent) if folder.name <= self.folder.name]
+        upto = [folder for folder in folders(self.folder.parent) if step_of(folder) <= self.whole["step"]]
         for aged in upto[max(1, self.keep) :]:
             shutil.rmtree(aged, ignore_errors=True)
 
@@ -132,9 +134,20 @@ class Saving:
         return None
 
 
+def folder_of(run: str | Path, step: int) -> Path:
+    """The folder of a step's checkpoint, run/step-000050. From step 1,000,000 on its name has more digits."""
+    return Path(run) / f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint's name; -1 for whatever has another name, `step-000050.part`."""
+    named = _NAME.fullmatch(folder.name)
+    return int(named[1]) if named else -1
+
+
 def folders(run: str | Path) -> list[Path]:
-    """The folders of all checkpoints whose saving was finished, the latest first."""
-    return sorted(Path(run).glob("step-*[0-9]"), reverse=True)
+    """The folders of all checkpoints whose saving was finished, the one of the highest step first."""
+    return sorted((folder for folder in Path(run).glob("step-*") if step_of(folder) >= 0), key=step_of, reverse=True)
 
 
 def _of_all(mine: Sealed, world: Group) -> list[Sealed]:

@@ -112,6 +112,26 @@ def test_only_the_last_few_stay_and_an_unfinished_one_is_not_looked_at(tmp_path)
     assert saved.latest(tmp_path).name == "step-000006", "later ones, which may be damaged, do not push it out"
 
 
+def test_steps_are_sorted_as_numbers_also_where_their_names_get_longer(tmp_path):
+    """Would catch 1,000,000 before 999,999: a resume that goes back, an old one that stays, the newest deleted. Names
+    that only end like a step's, of what was set aside twice, are no checkpoints."""
+
+    def several(group):
+        sync, parts, mesh = made(group)
+        for number in range(999_998, 1_000_003):
+            saved.save(tmp_path, number, parts, mesh, keep=3)
+        for name in ("step-1000003.damaged-2", "step-.5", "step-x7"):
+            (tmp_path / name).mkdir()
+        loaded = saved.load(saved.latest(tmp_path), parts, mesh)["step"]
+        names = [folder.name for folder in saved.folders(tmp_path)]
+        saved.save(tmp_path, 999_999, parts, mesh, keep=1)
+        return loaded, names
+
+    assert run_threads(several, 1) == [(1_000_002, ["step-1000002", "step-1000001", "step-1000000"])]
+    names = [folder.name for folder in saved.folders(tmp_path)]
+    assert names == ["step-1000002", "step-1000001", "step-1000000", "step-999999"], "it goes by steps up to its own"
+
+
 def flip(file):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4

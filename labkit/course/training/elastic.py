@@ -41,6 +41,7 @@ def train(order: Order) -> TrainingReport | None:
     `order.layout` gives pp and tp, and its dp is not looked at. ValueError without a folder, without an engine, and if
     no dp fits the number of processes."""
     from labkit.launch.agent import agent_world, n_started
+    from labkit.parallel.saving import folders
 
     if not order.run:
         raise ValueError("an elastic run goes on from its checkpoints: name a folder, --out runs/first")
@@ -49,7 +50,7 @@ def train(order: Order) -> TrainingReport | None:
         if world is None:
             return None
         folder = Path(order.run)
-        began = world.rank == 0 and any(folder.glob("step-*[0-9]"))
+        began = world.rank == 0 and bool(folders(folder))
         with run_lock(folder, began) if world.rank == 0 else nullcontext("") as own_id:
             run_id, resume = agreed(own_id, began, world)
             order = replace(order, layout=layout, resume=resume, run_id=run_id, device=world.device)

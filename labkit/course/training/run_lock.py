@@ -27,6 +27,8 @@ def run_lock(folder: Path, resume: bool) -> Iterator[str]:
 
     Raises ValueError if another process holds it, if a new run finds checkpoints there, and if `resume` finds no
     folder."""
+    from labkit.parallel.saving import folders
+
     if resume and not folder.is_dir():
         raise ValueError(f"there is no whole checkpoint in {folder} to resume: leave --resume out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,7 @@ def run_lock(folder: Path, resume: bool) -> Iterator[str]:
             raise ValueError(_words(folder, _read(file))) from None
         except OSError as error:  # some network file systems know no locks
             print(f"{folder} cannot be locked ({error.strerror}): see to it that no other run writes there", flush=True)
-        if not resume and any(folder.glob("step-*[0-9]")):
+        if not resume and folders(folder):
             raise ValueError(f"{folder} holds checkpoints of an earlier run: --resume it, or choose another folder")
         run = str(_read(file).get("run", "")) if resume else secrets.token_hex(8)
         owner = {"run": run, "pid": os.getpid(), "host": socket.gethostname()}
