@@ -632,10 +632,10 @@ LABS = (
         predicted("19-33", "dispatch and combine take how many times as long?", "4", "you predict 4 times"),
         widget(
             "19-13", "DispatchFilm",
-            sees("0. each token, and the experts that its router chose"),
-            slides(0, "ArrowRight"), sees("1. permute"),
+            sees("0. each token, and the experts that its router chose", "step 0 of 4"),
+            clicks("next step"), sees("1. permute"),
             GOES_ON,
-            slides(0, "End"), sees("4. combine: back at home"),
+            presses(".lk-film", 0, "End"), sees("4. combine: back at home"),
         ),
         widget(
             "19-28", "RouterExplorer",

@@ -14,8 +14,7 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ring, run_threads
-from labkit.course.topics import ring_film
-from labkit.course.widgets import predict, twin
+from labkit.course.widgets import film_player, predict, twin
 from labkit.plan.collectives import Line
 from labkit.probe import film
 from labkit.view.lines import laws
@@ -46,12 +45,18 @@ def test_the_film_widget_holds_every_frame_and_steps_within_it():
         assert f"before step {step} of 4" in words(text)
 
 
+def test_a_film_of_many_ranks_is_refused_before_anything_is_drawn():
+    """Would catch 64 ranks, whose frames take minutes and all memory of a laptop."""
+    with pytest.raises(ValueError, match=r"has 17 ranks, and at most 16 are drawn: film some of them, cluster\.on"):
+        RingFilm(Film("a film", 17, 17, (), ((),)))
+
+
 def test_the_film_widgets_page_part_is_beside_it_offline_and_labelled():
     """Would catch a script that is missing from the wheel, loads from elsewhere, or cannot be reached by keyboard."""
-    folder = Path(ring_film.__file__).parent
-    script = (folder / "ring_film.js").read_text()
+    folder = Path(film_player.__file__).parent
+    script = (folder / "film_player.js").read_text()
     assert RingFilm._esm is not None
-    assert (folder / "ring_film.css").is_file()
+    assert (folder / "film_player.css").is_file()
     assert not re.search(r"https?:|import\s", script)
     for needed in ("ArrowLeft", "ArrowRight", "Home", "End", "aria-label", "aria-live", "clearInterval", "model.off"):
         assert needed in script
