@@ -27,8 +27,8 @@ def frame(film: Film, step: int) -> Picture:
     for a film of more than 16 ranks."""
     if film.n_ranks > MOST_RANKS:
         raise ValueError(
-            f"this film has {film.n_ranks} ranks, and at most {MOST_RANKS} are drawn: film some of them, "
-            f"cluster.on(*range({MOST_RANKS})).run(...), whose group has {MOST_RANKS} ranks"
+            f"this film has {film.n_ranks} ranks, and at most {MOST_RANKS} are drawn: film a run of fewer, "
+            f"labkit.run(shoot, n_ranks={MOST_RANKS})"
         )
     if not 0 <= step <= len(film.steps):
         raise ValueError(f"this film has steps 0 to {len(film.steps)}, got {step}")

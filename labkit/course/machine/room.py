@@ -15,7 +15,7 @@ MOST_BYTES = 4096 * MIB
 def room(
     n_ranks: int,
     least: int = 2,
-    rank_bytes: int = 256 * MIB,
+    rank_bytes: int = 512 * MIB,
     free: Callable[[], int] | None = None,
     cores: int | None = None,
     most_bytes: int = MOST_BYTES,

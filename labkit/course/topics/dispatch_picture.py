@@ -51,8 +51,8 @@ def dispatch(film: Film, step: int) -> Picture:
     ranks."""
     if (n_ranks := len(film.sent)) > MOST_RANKS:
         raise ValueError(
-            f"this dispatch has {n_ranks} ranks, and at most {MOST_RANKS} are drawn: film some of them, "
-            f"cluster.on(*range({MOST_RANKS})).run(...), whose group has {MOST_RANKS} ranks"
+            f"this dispatch has {n_ranks} ranks, and at most {MOST_RANKS} are drawn: film a run of fewer, "
+            f"labkit.run(shoot, n_ranks={MOST_RANKS})"
         )
     if not 0 <= step < len(film.frames):
         raise ValueError(f"this film has steps 0 to {len(film.frames) - 1}, got {step}")

@@ -76,5 +76,5 @@ def test_more_ranks_than_a_page_holds_are_refused_with_what_to_do():
     """Would catch 64 lanes, each with more rows than the picture is wide."""
     film = developed(recorded(2))
     many = film._replace(sent=film.sent * 9)
-    with pytest.raises(ValueError, match="has 18 ranks, and at most 16 are drawn: film some of them"):
+    with pytest.raises(ValueError, match="has 18 ranks, and at most 16 are drawn: film a run of fewer"):
         dispatch(many, 0)
