@@ -388,24 +388,32 @@ def notebook_holds_no_bar(path: str, text: str) -> list[str]:
 
 
 def notebook_keeps_its_answers_folded(path: str, text: str) -> list[str]:
-    """Whoever opens a lab sees a question before its answer: what is stored from there on to the answer is folded.
+    """Whoever opens a lab, or runs it, sees a question before its answer: what is shown from there on to the answer
+    stands in a fold of the question, `with guess.folded():`, until a number is committed.
 
-    (A cell that is run unfolds itself.) The law stands in the cell of the answer, not in that of the question."""
+    A widget cannot stand there; its output is stored folded. The law stands in the cell of the answer, not in that of
+    the question, and the source of that cell is folded."""
     found, asked = [], dict[str, int]()
     for number, cell in enumerate(cells(text), 1):
         source = "".join(cell["source"])
-        folded = cell["metadata"].get("jupyter", {}).get("outputs_hidden", False)
+        metadata = cell["metadata"].get("jupyter", {})
         asks = re.findall(r"^(\w+) = Predict\((.*)", source, re.MULTILINE)
         answered = set(re.findall(r"(\w+)\.overlay\(", source))
-        alone = answered and len(cell.get("outputs", [])) == 1  # an answer folds itself
-        if asked and cell.get("outputs") and not (folded or asks or alone):
+        keeps = {*answered, *re.findall(r"with (\w+)\.folded\(", source)} & {*asked}  # an answer folds itself
+        live = any("application/vnd.jupyter.widget-view+json" in shown.get("data", {}) for shown in cell["outputs"])
+        printed = any(shown["output_type"] == "stream" for shown in cell["outputs"])
+        if asked and live and not (metadata.get("outputs_hidden", False) or asks or answered):
+            found.append(f"{path}: code cell {number} shows a widget before an answer: set jupyter.outputs_hidden")
+        elif asked and cell["outputs"] and not live and (not keeps or printed):
             found.append(
-                f"{path}: code cell {number} shows what {', '.join(asked)} asks for: set jupyter.outputs_hidden"
+                f"{path}: code cell {number} shows what {', '.join(asked)} asks for: put it below `with ....folded():`"
             )
         for name, call in asks:
             asked[name] = number
             if "law=" in source[source.index(call) :]:
                 found.append(f"{path}: code cell {number} asks for {name} and holds its law: give it to overlay")
+        if any("law=" in call for call in source.split(".overlay(")[1:]) and not metadata.get("source_hidden", False):
+            found.append(f"{path}: code cell {number} shows the law of {', '.join(sorted(answered))}: fold its source")
         for name in answered:
             asked.pop(name, None)
     return found
@@ -555,6 +563,12 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
     (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="<small>took 3 s on 4 ranks</small>")),
     (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?')\ng", "run()", "g.overlay(1)", page="x")),
     (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?', law=1)\ng", "g.overlay(1)", page="x")),
+    (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?')\ng", "g.overlay(law=1)", page="x")),
+    (
+        notebook_keeps_its_answers_folded,
+        "a.ipynb",
+        notebook("g = Predict('?')\ng", "with h.folded():\n    f()", page="x"),
+    ),
     (notebook_shows_short_cells, "notebooks/a.ipynb", notebook("x = 1\n" * (LONGEST_CELL + 1))),
     (notebook_shows_short_cells, "notebooks/a.ipynb", notebook("x = 1\nassert x")),
     (notebook_shows_short_cells, "notebooks/a.ipynb", notebook("assert x", folded=True)),
@@ -579,6 +593,12 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (notebook_is_free_of_errors, "a.ipynb", notebook("1 / 0", error=True, tags=("raises-exception",))),
     (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="<svg></svg>")),
     (notebook_keeps_its_answers_folded, "a.ipynb", notebook("g = Predict('?')\ng", "g.overlay(1)", "f()", page="x")),
+    (
+        notebook_keeps_its_answers_folded,
+        "a.ipynb",
+        notebook("g = Predict('?')\ng", "with g.folded():\n    f()", page="x"),
+    ),
+    (notebook_keeps_its_answers_folded, "a.ipynb", notebook("# The law.\ng.overlay(law=1)", page="x", folded=True)),
     (notebook_shows_short_cells, "notebooks/a.ipynb", notebook("x = 1\n" * LONGEST_CELL)),
     (notebook_shows_short_cells, "notebooks/a.ipynb", notebook("# the tests' part\nassert x", folded=True)),
 )

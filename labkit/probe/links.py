@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,8 +13,13 @@ from labkit.comm.group import Group
 Samples = list[tuple[int, float]]
 
 
+QUICKEST = 0.25
+"""The share of the messages whose time is that of the link."""
+
+
 def ping_pong(group: Group, sizes: Sequence[int], repeats: int = 15) -> Samples:
-    """One-way time of a message between ranks 0 and 1, for each size in bytes: half the round trip, median.
+    """One-way time of a message between ranks 0 and 1, for each size in bytes: half the round trip, of the quickest
+    quarter of them, since whatever else the machine does can only delay a message.
 
     Every rank must call it; the same samples come back on all. ValueError for a group of one rank."""
     if group.size < 2:
@@ -29,28 +33,37 @@ def ping_pong(group: Group, sizes: Sequence[int], repeats: int = 15) -> Samples:
             group.recv(0, into=x)
             group.send(x, 0).wait()
 
-    return [(size, seconds / 2) for size, seconds in sweep(there_and_back, sizes, group, repeats)]
+    return [(size, seconds / 2) for size, seconds in sweep(there_and_back, sizes, group, repeats, QUICKEST)]
 
 
-def sweep(verb: Callable[[Tensor], object], sizes: Sequence[int], group: Group, repeats: int = 15) -> Samples:
-    """Median seconds of `verb(x)` on a float32 tensor of each size: [(bytes, seconds)], the same on every rank.
+def sweep(
+    verb: Callable[[Tensor], object], sizes: Sequence[int], group: Group, repeats: int = 15, share: float = 0.5
+) -> Samples:
+    """Seconds of `verb(x)` on a float32 tensor of each size: [(bytes, seconds)], the same on every rank.
 
-    The slowest rank counts; two runs of each size warm up first. ValueError for a size below 0 or no repeats."""
+    The median of `repeats` counts, or the time within which another `share` of them end; and the slowest rank. Two runs
+    of each size warm up first. The sizes take turns, so that a moment in which the machine is busy falls on all of
+    them. ValueError for a size below 0 or no repeats."""
     if repeats < 1 or min(sizes, default=0) < 0:
         raise ValueError(f"sizes are 0 bytes or more and repeats at least 1, got {list(sizes)} and {repeats}")
-    samples = []
-    for size in sizes:
-        x = torch.zeros(max(1, size // 4), dtype=torch.float32, device=group.device)
-        times = []
-        for attempt in range(repeats + 2):
+    xs = [torch.zeros(max(1, size // 4), dtype=torch.float32, device=group.device) for size in sizes]
+    times: list[list[float]] = [[] for _ in sizes]
+    for attempt in range(repeats + 2):
+        for x, taken in zip(xs, times, strict=True):
             group.barrier()
             started = time.perf_counter()
             verb(x)
             if x.is_cuda:
                 torch.cuda.synchronize()
             if attempt >= 2:  # the first two warm buffers and connections
-                times.append(time.perf_counter() - started)
-        mine = torch.tensor([statistics.median(times)], dtype=torch.float64, device=group.device)
-        slowest = group.all_reduce(mine, op="max")
-        samples.append((x.numel() * 4, float(slowest)))
-    return samples
+                taken.append(time.perf_counter() - started)
+    mine = torch.tensor([quantile(taken, share) for taken in times], dtype=torch.float64, device=group.device)
+    slowest = group.all_reduce(mine, op="max").tolist()
+    return [(x.numel() * 4, seconds) for x, seconds in zip(xs, slowest, strict=True)]
+
+
+def quantile(numbers: Sequence[float], share: float) -> float:
+    """The number that `share` of them do not exceed, between the two nearest where it falls between two of them."""
+    place = share * (len(numbers) - 1)
+    low, ordered = int(place), sorted(numbers)
+    return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])

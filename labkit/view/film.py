@@ -13,6 +13,9 @@ from labkit.view.svg import PALETTE, WIDTH, Picture, arrow, box, headline, strip
 from labkit.view.units import bytes_text, number_text
 
 LEFT, TOP, GAP, HIGH, ROW = 78, 70, 14, 30, 50
+MOST_RANKS = 16
+"""The most ranks of a film that is drawn. On n ranks a ring has 2n-1 frames of n x n boxes in up to n colours: a film of
+64 ranks would be a gigabyte of picture."""
 NARROW = 392
 """The least width of a frame, with which two fit side by side in a strip."""
 
@@ -20,7 +23,13 @@ NARROW = 392
 def frame(film: Film, step: int) -> Picture:
     """A frame of the film: the chunks of every rank before step `step`, and the messages that the step sends.
 
-    Steps count from 0; the last frame, one after the last step, is the end. ValueError for a step outside the film."""
+    Steps count from 0; the last frame, one after the last step, is the end. ValueError for a step outside the film, and
+    for a film of more than 16 ranks."""
+    if film.n_ranks > MOST_RANKS:
+        raise ValueError(
+            f"this film has {film.n_ranks} ranks, and at most {MOST_RANKS} are drawn: film a run of fewer, "
+            f"labkit.run(shoot, n_ranks={MOST_RANKS})"
+        )
     if not 0 <= step <= len(film.steps):
         raise ValueError(f"this film has steps 0 to {len(film.steps)}, got {step}")
     cell = min(64.0, (WIDTH - LEFT - 16) / film.n_chunks)
@@ -49,7 +58,7 @@ def frame(film: Film, step: int) -> Picture:
 
 
 def strip(film: Film) -> Picture:
-    """All frames on one page, in reading order, for places where the film cannot be played."""
+    """All frames on one page, in reading order, for places where the film cannot be played. ValueError as for `frame`."""
     frames = [frame(film, step) for step in range(len(film.steps) + 1)]
     wide, high = max(picture.width for picture in frames), frames[0].height + 8
     columns = max(1, int((WIDTH + 16) // (wide + 16)))

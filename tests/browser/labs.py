@@ -164,7 +164,7 @@ LABS = (
         ),
         printed("02-40", sees("wait in all_reduce #3")),
         printed("02-44", sees("timeout=1800: TypeError")),
-    ), also=("02-32", "02-35")),
+    ), also=("02-32", "02-35-answer")),
     Lab("03_collectives", (
         predicted("03-39", "share of the bytes of all_reduce?", "50", "you predict 50 %", sees("measured")),
         predicted(
@@ -193,7 +193,7 @@ LABS = (
         ),
         predicted("03-52", "takes how many times as long as one inside?", "9", "you predict 9 times", sees("measured")),
         printed("03-56", sees("leaves a node", "1.5 S", "1.0 S")),
-    ), also=("03-40", "c12", "03-45", "03-53")),
+    ), also=("03-40-answer", "c12", "03-45-answer", "03-53-answer")),
     Lab("04_one_device_less_memory", (
         predicted("04-14", "take how many times as long", "3", "you predict 3 times"),
         predicted("04-26", "36 layers in 6 segments?", "11 MiB", "you predict 11,534,336 B = 11 MiB"),
@@ -632,10 +632,10 @@ LABS = (
         predicted("19-33", "dispatch and combine take how many times as long?", "4", "you predict 4 times"),
         widget(
             "19-13", "DispatchFilm",
-            sees("0. each token, and the experts that its router chose"),
-            slides(0, "ArrowRight"), sees("1. permute"),
+            sees("0. each token, and the experts that its router chose", "step 0 of 4"),
+            clicks("next step"), sees("1. permute"),
             GOES_ON,
-            slides(0, "End"), sees("4. combine: back at home"),
+            presses(".lk-film", 0, "End"), sees("4. combine: back at home"),
         ),
         widget(
             "19-28", "RouterExplorer",

@@ -25,7 +25,7 @@ def test_a_ping_pong_measures_half_a_round_trip_of_the_size_that_was_asked():
 
 def test_there_and_back_takes_twice_as_long_as_there(monkeypatch):
     """Would catch a latency that is the whole round trip."""
-    monkeypatch.setattr(links, "sweep", lambda verb, sizes, group, repeats: [(size, 8.0) for size in sizes])
+    monkeypatch.setattr(links, "sweep", lambda verb, sizes, group, repeats, share: [(size, 8.0) for size in sizes])
     assert run_threads(lambda group: ping_pong(group, [64, 128]), 2) == [[(64, 4.0), (128, 4.0)]] * 2
 
 
@@ -42,6 +42,21 @@ def test_a_sweep_reports_the_slowest_rank_in_the_median():
         return sweep(verb, [40], group, 3), sizes
 
     assert simulate(slow, 3) == [([(40, pytest.approx(0.03))], [10] * 5)] * 3
+
+
+def test_a_moment_in_which_the_machine_is_busy_falls_on_all_sizes_and_on_no_link():
+    """Would catch one size that is three times off its neighbours, since all of its messages met the same delay."""
+
+    def busy_for_a_while(group):
+        naps = iter([0.01] * 6 + [0.01, 0.01, 5.0, 5.0, 5.0, 5.0] + [0.01] * 6)
+
+        def verb(x: torch.Tensor) -> None:
+            time.sleep(next(naps))
+
+        return sweep(verb, [4, 40], group, 7)
+
+    assert simulate(busy_for_a_while, 2) == [[(4, pytest.approx(0.01)), (40, pytest.approx(0.01))]] * 2
+    assert [links.quantile([5.0, 1.0, 2.0, 9.0, 3.0], share) for share in (0, 0.25, 0.5, 1)] == [1.0, 2.0, 3.0, 9.0]
 
 
 def test_impossible_measurements_are_refused():

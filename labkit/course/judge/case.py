@@ -69,7 +69,12 @@ class Case:
         return value
 
     def __str__(self) -> str:
-        settings = ", ".join(f"{name} {_short(value)}" for name, value in self.what.items())
+        return self.without()
+
+    def without(self, *names: str) -> str:
+        """The case in words, but for the settings of these names: `3 ranks, float32, rows (1, 3, 2)`."""
+        kept = {name: value for name, value in self.what.items() if name not in names}
+        settings = ", ".join(f"{name} {_short(value)}" for name, value in kept.items())
         ranks = f"{self.n_ranks} rank{'s' if self.n_ranks > 1 else ''}"
         return f"{ranks}, {str(self.dtype)[6:]}{f', {settings}' if settings else ''}"
 

@@ -19,6 +19,7 @@ from typing import Any
 from labkit.course.exercises.exercise_files import VERDICTS, Mutant
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge import compare
+from labkit.course.judge.arguments import called_with
 from labkit.course.judge.case_run import RunCase, run_case
 from labkit.course.judge.outside import missing
 from labkit.course.judge.report import UNWRITTEN, Report
@@ -196,7 +197,9 @@ def _waits(record: RunRecord) -> dict[int, str]:
 
 
 def _explained(problem: Problem, verdict: Verdict, record: RunRecord) -> Verdict:
-    return verdict._replace(picture=of_verdict(verdict, record), probe=verdict.probe or _probe(problem, verdict))
+    where = called_with(problem, record, verdict.rank)
+    probe = verdict.probe or _probe(problem, verdict)
+    return verdict._replace(picture=of_verdict(verdict, record), probe=probe, where=where)
 
 
 def _probe(problem: Problem, verdict: Verdict) -> str:

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import ipywidgets as widgets
 from torch import Tensor, nn
 
 from labkit.comm import hops
 from labkit.comm.group import Group
 from labkit.course.topics.dispatch_picture import STEPS, Film, Row, dispatch
 from labkit.course.topics.unfair_router import tokens, unfair_layer
-from labkit.course.widgets.explorer import Explorer
+from labkit.course.widgets.film_player import FilmPlayer
 from labkit.parallel.expert import deal
 from labkit.view.svg import Drawing
 
@@ -109,18 +108,18 @@ def developed(recordings: Sequence[Recording]) -> Film:
     )
 
 
-class DispatchFilm(Explorer):
-    """The steps of a recorded dispatch, one after the other; arrow keys move the slider. `.film` is what is shown."""
+class DispatchFilm(FilmPlayer):
+    """The steps of a recorded dispatch, one after the other: `.step` is the present one, `.film` what is shown."""
 
     def __init__(self, recordings: Sequence[Recording], step: int = 0) -> None:
-        """`recordings` of all ranks, in their order. ValueError if they do not belong together."""
+        """`recordings` of all ranks, in their order. ValueError if they do not belong together, and for more than 16
+        ranks."""
         self.film = developed(recordings)
-        self.step = widgets.IntSlider(step, 0, len(STEPS) - 1, description="step")
-        super().__init__([self.step], [self.step])
+        super().__init__((dispatch(self.film, moment) for moment in range(len(STEPS))), step)
 
-    def drawn(self) -> Drawing:
-        """The rows of all ranks at the present step."""
-        return dispatch(self.film, self.step.value)
+    def static(self) -> Drawing:
+        """The rows of all ranks at the present step, for an export or a place without widgets."""
+        return dispatch(self.film, self.step)
 
 
 def _key(x: Tensor) -> tuple[float, ...]:

@@ -21,6 +21,8 @@ STEPS = (
     "combine: back at home, as they left; each is added to its token",
 )
 LEFT, TOP, LANE, WIDEST = 64.0, 70.0, 58.0, 34.0
+MOST_RANKS = 16
+"""The most ranks of a dispatch that is drawn: more lanes fit on no screen."""
 
 
 class Row(NamedTuple):
@@ -45,7 +47,13 @@ class Film(NamedTuple):
 
 
 def dispatch(film: Film, step: int) -> Picture:
-    """One step of the film, a lane for each rank. ValueError for a step that it does not have."""
+    """One step of the film, a lane for each rank. ValueError for a step that it does not have, and for more than 16
+    ranks."""
+    if (n_ranks := len(film.sent)) > MOST_RANKS:
+        raise ValueError(
+            f"this dispatch has {n_ranks} ranks, and at most {MOST_RANKS} are drawn: film a run of fewer, "
+            f"labkit.run(shoot, n_ranks={MOST_RANKS})"
+        )
     if not 0 <= step < len(film.frames):
         raise ValueError(f"this film has steps 0 to {len(film.frames) - 1}, got {step}")
     frame = film.frames[step]

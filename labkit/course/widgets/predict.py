@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from uuid import uuid4
 
 import ipywidgets as widgets
 import traitlets
 from IPython.display import publish_display_data
+from IPython.utils.capture import CapturedIO, capture_output
 
 from labkit.course.widgets.twin import Twin
 from labkit.view.bars import compare
@@ -39,6 +42,7 @@ class Predict(Twin, widgets.VBox):
         super().__init__([widgets.HTML(f"<b>{escape(question)}</b>"), row, self.said, self.picture])
         self.value = float(value)
         self.answer: Answer | None = None
+        self.folds: list[Fold] = []
 
     def commit(self) -> None:
         """Take the number in the field, and draw the answer again if there is one already."""
@@ -51,6 +55,8 @@ class Predict(Twin, widgets.VBox):
         self.said.value = escape(f"you predict {value_text(number, self.unit)}")
         if self.answer is not None:
             self.answer.update()
+        for fold in self.folds:
+            fold.update()
 
     def overlay(
         self,
@@ -70,6 +76,23 @@ class Predict(Twin, widgets.VBox):
         self.answer.update()
         return self.answer
 
+    @contextmanager
+    def folded(self) -> Iterator[None]:
+        """Whatever the block prints or displays tells the answer: it stands in a fold until a number is committed.
+
+            with guess.folded():
+                print(f"{n_messages} messages")
+
+        What it has shown before an error is shown openly, above the error."""
+        try:
+            with capture_output() as shown:
+                yield
+        except BaseException:
+            shown.show()
+            raise
+        self.folds.append(Fold(self, shown))
+        self.folds[-1].show()
+
     def static(self) -> Picture:
         """The question, and the prediction if there is one; the answer is shown where it is overlaid."""
         status = (
@@ -78,15 +101,51 @@ class Predict(Twin, widgets.VBox):
         return Picture(headline(self.question) + text(4, 46, cut(status, 100)), 58, f"{self.question} {status}")
 
 
-class Answer:
-    """The answer to a prediction, at one place of the page; `picture` is what it shows."""
+class Fold:
+    """What tells the answer to a prediction, at one place of the page: folded, until a number is committed."""
+
+    def __init__(self, question: Predict, shown: CapturedIO | None = None):
+        self.question, self.shown, self.place = question, shown, uuid4().hex
+
+    def page(self) -> str:
+        """What is in the fold, as HTML: printed lines as they are, pictures and tables as they show themselves."""
+        assert self.shown
+        printed = f'<pre style="margin:0">{escape(self.shown.stdout)}</pre>' if self.shown.stdout else ""
+        bundles = [output._repr_mimebundle_()[0] for output in self.shown.outputs]
+        return printed + "".join(data.get("text/html") or escape(data.get("text/plain", "")) for data in bundles)
+
+    def _repr_html_(self) -> str:
+        if self.question.committed:
+            return self.page()
+        asked = f"{NOT_YET}. Commit a number above, and then look here; or open this to see the answer at once."
+        return f"<details><summary>{asked}</summary>{self.page()}</details>"
+
+    def __repr__(self) -> str:
+        assert self.shown
+        return self.shown.stdout
+
+    def show(self) -> None:
+        """Show it here, in the page of the cell that runs."""
+        self._publish(anew=False)
+
+    def update(self) -> None:
+        """Unfold it, or fold it, where it is shown."""
+        self._publish(anew=True)
+
+    def _publish(self, anew: bool) -> None:
+        data = {"text/html": self._repr_html_(), "text/plain": repr(self)}
+        publish_display_data(data, transient={"display_id": self.place}, update=anew)
+
+
+class Answer(Fold):
+    """The answer to a prediction; `picture` is what it shows."""
 
     def __init__(
         self, question: Predict, measured: float | None, law: float | None, title: str, rehearsed: float | None = None
     ):
-        self.question, self.measured, self.law, self.title = question, measured, law, title
-        self.rehearsed = rehearsed
-        self.place = ""
+        super().__init__(question)
+        self.measured, self.law, self.title = measured, law, title
+        self.rehearsed, self.place = rehearsed, ""
 
     @property
     def picture(self) -> Drawing:
@@ -100,23 +159,17 @@ class Answer:
     def __repr__(self) -> str:
         return repr(self.picture)
 
-    def _repr_html_(self) -> str:
-        if self.question.committed:
-            return self.picture.html()
-        asked = f"{NOT_YET}. Commit a number above, and then look here; or open this to see the answer at once."
-        return f"<details><summary>{asked}</summary>{self.picture.html()}</details>"
+    def page(self) -> str:
+        """The picture as HTML."""
+        return self.picture.html()
 
     def _ipython_display_(self) -> None:
         self.place = self.place or uuid4().hex
-        self._publish(anew=False)
+        self.show()
 
     def update(self) -> None:
         """Draw again with the present prediction, under the question and wherever a cell has shown the answer."""
         if self.question.committed:
             self.question.picture.value = str(self.picture)
         if self.place:
-            self._publish(anew=True)
-
-    def _publish(self, anew: bool) -> None:
-        data = {"text/html": self._repr_html_(), "text/plain": repr(self)}
-        publish_display_data(data, transient={"display_id": self.place}, update=anew)
+            super().update()

@@ -31,8 +31,20 @@ def test_too_many_ranks_for_the_memory_become_fewer_with_the_numbers(capsys):
     said = capsys.readouterr().out
     assert (
         said
-        == "8 ranks want about 800 MiB, and 350 MiB are free: this lab takes 3; close other kernels to have them all\n"
+        == "8 ranks of this lab want about 800 MiB, and 350 MiB are free: this lab takes 3; close other kernels to have them all\n"
     )
+
+
+def test_a_lab_takes_no_more_than_four_gigabytes_however_much_is_free(capsys):
+    """Would catch `-p n_ranks 128`, which takes all memory of a large machine and then the kernel with it."""
+    assert room(128, free=plenty, cores=128) == 8
+    told = capsys.readouterr().out
+    assert told == (
+        "128 ranks of this lab want about 65,536 MiB, and a lab takes at most 4,096 MiB: it runs on 8; "
+        "labkit.room(128, most_bytes=68719476736) takes them all\n"
+    )
+    assert room(128, free=plenty, cores=128, most_bytes=68719476736) == 128
+    assert room(64, rank_bytes=64 * MIB, free=plenty, cores=64) == 64
 
 
 def test_where_not_even_the_least_fits_it_is_said_and_tried(capsys):

@@ -61,11 +61,20 @@ def test_rows_that_nobody_sent_and_rows_in_another_order_are_refused(leg, words)
         developed(ranks)
 
 
-def test_the_slider_steps_through_the_film_and_a_step_beyond_is_refused():
-    """Would catch a slider that nothing follows."""
+def test_a_player_has_all_steps_and_a_step_beyond_is_refused():
+    """Would catch controls that nothing follows."""
     shown = DispatchFilm(recorded(2, capacity=0.5))
-    for step, words in enumerate(STEPS):
-        shown.step.value = step
-        assert words in shown.shown.value
+    assert [words in drawn for words, drawn in zip(STEPS, shown.frames, strict=True)] == [True] * 5
+    shown.step = 99
+    assert shown.step == 4
+    assert STEPS[4] in str(shown.static())
     with pytest.raises(ValueError, match="steps 0 to 4, got 5"):
         dispatch(shown.film, 5)
+
+
+def test_more_ranks_than_a_page_holds_are_refused_with_what_to_do():
+    """Would catch 64 lanes, each with more rows than the picture is wide."""
+    film = developed(recorded(2))
+    many = film._replace(sent=film.sent * 9)
+    with pytest.raises(ValueError, match="has 18 ranks, and at most 16 are drawn: film a run of fewer"):
+        dispatch(many, 0)

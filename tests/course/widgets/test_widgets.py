@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from IPython.utils.capture import CapturedIO, RichOutput
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ring, run_threads
-from labkit.course.topics import ring_film
-from labkit.course.widgets import predict, twin
+from labkit.course.widgets import film_player, predict, twin
+from labkit.course.widgets.predict import Fold
 from labkit.plan.collectives import Line
 from labkit.probe import film
 from labkit.view.lines import laws
@@ -46,12 +47,18 @@ def test_the_film_widget_holds_every_frame_and_steps_within_it():
         assert f"before step {step} of 4" in words(text)
 
 
+def test_a_film_of_many_ranks_is_refused_before_anything_is_drawn():
+    """Would catch 64 ranks, whose frames take minutes and all memory of a laptop."""
+    with pytest.raises(ValueError, match=r"has 17 ranks, and at most 16 are drawn: film a run of fewer"):
+        RingFilm(Film("a film", 17, 17, (), ((),)))
+
+
 def test_the_film_widgets_page_part_is_beside_it_offline_and_labelled():
     """Would catch a script that is missing from the wheel, loads from elsewhere, or cannot be reached by keyboard."""
-    folder = Path(ring_film.__file__).parent
-    script = (folder / "ring_film.js").read_text()
+    folder = Path(film_player.__file__).parent
+    script = (folder / "film_player.js").read_text()
     assert RingFilm._esm is not None
-    assert (folder / "ring_film.css").is_file()
+    assert (folder / "film_player.css").is_file()
     assert not re.search(r"https?:|import\s", script)
     for needed in ("ArrowLeft", "ArrowRight", "Home", "End", "aria-label", "aria-live", "clearInterval", "model.off"):
         assert needed in script
@@ -141,6 +148,33 @@ def test_a_prediction_is_observable_and_overlaid_with_law_and_measurement():
     assert "measured: 500 B" in said
     assert "600 B" in words(guess.overlay(measured=500, law=600))
     assert guess.picture.value == str(guess.answer)
+
+
+def test_what_tells_the_answer_is_folded_until_a_number_is_committed(monkeypatch):
+    """Would catch a table right under the question that prints what is asked, and one that stays folded for ever."""
+    pages: list = []
+    monkeypatch.setattr(predict, "publish_display_data", lambda data, transient, update: pages.append((data, update)))
+    guess = Predict("How many messages?", value=7, unit="messages")
+    with guess.folded():
+        print("48 messages <in all>")
+    ((page, anew),) = pages
+    assert page["text/html"].startswith("<details><summary>You have not predicted yet.") and not anew
+    assert "48 messages &lt;in all&gt;" in page["text/html"]
+    guess.field.value = "50"
+    page, anew = pages[-1]
+    assert anew and "details" not in page["text/html"] and "48 messages" in page["text/html"]
+
+
+def test_a_fold_shows_pictures_as_they_are_and_an_error_openly(monkeypatch, capsys):
+    """Would catch a picture that is shown as its name, and lines that are lost with the error that they explain."""
+    picture = RichOutput(data={"text/html": "<svg>a picture</svg>", "text/plain": "<picture>"})
+    guess = Predict("How many?", value=7)
+    assert Fold(guess, CapturedIO(None, None, [picture])).page() == "<svg>a picture</svg>"
+    with pytest.raises(ZeroDivisionError), guess.folded():
+        print("before the error")
+        print(1 / 0)
+    assert capsys.readouterr().out == "before the error\n"
+    assert guess.folds == []
 
 
 def test_nothing_is_overlaid_before_a_number_is_committed_and_each_commit_draws_it_anew(monkeypatch):

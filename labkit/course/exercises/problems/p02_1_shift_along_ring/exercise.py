@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,28 +29,25 @@ def shift_along_ring(x: Tensor, by: int, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 7 ranks; `places` is what `by` comes to on the ring."""
-    return [Case.of(3, places=2, rows=(3, 1, 2)), Case.of(4, torch.float64, places=1, rows=(2, 2, 5, 1)).among(
-                Case.of(5, torch.float16, places=4, rows=(2, 3, 1, 5, 2)),
-                Case.of(7, torch.float64, places=2, rows=(1, 3, 2, 5, 1, 2, 4))),
-            Case.of(4, torch.int64, places=0, rows=(1, 2, 1, 3)), Case.of(2, torch.bfloat16, places=1, rows=(4, 2)),
-            Case.of(1, places=0, rows=(3,))]  # fmt: skip
-
-
-def distance(case: Case) -> int:
-    """The argument `by`: the case's number of places, and one or two times round the ring."""
-    return int(case["places"] + case.n_ranks * random.Random(case.seed).choice((-2, -1, 1, 2)))
+    """Worlds of 1 to 7 ranks. First `by` is below n, then negative, then above n: a case of its own for each, so that
+    one mistake is always told by the same case."""
+    return [Case.of(3, by=2, rows=(3, 1, 2)), Case.of(3, by=-1, rows=(1, 3, 2)),
+            Case.of(4, torch.float64, by=9, rows=(2, 2, 5, 1)).among(
+                Case.of(5, torch.float16, by=9, rows=(2, 3, 1, 5, 2)),
+                Case.of(7, torch.float64, by=16, rows=(1, 3, 2, 5, 1, 2, 4))),
+            Case.of(4, torch.int64, by=-8, rows=(1, 2, 1, 3)), Case.of(2, torch.bfloat16, by=-3, rows=(4, 2)),
+            Case.of(1, by=2, rows=(3,))]  # fmt: skip
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """A tensor of its own for each rank."""
-    return [(case.random(rows, 5, key=rank), distance(case)) for rank, rows in enumerate(case["rows"])]
+    return [(case.random(rows, 5, key=rank), case["by"]) for rank, rows in enumerate(case["rows"])]
 
 
 def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The list of all tensors, rotated."""
     order = [x for x, _ in given]
-    return [order[index - case["places"]] for index in range(case.n_ranks)]
+    return [order[(index - case["by"]) % case.n_ranks] for index in range(case.n_ranks)]
 
 
 PROBLEM = Problem(
@@ -62,10 +58,10 @@ PROBLEM = Problem(
     answer=answer,
     laws=(
         sends(
-            lambda case, rank: case["rows"][rank] * 5 * case.item_bytes if case["places"] else 0,
+            lambda case, rank: case["rows"][rank] * 5 * case.item_bytes if case["by"] % case.n_ranks else 0,
             "each rank sends its own tensor once, straight to the rank that wants it; nothing if that is itself",
             only=("send",),
-            to=lambda case, rank: {(rank + case["places"]) % case.n_ranks},
+            to=lambda case, rank: {(rank + case["by"]) % case.n_ranks},
             messages=lambda case, rank: 1,
         ),
     ),
