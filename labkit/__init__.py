@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import sys
 from types import MappingProxyType
 from typing import Any
 
@@ -116,10 +117,30 @@ def load_ipython_extension(shell: Any) -> None:
     from labkit.launch import magic
 
     magic.load(shell)
+    _show_errors(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext labkit`."""
-    from labkit.launch import magic
+    from labkit.launch import cell_errors, magic
 
     magic.unload(shell)
+    cell_errors.unload(shell)
+
+
+def _show_errors(shell: Any) -> None:
+    """Let cells show errors as labkit/launch/cell_errors.py says."""
+    from labkit.launch import cell_errors
+
+    def draw(autopsy: Any) -> Any:
+        from labkit.view.autopsy import autopsy as picture_of
+
+        return picture_of(autopsy)
+
+    cell_errors.load(shell, draw)
+
+
+# Also without the extension, since a first notebook begins with `import labkit` alone. In a kernel IPython is there
+# already, and elsewhere there is no shell: this imports nothing heavy.
+if (_shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()) is not None:
+    _show_errors(_shell)

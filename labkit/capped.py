@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.launch.cluster import BareCluster
-from labkit.launch.reply import Reply
+from labkit.launch.replies import Replies
 from labkit.plan.topology import Links
 from labkit.scripted import ScriptReport, script
 
@@ -99,7 +99,7 @@ def run(
     device: str = "auto",
     memory_bytes: int | float | str | None = None,
     **kwargs: Any,
-) -> list[Reply]:
+) -> Replies:
     """One shot: a cluster of `n_ranks`, one call of `fn(group, *args, **kwargs)`, and everything is gone again."""
     with Cluster(n_ranks, device, memory_bytes=memory_bytes, quiet=True) as ranks:
         return ranks.run(fn, *args, **kwargs)

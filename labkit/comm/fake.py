@@ -4,7 +4,7 @@
     fake    rank 0 ---> nobody     (n = 256)                  one rank: the same memory, the same ledger, no values
 
 The same verbs, in a world of any size, in one process. A verb makes the tensors that it would make on gloo
-(native.py), gives back one of the right shape, and charges the ledger with the bytes that this rank would send; no
+(native.py), gives back one of the right shape, and charges the ledger with the bytes that this rank would send (charge.py); no
 value is ever computed, so tensors must be fake ones (torch's FakeTensorMode). Memory of a group: none.
 
 What a collective gives back is known. What a message carries is not: its sender decides. So a fake world takes it from
@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.comm.charge import charged_bytes
 from labkit.comm.group import Group, Work, check_in_place, check_message, check_peer, check_tag
-from labkit.comm.hops import away_bytes
 from labkit.comm.ledger import Ledger
 from labkit.comm.message import EAGER_BYTES, PIECE_BYTES, as_bytes
 from labkit.comm.native import UnderWay
@@ -210,12 +210,12 @@ class Nobody:
 
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """Same shape; charges 2(n-1)/n N."""
-        group.ledger.charge(2 * (self.size - 1) * x.numel() * x.element_size() // self.size)
+        group.ledger.charge(charged_bytes("all_reduce", x, group.rank, self.size))
         return _mean(x.clone(memory_format=torch.contiguous_format), op, self.size)
 
     def reduce_scatter(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """[n*k, ...] -> [k, ...] (ragged: as tensor_split cuts); charges (n-1)/n N."""
-        group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
+        group.ledger.charge(charged_bytes("reduce_scatter", x, group.rank, self.size))
         if x.shape[0] % self.size:
             y = x.clone(memory_format=torch.contiguous_format).tensor_split(self.size)[group.rank].clone()
             return _mean(y, op, self.size)
@@ -223,12 +223,12 @@ class Nobody:
 
     def all_gather(self, x: Tensor, group: Group) -> Tensor:
         """[k, ...] -> [n*k, ...]; charges (n-1)/n of the result's bytes."""
-        group.ledger.charge((self.size - 1) * x.numel() * x.element_size())
+        group.ledger.charge(charged_bytes("all_gather", x, group.rank, self.size))
         return x.contiguous().new_empty((self.size * x.shape[0], *x.shape[1:]))
 
     def broadcast(self, x: Tensor, group: Group, source: int = 0) -> Tensor:
         """Same shape; charges N at the source."""
-        group.ledger.charge(x.numel() * x.element_size() if group.rank == source else 0)
+        group.ledger.charge(charged_bytes("broadcast", x, group.rank, self.size, source))
         return x.clone(memory_format=torch.contiguous_format)
 
     def all_to_all(
@@ -239,7 +239,7 @@ class Nobody:
         receive_rows: Sequence[int] | None = None,
     ) -> Tensor:
         """Same shape, or ragged: as many rows as come. Charges what leaves."""
-        group.ledger.charge(away_bytes(x, group.rank, self.size, send_rows))
+        group.ledger.charge(charged_bytes("all_to_all", x, group.rank, self.size, send_rows=send_rows))
         return x.contiguous().new_empty((sum(receive_rows or x.shape[:1]), *x.shape[1:]))
 
     def barrier(self, x: Tensor, group: Group) -> Tensor:

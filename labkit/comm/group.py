@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.comm.charge import charged_bytes
 from labkit.comm.ledger import Call, Ledger
 from labkit.comm.message import MOST_DIMS, Wire, code_of, receiving, sending
 
@@ -122,7 +123,7 @@ class Group:
         check_op(self, x, op)
         check_in_place(x, "an in-place all_reduce")
         if self._asynchronous("all_reduce"):
-            return self._begin("all_reduce", x, 2 * _n_bytes(x), op=op)
+            return self._begin("all_reduce", x, op=op)
         if self.size > 1:
             x.detach().copy_(self.all_reduce(x, op))
         return Work.finished_with(self.ledger, self._call("all_reduce", x), x)
@@ -151,7 +152,7 @@ class Group:
         """Start a reduce_scatter; leave x alone until `wait()` gives this rank's part.   [n*k, ...] -> [k, ...]"""
         check_op(self, x, op)
         if x.dim() and x.shape[0] % self.size == 0 and self._asynchronous("reduce_scatter"):
-            return self._begin("reduce_scatter", x.detach().contiguous(), _n_bytes(x), op=op)
+            return self._begin("reduce_scatter", x.detach().contiguous(), op=op)
         return Work.finished_with(self.ledger, self._call("reduce_scatter", x), self.reduce_scatter(x, op))
 
     def all_gather_start(self, x: Tensor, into: Tensor | None = None) -> Work:
@@ -162,7 +163,7 @@ class Group:
         if into is not None:
             check_in_place(into, "into=", (self.size * x.shape[0], *x.shape[1:]), x)
         if x.dim() and self._asynchronous("all_gather"):
-            return self._begin("all_gather", x.detach().contiguous(), self.size * _n_bytes(x), into=into)
+            return self._begin("all_gather", x.detach().contiguous(), into=into)
         alone = into is not None and self.size == 1 and x.dim() > 0  # x is the whole: no copy of it besides `into`
         whole = x if alone else self.all_gather(x)
         if into is not None:
@@ -200,7 +201,7 @@ class Group:
 
         Sends (n-1)/n of x's bytes. Raises ValueError if n does not divide dim 0."""
         if checked(self, x).dim() and x.shape[0] % self.size == 0 and self._asynchronous("all_to_all"):
-            return self._begin("all_to_all", x.detach().contiguous(), _n_bytes(x))
+            return self._begin("all_to_all", x.detach().contiguous())
         return Work.finished_with(self.ledger, self._call("all_to_all", x), self.all_to_all(x))
 
     def barrier(self) -> None:
@@ -242,11 +243,11 @@ class Group:
         native = getattr(self.wire, verb, None)
         return self.size > 1 and hasattr(self.wire, f"{verb}_start") and self.algorithms[verb] is native
 
-    def _begin(self, verb: str, x: Tensor, n_bytes: int, **options: Any) -> Work:
+    def _begin(self, verb: str, x: Tensor, **options: Any) -> Work:
         self.counted[0] += 1
         call = self._call(verb, x, shape=tuple(x.shape), op=options.get("op", "sum"))
+        sent = charged_bytes(verb, x, self.rank, self.size)
         with Watched(self.ledger, call):  # the witness compares shapes here, before anything is sent
-            sent = (self.size - 1) * n_bytes // self.size
             number = self.ledger.open(verb, self.axis, None, sent, 0, self.ranks[(self.rank + 1) % self.size])
         return Work(self.ledger, call, getattr(self.wire, f"{verb}_start")(x, **options), number)
 

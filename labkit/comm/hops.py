@@ -36,13 +36,6 @@ def all_to_all(
     return out
 
 
-def away_bytes(x: Tensor, rank: int, size: int, send_rows: Sequence[int] | None) -> int:
-    """Bytes of x that leave a rank in an all_to_all: all but those of the part that it keeps."""
-    n_bytes = x.numel() * x.element_size()
-    kept = 1 if send_rows is None else send_rows[rank]
-    return n_bytes - n_bytes * kept // (size if send_rows is None else max(1, x.shape[0]))
-
-
 def barrier(x: Tensor, group: Group) -> Tensor:
     """Wait for everybody: in round k hear from rank - 2^k, who has heard from 2^k ranks (Hensgen, Finkel and Manber,
     1988). ceil(log2 n) messages without payload a rank."""

@@ -1,8 +1,14 @@
 """The ledger: every byte that a rank hands to the wire, written down as it goes.
 
 Strategies talk only through Groups, and every verb of a Group writes here. Laws are proved against the ledger, pictures
-are drawn from it, and the cost model is corrected by it. It counts the payload: the 128-byte headers with which
-point-to-point messages announce their shape are the wire's own business.
+are drawn from it, and the cost model is corrected by it. Its bytes are of two sorts:
+
+    counted    the payload of messages, which labkit sent itself: those of `send`, and those of which a collective
+               consists on shaped links, on threads, and where an algorithm of one's own was swapped in
+    charged    a collective that a backend carried out (gloo, NCCL, memory that the ranks share): it does not say what
+               it sends, so the bytes of a ring are written down for it (charge.py)
+
+The 128-byte headers with which point-to-point messages announce their shape are the wire's own business.
 """
 
 from __future__ import annotations
@@ -12,6 +18,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+
+FOOTNOTE = "charged: the backend does not say what it sent; these are the bytes of a ring. The rest was counted."
+"""What stands below a table of bytes of which some were charged."""
 
 
 class Transfer(NamedTuple):
@@ -25,6 +35,7 @@ class Transfer(NamedTuple):
     within    the verbs whose swapped-in algorithms sent it, outermost first: "", "all_reduce", "all_reduce/broadcast"
     tag       the tag of a message
     next      global rank of the next member of the group, to which a ring sends; None for a message
+    charged   True: a collective, whose bytes a law says (charge.py). False: a message, whose bytes were counted
     """
 
     verb: str
@@ -36,6 +47,11 @@ class Transfer(NamedTuple):
     within: str = ""
     tag: int = 0
     next: int | None = None
+
+    @property
+    def charged(self) -> bool:
+        """Whether a law says the bytes. A collective that is carried out by messages has none of its own."""
+        return self.to is None
 
 
 @dataclass(frozen=True)
@@ -89,6 +105,10 @@ class Ledger:
             mine = self.nodes[self.rank] if self.nodes else ""
             return sum(n_bytes for (_, node), n_bytes in self.between_nodes(verb).items() if node != mine)
         return sum(t.n_bytes for t in self.transfers if _is(t, verb) and axis in (None, t.axis))
+
+    def charged_bytes(self, verb: str | None = None, axis: str | None = None) -> int:
+        """That part of the bytes sent which was not counted but charged, by the law of a ring (see above)."""
+        return sum(t.n_bytes for t in self.transfers if t.charged and _is(t, verb) and axis in (None, t.axis))
 
     def between_nodes(self, verb: str | None = None) -> dict[tuple[str, str], int]:
         """Bytes that this rank sent, by (its node, the receiver's); {} where all ranks are on one machine.
@@ -159,13 +179,20 @@ class Ledger:
         return {**vars(self), **empty}
 
     def __repr__(self) -> str:
-        verbs = sorted({(t.verb, t.axis) for t in self.transfers})
-        rows = [
-            f"  {verb:15s} {axis:6s} {sum((t.verb, t.axis) == (verb, axis) for t in self.transfers):6,d} calls"
-            f" {sum(t.n_bytes for t in self.transfers if (t.verb, t.axis) == (verb, axis)):14,d} bytes sent"
-            for verb, axis in verbs
-        ]
-        return "\n".join([f"Ledger: {len(self.transfers):,} transfers, {self.sent_bytes():,} bytes sent", *rows])
+        """A line for each verb of each axis, and whether its bytes were counted or charged."""
+        rows = Counter[tuple[str, str]]((t.verb, t.axis) for t in self.transfers)
+        bytes_of = Counter[tuple[str, str]]()
+        for t in self.transfers:
+            bytes_of[t.verb, t.axis] += t.n_bytes
+        charged = {(t.verb, t.axis) for t in self.transfers if t.charged}
+        lines = [f"Ledger: {_many(len(self.transfers), 'transfer')}, {_many(self.sent_bytes(), 'byte')} sent"]
+        for (verb, axis), calls in sorted(rows.items()):
+            n_bytes = bytes_of[verb, axis]
+            how = ("charged *" if n_bytes else "") if (verb, axis) in charged else "counted"
+            lines.append(f"  {verb:15s} {axis:6s} {_many(calls, 'call'):>12} {n_bytes:14,d} bytes {how}".rstrip())
+        if self.charged_bytes():
+            lines.append("* " + FOOTNOTE)
+        return "\n".join(lines)
 
 
 class Aside(Ledger):
@@ -184,6 +211,10 @@ class Aside(Ledger):
         """Forget everything that both have written so far."""
         self.whole.clear()
         self.within = []
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _is(transfer: Transfer, verb: str | None) -> bool:

@@ -1,16 +1,8 @@
 """Groups over torch.distributed: gloo between processes on CPUs (or on one shared GPU), NCCL between GPUs.
 
 Only this file knows how torch spells its collectives. Long because most of them stand here twice, waited for and
-started. What a backend sends is charged to the ledger by the
-textbook law of a ring, whatever the backend does inside (gloo's reduce_scatter, for one, is an all_reduce in disguise):
-
-    all_reduce      2(n-1)/n N     N = bytes of the whole tensor
-    reduce_scatter   (n-1)/n N
-    all_gather       (n-1)/n N
-    all_to_all       (n-1)/n N, with ragged parts N but for the part that stays
-    broadcast        N from the source, 0 from the others
-
-With gloo a CUDA tensor is staged through host memory: right numbers on any machine, not the speed of a GPU.
+started. What a backend sends inside of a collective it does not say (gloo's reduce_scatter, for one, is an all_reduce in
+disguise): the ledger is charged what a ring would send (charge.py). With gloo a CUDA tensor is staged through host memory: right numbers on any machine, not the speed of a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.comm import hops, loops
+from labkit.comm import loops
+from labkit.comm.charge import charged_bytes
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.comm.private import private
@@ -335,14 +328,14 @@ class Native:
 
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """Sum of x over the group.   same shape"""
-        group.ledger.charge(2 * (self.size - 1) * x.numel() * x.element_size() // self.size)
+        group.ledger.charge(charged_bytes("all_reduce", x, group.rank, self.size))
         y = self._staged(x).clone(memory_format=torch.contiguous_format)
         dist.all_reduce(y, _op(op), self.pg)
         return self._back_on(_mean(y, op, self.size), x)
 
     def reduce_scatter(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """This rank's part of the sum.   [n*k, ...] -> [k, ...]"""
-        group.ledger.charge((self.size - 1) * x.numel() * x.element_size() // self.size)
+        group.ledger.charge(charged_bytes("reduce_scatter", x, group.rank, self.size))
         if x.shape[0] % self.size:  # torch wants equal parts; ours are those of tensor_split
             y = self._staged(x).clone(memory_format=torch.contiguous_format)
             dist.all_reduce(y, _op(op), self.pg)
@@ -355,7 +348,7 @@ class Native:
 
     def all_gather(self, x: Tensor, group: Group) -> Tensor:
         """Everybody's x, joined along dim 0.   [k, ...] -> [n*k, ...]"""
-        group.ledger.charge((self.size - 1) * x.numel() * x.element_size())
+        group.ledger.charge(charged_bytes("all_gather", x, group.rank, self.size))
         source = self._staged(x).contiguous()
         y = source.new_empty((self.size * x.shape[0], *x.shape[1:]))
         _all_gather()(y, source, group=self.pg)
@@ -363,7 +356,7 @@ class Native:
 
     def broadcast(self, x: Tensor, group: Group, source: int = 0) -> Tensor:
         """The source's x.   same shape"""
-        group.ledger.charge(x.numel() * x.element_size() if group.rank == source else 0)
+        group.ledger.charge(charged_bytes("broadcast", x, group.rank, self.size, source))
         y = self._staged(x).clone(memory_format=torch.contiguous_format)
         dist.broadcast(y, group=self.pg, group_src=source)
         return self._back_on(y, x)
@@ -377,7 +370,7 @@ class Native:
     ) -> Tensor:
         """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...], or ragged"""
         source = self._staged(x).contiguous()
-        group.ledger.charge(hops.away_bytes(source, self.rank, self.size, send_rows))
+        group.ledger.charge(charged_bytes("all_to_all", x, group.rank, self.size, send_rows=send_rows))
         y = source.new_empty((sum(receive_rows or source.shape[:1]), *x.shape[1:]))
         dist.all_to_all_single(y, source, receive_rows, send_rows, group=self.pg)
         return self._back_on(y, x)

@@ -11,7 +11,7 @@ A rank shows the others where its tensor lies, and each takes from there what it
     broadcast        N, the source 0       take the source's x             N = bytes of the whole tensor
 
 Sums are taken in the order of the ranks, so that every verb and every size gives the same bits. The ledger is charged
-as by every backend, with the bytes of a ring (native.py). What is read is copied into a page that is no tensor's.
+as by every backend, with the bytes of a ring (charge.py). What is read is copied into a page that is no tensor's.
 
 A collective that is started and waited for later stays with gloo, whose thread carries it out while this rank
 computes; one of Python's would take turns with the computing thread instead.
@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.comm.charge import charged_bytes
 from labkit.comm.group import Group
-from labkit.comm.hops import away_bytes
 from labkit.comm.mailbox import PIECE_BYTES, In, Letter, Mailbox, Out
 from labkit.comm.message import EAGER_BYTES
 from labkit.comm.native import Native, UnderWay
@@ -131,7 +131,7 @@ class Shared(Native):
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """Sum of x over the group, the same bits on every rank.   same shape"""
         n, me, n_bytes = self.size, self.rank, x.numel() * x.element_size()
-        group.ledger.charge(2 * (n - 1) * n_bytes // n)
+        group.ledger.charge(charged_bytes("all_reduce", x, me, n))
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         mine, out = (x if x.is_contiguous() else _aside(x)).view(-1), y.view(-1)
         shown = self._show(mine)
@@ -153,7 +153,7 @@ class Shared(Native):
         if x.shape[0] % self.size:
             return super().reduce_scatter(x, group, op)
         n_bytes = x.numel() * x.element_size()
-        group.ledger.charge((self.size - 1) * n_bytes // self.size)
+        group.ledger.charge(charged_bytes("reduce_scatter", x, self.rank, self.size))
         source = x.contiguous()
         y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         start, stop = _cut(x.numel(), self.size, self.rank)
@@ -164,7 +164,7 @@ class Shared(Native):
     def all_gather(self, x: Tensor, group: Group) -> Tensor:
         """Everybody's x, joined along dim 0.   [k, ...] -> [n*k, ...]"""
         n_bytes = x.numel() * x.element_size()
-        group.ledger.charge((self.size - 1) * n_bytes)
+        group.ledger.charge(charged_bytes("all_gather", x, self.rank, self.size))
         source = x.contiguous()
         y = source.new_empty((self.size * x.shape[0], *x.shape[1:]))
         for member, letter in self._show(source).items():
@@ -181,11 +181,10 @@ class Shared(Native):
         receive_rows: Sequence[int] | None = None,
     ) -> Tensor:
         """Part j of x goes to rank j; part i of the result came from rank i.   [n*k, ...] -> [n*k, ...], or ragged"""
+        group.ledger.charge(charged_bytes("all_to_all", x, self.rank, self.size, send_rows=send_rows))
         if send_rows is not None and receive_rows is not None:
-            group.ledger.charge(away_bytes(x, self.rank, self.size, send_rows))
             return self._exchange(x.contiguous().split(list(send_rows)), receive_rows)
         n_bytes = x.numel() * x.element_size()
-        group.ledger.charge((self.size - 1) * n_bytes // self.size)
         source, part = x.contiguous(), n_bytes // self.size
         y = torch.empty_like(source)
         for member, letter in self._show(source).items():
@@ -197,7 +196,7 @@ class Shared(Native):
     def broadcast(self, x: Tensor, group: Group, source: int = 0) -> Tensor:
         """The source's x.   same shape"""
         n_bytes = x.numel() * x.element_size()
-        group.ledger.charge(n_bytes if self.rank == source else 0)
+        group.ledger.charge(charged_bytes("broadcast", x, self.rank, self.size, source))
         y = x.clone(memory_format=torch.contiguous_format)
         if self.rank == source:
             self._tell(y, self.peers)

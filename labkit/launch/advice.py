@@ -1,6 +1,9 @@
-"""Sentences that say what to do instead, for mistakes that nearly everybody makes once on a rank."""
+"""Sentences that say what to do instead, for mistakes that nearly everybody makes once."""
 
 from __future__ import annotations
+
+import difflib
+from types import MappingProxyType, ModuleType
 
 NO_WORLD = "Default process group has not been initialized"
 ADVICE = (
@@ -24,8 +27,39 @@ ADVICE = (
     ),
 )
 """Pairs: words of an error of torch or Python, and what to do instead."""
+ELSEWHERE = MappingProxyType(
+    {
+        "allgather": "all_gather",
+        "alltoall": "all_to_all",
+        "bcast": "broadcast",
+        "gather": "all_gather",
+        "get_rank": "rank",
+        "get_world_size": "size",
+        "irecv": "recv_start",
+        "isend": "send",
+        "map": "run",
+        "n_ranks": "size",
+        "reduce": "all_reduce",
+        "sendrecv": "exchange",
+        "submit": "run",
+        "world_size": "size",
+    }
+)
+"""What MPI, torch.distributed and other libraries call a thing, and what labkit calls it."""
 
 
 def advice(message: str) -> list[str]:
     """Sentences that say what to do instead of what raised this message; empty for an error that is not in the list."""
     return [mend for words, mend in ADVICE if words in message]
+
+
+def likely_name(error: AttributeError) -> str:
+    """The name that was probably meant, where an object or a module of labkit has no such name; else ""."""
+    known, name = error.obj, error.name
+    home = known.__name__ if isinstance(known, ModuleType) else type(known).__module__
+    if not name or home.partition(".")[0] != "labkit":
+        return ""
+    names = [one for one in dir(known) if not one.startswith("_")]
+    if ELSEWHERE.get(name) in names:
+        return ELSEWHERE[name]
+    return next(iter(difflib.get_close_matches(name, names, 1)), "")

@@ -18,6 +18,7 @@ from labkit.launch.choice import Choice, choose
 from labkit.launch.joined import JoinedRanks
 from labkit.launch.rank_processes import RankProcesses
 from labkit.launch.ranks import Ranks
+from labkit.launch.replies import Replies
 from labkit.launch.reply import Reply, Stopped
 from labkit.launch.state import State
 from labkit.launch.status import Status, status_of
@@ -147,8 +148,8 @@ class BareCluster:
         """The machine of each rank of a joined cluster, by rank; () if all are on this one."""
         return self._processes.nodes
 
-    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Reply]:
-        """Call `fn(group, *args, **kwargs)` on every rank; a `Reply` from each, in rank order.
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Replies:
+        """Call `fn(group, *args, **kwargs)` on every rank; a list of a `Reply` from each, in rank order.
 
         `fn` may be defined in a cell; it and its arguments travel by value. What it prints appears as it is printed.
         Raises WorkerError (root cause first) if a rank fails, dies or hangs, KeyboardInterrupt on the stop button,
@@ -165,7 +166,7 @@ class BareCluster:
 
     def _run(
         self, ranks: Sequence[int], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Reply]:
+    ) -> Replies:
         if not callable(fn):
             raise ValueError(f"run takes a function, got {type(fn).__name__} {fn!r}")
         _check_call(fn, args, kwargs)
@@ -215,7 +216,7 @@ class BareCluster:
                 self._doubt = not patience
         return "Stopped twice. The next call will first set the ranks right."
 
-    def _replies(self, call: Call) -> list[Reply]:
+    def _replies(self, call: Call) -> Replies:
         error = error_of(call)
         if error is not None:
             if not call.freed:
@@ -226,7 +227,7 @@ class BareCluster:
             cause = error.errors[error.rank].exception() if error.rank in error.errors else None
             raise error from cause
         self._sweep(call)
-        replies = []
+        replies = Replies()
         for rank in call.ranks:
             answer, frames = call.answers[rank]
             try:
@@ -318,7 +319,7 @@ class Some:
     def __init__(self, cluster: BareCluster, ranks: tuple[int, ...]):
         self.cluster, self.ranks = cluster, ranks
 
-    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Reply]:
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Replies:
         """Call `fn(group, ...)` on these ranks only; the group is still the whole world."""
         return self.cluster._run(self.ranks, fn, args, kwargs)
 

@@ -6,12 +6,13 @@ import pickle
 import re
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
 from labkit.comm.libraries import within
+from labkit.launch.advice import likely_name
 from labkit.launch.watch import lines
 
 if TYPE_CHECKING:
@@ -75,18 +76,25 @@ def failure_of(error: BaseException, last_call: str) -> Failure:
         pickled = cloudpickle.dumps(error.with_traceback(None))
     except Exception:
         pickled = None
-    return Failure(type(error).__name__, str(error), text, wire, pickled, last_call)
+    meant = likely_name(error) if isinstance(error, AttributeError) else ""
+    message = f"{error}; did you mean {meant}?" if meant else str(error)
+    return Failure(type(error).__name__, message, text, wire, pickled, last_call)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reply:
     """One rank's answer: the value its function returned, what it printed, every transfer, and the seconds it took."""
 
     rank: int
     value: Any
     output: str
-    ledger: Ledger = field(repr=False)
+    ledger: Ledger
     seconds: float
+
+    def __repr__(self) -> str:
+        # Not `output`: a notebook has shown it as it was printed.
+        sent = f"{self.ledger.sent_bytes():,} bytes sent"
+        return f"Reply(rank={self.rank}, value={self.value!r}, {sent}, {1e3 * self.seconds:.2f} ms)"
 
 
 class WorkerError(RuntimeError):

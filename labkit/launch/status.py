@@ -9,6 +9,7 @@ from html import escape
 import psutil
 
 from labkit.launch.ranks import Ranks
+from labkit.launch.table import html_table, text_table
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,10 @@ class Status:
         return rows
 
     def __repr__(self) -> str:
-        rows = self._table()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"{self.sentence}; generation {self.generation}", *lines])
+        return f"{self.sentence}; generation {self.generation}\n{text_table(self._table())}"
 
     def _repr_html_(self) -> str:
-        names, *rows = self._table()
-        head = "".join(f"<th>{name}</th>" for name in names)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<p>{escape(self.sentence)}; generation {self.generation}</p><table><tr>{head}</tr>{body}</table>"
+        return f"<p>{escape(self.sentence)}; generation {self.generation}</p>{html_table(self._table())}"
 
 
 def status_of(processes: Ranks, sentence: str) -> Status:

@@ -50,8 +50,8 @@ def seconds_text(seconds: float) -> str:
 
 
 def plural(count: int, what: str) -> str:
-    """A count with its noun in the right number: `1 hint`, `2 hints`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    """A count with its noun in the right number: `1 hint`, `2,000 hints`, `3 micro-batches`."""
+    return f"{count:,} {what}{'' if count == 1 else 'es' if what.endswith(('ch', 'sh', 's', 'x')) else 's'}"
 
 
 def value_text(value: float, unit: str) -> str:

@@ -22,7 +22,7 @@ class BlockExplorer(Explorer):
             raise ValueError(f"a tile has {', '.join(map(str, BLOCKS))} numbers, got {block}")
         self.outlier = widgets.IntSlider(outlier, 0, 16, description="outlier 2^")
         self.block = widgets.SelectionSlider(options=BLOCKS, value=block, description="tile of")
-        self.seed = widgets.IntSlider(seed, 0, 9, description="numbers")
+        self.seed = widgets.IntSlider(seed, 0, 9, description="draw", tooltip="which numbers are drawn")
         controls = [self.outlier, self.block, self.seed]
         super().__init__(controls, controls)
 

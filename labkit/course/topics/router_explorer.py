@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 import ipywidgets as widgets
@@ -12,11 +13,12 @@ from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.view.svg import Drawing
 
 N_EXPERT = 16
-CAPACITIES = MappingProxyType({"dropless": None, "1.0": 1.0, "1.25": 1.25, "1.5": 1.5, "2.0": 2.0})
+CAPACITIES = MappingProxyType({"dropless": math.inf, "1.0": 1.0, "1.25": 1.25, "1.5": 1.5, "2.0": 2.0})
 
 
 class RouterExplorer(Explorer):
-    """A slider for the skew, menus for experts of a token, capacity and ranks, and one for other tokens.
+    """Sliders for the skew, the experts of a token and the ranks, a menu of capacities, and a slider that draws other
+    tokens and another router.
 
     Sixteen experts, 256 tokens of each rank. Arrow keys move a slider. `.picture` shows rows by expert and who waits.
     ValueError for a choice that is not on a menu."""
@@ -25,20 +27,20 @@ class RouterExplorer(Explorer):
         self, skew: float = 0.5, top_k: int = 2, capacity: float | None = None, n_ranks: int = 4, seed: int = 0
     ) -> None:
         """`capacity` None: no row is dropped."""
-        if capacity not in CAPACITIES.values():
+        room = math.inf if capacity is None else capacity  # None in a menu is ipywidgets' word for "nothing chosen"
+        if room not in CAPACITIES.values():
             raise ValueError(f"capacity is one of {', '.join(CAPACITIES)} (None is dropless), got {capacity}")
         self.skew = widgets.FloatSlider(skew, min=0.0, max=3.0, step=0.1, description="skew")
         self.top_k = widgets.SelectionSlider(options=(1, 2, 4, 8), value=top_k, description="experts k")
-        self.capacity = widgets.Dropdown(options=list(CAPACITIES.items()), value=capacity, description="capacity")
+        self.capacity = widgets.Dropdown(options=list(CAPACITIES.items()), value=room, description="capacity")
         self.ranks = widgets.SelectionSlider(options=(1, 2, 4, 8), value=n_ranks, description="ep ranks")
-        self.seed = widgets.IntSlider(seed, 0, 9, description="tokens")
+        self.seed = widgets.IntSlider(seed, 0, 9, description="draw", tooltip="which tokens and router are drawn")
         controls = [self.skew, self.top_k, self.capacity, self.ranks, self.seed]
         super().__init__([in_two_columns(controls)], controls)
 
     def drawn(self) -> Drawing:
         """The picture for the present controls: a row is 4,096 numbers in bf16."""
+        capacity = None if self.capacity.value == math.inf else self.capacity.value
         return router(
-            choose(
-                self.skew.value, N_EXPERT, self.top_k.value, self.capacity.value, self.ranks.value, seed=self.seed.value
-            )
+            choose(self.skew.value, N_EXPERT, self.top_k.value, capacity, self.ranks.value, seed=self.seed.value)
         )

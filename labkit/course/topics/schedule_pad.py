@@ -151,7 +151,7 @@ def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: fl
 class SchedulePad(Explorer):
     """A text area for a schedule, filled with a published one on request, with what it costs beside 1f1b's.
 
-    "run it" runs the text's schedule on ranks and draws the measurement below the simulation. For a text that is no
+    "run it" runs the text's schedule on ranks and draws the recording below the simulation. For a text that is no
     schedule, line, column and mend are shown, and the last picture stays. `.schedule` is what is shown, `.ran` the last
     run of it, None before."""
 
@@ -182,7 +182,7 @@ class SchedulePad(Explorer):
         if schedule.programs != self.schedule.programs:
             self.ran = None
         cost, spans = weigh(schedule)
-        picture = player(schedule, spans, measured=self.ran.spans if self.ran else ())
+        picture = player(schedule, spans, recorded=self.ran.spans if self.ran else ())
         self.schedule, self.note = schedule, table(schedule, cost, self.ran)
         return picture
 

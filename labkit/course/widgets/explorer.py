@@ -24,6 +24,9 @@ class Explorer(Twin, widgets.VBox):
         self.picture: Drawing | None = None
         super().__init__([*rows, self.said, self.shown])
         for control in controls:
+            # ipywidgets shows an empty menu for the value None, also where None is one of the options
+            shows = getattr(control, "index", 0) is not None
+            assert shows, f"{control.description!r} of {type(self).__name__} starts without a choice"
             control.observe(lambda _: self.draw(), "value")
         self.draw()
 

@@ -21,7 +21,7 @@ NAMES = [f"{getattr(thing, '__name__', 'pids')}" for thing in THINGS]
 
 @pytest.mark.parametrize("thing", THINGS, ids=NAMES)
 def test_the_lines_that_show_names_hold_what_it_shows(thing):
-    """Would catch a title that points elsewhere, a lost decorator, and a module that loses its first line."""
+    """Would catch a title that points elsewhere, and a lost decorator."""
     source = show(thing)
     lines = (ROOT / source.file).read_text().splitlines()
     there = textwrap.dedent("\n".join(lines[source.first - 1 : source.last]))
@@ -36,10 +36,30 @@ def test_a_method_is_shown_without_its_indent_and_runs_as_a_function():
     assert show(labkit.Cluster).code == inspect.getsource(labkit.Cluster)
 
 
+def test_a_module_is_shown_from_its_first_function_on():
+    """Would catch a docstring and imports that fill the box, and an algorithm that stands below its edge."""
+    source = show(ring)
+    assert source.code.startswith("def all_reduce(")
+    assert source.code.rstrip().endswith(inspect.getsource(ring.combine).rstrip())
+    assert show(labkit.course.reading.source).code.startswith("@dataclass(frozen=True)\nclass Source:")
+
+
+def test_a_long_docstring_is_folded_behind_its_first_paragraph():
+    """Would catch 30 lines of docstring before the first line of code, and a fold that swallows code."""
+    html = show(labkit.Cluster)._repr_html_()
+    fold = re.search(r"<details><summary[^>]*>[^<]*</summary>(.*?)</details>", html, re.DOTALL)[1]
+    assert "keep what they know between calls" in html[: html.index("<details>")]
+    folded = unescape(re.sub(r"<[^>]*>", "", fold))
+    assert "how many processes" in folded
+    assert folded.rstrip().endswith('"""')
+    assert "def __init__" not in folded
+    assert "<details>" not in show(labkit.Cluster.pids)._repr_html_()
+
+
 @pytest.mark.parametrize("thing", THINGS, ids=NAMES)
 def test_the_html_holds_the_same_text(thing):
-    """Would catch an unescaped `<` and a token that the colouring drops."""
-    html = show(thing)._repr_html_()
+    """Would catch an unescaped `<`, a token that the colouring drops, and a line that the fold loses."""
+    html = re.sub(r"<summary.*?</summary>", "", show(thing)._repr_html_())
     words = unescape(re.sub(r"<[^>]*>", "", html[html.index("<pre") :]))
     assert words.rstrip() == show(thing).code.strip("\n")
 

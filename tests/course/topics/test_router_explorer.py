@@ -59,6 +59,7 @@ def test_a_fair_router_waits_little_and_an_unfair_one_waits_for_the_rank_of_its_
 def test_the_controls_move_the_picture_and_what_cannot_be_is_refused():
     """Would catch a slider without a picture, and a menu whose choice is forgotten."""
     explorer = RouterExplorer()
+    assert explorer.capacity.label == "dropless"
     assert "dropless" in explorer.static().label
     explorer.capacity.value, explorer.top_k.value = 1.25, 4
     assert "4 a token, capacity 1.25" in explorer.static().label

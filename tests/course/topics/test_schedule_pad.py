@@ -57,11 +57,11 @@ def test_run_it_runs_the_text_on_ranks_and_compares_with_one_process(name):
     assert pad.ran is not None
     assert [span.action for span in pad.ran.spans if span.rank == 2] == list(pad.schedule.programs[2])
     assert pad.ran.gap < 1e-12
-    assert "measured in" in pad.shown.value
+    assert "recorded in" in pad.shown.value
     assert "loss and gradients are one process's" in pad.said.value
     pad.name.value = "gpipe"
     assert pad.ran is None
-    assert "measured in" not in pad.shown.value
+    assert "recorded in" not in pad.shown.value
 
 
 def test_a_run_takes_at_least_as_long_as_the_simulation():

@@ -66,6 +66,23 @@ def test_what_makes_no_sense_is_told_and_the_last_picture_stays():
     assert "half: 3" in explorer.shown.value
 
 
+class Menu(Explorer):
+    """A menu that has None among its options, and starts there."""
+
+    def __init__(self) -> None:
+        menu = widgets.Dropdown(options=[("no limit", None), ("1", 1.0)], value=None, description="capacity")
+        super().__init__([menu], [menu])
+
+    def drawn(self) -> Picture:
+        return Picture("", 1, "")
+
+
+def test_no_explorer_starts_with_an_empty_menu():
+    """Would catch a menu that a browser shows blank: each explorer's own tests go through this on their way."""
+    with pytest.raises(AssertionError, match="'capacity' of Menu starts without a choice"):
+        Menu()
+
+
 def test_an_explorer_that_draws_nothing_says_so():
     """Would catch a subclass that forgot `drawn`, found by an empty cell."""
     with pytest.raises(AssertionError, match="Explorer does not say what it draws"):
