@@ -1,6 +1,6 @@
 """The environment for programs that this process starts, in which `labkit` is the one of this installation.
 
-Whoever starts `.venv/bin/labkit lab` has not activated the environment `.venv`, and its folder `bin` is not on the PATH: in
+Whoever starts `.venv/bin/labkit lab` has not activated the environment `.venv`, and its folder `bin` is not on PATH: in
 a cell `!labkit cards` would be "command not found", or another installation's.
 """
 

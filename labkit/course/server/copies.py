@@ -38,9 +38,7 @@ def bring(root: Path, home: Path) -> list[str]:
     except (FileNotFoundError, ValueError):  # the first time, or a damaged file: then every copy counts as changed
         versions = {}
     sentences = []
-    for name in [
-        name for name in versions if not name.endswith(OPENED)
-    ]:  # earlier versions of labkit copied these, too
+    for name in [name for name in versions if not name.endswith(OPENED)]:  # copies of earlier versions
         if (home / name).is_file() and sum_of(home / name) == versions[name]:
             (home / name).unlink()
         del versions[name]

@@ -1,8 +1,8 @@
 """JupyterLab's trust in the labs as they are shipped, so that it shows their stored pictures.
 
 JupyterLab removes styles and drawings from the outputs of a notebook that its user has not run, unless the notebook is
-signed with the user's own key. `SHA256SUMS` beside the shipped labs has their checksums in the format of sha256sum, and a
-copy with the same checksum is signed, as `jupyter trust` would do it. One that somebody has changed is not.
+signed with the user's own key. `SHA256SUMS` beside the shipped labs has their checksums in the format of sha256sum, and
+a copy with the same checksum is signed, as `jupyter trust` would do it. One that somebody has changed is not.
 """
 
 from __future__ import annotations
