@@ -19,7 +19,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 
 # Three workers, since labs and browsers wait as often as they compute. Each takes one file after the other
 # (tests/conftest.py says what else stays together).
-PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-reorder
+# Their plug-ins for notebooks and for anyio would only take half a second to import, in each worker.
+PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-reorder -p no:nbval -p no:anyio
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -27,7 +28,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 lab: $(VENV)/.has-run
-	$(BIN)/labkit lab
+	@echo "JupyterLab's cells and terminals find the command labkit. In any other terminal, in this folder, first type"
+	@echo "    source $(BIN)/activate"
+	@$(BIN)/labkit lab
 
 test: $(VENV)/.has-browser
 	$(PYTEST) -m "not rest" $(MORE)
@@ -101,15 +104,15 @@ define install
 endef
 
 $(VENV)/.has-run: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(call install,labkit and JupyterLab,120,.)
+	$(call install,labkit and JupyterLab,120,.[ci])
 	@touch $@
 
 $(VENV)/.has-test: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(call install,labkit with JupyterLab and the tests,150,.[test$(comma)dev])
+	$(call install,labkit with JupyterLab and the tests,150,.[ci$(comma)test$(comma)dev])
 	@touch $@ $(VENV)/.has-run
 
 $(VENV)/.has-bench: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(call install,labkit and what the benchmarks compare it with,140,.[bench])
+	$(call install,labkit and what the benchmarks compare it with,140,.[ci$(comma)bench])
 	@touch $@ $(VENV)/.has-run
 
 # The browser tests drive a Chromium that is already there, or Debian's; they download no browser of their own.

@@ -16,11 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 import typer
+import websocket
 
 import labkit
 from labkit.cli import CHECKOUT, _find
 from labkit.course.machine import doctor
 from labkit.course.machine.doctor import Finding, MachineReport
+from labkit.course.server.headless import Channel, Jupyter
 from labkit.launch.reply import Failure
 from labkit.launch.watch import Autopsy
 from tests.typed import typed
@@ -162,40 +164,74 @@ def listens(host, port):
         return knock.connect_ex((host, port)) == 0
 
 
-@pytest.mark.slow
-def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(tmp_path):
-    """Would catch a server that others can reach, a missing page, a fetch of news, and something left behind."""
-    environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A server that `labkit lab` has started without an activated environment: no labkit is on the PATH, and a login
+    shell would set a PATH of its own."""
+    folder = tmp_path_factory.mktemp("opened")
+    environment = {**os.environ, "PATH": os.defpath, "SHELL": "/bin/sh", "HOME": str(folder)}
+    environment |= {"JUPYTER_RUNTIME_DIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)}
+    (folder / ".profile").write_text(f"export PATH={os.defpath}\n")
     process = subprocess.Popen(
-        [*LABKIT, "lab", "--no-browser", "--port", "0", "--home", str(tmp_path / "my")],
+        [*LABKIT, "lab", "--no-browser", "--port", "0", "--home", str(folder / "my")],
         env=environment,
-        cwd=tmp_path,
+        cwd=folder,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    family = [psutil.Process(process.pid)]
     try:
-        note = tmp_path / f"jpserver-{process.pid}.json"  # the server runs in the place of the command
+        note = folder / f"jpserver-{process.pid}.json"  # the server runs in the place of the command
         assert until(lambda: process.poll() is not None or (note.exists() and note.read_text().endswith("}")))
         said = json.loads(note.read_text())
         host, _, port = said["url"].removeprefix("http://").strip("/").rpartition(":")
         assert until(lambda: listens(host, int(port)))  # on a busy machine the note is there before the server listens
-        page = f"{said['url']}lab/tree/notebooks/ten_minutes.ipynb?token={said['token']}"
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        assert opener.open(page, timeout=LONG_S).status == 200
-        contents = f"{said['url']}api/contents/notebooks/00_doctor_and_first_cluster.ipynb?token={said['token']}"
-        assert opener.open(contents, timeout=LONG_S).status == 200
-        settings = f"{said['url']}lab/api/settings/@jupyterlab/apputils-extension:notification?token={said['token']}"
-        notes = json.loads(opener.open(settings, timeout=LONG_S).read())["schema"]["properties"]
-        assert (notes["fetchNews"]["default"], notes["checkForUpdates"]["default"]) == ("false", False)
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        listening = set()
-        for member in family:
-            with suppress(psutil.NoSuchProcess):  # the server asks other programs for this and that at its start
-                listening |= {c.laddr.ip for c in member.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-        assert listening == {"127.0.0.1"}
+        yield Jupyter(process, said["url"], said["token"])
+        family += family[0].children(recursive=True)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONG_S) is not None
+        process.stdout.close()
     assert psutil.wait_procs(family, timeout=LONG_S)[1] == []
+
+
+@pytest.mark.slow
+def test_lab_opens_the_server_on_the_notebook_for_this_machine_only(opened):
+    """Would catch a server that others can reach, a missing page, a fetch of news, and something left behind."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    page = f"{opened.url}/lab/tree/notebooks/ten_minutes.ipynb?token={opened.token}"
+    assert opener.open(page, timeout=LONG_S).status == 200
+    assert opened.ask("/api/contents/notebooks/00_doctor_and_first_cluster.ipynb")["type"] == "notebook"
+    notes = opened.ask("/lab/api/settings/@jupyterlab/apputils-extension:notification")["schema"]["properties"]
+    assert (notes["fetchNews"]["default"], notes["checkForUpdates"]["default"]) == ("false", False)
+    server = psutil.Process(opened.process.pid)
+    listening = set()
+    for member in (server, *server.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # the server asks other programs for this and that at its start
+            listening |= {c.laddr.ip for c in member.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
+
+
+@pytest.mark.slow
+def test_a_cell_and_a_terminal_find_the_labkit_that_has_opened_them(opened):
+    """Would catch `!labkit cards` that is "command not found" where nobody has activated the environment."""
+    script = str(Path(sys.executable).parent / "labkit")
+    kernel = opened.ask("/api/kernels", {"name": "python3"})["id"]
+    channel = Channel(opened, kernel)
+    assert channel.execute("found = !command -v labkit", "found[0]") == (None, script)
+    channel.close()
+    opened.ask(f"/api/kernels/{kernel}", method="DELETE")
+    name = opened.ask("/api/terminals", {})["name"]
+    address = f"{opened.url.replace('http', 'ws', 1)}/terminals/websocket/{name}?token={opened.token}"
+    terminal = websocket.create_connection(address, timeout=LONG_S, http_no_proxy=["*"])
+    terminal.send(json.dumps(["stdin", "echo it is $(command -v labkit) here\r"]))
+    heard = ""
+    while not (answer := re.search(r"it is (\S*) ?here", heard)):
+        kind, *words = json.loads(terminal.recv())
+        heard += words[0] if kind == "stdout" else ""
+    assert answer[1] == script
+    terminal.close()
+    opened.ask(f"/api/terminals/{name}", method="DELETE")
 
 
 @pytest.mark.parametrize("place", ["aaa", "zzz"])

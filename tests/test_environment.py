@@ -52,6 +52,17 @@ def test_conda_users_get_the_same_packages_in_the_same_ranges():
     assert Requirement(python).specifier == SpecifierSet(PROJECT["requires-python"])
 
 
+def test_make_lab_installs_what_the_tour_runs_labs_with():
+    """Would catch `pytest --nbval`, named by the tour, that is not there after `make lab`, or is refused in a checkout
+    since a plug-in that pytest's settings name is missing."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert "strict-config" in settings["addopts"]
+    assert "timeout" in settings
+    assert {"nbval": EVERYTHING["nbval"], "pytest-timeout": EVERYTHING["pytest-timeout"]} == ranges(EXTRAS["ci"])
+    assert ranges(EXTRAS["ci"]).items() <= ranges(EXTRAS["test"]).items(), "conda users have them from there"
+    assert re.search(r"^\$\(VENV\)/\.has-run:.*\n\t\$\(call install,.*,\.\[ci\]\)$", MAKEFILE, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", sorted(EVERYTHING))
 def test_each_dependency_is_pinned_inside_its_range(name):
     """Would catch a dependency without a pin, and a pin that pyproject.toml refuses."""
@@ -168,12 +179,22 @@ def test_make_installs_once_and_again_only_when_the_lists_change(copy):
     assert "Installing" not in second.stdout
     installs = [line for line in (copy / "log").read_text().splitlines() if "--editable" in line]
     assert len(installs) == 1
-    assert installs[0].endswith("--constraint constraints.txt --editable .[test,dev]")
+    assert installs[0].endswith("--constraint constraints.txt --editable .[ci,test,dev]")
     assert "--quiet" not in installs[0], "pip is to say what it does"
     assert "up to date" in make(copy, ".venv/.has-run").stdout
     (copy / "constraints.txt").write_text("# another list\n")
     assert make(copy, stamp).returncode == 0
     assert (copy / "log").read_text().count("--editable") == 2
+
+
+def test_make_lab_says_how_labkit_is_called_from_a_shell(copy):
+    """Would catch a newcomer who types what README says and reads "labkit: command not found"."""
+    pretend(copy / ".venv/bin/python", "exit 0")
+    pretend(copy / ".venv/bin/labkit", 'echo "labkit $@"')
+    done = make(copy, "lab")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-2:] == ["    source .venv/bin/activate", "labkit lab"]
+    assert "source .venv/bin/activate" in README
 
 
 def test_make_clean_removes_what_make_made_and_nothing_else(copy):
@@ -275,6 +296,31 @@ def test_a_test_that_hangs_is_failed_and_the_next_one_runs(tmp_path):
 
 
 # The README
+
+
+def left_behind(text: str) -> set[str]:
+    """The files and folders that the commands in a text write where they are typed."""
+    option = r"labkit [^`\n]*?(?:--(?:out|to|report|trace|svg|anki|key|json|nbgrader)|>) ([\w.][\w./]*)"
+    words = re.findall(option, text) + re.findall(r"labkit (?:export|grade) ([\w./]+)", text)
+    words += re.findall(r"papermill \S+ (\S+)", text)
+    return {word for word in words if not word.isupper()}  # FOLDER and DIR are for the reader to replace
+
+
+def test_what_the_documented_commands_leave_is_ignored_by_git(tmp_path):
+    """Would catch a fresh clone whose `git status` shows runs/ and site/ after an hour of what README says."""
+    texts = [path.read_text() for folder in (".", "notebooks", "exercises") for path in (ROOT / folder).glob("*.md")]
+    texts += [path.read_text() for path in (ROOT / "labkit/cli").glob("*.py")]
+    names = left_behind("\n".join(texts)) | {"lab08_train.py", "lab08_train.sbatch", "my", "grades.json"}
+    assert {"runs/first", "site", "grades.csv", "page.html", "course", "out.ipynb", "key.md"} <= names
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("left") if "." in name else (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name).is_file() or (tmp_path / name / "file").write_text("left")
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    done = subprocess.run(status, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["?? .gitignore"]
 
 
 def block(language: str, number: int = 0) -> str:

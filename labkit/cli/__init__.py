@@ -122,18 +122,18 @@ def lab(
         say = partial(print, flush=True)  # a pipe would keep the lines until the end
         raise typer.Exit(0 if run_through(path, say) else 1)
     from labkit.course.server.copies import bring
-    from labkit.course.server.server import command
+    from labkit.course.server.server import command, environment
     from labkit.course.server.trust import SUMS, trust
 
     if (path.parent / SUMS).exists() and path.parent.name == "notebooks":  # a notebook of the checkout
         root = path.parents[1]
         home = home or root / "my"
         print("\n".join([f"Your copies are in {home}.", *bring(root, home)]))
-        path = home.resolve() / "notebooks" / path.name
-        trust(path.parent.glob("*.ipynb"))
+        path, shipped = home.resolve() / "notebooks" / path.name, path.parent
+        trust(path.parent.glob("*.ipynb"), shipped)
     line = command(path, port, browser)
     sys.stdout.flush()
-    os.execv(line[0], line)  # the server takes our place: Ctrl-C is between it and the terminal
+    os.execve(line[0], line, environment())  # the server takes our place: Ctrl-C is between it and the terminal
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """`labkit script train.py -n 4`: anybody's torchrun-style script, run here and explained; `labkit script 08`: a lab's.
 
 labkit script train.py -n 4 --lr 0.1                    what labkit does not know goes to the script
-labkit script -n 4 --report r.html train.py -- -n 7     so does all that stands after --
+labkit script -n 4 --report page.html train.py -- -n 7  so does all that stands after --
 labkit script 08 --nodes 4 --gpus 8 --out runs          digits alone are a lab: its program for torchrun and Slurm
 labkit script ./08                                      a file of that name
 

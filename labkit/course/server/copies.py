@@ -2,6 +2,8 @@
 
     notebooks/03_collectives.ipynb   as shipped              my/notebooks/03_collectives.ipynb       the learner's
 
+Copied is what a learner opens, notebooks and pages of text; not the checksums and tables that lie beside them.
+
 After an update, an unchanged copy is replaced by the new version. If the copy was changed, the new version is put
 beside it under another name, `03_collectives.new.ipynb`. Whoever deletes a copy gets a fresh one.
 """
@@ -15,6 +17,8 @@ import shutil
 from pathlib import Path
 
 FOLDERS = ("notebooks", "exercises", "solutions")
+OPENED = (".ipynb", ".md")
+"""What a learner opens, by the ends of the files' names."""
 KEPT = ".copied.json"
 """A file in the learner's folder: for each copy, the checksum of the version that it was copied from."""
 
@@ -34,7 +38,12 @@ def bring(root: Path, home: Path) -> list[str]:
     except (FileNotFoundError, ValueError):  # the first time, or a damaged file: then every copy counts as changed
         versions = {}
     sentences = []
-    for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("[!.]*") if path.is_file()):
+    for name in [name for name in versions if not name.endswith(OPENED)]:  # copies of earlier versions
+        if (home / name).is_file() and sum_of(home / name) == versions[name]:
+            (home / name).unlink()
+        del versions[name]
+    paths = sorted(path for folder in FOLDERS for path in (root / folder).glob("[!.]*") if path.suffix in OPENED)
+    for path in paths:
         name = path.relative_to(root).as_posix()
         copy, digest, copied_digest = home / name, sum_of(path), versions.get(name)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -169,7 +169,14 @@ def _server(notebook: Path, say: Callable[[str], None]) -> Iterator[Jupyter]:
     started = time.monotonic()
     with tempfile.TemporaryFile() as log:  # not a pipe, which would fill up while nobody reads it
         command = server.command(notebook, port=0, browser=False)
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=server.environment(),
+        )
         jupyter = Jupyter(process, "", "")
         try:
             jupyter.url, jupyter.token = _address(jupyter, log)

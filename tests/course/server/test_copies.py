@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from labkit.course.server.copies import FOLDERS, bring
+from labkit.course.server.copies import FOLDERS, KEPT, bring, sum_of
 
 
 @pytest.fixture
@@ -72,3 +73,20 @@ def test_who_deletes_a_copy_gets_a_fresh_one(root: Path, tmp_path: Path) -> None
     (home / "exercises/01_a.ipynb").unlink()
     bring(root, home)
     assert (home / "exercises/01_a.ipynb").read_text() == "stub"
+
+
+def test_a_learners_folder_holds_only_what_a_learner_opens(root: Path, tmp_path: Path) -> None:
+    """Checksums and tables among the labs, also those that an earlier version has copied; work that goes with them."""
+    home = tmp_path / "my"
+    for name in ("SHA256SUMS", "topics.csv", "README.md"):
+        (root / "notebooks" / name).write_text(name)
+    bring(root, home)
+    assert sorted(path.name for path in (home / "notebooks").iterdir()) == ["01_a.ipynb", "README.md"]
+    record = json.loads((home / KEPT).read_text())
+    for name in ("SHA256SUMS", "topics.csv"):
+        record[f"notebooks/{name}"] = sum_of(root / "notebooks" / name)
+        (home / "notebooks" / name).write_text(name)
+    (home / "notebooks/topics.csv").write_text("mine")
+    (home / KEPT).write_text(json.dumps(record))
+    bring(root, home)
+    assert sorted(path.name for path in (home / "notebooks").iterdir()) == ["01_a.ipynb", "README.md", "topics.csv"]
