@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 from uuid import uuid4
 
 import ipywidgets as widgets
 import traitlets
 from IPython.display import publish_display_data
 
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.twin import Twin, metadata_of
 from labkit.view.bars import compare
 from labkit.view.svg import Drawing, Picture, cut, headline, text
 from labkit.view.units import parsed, value_text
@@ -77,6 +78,10 @@ class Predict(Twin, widgets.VBox):
         )
         return Picture(headline(self.question) + text(4, 46, cut(status, 100)), 58, f"{self.question} {status}")
 
+    def kept(self) -> dict[str, Any]:
+        """The question and its unit, with which a static page can ask it."""
+        return {"question": self.question, "unit": self.unit}
+
 
 class Answer:
     """The answer to a prediction, at one place of the page; `picture` is what it shows."""
@@ -93,6 +98,11 @@ class Answer:
         """Law, prediction and measurement; the number that a question begins with is no prediction."""
         guess = self.question.value if self.question.committed else None
         return compare(self.law, guess, self.measured, self.question.unit, self.title, self.rehearsed)
+
+    def kept(self) -> dict[str, Any]:
+        """The question that this answers, and the numbers, with which a static page can draw it."""
+        numbers = {"law": self.law, "measured": self.measured, "rehearsed": self.rehearsed}
+        return {"answers": self.question.question, "unit": self.question.unit, "title": self.title, **numbers}
 
     def __str__(self) -> str:
         return str(self.picture)
@@ -119,4 +129,5 @@ class Answer:
 
     def _publish(self, anew: bool) -> None:
         data = {"text/html": self._repr_html_(), "text/plain": repr(self)}
-        publish_display_data(data, transient={"display_id": self.place}, update=anew)
+        place = {"display_id": self.place}
+        publish_display_data(data, metadata_of(self.kept()), transient=place, update=anew)
