@@ -47,7 +47,7 @@ class HintPanel(Twin, widgets.VBox):
             self.opened.append(level)
         if level < len(self.buttons):
             self.buttons[level].disabled = False
-        self._show(f"<b>{level}, {NAMES[level - 1]}:</b> {_page(words)}")
+        self._show(f"<b>{level}, {NAMES[level - 1]}:</b> {words_as_html(words)}")
 
     def solve(self) -> None:
         """Unfold the solution, or show why it is refused."""
@@ -68,6 +68,6 @@ class HintPanel(Twin, widgets.VBox):
         self.said.value = shown if html in shown else f"{shown}<div>{html}</div>"
 
 
-def _page(words: str) -> str:
+def words_as_html(words: str) -> str:
     """Words as HTML, with `names` between backticks in code's type."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(words))

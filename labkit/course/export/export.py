@@ -1,126 +1,123 @@
-"""A static site of all labs: every page stands alone, has the picture of each widget, and asks the network for nothing.
+"""A static site of the course: the tour, a page for each lab as it ran, its exercises, the words, and an index.
 
-nbconvert writes the pages. The scripts that it would fetch for formulas and widgets are not needed: formulas become
-MathML, which browsers draw themselves, and each widget is replaced by its static twin.
+    site/index.html   03_collectives.html   ten_minutes.html   glossary.html
+         exercises/index.html   exercises/03_collectives.html
+         pictures/03.svg   style/site.css   style/predict.js
+
+It can be opened from a plain folder, and asks no other host for anything. Widgets are pictures; questions work, since
+their answers are stored (labkit/course/export/predictions.py).
 """
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jinja2
-import nbformat
-from latex2mathml.converter import convert
-from markupsafe import Markup
-from nbconvert.exporters import HTMLExporter
-from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
-
+from labkit.course.exercises.exercise_card import dots
+from labkit.course.export.cells import TEMPLATES, templates
+from labkit.course.export.exercise_page import ExercisePage
+from labkit.course.export.page import Page, page_of
 from labkit.course.reading.glossary import PAGE as GLOSSARY, page as glossary
+from labkit.course.reading.verbs import markdown as verbs
 
-TEMPLATES = Path(__file__).parent / "site"
-WORDS = "glossary.html"
-LAB = re.compile(r'href="([^"/:#]+)\.ipynb')
-VIEW = "application/vnd.jupyter.widget-view+json"
+TOUR = "ten_minutes.ipynb"
+INDEX, WORDS, EXERCISES = "index.html", "glossary.html", "exercises/index.html"
+STYLE = ("site.css", "predict.js")
 
 
-@dataclass(frozen=True)
-class Page:
-    """One lab's entry in the index of the site; `opening` is HTML."""
+class Progress(NamedTuple):
+    """How far an export is: how many pages are made, how many there will be, and the one that is made now."""
 
-    number: str
-    title: str
+    done: int
+    total: int
+    page: str
+
+
+class Neighbour(NamedTuple):
+    """A link to the page before or after."""
+
+    name: str
     file: str
-    opening: str
-    n_code: int
-    n_widgets: int
 
 
-class Renderer(IPythonRenderer):
-    """Markdown to HTML with formulas as MathML."""
+class Draft(NamedTuple):
+    """A page to be made: its place on the site, its title, its template, and what the template shows."""
 
-    def block_math(self, body: str) -> str:
-        """A formula in lines of its own, `$$ body $$`."""
-        return convert(body, display="block")
-
-    def inline_math(self, body: str) -> str:
-        """A formula within a sentence, `$ body $`."""
-        return convert(body)
-
-
-class Exporter(HTMLExporter):
-    """nbconvert's page, in the frame of the site."""
-
-    def default_filters(self) -> Any:
-        """nbconvert's filters, with our own for Markdown."""
-        yield from super().default_filters()
-        yield "markdown2html", _html
+    file: str
+    title: str
+    template: str
+    shown: Mapping[str, Any]
+    before: Neighbour | None = None
+    after: Neighbour | None = None
 
 
-def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
-    """Write a page for each notebook (a stored run), a glossary, and `index.html` into `folder`, created if needed.
+def nobody(_: Progress) -> None:
+    """Tell nobody how far it is."""
 
-    The notebook of a lab's exercises, in exercises/ beside the labs' folder, is copied for download.
+
+def export(notebooks: Sequence[Path], folder: Path, progress: Callable[[Progress], None] = nobody) -> list[Page]:
+    """Write the site of these notebooks (stored runs) into `folder`, created if needed. Returns their pages.
+
+    The tour that lies beside the first of them comes first on the site. `progress` is called before each page is made.
 
     Files of the same names are overwritten, others are left alone. ValueError, before anything is written, if there is
-    no notebook, if one has no outputs or does not begin with a title such as `# 03 · Collectives`, or if `folder` is a
-    file."""
+    no notebook, if one has no outputs or does not begin with a title such as `# 03 · Collectives`, if one answers what
+    it has not asked, or if `folder` is a file."""
     if not notebooks:
         raise ValueError("no notebooks to export")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; name a folder for the site")
-    notebook_nodes = [nbformat.read(path, as_version=4) for path in notebooks]
-    pages = [_page(path, notebook) for path, notebook in zip(notebooks, notebook_nodes, strict=True)]
-    exporter = Exporter(template_file="lab.html.j2", extra_template_paths=[str(TEMPLATES)])
-    written = {}
-    for i, (page, notebook) in enumerate(zip(pages, notebook_nodes, strict=True)):
-        links = [("all labs", "index.html")]
-        links += [(f"← {pages[i - 1].number}", pages[i - 1].file)] if i else []
-        links += [(f"{pages[i + 1].number} →", pages[i + 1].file)] if i + 1 < len(pages) else []
-        notebook.metadata["labkit_site"] = {"links": links, "number": page.number}
-        notebook.metadata["title"] = f"{page.number} · {page.title}"
-        written[page.file] = exporter.from_notebook_node(notebook)[0]
-    words = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_markdown_cell(glossary({page.number: page.file for page in pages}))]
-    )
-    words.metadata |= {"labkit_site": {"links": [("all labs", "index.html")], "number": ""}, "title": "The words"}
-    written[WORDS] = exporter.from_notebook_node(words)[0]
-    loader = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True)
-    shown = [{**vars(page), "opening": Markup(page.opening)} for page in pages]
-    written["index.html"] = loader.get_template("index.html.j2").render(pages=shown)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in written.items():
-        for source, target in (("../exercises/", "exercises/"), (GLOSSARY, WORDS)):
-            text = text.replace(f'href="{source}', f'href="{target}')
-        text = LAB.sub(
-            lambda link: f'href="{link[1]}.html' if f"{link[1]}.html" in written else 'href="index.html', text
-        )
-        (folder / name).write_text(text, encoding="utf-8")
-    for exercises in (path.resolve().parents[1] / "exercises" / path.name for path in notebooks):
-        if exercises.is_file():
-            (folder / "exercises").mkdir(exist_ok=True)
-            shutil.copyfile(exercises, folder / "exercises" / exercises.name)
-    return pages
+    tour = notebooks[0].parent / TOUR
+    pages = [page_of(path) for path in dict.fromkeys([*([tour] if tour.is_file() else []), *notebooks])]
+    drafts, environment = _drafts(pages), templates(_files(pages))
+    frame = {"tour": next((page for page in pages if page.path.name == TOUR), None)}
+    frame["has_exercises"] = any(draft.file == EXERCISES for draft in drafts)
+    for done, draft in enumerate(drafts):
+        progress(Progress(done, len(drafts), draft.title))
+        place = {"here": draft.file, "root": "../" * draft.file.count("/"), "before": draft.before, "after": draft.after}
+        text = environment.get_template(draft.template).render(title=draft.title, **place, **frame, **draft.shown)
+        target = folder / draft.file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    copies = {f"style/{name}": TEMPLATES / name for name in STYLE}
+    copies |= {f"pictures/{page.number}.svg": page.picture for page in pages if page.picture is not None}
+    for name, source in copies.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, folder / name)
+    return [page for page in pages if page.path in notebooks]
 
 
-def _page(path: Path, notebook: Any) -> Page:
-    """The title and opening from the first cell, and the numbers of cells and widgets."""
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    if not any(cell.outputs for cell in code):
-        raise ValueError(f"{path.name} holds no outputs, and a page shows a run: run it first (make notebooks)")
-    heading, _, opening = notebook.cells[0].source.partition("\n")
-    number, dot, title = heading.removeprefix("# ").partition(" · ")
-    if not (heading.startswith("# ") and dot):
-        raise ValueError(f"{path.name} begins with {heading!r}, and its title should look like '# 03 · Collectives'")
-    widgets = sum(VIEW in output.get("data", {}) for cell in code for output in cell.outputs)
-    return Page(number, title, f"{path.stem}.html", _html({}, opening), len(code), widgets)
+def _drafts(pages: Sequence[Page]) -> list[Draft]:
+    """All pages of the site, the index first."""
+    labs = [page for page in pages if page.number]
+    exercises = [page.exercises for page in labs if page.exercises is not None]
+    drafts = [Draft(INDEX, "labkit", "index.html.j2", {"labs": labs})]
+    ends = [Neighbour(page.name, page.file) for page in pages]
+    for page, before, after in zip(pages, [None, *ends], [*ends[1:], None], strict=False):
+        drafts.append(Draft(page.file, page.name, "page.html.j2", {"page": page}, before, after))
+    words = glossary({page.number: page.path.name for page in labs})
+    drafts.append(Draft(WORDS, "The words", "words.html.j2", {"words": words}))
+    return [*drafts, *_exercise_drafts(exercises)]
 
 
-@jinja2.pass_context
-def _html(context: Any, source: str) -> str:
-    """Markdown as HTML."""
-    return str(MarkdownWithMath(renderer=Renderer(escape=False)).render(source))
+def _exercise_drafts(exercises: Sequence[ExercisePage]) -> list[Draft]:
+    """The pages of the exercises, and the table of all; none if there are no exercises."""
+    if not exercises:
+        return []
+    count = sum(len(page.list) for page in exercises)
+    drafts = [Draft(EXERCISES, "Exercises", "exercise_index.html.j2", {"pages": exercises, "count": count, "dots": dots})]
+    ends = [Neighbour(f"exercises {page.number}", page.name) for page in exercises]
+    for page, before, after in zip(exercises, [None, *ends], [*ends[1:], None], strict=False):
+        shown = {"page": page, "verbs": verbs()}
+        drafts.append(Draft(page.file, f"Exercises {page.number}: {page.title}", "exercises.html.j2", shown, before, after))
+    return drafts
+
+
+def _files(pages: Sequence[Page]) -> dict[str, str]:
+    """Where a notebook finds a file -> where a page beside the index finds it."""
+    exercises = {page.path.name: page.exercises.file for page in pages if page.exercises is not None}
+    files = {f"../exercises/{name}": file for name, file in exercises.items()}
+    files |= {"../exercises/README.md": EXERCISES} if exercises else {}
+    return {**files, **{page.path.name: page.file for page in pages}, GLOSSARY: WORDS, "README.md": INDEX}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
+from typing import Any
 from uuid import uuid4
 
 import ipywidgets as widgets
@@ -12,7 +13,7 @@ import traitlets
 from IPython.display import publish_display_data
 from IPython.utils.capture import CapturedIO, capture_output
 
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.twin import Twin, metadata_of
 from labkit.view.bars import compare
 from labkit.view.svg import Drawing, Picture, cut, headline, text
 from labkit.view.units import parsed, value_text
@@ -100,6 +101,10 @@ class Predict(Twin, widgets.VBox):
         )
         return Picture(headline(self.question) + text(4, 46, cut(status, 100)), 58, f"{self.question} {status}")
 
+    def kept(self) -> dict[str, Any]:
+        """The question and its unit, with which a static page can ask it."""
+        return {"question": self.question, "unit": self.unit}
+
 
 class Fold:
     """What tells the answer to a prediction, at one place of the page: folded, until a number is committed."""
@@ -113,6 +118,10 @@ class Fold:
         printed = f'<pre style="margin:0">{escape(self.shown.stdout)}</pre>' if self.shown.stdout else ""
         bundles = [output._repr_mimebundle_()[0] for output in self.shown.outputs]
         return printed + "".join(data.get("text/html") or escape(data.get("text/plain", "")) for data in bundles)
+
+    def kept(self) -> dict[str, Any]:
+        """The question before whose answer this stays folded, also on a static page."""
+        return {"folds": self.question.question}
 
     def _repr_html_(self) -> str:
         if self.question.committed:
@@ -134,7 +143,7 @@ class Fold:
 
     def _publish(self, anew: bool) -> None:
         data = {"text/html": self._repr_html_(), "text/plain": repr(self)}
-        publish_display_data(data, transient={"display_id": self.place}, update=anew)
+        publish_display_data(data, metadata_of(self.kept()), transient={"display_id": self.place}, update=anew)
 
 
 class Answer(Fold):
@@ -152,6 +161,11 @@ class Answer(Fold):
         """Law, prediction and measurement; the number that a question begins with is no prediction."""
         guess = self.question.value if self.question.committed else None
         return compare(self.law, guess, self.measured, self.question.unit, self.title, self.rehearsed)
+
+    def kept(self) -> dict[str, Any]:
+        """The question that this answers, and the numbers, with which a static page can draw it."""
+        numbers = {"law": self.law, "measured": self.measured, "rehearsed": self.rehearsed}
+        return {"answers": self.question.question, "unit": self.question.unit, "title": self.title, **numbers}
 
     def __str__(self) -> str:
         return str(self.picture)

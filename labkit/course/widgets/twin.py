@@ -29,6 +29,10 @@ class Twin:
 
     static: Callable[[], Drawing]
 
+    def kept(self) -> dict[str, Any]:
+        """What a page without a kernel needs to do this widget's work, stored as the output's metadata; {} if nothing."""
+        return {}
+
     def _ipython_display_(self, **kwargs: Any) -> None:
         bundle = self._repr_mimebundle_(**kwargs)
         data = bundle[0] if isinstance(bundle, tuple) else bundle or {}
@@ -36,7 +40,7 @@ class Twin:
             publish_display_data(data={VIEW: data[VIEW], "text/plain": ""})  # nbconvert warns if there is no text
         picture = self.static()
         page = f'{STYLE}<div class="lk-twin">{picture.html()}</div>'
-        publish_display_data(data={"text/html": page, "text/plain": repr(picture)})
+        publish_display_data(data={"text/html": page, "text/plain": repr(picture)}, metadata=metadata_of(self.kept()))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle = super()._repr_mimebundle_(**kwargs)  # type: ignore[misc]
@@ -44,3 +48,8 @@ class Twin:
             data, metadata = bundle
             return {**data, "image/svg+xml": str(self.static())}, metadata
         return None if bundle is None else {**bundle, "image/svg+xml": str(self.static())}
+
+
+def metadata_of(kept: dict[str, Any]) -> dict[str, Any]:
+    """An output's metadata which hold this, in labkit's own place."""
+    return {"labkit": kept} if kept else {}

@@ -83,7 +83,11 @@ def test_every_widget_leaves_a_static_picture_beside_its_live_view():
 def test_an_html_export_without_network_shows_the_picture_of_every_widget_once(monkeypatch, keeps_state):
     """Would catch a picture that is in the notebook and never in the page: nbconvert prefers the live view to it."""
     published: list = []
-    monkeypatch.setattr(twin, "publish_display_data", lambda data: published.append(new_output("display_data", data)))
+    monkeypatch.setattr(
+        twin,
+        "publish_display_data",
+        lambda data, metadata=None: published.append(new_output("display_data", data, metadata=metadata or {})),
+    )
     made = (
         RingFilm(Film.of(run_threads(shoot, 3))),
         Predict("How many bytes?", value=7),
@@ -184,7 +188,7 @@ def test_nothing_is_overlaid_before_a_number_is_committed_and_each_commit_draws_
     monkeypatch.setattr(
         predict,
         "publish_display_data",
-        lambda data, transient, update: shown.update({transient["display_id"]: data["text/html"]}),
+        lambda data, metadata, transient, update: shown.update({transient["display_id"]: data["text/html"]}),
     )
     guess = Predict("How many?", value=7)
     answer = guess.overlay(measured=500, law=512)
