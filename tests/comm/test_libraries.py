@@ -109,20 +109,26 @@ def test_here_libraries_are_found_where_they_lie(tmp_path):
     assert {str(file): within(str(file)) for file in own} == {str(file): "" for file in own}
 
 
-def test_libraries_that_are_reached_through_a_link_are_libraries(tmp_path):
-    """Would catch a comparison of a path as it is written with one whose links are followed."""
-    link = tmp_path / "\u00dcbung #1"
-    link.symlink_to(Path(dumps.__file__).parents[2])
-    code = (
-        "from labkit.comm import dumps; import os\n"
-        "print(dumps.__file__, *map(dumps.within, (dumps.__file__, os.path.realpath(dumps.__file__))), sep='\\n')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(link), "PYTHONIOENCODING": "utf-8"},
-        cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=LONG_S, check=True,
-    )  # fmt: skip
+@pytest.mark.parametrize("links", ["checkout", "folder and files"])
+def test_libraries_that_are_reached_through_a_link_are_libraries(links, tmp_path):
+    """Would catch a comparison of a path as it is written with one whose links are followed; and an installer that puts
+    links to its store in place of files."""
+    checkout, link = Path(dumps.__file__).parents[2], tmp_path / "\u00dcbung #1"
     file = "labkit/comm/dumps.py"
-    assert done.stdout.splitlines() == [str(link / file), file, file]
+    if links == "checkout":
+        link.symlink_to(checkout)
+    else:
+        (tmp_path / "packages" / "labkit" / "comm").mkdir(parents=True)
+        for name in ("__init__.py", "__init__.pyi", "comm/__init__.py", "comm/libraries.py", "comm/dumps.py"):
+            (tmp_path / "packages" / "labkit" / name).symlink_to(checkout / "labkit" / name)
+        link.symlink_to(tmp_path / "packages")
+    code = "from labkit.comm import dumps\nprint(dumps.__file__, dumps.within(dumps.__file__), sep='\\n')"
+    environment = {**os.environ, "PYTHONPATH": str(link), "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=LONG_S, check=True
+    )
+    assert done.stdout.splitlines() == [str(link / file), file]
 
 
 ASKING = {
