@@ -3,6 +3,7 @@ this one may have taken it in between: a kernel then died with "Address already 
 
 from __future__ import annotations
 
+import os
 from uuid import uuid4
 
 from jupyter_client.blocking import BlockingKernelClient
@@ -13,7 +14,7 @@ from tests.waiting import LONG_S
 
 def fresh_kernel() -> tuple[KernelManager, BlockingKernelClient]:
     """A kernel that is ready, and its client."""
-    start = f"/tmp/kernel-{uuid4().hex}"  # wherever TMPDIR is: a socket's path has 107 bytes
+    start = os.path.join("/tmp", f"kernel-{uuid4().hex}")  # wherever TMPDIR is: a socket's path has 107 bytes
     manager = KernelManager(kernel_name="python3", transport="ipc", ip=start)
     manager.start_kernel()
     client: BlockingKernelClient = manager.client()

@@ -134,9 +134,9 @@ def test_the_folders_of_a_script_may_be_called_as_those_of_libraries(by_link, tm
     packages, checkout = Path(torch.__file__).parents[1], Path(shown_by.__code__.co_filename).parents[2]
     for here, elsewhere in (
         (packages, "/v/lib/python3.12/site-packages"),
-        (f"{packages}/torch", "/home/ann/torch/torch"),
+        (f"{packages}/torch", "/srv/ann/torch/torch"),
     ):
-        lies = {str(here): elsewhere, str(tmp_path): "/home/ann", str(checkout): "/home/ann/labkit"}
+        lies = {str(here): elsewhere, str(tmp_path): "/srv/ann", str(checkout): "/srv/ann/labkit"}
         moved = {moved_to(lies, frame.file): frame.library for frame in frames}
         there = shown_by(moved)
         assert {file: there(file) for file in moved} == moved

@@ -33,7 +33,7 @@ def test_the_pages_that_processes_share_have_their_room_at_once(tmp_path: Path, 
     for name in ("box", "traffic"):
         file = (tmp_path / name).stat()
         assert file.st_blocks * 512 >= file.st_size > 0
-    full = Path(tempfile.mkdtemp(prefix="full-"))  # a short path, else the private folder is made elsewhere
+    full = Path(tempfile.mkdtemp(prefix="full-", dir="/tmp"))  # a short path, else the private folder is made elsewhere
 
     def no_room(fd: int, start: int, n_bytes: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
