@@ -4,7 +4,6 @@ this one may have taken it in between: a kernel then died with "Address already 
 from __future__ import annotations
 
 import os
-import tempfile
 from uuid import uuid4
 
 from jupyter_client.blocking import BlockingKernelClient
@@ -15,7 +14,7 @@ from tests.waiting import LONG_S
 
 def fresh_kernel() -> tuple[KernelManager, BlockingKernelClient]:
     """A kernel that is ready, and its client."""
-    start = os.path.join(tempfile.gettempdir(), f"kernel-{uuid4().hex}")  # short: a socket's path has 107 characters
+    start = os.path.join("/tmp", f"kernel-{uuid4().hex}")  # wherever TMPDIR is: a socket's path has 107 bytes
     manager = KernelManager(kernel_name="python3", transport="ipc", ip=start)
     manager.start_kernel()
     client: BlockingKernelClient = manager.client()

@@ -131,12 +131,21 @@ def test_the_folders_of_a_script_may_be_called_as_those_of_libraries(by_link, tm
         ("recv", "train.py:11"),
     }
     frames = {frame for record in report.run.tally.recent[0] for frame in record.frames}
-    there = shown_by(frame.file for frame in frames)
-    assert {frame: there(frame.file) for frame in frames} == {frame: frame.library for frame in frames}
-    packages = str(Path(torch.__file__).parents[1])
-    moved = {frame.file.replace(f"{packages}/torch", "/home/ann/torch/torch"): frame.library for frame in frames}
-    there = shown_by(moved)
-    assert {name: there(name) for name in moved} == moved
+    packages, checkout = Path(torch.__file__).parents[1], Path(shown_by.__code__.co_filename).parents[2]
+    for here, elsewhere in (
+        (packages, "/v/lib/python3.12/site-packages"),
+        (f"{packages}/torch", "/srv/ann/torch/torch"),
+    ):
+        lies = {str(here): elsewhere, str(tmp_path): "/srv/ann", str(checkout): "/srv/ann/labkit"}
+        moved = {moved_to(lies, frame.file): frame.library for frame in frames}
+        there = shown_by(moved)
+        assert {file: there(file) for file in moved} == moved
+
+
+def moved_to(lies: dict[str, str], file: str) -> str:
+    """The file on a machine where folders lie elsewhere."""
+    old = next((folder for folder in lies if file.startswith(f"{folder}/")), "")
+    return lies.get(old, "") + file.removeprefix(old)
 
 
 TALK = """

@@ -1,7 +1,7 @@
 """Whose file is it? Tells the files of libraries from those of the person who reads a report.
 
-    /home/ann/torch/train.py                                ""       Ann's, whatever her folders are called
-    /home/ann/labkit/labkit/comm/group.py                   "labkit/comm/group.py"
+    /srv/ann/torch/train.py                                 ""       Ann's, whatever her folders are called
+    /srv/ann/labkit/labkit/comm/group.py                    "labkit/comm/group.py"
     /opt/v/lib/python3.12/site-packages/torch/_ops.py       "torch/_ops.py"
     /usr/lib/python3.12/threading.py                        "python/threading.py"
     <frozen runpy>                                          "<frozen runpy>"

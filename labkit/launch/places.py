@@ -5,6 +5,7 @@ Each is looked at before the first process is started, and what is wrong is said
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 LONGEST = 80
-"""Bytes of a private folder's path: those of a unix socket in it may be 107, and on macOS 103."""
+"""Bytes of the path of a folder with unix sockets: a socket's own may have 107, and on macOS 103."""
 SCANT_BYTES = 64 << 10
 
 
@@ -51,7 +52,7 @@ def private_folder() -> str:
     """A new folder that only this user can read. OSError if there is no place for it."""
     try:
         folder = tempfile.mkdtemp(prefix="labkit-")
-        if not _holds_sockets(folder):
+        if not holds_sockets(folder):
             os.rmdir(folder)
             folder = tempfile.mkdtemp(prefix="labkit-", dir="/tmp")
     except OSError as error:
@@ -62,12 +63,23 @@ def private_folder() -> str:
     return folder
 
 
-def _holds_sockets(folder: str) -> bool:
+def holds_sockets(folder: str) -> bool:
     """True if a unix socket can lie in this folder, and ZeroMQ, which takes names in UTF-8 only, can name it."""
     try:
         return len(folder.encode()) <= LONGEST
     except UnicodeEncodeError:
         return False
+
+
+def shorten_sockets(folder: str) -> None:
+    """Have the processes that this one will start meet in `folder`, where they would fail in that for temporary files.
+
+    The workers of a DataLoader hand tensors over by unix sockets. Where TMPDIR is too long for these, whoever waits for
+    a tensor waits for ever."""
+    if not holds_sockets(os.path.join(tempfile.gettempdir(), "pymp-12345678")):
+        before, tempfile.tempdir = tempfile.tempdir, folder
+        multiprocessing.util.get_temp_dir()  # makes it, and has it known to this process and to those that it starts
+        tempfile.tempdir = before
 
 
 def want_of_room(folder: str) -> str:

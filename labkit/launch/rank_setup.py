@@ -21,6 +21,7 @@ import warnings
 from typing import Any
 
 from labkit.comm.private import UntriedTorch
+from labkit.launch import places
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
@@ -63,6 +64,7 @@ def set_up_rank(spec: dict[str, Any]) -> None:
     )
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each other rank
+    places.shorten_sockets(os.path.dirname(spec["blackbox"]))
     import torch
 
     torch.set_num_threads(spec["threads"])

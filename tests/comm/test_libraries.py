@@ -22,30 +22,30 @@ from tests.waiting import LONG_S
 C10D = "distributed/distributed_c10d.py"
 MACHINES = {
     "a virtual environment beside the scripts": {
-        "/home/ann/labkit/.venv/lib/python3.12/site-packages/torch/" + C10D: f"torch/{C10D}",
-        "/home/ann/labkit/.venv/lib/python3.12/site-packages/accelerate/utils.py": "accelerate/utils.py",
+        "/srv/ann/labkit/.venv/lib/python3.12/site-packages/torch/" + C10D: f"torch/{C10D}",
+        "/srv/ann/labkit/.venv/lib/python3.12/site-packages/accelerate/utils.py": "accelerate/utils.py",
         "/usr/lib/python3.12/runpy.py": "python/runpy.py",
         "/usr/lib/python3.12/lib-dynload/x.py": "python/lib-dynload/x.py",
         "<frozen runpy>": "<frozen runpy>",
-        "/home/ann/labkit/train.py": "",
-        "/home/ann/labkit/tests/scripts/train.py": "",
+        "/srv/ann/labkit/train.py": "",
+        "/srv/ann/labkit/tests/scripts/train.py": "",
         "<stdin>": "",
     },
     "Debian's own packages, and a user called torch": {
         "/usr/lib/python3/dist-packages/torch/" + C10D: f"torch/{C10D}",
         "/usr/lib/python3/dist-packages/numpy/core.py": "numpy/core.py",
-        "/home/torch/.local/lib/python3.11/site-packages/rich/table.py": "rich/table.py",
-        "/home/torch/train.py": "",
-        "/home/torch/torch/optim/adam.py": "",
+        "/srv/torch/.local/lib/python3.11/site-packages/rich/table.py": "rich/table.py",
+        "/srv/torch/train.py": "",
+        "/srv/torch/torch/optim/adam.py": "",
     },
     "checkouts of torch and labkit": {
-        "/home/ann/torch/torch/" + C10D: f"torch/{C10D}",
-        "/home/ann/torch/torch/optim/adam.py": "torch/optim/adam.py",
-        "/home/ann/labkit/labkit/comm/native.py": "labkit/comm/native.py",
-        "/home/ann/labkit/labkit/train/data.py": "labkit/train/data.py",
-        "/home/ann/torch/train.py": "",
-        "/home/ann/labkit/train.py": "",
-        "/home/ann/labkit/exercises/comm/native.py": "",
+        "/srv/ann/torch/torch/" + C10D: f"torch/{C10D}",
+        "/srv/ann/torch/torch/optim/adam.py": "torch/optim/adam.py",
+        "/srv/ann/labkit/labkit/comm/native.py": "labkit/comm/native.py",
+        "/srv/ann/labkit/labkit/train/data.py": "labkit/train/data.py",
+        "/srv/ann/torch/train.py": "",
+        "/srv/ann/labkit/train.py": "",
+        "/srv/ann/labkit/exercises/comm/native.py": "",
     },
     "a checkout in a folder of the same name in one of the same name": {
         "/srv/labkit/labkit/labkit/launch/script_rank.py": "labkit/launch/script_rank.py",
@@ -109,20 +109,26 @@ def test_here_libraries_are_found_where_they_lie(tmp_path):
     assert {str(file): within(str(file)) for file in own} == {str(file): "" for file in own}
 
 
-def test_libraries_that_are_reached_through_a_link_are_libraries(tmp_path):
-    """Would catch a comparison of a path as it is written with one whose links are followed."""
-    link = tmp_path / "\u00dcbung #1"
-    link.symlink_to(Path(dumps.__file__).parents[2])
-    code = (
-        "from labkit.comm import dumps; import os\n"
-        "print(dumps.__file__, *map(dumps.within, (dumps.__file__, os.path.realpath(dumps.__file__))), sep='\\n')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(link), "PYTHONIOENCODING": "utf-8"},
-        cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=LONG_S, check=True,
-    )  # fmt: skip
+@pytest.mark.parametrize("links", ["checkout", "folder and files"])
+def test_libraries_that_are_reached_through_a_link_are_libraries(links, tmp_path):
+    """Would catch a comparison of a path as it is written with one whose links are followed; and an installer that puts
+    links to its store in place of files."""
+    checkout, link = Path(dumps.__file__).parents[2], tmp_path / "\u00dcbung #1"
     file = "labkit/comm/dumps.py"
-    assert done.stdout.splitlines() == [str(link / file), file, file]
+    if links == "checkout":
+        link.symlink_to(checkout)
+    else:
+        (tmp_path / "packages" / "labkit" / "comm").mkdir(parents=True)
+        for name in ("__init__.py", "__init__.pyi", "comm/__init__.py", "comm/libraries.py", "comm/dumps.py"):
+            (tmp_path / "packages" / "labkit" / name).symlink_to(checkout / "labkit" / name)
+        link.symlink_to(tmp_path / "packages")
+    code = "from labkit.comm import dumps\nprint(dumps.__file__, dumps.within(dumps.__file__), sep='\\n')"
+    environment = {**os.environ, "PYTHONPATH": str(link), "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=LONG_S, check=True
+    )
+    assert done.stdout.splitlines() == [str(link / file), file]
 
 
 ASKING = {

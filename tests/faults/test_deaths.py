@@ -180,7 +180,7 @@ def test_a_killed_warden_takes_its_ranks_along_and_says_so():
 def test_a_cluster_that_is_made_while_everything_is_being_killed_gets_fresh_processes(monkeypatch):
     """A bug: a cluster that met the dying zygote said that its warden was gone. Here the zygote still takes the request
     for a warden, and dies before it forks one."""
-    own = tempfile.mkdtemp()  # tests beside this one make and remove folders of clusters in the usual place
+    own = tempfile.mkdtemp(dir="/tmp")  # tests beside this one make and remove folders of clusters in the usual place
     monkeypatch.setattr(tempfile, "tempdir", own)
     with Cluster(1, quiet=True):
         folders = belongings()["temp"]

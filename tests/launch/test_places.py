@@ -6,6 +6,8 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -31,7 +33,7 @@ def test_the_pages_that_processes_share_have_their_room_at_once(tmp_path: Path, 
     for name in ("box", "traffic"):
         file = (tmp_path / name).stat()
         assert file.st_blocks * 512 >= file.st_size > 0
-    full = Path(tempfile.mkdtemp(prefix="full-"))  # a short path, else the private folder is made elsewhere
+    full = Path(tempfile.mkdtemp(prefix="full-", dir="/tmp"))  # a short path, else the private folder is made elsewhere
 
     def no_room(fd: int, start: int, n_bytes: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -118,6 +120,32 @@ def test_a_socket_has_a_place_whatever_the_folder_for_temporary_files_is_called(
         channel.unbind(f"ipc://{private / 'wire'}")
     shutil.rmtree(private)
     folder.rmdir()
+
+
+LOADS = """
+from labkit import Cluster
+
+def total(group):
+    import torch
+    from torch.utils.data import DataLoader
+    return sum(float(x.sum()) for x in DataLoader(torch.ones(4, 2), num_workers=1))
+
+with Cluster(1, quiet=True) as cluster:
+    print(cluster.run(total)[0].value, cluster._processes.folder)
+"""
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_loader_hand_over_where_the_folder_for_temporary_files_has_a_long_path(tmp_path: Path) -> None:
+    """Would catch ranks that wait for ever in `for x in loader`, and a folder of theirs that is left."""
+    folder = tmp_path / ("long and spaced " * 12)
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run([sys.executable, "-c", LOADS], env=environment, stdout=subprocess.PIPE, text=True)
+    total, private = done.stdout.split(maxsplit=1)
+    assert total == "8.0"
+    assert not Path(private.strip()).exists()
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.rest

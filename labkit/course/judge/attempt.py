@@ -177,7 +177,8 @@ def _files_of(thing: Any) -> list[str]:
     if isinstance(thing, types.FunctionType):
         return [thing.__code__.co_filename]
     files = [function.__code__.co_filename for function in _inside(thing)]
-    cells = [name for name in reversed(list(linecache.cache)) if "ipykernel" in name or "ipython" in name.lower()]
+    known = reversed(list(linecache.cache.items()))
+    cells = [name for name, entry in known if len(entry) == 4 and entry[1] is None]  # text that no file has: no date
     return [file for file in (*files, *cells) if file not in ("<string>", ATTEMPT)]
 
 

@@ -86,6 +86,16 @@ class Mine(torch.nn.Module):
     assert ran(attempt)["Mine"](3).n == 3
 
 
+def test_a_class_without_methods_is_looked_for_in_cells_and_not_in_files(tmp_path) -> None:
+    """A cell known by its name: another class, from any file in a folder of somebody who is called ipython; or none."""
+    space = cell("class Sizes:\n    wide = 2\n", "some kernel's cell 1")
+    other = tmp_path / "ipython" / "sizes.py"
+    other.parent.mkdir()
+    other.write_text("class Sizes:\n    wide = 1\n")
+    linecache.getlines(str(other))
+    assert attempt_of(space["Sizes"]).source == "class Sizes:\n    wide = 2\n"
+
+
 def test_a_class_of_classes_brings_what_they_are_made_of() -> None:
     """Bases of inner classes; and torch's names from where one imports them, not from torch's own files."""
     space = cell("""
