@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from labkit.comm import private
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -83,6 +85,11 @@ def exact(name: str) -> str:
     (only,) = PINS[name]
     assert only.operator == "==", f"{name} is not pinned exactly: {only}"
     return only.version
+
+
+def test_the_pinned_torch_is_one_that_labkit_says_it_was_tried_with():
+    """Would catch a new pin whose users are warned of a version that nobody has tried."""
+    assert private.tried(exact("torch"))
 
 
 def test_what_the_dependencies_depend_on_is_pinned_too():

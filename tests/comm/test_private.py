@@ -27,7 +27,7 @@ def without(monkeypatch):
     """`without(path, ...)`: this torch has lost these names, for the length of a test."""
 
     def clear() -> None:
-        for function in (private, names.have, names.tell):
+        for function in (private, names.have, names.tell, names._look_at_version):
             function.cache_clear()
 
     def lose(*paths: str) -> None:
@@ -178,13 +178,14 @@ def hang(group):
 
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    for _ in range(2):
-        with labkit.Cluster(2, wire="gloo") as cluster:
-            print([reply.value for reply in cluster.run(look)])
-            try:
-                cluster.run(hang)
-            except labkit.WorkerError as error:
-                print(error)
+    with labkit.Cluster(2, wire="gloo", quiet=True) as cluster:
+        print([reply.value for reply in cluster.run(look)])
+        try:
+            cluster.run(hang)
+        except labkit.WorkerError as error:
+            print(error)
+    with labkit.Cluster(2, wire="gloo", quiet=True) as cluster:
+        print([reply.value for reply in cluster.run(look)])
 untried = [warning for warning in heard if warning.category.__name__ == "UntriedTorch"]
 print(len(untried), "warnings,", sum("create_device" in str(w.message) for w in untried), "with names")
 """
@@ -204,7 +205,7 @@ def test_ranks_start_and_a_hang_is_explained_in_a_torch_that_lacks_what_labkit_c
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=variables, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("(4.0, [], 1, '2.99.0')") == 4, done.stdout
-    assert done.stdout.count("rank 0") >= 2, "the hang is explained"
+    assert "recv" in done.stdout, "the hang is explained"
     assert "1 warnings, 1 with names" in done.stdout
     assert "UntriedTorch" not in done.stderr
     assert "Traceback" not in done.stderr
@@ -219,7 +220,7 @@ def test_doctor_tells_whether_this_torch_was_tried():
     assert "tried with 2.13 and 2.14" in known.why.replace("torch ", "")
     new, lacking, *_ = torch_findings(Hello(1, "2.99.0", ("torch._scaled_mm",), (), True))
     assert "this is torch 2.99.0" in new.why
-    assert (lacking.value, "fp32" in lacking.why) == ("torch._scaled_mm", True)
+    assert (lacking.name, lacking.value, "fp32" in lacking.why) == ("torch._scaled_mm", "absent", True)
 
 
 def test_an_attribute_is_got_from_torchs_objects():

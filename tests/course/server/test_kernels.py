@@ -59,9 +59,9 @@ def test_the_server_of_the_labs_has_these_kernels():
     assert "--ServerApp.kernel_manager_class=labkit.course.server.kernels.LabKernels" in command(Path("a.ipynb"))
 
 
-async def begun(notebook: Path) -> tuple[list[int], list[int], list[str]]:
+async def begun(notebook: Path, fetches: bool) -> tuple[list[int], list[int], list[str]]:
     """Zygotes below a fresh kernel of this notebook before its first cell, those after `EXTENSION_AGAIN`, and what that
-    printed. The kernel is ended then."""
+    printed. The kernel is ended then. If it `fetches` torch for itself, that is waited for."""
     start = os.path.join(tempfile.gettempdir(), f"kernel-{uuid4().hex}")
     files = Config({"KernelManager": {"transport": "ipc", "ip": start}})
     kernels = LabKernels(config=files, kernel_spec_manager=KernelSpecManager())
@@ -77,12 +77,23 @@ async def begun(notebook: Path) -> tuple[list[int], list[int], list[str]]:
     try:
         await client.wait_for_ready(timeout=LONG_S)
         before = zygotes(manager.provisioner.pid)
+        while await has_torch(client) != fetches:
+            await asyncio.sleep(0.1)
         await client.execute_interactive(EXTENSION_AGAIN, timeout=LONG_S, output_hook=hear)
         after = zygotes(manager.provisioner.pid)
     finally:
         client.stop_channels()
         await kernels.shutdown_kernel(name, now=True)
     return before, after, printed
+
+
+async def has_torch(client: AsyncKernelClient) -> bool:
+    """True if the kernel has torch, or is about to have it. No cell has asked for it."""
+    asked = client.execute("import sys", silent=True, user_expressions={"torch": "'torch' in sys.modules"})
+    while True:
+        reply = await client.get_shell_msg(timeout=LONG_S)
+        if reply["parent_header"]["msg_id"] == asked:
+            return reply["content"]["user_expressions"]["torch"]["data"]["text/plain"] == "True"
 
 
 def zygotes(kernel: int) -> list[int]:
@@ -93,13 +104,13 @@ def zygotes(kernel: int) -> list[int]:
 
 @pytest.mark.slow
 def test_torch_is_fetched_from_the_start_of_a_kernel_and_goes_with_it(tmp_path):
-    """Would catch a zygote that only begins with the first cell, a second one, words of an extension in the cell's
-    output (which nbval compares), and a process that is left behind when the kernel is killed."""
-    before, after, printed = asyncio.run(begun(write(tmp_path / "lab.ipynb", EXTENSION_AGAIN)))
+    """Would catch a zygote that only begins with the first cell, a kernel that begins its own import there, a second
+    zygote, words of an extension in the cell's output (which nbval compares), and one that outlives the kernel."""
+    before, after, printed = asyncio.run(begun(write(tmp_path / "lab.ipynb", EXTENSION_AGAIN), True))
     assert len(before) == 1
     assert after == before
     assert printed == []
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in after if psutil.pid_exists(pid)], timeout=LONG_S)
     assert alive == []
-    before, after, _ = asyncio.run(begun(write(tmp_path / "other.ipynb", "import torch")))
+    before, after, _ = asyncio.run(begun(write(tmp_path / "other.ipynb", "import torch"), False))
     assert (before, len(after)) == ([], 1)
