@@ -6,6 +6,8 @@
 # make rest      what make test leaves out: most labs, all labs with other numbers of ranks, all mutants, every widget in a
 #                browser, more
 # make test-all  everything, 40 minutes
+# make test-newest  the tests of make check and the tour with today's newest packages, in an environment of its own; CI
+#                never runs it: it fetches the newest torch, on Linux with CUDA, 5 GB
 # make gpu       on a machine with a GPU: its tests and its numbers, nine minutes at most; installs nothing
 # make bench     measure everything on this machine, and write benchmarks/README.md
 # make pictures  those of README anew: one run of four ranks, and the screens of what the labs store
@@ -17,14 +19,18 @@ BIN := $(VENV)/bin
 # The constraints always apply: they pin everything, and torch to a version whose wheel is known to work here.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
+# What `make test-newest` installs into, without the constraints: what pip and conda give to anybody today.
+NEWEST := .venv-newest
+
 # Three workers, since labs and browsers wait as often as they compute. Each takes one file after the other
 # (tests/conftest.py says what else stays together).
 # Their plug-ins for notebooks and for anyio would only take half a second to import, in each worker.
-PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-reorder -p no:nbval -p no:anyio
+PYTEST = $(BIN)/python -m pytest tests -q -n 3 --dist loadscope --no-loadscope-reorder -p no:nbval -p no:anyio
+QUICK := not slow and not rest and not browser and not faults
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab test check rest test-all gpu bench pictures notebooks clean
+.PHONY: lab test check rest test-all test-newest gpu bench pictures notebooks clean
 .DELETE_ON_ERROR:
 
 lab: $(VENV)/.has-run
@@ -42,7 +48,15 @@ test-all: $(VENV)/.has-browser
 	$(PYTEST) $(MORE)
 
 check: $(VENV)/.has-test
-	$(PYTEST) -m "not slow and not rest and not browser and not faults" $(MORE)
+	$(PYTEST) -m "$(QUICK)" $(MORE)
+
+test-newest: BIN := $(NEWEST)/bin
+test-newest:
+	$(PYTHON) -m venv $(NEWEST)
+	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager --editable '.[test,dev]'
+	$(BIN)/python -m pip check
+	$(PYTEST) -m "$(QUICK)" $(MORE)
+	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --output-dir $(NEWEST) notebooks/ten_minutes.ipynb
 
 # With the environment of `make lab` if its torch finds a GPU, and otherwise with a Python that has what labkit imports.
 gpu:
@@ -129,5 +143,5 @@ $(VENV)/.has-browser: | $(VENV)/.has-test
 
 clean:
 	if [ -s $(VENV)/.has-pip ]; then rm -rf $(VENV); fi  # an environment that was there before make is kept
-	rm -rf .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(NEWEST) .ruff_cache .mypy_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

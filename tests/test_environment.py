@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from labkit.comm import private
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -98,6 +100,11 @@ def exact(name: str) -> str:
     return only.version
 
 
+def test_the_pinned_torch_is_one_that_labkit_says_it_was_tried_with():
+    """Would catch a new pin whose users are warned of a version that nobody has tried."""
+    assert private.tried(exact("torch"))
+
+
 def test_what_the_dependencies_depend_on_is_pinned_too():
     """Would catch a package that arrives by itself, in whatever version is new on the day of the installation."""
     waiting, seen = [(name, frozenset()) for name in EVERYTHING if name not in ranges(EXTRAS["bench"])], set()
@@ -117,11 +124,23 @@ def test_what_the_dependencies_depend_on_is_pinned_too():
     assert found <= set(PINS), f"not pinned: {sorted(found - set(PINS))}"
 
 
-def test_every_installation_by_make_applies_the_constraints():
+def test_every_installation_by_make_applies_the_constraints_but_that_of_the_newest_packages():
     """Would catch a bare `pip install torch`: gigabytes of CUDA on a laptop, and another version each month."""
     assert "--constraint constraints.txt" in MAKEFILE
     installs = [line for line in MAKEFILE.splitlines() if "pip install" in line and not line.startswith("#")]
-    assert [line.split(":=")[0].strip() for line in installs] == ["PIP"]
+    constrained, newest = installs
+    assert constrained.startswith("PIP := ")
+    recipe = MAKEFILE[MAKEFILE.index("\ntest-newest:\n") :].split("\n\n")[0].splitlines()
+    assert newest in recipe
+    assert "constraint" not in newest
+    assert f"{newest.split()[0]} -m pip check" in map(str.strip, recipe)
+
+
+@pytest.mark.slow
+def test_the_installed_packages_fit_each_other():
+    """Would catch a pin that another package refuses: pip says so once, at the end of 150 lines."""
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_wheel_holds_every_file_of_the_package(tmp_path):

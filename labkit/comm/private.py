@@ -210,9 +210,7 @@ def private(path: str) -> Any:
     One that refuses raises `Absent` when it is called. The first call in a process tells of a torch that nobody has
     tried."""
     name = _named(path)
-    version = str(importlib.import_module("torch").__version__)
-    if not tried(version):
-        tell(version, absent())
+    _look_at_version()
     thing = _look_up(path)
     if thing is None:
         return _refusing(name) if name.instead == REFUSES else name.instead
@@ -245,6 +243,14 @@ def tell(version: str, lacking: tuple[str, ...] = ()) -> None:
         warnings.warn("\n".join([untried(version), *map(without, lacking)]), UntriedTorch, stacklevel=2)
 
 
+@cache
+def _look_at_version() -> None:
+    """Once in a process, and not in those that are forked from it: a rank of the judge could not read torch's files."""
+    version = str(importlib.import_module("torch").__version__)
+    if not tried(version):
+        tell(version, absent())
+
+
 def untried(version: str) -> str:
     """What to expect of a version that nobody has tried."""
     return (
@@ -256,7 +262,7 @@ def untried(version: str) -> str:
 def without(path: str) -> str:
     """What happens where torch lacks this name, in a line."""
     name = _named(path)
-    return f"  it has no {path} ({name.use}): {name.without}"
+    return f"it has no {path} ({name.use}): {name.without}"
 
 
 def _named(path: str) -> Name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,13 +34,14 @@ class Bar:
     def __init__(self) -> None:
         self.display: Any = None
 
-    def draw(self, share: float, text: str) -> None:
-        """Show `share`, 0 to 1, and `text` beside it."""
+    def draw(self, share: float | None, text: str) -> None:
+        """Show `share`, 0 to 1, and `text` beside it. None: nobody knows how far it is."""
         if _before_a_person():
             from IPython.display import display
 
-            bar = f'<progress value="{share:.3f}" max="1" aria-label="how far it is"></progress> {escape(text)}'
-            bundle = {"text/html": bar, "text/plain": f"{share:4.0%} {text}"}
+            value = "" if share is None else f'value="{share:.3f}" max="1" '
+            bar = f'<progress {value}aria-label="how far it is"></progress> {escape(text)}'
+            bundle = {"text/html": bar, "text/plain": text if share is None else f"{share:4.0%} {text}"}
             if self.display is None:
                 self.display = display(bundle, raw=True, display_id=True)
             else:
@@ -54,7 +56,8 @@ class Bar:
                 self.display = Progress(*columns, console=console, transient=True, auto_refresh=False)
                 self.display.add_task("", total=1)
                 self.display.start()
-            self.display.update(self.display.task_ids[0], completed=share, description=text, refresh=True)
+            task = self.display.task_ids[0]
+            self.display.update(task, total=share and 1, completed=share or 0, description=text, refresh=True)
 
     def end(self, text: str) -> None:
         """Take the bar away. A notebook cannot delete a single output, so there `text` takes its place."""
@@ -65,6 +68,26 @@ class Bar:
         else:
             self.display.update({"text/html": f"<small>{escape(text)}</small>", "text/plain": text}, raw=True)
         self.display = None
+
+
+class WaitBar:
+    """Says what is waited for, and for how long so far. Used as a context; `look` is called now and then meanwhile."""
+
+    def __init__(self, what: str) -> None:
+        """Nothing is shown before a second has passed."""
+        self.what, self.bar, self.began = what, Bar(), time.monotonic()
+
+    def __enter__(self) -> WaitBar:
+        return self
+
+    def look(self) -> None:
+        """Draw the bar, once it is time."""
+        seconds = time.monotonic() - self.began
+        if seconds >= SHOW_AFTER_S:
+            self.bar.draw(None, f"{self.what}: {seconds:.0f} s so far")
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.end(f"took {time.monotonic() - self.began:.0f} s, {self.what}")
 
 
 class CallBar:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from labkit.comm.private import have
 from labkit.launch import linux
 
 LOOK_S = 0.5
@@ -108,7 +109,8 @@ class Warden:
         """Fork one rank (or execute it afresh where the spec asks for it), after importing what the spec names."""
         try:
             for name in spec["imports"]:
-                importlib.import_module(name)
+                if not name.startswith("torch.") or have(name):
+                    importlib.import_module(name)
             if spec["fresh"]:
                 pid = _execute(spec)
             else:

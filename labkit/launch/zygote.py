@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from labkit.comm.private import UntriedTorch, absent, tell, tried
 from labkit.launch import linux
+from labkit.launch.progress import REDRAW_S, WaitBar
 
 PINNED = (("OMP_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"))
 """Thread pools must not exist when ranks are forked; each rank sets its own number of threads afterwards."""
@@ -86,13 +87,15 @@ class Zygote:
         """Wait until torch is imported. RuntimeError if that fails, with the reason on the kernel's stderr; Gone if the
         process was killed."""
         if self.hello is None:
-            self.socket.settimeout(timeout_s)
-            try:
-                data = self.socket.recv(65536)
-            except TimeoutError:
-                raise RuntimeError(
-                    f"the process that imports torch for all ranks is not ready after {timeout_s:g} s"
-                ) from None
+            deadline = time.monotonic() + timeout_s
+            with WaitBar("fetching torch for the ranks") as bar:
+                while not select.select([self.socket], [], [], REDRAW_S)[0]:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(
+                            f"the process that imports torch for all ranks is not ready after {timeout_s:g} s"
+                        )
+                    bar.look()
+            data = self.socket.recv(65536)
             if not data:
                 code = self.process.wait(5)
                 if code < 0:

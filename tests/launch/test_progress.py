@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+import socket
+from importlib import metadata
 from typing import Any
 
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
 
+from labkit.launch import progress
+from labkit.launch.zygote import Hello, Zygote
 from tests.kernels import fresh_kernel
 from tests.waiting import LONG_S
 
@@ -16,7 +21,10 @@ pytestmark = pytest.mark.slow
 CELL = """
 import os, tempfile, time, labkit
 from labkit.launch import progress
+from labkit.launch.zygote import zygote
 
+progress.SHOW_AFTER_S = 1e9
+zygote().ready()  # else its own bar would come first
 progress.SHOW_AFTER_S = progress.REDRAW_S = 0.0
 flag, steps = os.path.join(tempfile.mkdtemp(), "drawn"), []
 
@@ -67,3 +75,28 @@ def test_a_bar_is_drawn_for_a_person_and_leaves_nothing_in_what_nbval_compares()
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def test_whoever_waits_for_torch_sees_for_how_long_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a first cluster of twelve seconds without a word, and a bar that goes on after torch has come."""
+    ours, theirs = socket.socketpair()
+    seen: list[str] = []
+
+    def draw(bar: progress.Bar, share: float | None, text: str) -> None:
+        assert share is None, "nobody knows how far an import is"
+        seen.append(text)
+        if len(seen) == 3:
+            theirs.send(pickle.dumps(Hello(1, metadata.version("torch"), (), (), True)))
+
+    monkeypatch.setattr(progress.Bar, "draw", draw)
+    monkeypatch.setattr(progress.Bar, "end", lambda bar, text: seen.append(text))
+    monkeypatch.setattr(progress, "SHOW_AFTER_S", 0.0)
+    handle = Zygote.__new__(Zygote)
+    handle.socket, handle.hello = ours, None
+    with ours, theirs:
+        assert handle.ready().pid == 1
+        assert handle.ready().pid == 1, "known by now"
+    assert [re.sub(r"\d+", "N", text) for text in seen] == [
+        *["fetching torch for the ranks: N s so far"] * 3,
+        "took N s, fetching torch for the ranks",
+    ]

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from labkit.comm.private import have
+
 COMPILER = "torch._dynamo"
 """It imports NumPy, SymPy and whatever else of torch an attempt may come to need."""
 ENDED = 75
@@ -27,8 +29,8 @@ class Late(Exception):
 
 
 def here() -> bool:
-    """True if this process has it, from its start or since a `fetch`."""
-    return COMPILER in sys.modules
+    """True if this process has it, from its start or since a `fetch`; or if this torch has none."""
+    return COMPILER in sys.modules or not have(COMPILER)
 
 
 def fetch() -> None:

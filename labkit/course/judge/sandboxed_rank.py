@@ -37,6 +37,7 @@ from labkit.probe.memory import MemoryProbe
 TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
 TO_NUMBER: Any = getattr(private("torch.ops.aten._local_scalar_dense"), "default", None)
 schema_of: Any = private("torch.ops.aten.add.Tensor._schema")
+PRINTING: str = getattr(private("torch._tensor_str"), "__file__", "")
 MOMENTS = 400
 MOST_ANSWER_BYTES = 64 << 20
 INT_DIGITS_AT = 24
@@ -108,7 +109,7 @@ class Weight:
             self.line.ask("weigh")
         self.looked = True
         self.now = {kind: int(self.probe.now[kind]) for kind in self.probe.now}
-        mine = (ATTEMPT, HELPERS, getattr(private("torch._tensor_str"), "__file__", ""))
+        mine = (ATTEMPT, HELPERS, PRINTING)
         traces = tracemalloc.take_snapshot().traces  # its filter_traces takes as long as all the rest of a small run
         self.python_bytes = max(
             self.python_bytes, sum(trace.size for trace in traces if trace.traceback[-1].filename in mine)

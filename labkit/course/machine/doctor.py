@@ -148,7 +148,7 @@ def torch_findings(hello: Hello) -> Iterator[Finding]:
     words = f"labkit was tried with {' and '.join(TRIED)}" if tried(hello.torch) else untried(hello.torch)
     yield Finding("torch", hello.torch, "", f"imported once, by the process that starts all ranks; {words}")
     for path in hello.absent:
-        yield Finding("torch lacks", path, "", without(path))
+        yield Finding(path, "absent", "", without(path))
     yield Finding("GPUs", len(hello.gpus), "", "" if hello.gpus else "torch finds none here: ranks run on the CPU")
     if hello.gpus:
         with BareCluster(1, device="cpu", quiet=True) as cluster:  # a rank may initialise CUDA; this process must not

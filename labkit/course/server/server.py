@@ -32,6 +32,7 @@ def command(notebook: Path, port: int = 8888, browser: bool = True) -> list[str]
         f"ServerApp.port={port}",
         f"ServerApp.root_dir={root}",
         f"ServerApp.open_browser={browser}",
+        "ServerApp.kernel_manager_class=labkit.course.server.kernels.LabKernels",
         f"LabApp.default_url=/lab/tree/{quote(notebook.resolve().relative_to(root).as_posix())}",
         f"LabApp.app_settings_dir={Path(__file__).parent / 'jupyter'}",  # no news, and no question about news
         "LabApp.expose_app_in_browser=True",  # so that a card can open its lab beside the card
