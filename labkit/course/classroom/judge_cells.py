@@ -26,6 +26,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Bool, Integer
 
+from labkit.course.classroom.file_names import shown
 from labkit.course.classroom.nbgrader_course import key_of, schema
 from labkit.course.classroom.submission import MOST_BYTES, Outcome, defined, judged, modest, plain, read
 from labkit.course.exercises.catalogue import problem
@@ -76,7 +77,7 @@ def adopt(assignment: str, student: str, notebooks: list[str]) -> None:
         target = folder / absent.name
         try:
             copy = nbformat.read(best, as_version=4)
-            line = f"Handed in as `{plain(best.name, 100)}`, graded as `{absent.name}`."
+            line = f"Handed in as `{plain(shown(best.name), 100)}`, graded as `{absent.name}`."
             copy.cells.insert(0, _fitting(copy, new_markdown_cell(line)))
             nbformat.write(copy, target)
         except Exception:  # TornToo will say what is wrong with it

@@ -25,6 +25,7 @@ from labkit.course.classroom import nbgrader_course as course
 from labkit.course.classroom.submission import points_of
 from labkit.course.exercises.catalogue import folders, problem
 from tests.course.classroom.submissions import PATCHES, answers, filled, hand_in, notebook
+from tests.course.judge.test_first_check import OPTIMIZERS
 
 if find_spec("nbgrader") is None:
     pytest.skip("nbgrader is optional: pip install 'labkit[classroom]'", allow_module_level=True)
@@ -301,6 +302,44 @@ def test_the_instructors_version_passes_and_the_released_one_does_not(key: str) 
         made.cells[3].source = text if kind == "error" else made.cells[3].source
         after, _ = JudgeCells(seed=7).preprocess(made, {})
         assert [each.output_type for each in after.cells[4].outputs] == [kind]
+
+
+@pytest.mark.slow
+def test_a_course_of_all_labs_is_built_and_an_assignment_is_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lab whose number is no number, or that has no exercises, and so no course for anybody."""
+    from labkit.cli.exercises import build
+
+    build(nbgrader=tmp_path)
+    labs = list(dict.fromkeys(f"lab_{problem(key).lab}" for key, _ in folders()))
+    made = {path.name: [file.stem for file in path.iterdir()] for path in (tmp_path / "source").iterdir()}
+    assert sorted(made) == labs
+    assert made["lab_05"] == ["05_precision"]
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    from nbgrader.apps import NbGraderAPI
+
+    assert NbGraderAPI(config=configured(tmp_path)).generate_assignment("lab_05")["success"]
+    assert (tmp_path / "release" / "lab_05" / "05_precision.ipynb").is_file()
+
+
+JUDGED = """
+import sys
+from labkit.course.classroom import nbgrader_course
+from labkit.course.classroom.judge_cells import JudgeCells
+from labkit.course.exercises.catalogue import problem
+made = nbgrader_course.notebook(sys.argv[1][:2], [problem(sys.argv[1])])
+print(JudgeCells(seed=7).preprocess(made, {})[0].cells[4].outputs[0].output_type)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.rest
+@pytest.mark.parametrize("key", OPTIMIZERS)
+def test_what_needs_an_optimizer_gets_its_points_also_as_the_first_of_a_process(key: str) -> None:
+    """A judge that fails over an import behind its wall, and no points for a right solution."""
+    done = subprocess.run([sys.executable, "-c", JUDGED, key], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["stream"], done.stderr
 
 
 def test_a_course_keeps_what_an_instructor_has_changed(tmp_path: Path) -> None:
