@@ -14,7 +14,8 @@ from labkit.course.numbers import full, natural, subject
 def test_a_number_is_sorted_as_a_number_wherever_it_stands() -> None:
     """Would catch exercise 10 before exercise 2, a lab between two others behind both, and keys in no order."""
     right = ["", "03.2", "03.9", "03.10", "05", "05.1", "05_precision", "05b", "05b.1", "06", "99", "100.1"]
-    assert sorted(right[::-1], key=natural) == right
+    mixed = [*right[1::2], *right[::2]]
+    assert sorted(mixed, key=natural) == right
     assert [key for key, _ in folders()] == sorted((key for key, _ in folders()), key=natural)
 
 

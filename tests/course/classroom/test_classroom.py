@@ -413,6 +413,22 @@ def test_a_link_among_submissions_is_not_followed(tmp_path: Path) -> None:
     assert len(names) == 1
 
 
+def test_a_notebook_whose_name_is_no_text_is_adopted_and_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name in Latin-1 that nbgrader's database refuses, and no points for the student."""
+    from labkit.course.classroom.judge_cells import adopt
+
+    monkeypatch.chdir(tmp_path)
+    hand_in(Path("source", "lab_03"), notebook("here = 1"), FILE)
+    own = hand_in(Path("submitted", "ben", "lab_03"), notebook("here = 2"), os.fsdecode(b"M\xfcller.ipynb"))
+    names = [str(own)]
+    adopt("lab_03", "ben", names)
+    assert names == [f"submitted/ben/lab_03/{FILE}"]
+    assert r"Handed in as `M\xfcller.ipynb`, graded as" in Path(names[0]).read_text().replace("\\\\", "\\")
+    assert own.exists()
+
+
 def test_a_cell_that_labkit_cannot_judge_gets_no_points() -> None:
     """A test of the instructor's own that nothing runs, and that nbgrader takes for passed since it shows no error."""
     from labkit.course.classroom.judge_cells import JudgeCells
