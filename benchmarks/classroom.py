@@ -22,6 +22,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from labkit.course.numbers import full
+
 LABS = Path(__file__).resolve().parents[1] / "notebooks"
 
 
@@ -77,7 +79,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    (lab,) = LABS.glob(f"{args.lab.zfill(2)}_*.ipynb")
+    (lab,) = LABS.glob(f"{full(args.lab)}_*.ipynb")
     rows = [together(lab, learners, args.ranks) for learners in (1, args.learners)]
     table = Table(
         "learners",

@@ -22,6 +22,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from labkit.course.numbers import number_of
+
 LABS = sorted(Path(__file__).resolve().parents[1].glob("notebooks/[0-9]*.ipynb"))
 
 
@@ -64,7 +66,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    wanted = [lab for lab in LABS if not args.only or lab.stem[:2] in args.only.split(",")]
+    wanted = [lab for lab in LABS if not args.only or number_of(lab.stem) in args.only.split(",")]
     rows = [run(lab, n_ranks) for lab in wanted for n_ranks in (2, 4)]
     table = Table("lab", "ranks", "seconds", "memory", title="every lab, quick=True")
     for row in rows:

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from labkit.cli import app
-from labkit.course.server.labs import number_of
+from labkit.course.numbers import number_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from labkit.course.numbers import number_of
 from labkit.course.reading.glossary import plain
-from labkit.course.server.labs import number_of
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 README, TOPICS = NOTEBOOKS / "README.md", NOTEBOOKS / "topics.csv"

@@ -18,6 +18,7 @@ from rich.console import Console
 import labkit
 from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
+from labkit.course.numbers import full
 from labkit.course.server.labs import CHECKOUT, labs
 
 FIRST_LAB = "ten_minutes.ipynb"
@@ -295,7 +296,7 @@ def _find(name: str) -> Path:
         return Path(name).resolve()
     numbered = labs()
     for path in (*numbered, *labs("[a-z]*.ipynb")):
-        if path.name.startswith(name.zfill(2)) or path.name == f"{name}.ipynb":
+        if path.name.startswith(full(name)) or path.name == f"{name}.ipynb":
             return path
     if not numbered:
         raise ValueError("no notebooks here: run labkit lab in a checkout of labkit, or name a notebook by its path")

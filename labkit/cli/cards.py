@@ -15,6 +15,7 @@ from rich.table import Table
 
 from labkit.course.cards.card_faces import TITLES
 from labkit.course.claims.claims_picture import brief
+from labkit.course.numbers import number_of
 from labkit.view.units import plural
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _back(card: Any) -> Table:
     for claim in card.audited():
         table.add_row("tested", brief(claim).replace("[", "\\["))
     if card.lab:
-        table.add_row("shown by", ", ".join(f"lab {cell[:2]}, cell {cell}" for cell in card.lab))
+        table.add_row("shown by", ", ".join(f"lab {number_of(cell)}, cell {cell}" for cell in card.lab))
     return table
 
 

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit.cli.data import Home, Json, words_beside, write
+from labkit.course.classroom.file_names import shown
+from labkit.course.numbers import full, natural
 from labkit.course.server.labs import CHECKOUT
 from labkit.launch.zygote import zygote
 
@@ -44,8 +46,8 @@ def check(
 
     if not keys and not everything:
         raise typer.BadParameter("say which: labkit check 03.2, labkit check 03, or labkit check --all")
-    chosen = [exercise for key in keys or () for exercise in ([problem(key)] if "." in key else problems(key.zfill(2)))]
-    if wrong := [key for key in keys or () if "." not in key and not problems(key.zfill(2))]:
+    chosen = [exercise for key in keys or () for exercise in ([problem(key)] if "." in key else problems(full(key)))]
+    if wrong := [key for key in keys or () if "." not in key and not problems(full(key))]:
         raise typer.BadParameter(f"no lab {wrong[0]!r} has exercises")
     reports, read = [], set[Path]()
     with words_beside(to):
@@ -79,7 +81,9 @@ def build(
 
         print(f"{new_exercise(new)}: a skeleton that passes; rewrite its three files, then `labkit build`")
         return
-    titles = [path.stem for path in sorted((CHECKOUT / "notebooks").glob("[0-9]*.ipynb"))]
+    titles = [
+        path.stem for path in sorted((CHECKOUT / "notebooks").glob("[0-9]*.ipynb"), key=lambda path: natural(path.name))
+    ]
     if nbgrader is not None:
         from labkit.course.classroom.nbgrader_course import build as build_course
 
@@ -156,7 +160,9 @@ def _notebook(lab: str, home: Path) -> Path:
 def _saved(path: Path) -> str:
     """A sentence that names the file that is judged, and the time at which it was saved."""
     when = datetime.fromtimestamp(path.stat().st_mtime) if path.is_file() else None
-    return f"Read from {path}" + (f", as it was saved at {when:%H:%M:%S} on {when:%B} {when.day}." if when else ".")
+    return f"Read from {shown(path)}" + (
+        f", as it was saved at {when:%H:%M:%S} on {when:%B} {when.day}." if when else "."
+    )
 
 
 def _table(reports: Sequence[Report]) -> Table:

@@ -11,6 +11,7 @@ from rich.console import Console
 from labkit.cli.data import Json, words_beside, write
 from labkit.course.claims.claims_picture import lines
 from labkit.course.claims.quiz_paper import key, sheet
+from labkit.course.numbers import number_of
 from labkit.view.units import plural
 
 if TYPE_CHECKING:
@@ -118,6 +119,6 @@ def _summary(console: Console, asked: Quiz) -> None:
     for outcome in asked.outcomes:
         claim = outcome.question.claim
         if outcome.points < 1:
-            cells = ", ".join(f"lab {cell[:2]}, cell {cell}" for cell in labs.get(claim.id, ())[:4])
+            cells = ", ".join(f"lab {number_of(cell)}, cell {cell}" for cell in labs.get(claim.id, ())[:4])
             console.print(f"  look again: {claim.id} {claim.claim}" + f" ({cells})" * bool(cells), markup=False,
                           highlight=False, soft_wrap=True)  # fmt: skip

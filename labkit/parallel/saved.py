@@ -35,7 +35,7 @@ from torch import Tensor
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel import sealed
-from labkit.parallel.saving import Saving, folder_of, folders, step_of
+from labkit.parallel.saving import Saving, folder_of, folders, step_named
 from labkit.parallel.sealed import Damaged, Sealed
 from labkit.parallel.sync import DataParallel, Owned, answers_for, check_state, stepped_on
 
@@ -231,7 +231,7 @@ def check(folder: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
     fault = ""
     try:
         whole = sealed.read_json(folder / "whole.json")
-        if step_of(folder) not in (-1, whole["step"]):
+        if step_named(folder) not in (-1, whole["step"]):
             raise Damaged(f"{folder} holds step {whole['step']}", folder)
         for number, kept in list(enumerate(whole["files"]))[rank::n_ranks]:
             sealed.check(folder / f"rank-{number}.pt", _seal(whole, number), Sealed(**kept))

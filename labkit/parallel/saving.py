@@ -121,7 +121,7 @@ class Saving:
             self.folder.rename(old)
         self.part.rename(self.folder)  # one step for the file system: who looks sees all of it or none
         shutil.rmtree(old, ignore_errors=True)
-        upto = [folder for folder in folders(self.folder.parent) if step_of(folder) <= self.whole["step"]]
+        upto = [folder for folder in folders(self.folder.parent) if step_named(folder) <= self.whole["step"]]
         for aged in upto[max(1, self.keep) :]:
             shutil.rmtree(aged, ignore_errors=True)
 
@@ -139,7 +139,7 @@ def folder_of(run: str | Path, step: int) -> Path:
     return Path(run) / f"step-{step:06d}"
 
 
-def step_of(folder: Path) -> int:
+def step_named(folder: Path) -> int:
     """The step in a checkpoint's name; -1 for whatever has another name, `step-000050.part`."""
     named = _NAME.fullmatch(folder.name)
     return int(named[1]) if named else -1
@@ -147,7 +147,9 @@ def step_of(folder: Path) -> int:
 
 def folders(run: str | Path) -> list[Path]:
     """The folders of all checkpoints whose saving was finished, the one of the highest step first."""
-    return sorted((folder for folder in Path(run).glob("step-*") if step_of(folder) >= 0), key=step_of, reverse=True)
+    return sorted(
+        (folder for folder in Path(run).glob("step-*") if step_named(folder) >= 0), key=step_named, reverse=True
+    )
 
 
 def _of_all(mine: Sealed, world: Group) -> list[Sealed]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from labkit.course.server.labs import number_of
+from labkit.course.numbers import number_of
 from labkit.course.topics.design_cases import case
 from tests.browser.jupyter import END_MS
 from tests.browser.steps import (

@@ -29,7 +29,7 @@ import genanki
 from labkit.course.cards.card import PARTS, Card
 from labkit.course.cards.card_faces import evidence, formulas
 from labkit.course.cards.deck import Deck
-from labkit.course.server.labs import number_of
+from labkit.course.numbers import number_of
 from labkit.view.svg import Drawing
 
 MODEL_ID, DECK_ID = 1_617_201_837, 1_293_740_659

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from labkit.course.claims.claims_picture import Shown, brief
-from labkit.course.server.labs import number_of
+from labkit.course.numbers import number_of
 from labkit.view.svg import PALETTE, Drawing, Picture, text
 
 TITLES = MappingProxyType(

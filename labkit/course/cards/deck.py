@@ -19,8 +19,8 @@ from types import MappingProxyType
 import yaml
 
 from labkit.course.cards.card import Card
+from labkit.course.numbers import number_of
 from labkit.course.reading.authored import records
-from labkit.course.server.labs import number_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import anywidget
 import traitlets
 
 from labkit.course.cards.card_faces import back, front, habits
-from labkit.course.server.labs import addresses, number_of
+from labkit.course.numbers import natural, number_of
+from labkit.course.server.labs import addresses
 from labkit.course.widgets.linked import LINKS
 from labkit.course.widgets.twin import Twin
 from labkit.view.svg import Picture, headline, text
@@ -73,7 +74,7 @@ class ReviewPanel(Twin, anywidget.AnyWidget):
         self.card: Any = None
         self.rated: list[tuple[str, int]] = []
         self._since = time.monotonic()
-        labs = sorted({number_of(cell) for card in box.deck for cell in card.lab})
+        labs = sorted({number_of(cell) for card in box.deck for cell in card.lab}, key=natural)
         if lab and lab not in labs:
             raise ValueError(f"no card is shown by lab {lab!r}; there are {', '.join(labs)}")
         box.due({tag} if tag else ())  # raises for an unknown tag before anything is shown

@@ -22,6 +22,7 @@ from typing import Any
 from labkit.course.cards.deck import the_deck
 from labkit.course.claims.audit import Claim, Result, audit, choose, kept
 from labkit.course.claims.finding import CONDITIONS, DEPENDS, HOLDS, WRONG
+from labkit.course.numbers import natural
 
 TRUE, FALSE, DEPENDING = "true", "false", "depends"
 ANSWERS = (TRUE, FALSE, DEPENDING)
@@ -149,7 +150,7 @@ class Quiz:
             wrong = card.wrong.claims if card.wrong else ()
             for id in missed & {*card.proofs, *wrong}:
                 cells_of.setdefault(id, {}).update(dict.fromkeys(card.lab))
-        return {id: tuple(cells) for id, cells in sorted(cells_of.items()) if cells}
+        return {id: tuple(cells) for id in sorted(cells_of, key=natural) if (cells := cells_of[id])}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for json."""

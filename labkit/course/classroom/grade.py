@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from labkit.course.classroom.bubble import new_server, works
+from labkit.course.classroom.file_names import shown
 from labkit.course.classroom.submission import (
     MOST_SEED,
     UNREAD,
@@ -40,13 +41,14 @@ from labkit.course.classroom.submission import (
     text_of,
     unjudged,
 )
-from labkit.course.classroom.table import Row, Table
+from labkit.course.classroom.table import Row, Table, files_of
 from labkit.course.exercises.catalogue import problem, problems
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.attempt import Attempt
 from labkit.course.judge.prefork import PreforkServer, prefork_server
 from labkit.course.judge.report import Report
 from labkit.course.judge.wall_trials import missing
+from labkit.course.numbers import natural
 
 MOST_FILES = 100
 MOST_JOBS = 64
@@ -120,7 +122,7 @@ def grade(
     asked = problems() if keys is None else tuple(problem(key) for key in dict.fromkeys(keys))
     notebooks = submissions(folder)
     if to is not None:
-        _check_place(to, folder, notebooks)
+        _check_place(to, folder)
     drawn = secrets.randbits(48) if seed is None else seed
     rows: list[Row] = []
     tasks: list[Task] = []
@@ -138,7 +140,8 @@ def grade(
 
 
 def submissions(folder: Path) -> dict[str, list[Path]]:
-    """Notebooks by student, in the order of names. ValueError if there are none."""
+    """Notebooks by student, as names are shown, in the order of these. A link and a folder that cannot be read stand
+    for themselves. ValueError if there are none."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: name the one with what was handed in")
     if (folder / "nbgrader_config.py").exists():
@@ -147,14 +150,14 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
-        if path.is_symlink() and path.suffix != ".ipynb":
-            notebooks[path.name].append(path)  # a folder of somebody else's, or a way out: a row will say so
+        if path.is_symlink():  # a folder of somebody else's, or a way out: a row will say so
+            notebooks[shown(path.stem if path.suffix == ".ipynb" else path.name)].append(path)
         elif path.is_dir():
-            notebooks[path.name] += list(_notebooks(path))
+            notebooks[shown(path.name)] += list(_notebooks(path))
         elif path.suffix == ".ipynb":
-            notebooks[path.stem].append(path)
+            notebooks[shown(path.stem)].append(path)
     if not any(notebooks.values()):
-        archives = [path.name for path in folder.iterdir() if path.suffix in (".zip", ".gz", ".tar")]
+        archives = [shown(path.name) for path in folder.iterdir() if path.suffix in (".zip", ".gz", ".tar")]
         more = f"; unpack {archives[0]} first" if archives else ""
         raise ValueError(f"no notebooks in {folder}: they go to {folder / 'STUDENT' / 'some.ipynb'}{more}")
     return dict(sorted(notebooks.items()))
@@ -172,10 +175,10 @@ def sort(
         rows.append(Row(student, "", False, UNREAD, "there is no notebook in the folder", 0.0, False, 0, 0))
     texts: dict[str, list[str]] = {}
     for path in paths[:MOST_FILES]:
+        file = shown(path.relative_to(folder))
         try:
-            texts[str(path.relative_to(folder))] = read(path)
-        except (ValueError, OSError) as error:
-            file = str(path.relative_to(folder))
+            texts[file] = read(path)
+        except ValueError as error:
             rows.append(Row(student, "", False, UNREAD, plain(str(error)), 0.0, False, 0, 0, "", file))
     for exercise in asked:
         mentioned = [name for name, blocks in texts.items() if mentions(blocks, exercise.name)]
@@ -243,7 +246,7 @@ def _rows(rows: list[Row], tasks: list[Task], outcomes: dict[int, Outcome]) -> t
         same = [f"the same text as {', '.join(others[:3])}{more}, white space apart"] if others else []
         notes = [*outcome.notes, *([task.note] if task.note else []), *same]
         table_rows.append(_row(task.student, task.it, outcome, "; ".join(notes), task.file))
-    return tuple(sorted(table_rows, key=lambda row: (row.student, row.exercise, row.file)))
+    return tuple(sorted(table_rows, key=lambda row: (row.student, natural(row.exercise), row.file)))
 
 
 def _row(student: str, exercise: Problem, outcome: Outcome, note: str = "", file: str = "") -> Row:
@@ -253,18 +256,24 @@ def _row(student: str, exercise: Problem, outcome: Outcome, note: str = "", file
 
 
 def _notebooks(folder: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
-        yield from (path for name in sorted(folders) if (path := Path(place, name)).is_symlink())  # never gone into
+    closed: list[Path] = []
+    for place, folders, files in os.walk(folder, onerror=lambda error: closed.append(Path(error.filename))):
+        yield from (path for name in sorted(folders) if os.path.islink(path := Path(place, name)))  # never gone into
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(place, name) for name in sorted(files) if name.endswith(".ipynb") and not name.startswith("."))
+    yield from closed
 
 
-def _check_place(to: Path, folder: Path, notebooks: dict[str, list[Path]]) -> None:
+def _check_place(to: Path, folder: Path) -> None:
     """ValueError, before anything is judged, if the CSV cannot be written there."""
     if to.suffix != ".csv":
         raise ValueError(f"{to} is no .csv: name the file for the grades, such as grades.csv")
-    place = to.resolve().parent
+    place, home = to.resolve().parent, folder.resolve()
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ValueError(f"{to} cannot be written: {place} is no folder that you can write to")
-    if any(place.is_relative_to((folder / student).resolve()) for student in notebooks if (folder / student).is_dir()):
+    for file in files_of(to):
+        if file.exists() and not (file.is_file() and os.access(file, os.W_OK)):
+            raise ValueError(f"{file} cannot be written: it is there already, and no file that you can write to")
+    # links among the submissions are not asked: they may lead anywhere, and nobody's notebooks are read through them
+    if place != home and place.is_relative_to(home) and not place.relative_to(home).parts[0].startswith("."):
         raise ValueError(f"{to} is in a student's folder, where nothing is written: name another place")

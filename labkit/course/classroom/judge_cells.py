@@ -26,6 +26,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Bool, Integer
 
+from labkit.course.classroom.file_names import shown
 from labkit.course.classroom.nbgrader_course import key_of, schema
 from labkit.course.classroom.submission import MOST_BYTES, Outcome, defined, judged, modest, plain, read
 from labkit.course.exercises.catalogue import problem
@@ -59,9 +60,11 @@ class TornToo(NotebookExporter):
 def adopt(assignment: str, student: str, notebooks: list[str]) -> None:
     """Before a submission is graded: find, for each missing notebook, the one of another name that fits best.
 
-    `notebooks` are the paths of what was handed in; the adopted ones are added to them. The file is copied within
-    submitted/, with a line on top that says so; the original stays."""
+    `notebooks` are the paths of what was handed in; the adopted ones are added to them, and those whose names are no
+    text are taken out: nbgrader would look for these in its database, which takes text only, and give up on the
+    student. The file is copied within submitted/, with a line on top that says so; the original stays."""
     handed_in = [path for notebook in notebooks if not _linked(path := Path(notebook))]
+    notebooks[:] = [notebook for notebook in notebooks if _is_text(Path(notebook).name)]
     if not handed_in:
         return
     folder = handed_in[0].parent
@@ -76,12 +79,17 @@ def adopt(assignment: str, student: str, notebooks: list[str]) -> None:
         target = folder / absent.name
         try:
             copy = nbformat.read(best, as_version=4)
-            line = f"Handed in as `{plain(best.name, 100)}`, graded as `{absent.name}`."
+            line = f"Handed in as `{plain(shown(best.name), 100)}`, graded as `{absent.name}`."
             copy.cells.insert(0, _fitting(copy, new_markdown_cell(line)))
             nbformat.write(copy, target)
         except Exception:  # TornToo will say what is wrong with it
             shutil.copyfile(best, target)
         notebooks.append(str(target))
+
+
+def _is_text(name: str) -> bool:
+    """False for a name with bytes that are no UTF-8."""
+    return not any("\udc80" <= letter <= "\udcff" for letter in name)
 
 
 def _linked(path: Path) -> bool:

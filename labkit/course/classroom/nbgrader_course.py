@@ -28,6 +28,7 @@ from labkit.course.exercises.catalogue import problem, problems
 from labkit.course.exercises.exercise_card import Card
 from labkit.course.exercises.problem import Problem
 from labkit.course.exercises.stub import body_lines, functions
+from labkit.course.numbers import full, natural, subject
 from labkit.view.units import plural
 
 SETUP = "from labkit import check, exercise, hint"
@@ -104,13 +105,14 @@ def build(
         raise ValueError(f"a seed is a whole number from 0 to 2**61 - 1, got {seed}")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name a folder for the course")
-    titles = sorted(labs) if labs is not None else sorted({entry.lab for entry in problems()})
+    known = tuple(dict.fromkeys(entry.lab for entry in problems()))
+    titles = known if labs is None else sorted(labs, key=natural)
     wanted = {problem(key).key for key in keys} if keys is not None else {entry.key for entry in problems()}
     exercises_by_lab = {title: [entry for entry in problems(number(title)) if entry.key in wanted] for title in titles}
     exercises_by_lab = {title: exercises for title, exercises in exercises_by_lab.items() if exercises}
     if not exercises_by_lab:
-        known = ", ".join(sorted({entry.lab for entry in problems()}))
-        raise ValueError(f"no exercises for {', '.join(titles) or 'no lab at all'}; there are some for {known}")
+        asked = ", ".join(titles) or "no lab at all"
+        raise ValueError(f"no exercises for {asked}; there are some for {', '.join(known)}")
     written, assignments = [_config(folder, seed, force)], []
     for title, exercises in exercises_by_lab.items():
         instructor_notebook = notebook(title, exercises)
@@ -124,10 +126,10 @@ def build(
 
 def number(title: str) -> str:
     """The number of a lab, "03", from its title ("03_collectives") or from "3". ValueError for anything else."""
-    match = re.fullmatch(r"(\d{1,2})(_[\w-]+)?", title)
+    match = re.fullmatch(r"(\d\d[a-z]?)(_[\w-]+)?", full(title))
     if match is None:
         raise ValueError(f"a lab is given by its number or title, 03 or 03_collectives, got {title!r}")
-    return match[1].zfill(2)
+    return match[1]
 
 
 def needed(module: str) -> ModuleType:
@@ -167,7 +169,7 @@ def solved(solution: str) -> str:
 
 def key_of(grade_id: str) -> str:
     """The exercise of a check cell: "03.2" for "check_03_2"; "" for any other cell."""
-    match = re.fullmatch(r"check_(\d{2})_(\d+)", grade_id)
+    match = re.fullmatch(r"check_(\d\d[a-z]?)_(\d+)", grade_id)
     return f"{match[1]}.{match[2]}" if match else ""
 
 
@@ -185,7 +187,7 @@ def _cells(exercise: Problem) -> list[Any]:
 
 
 def _opening(title: str, exercises: Sequence[Problem]) -> str:
-    name = f": {title[3:].replace('_', ' ')}" if title[3:] else ""
+    name = f": {subject(title)}" if subject(title) else ""
     worth = sum(map(points_of, exercises))
     return (
         f"# Exercises {number(title)}{name}\n\n{plural(len(exercises), 'exercise')}, {plural(worth, 'point')}, about "

@@ -11,12 +11,14 @@ what a notebook patches, imports or prints, or whether it ever ends.
 from __future__ import annotations
 
 import ast
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit.course.classroom.file_names import shown
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.attempt import Attempt, attempt_in, blocks_of
 from labkit.course.judge.prefork import prefork_server
@@ -59,27 +61,35 @@ def points_of(it: Problem) -> int:
 
 
 def read(path: Path) -> list[str]:
-    """The code of a notebook, cell by cell. ValueError, with a reason, for what is no notebook, or too large."""
-    if path.is_symlink():
-        raise ValueError(f"{path.name} is a symbolic link, and these are not followed: put the notebook itself there")
-    if not path.is_file():
-        raise ValueError(f"{path.name} is no plain file: put the notebook itself there")
-    size = path.stat().st_size
+    """The code of a notebook, cell by cell. ValueError, with a reason, for what is no notebook, too large, or cannot be
+    opened."""
+    name = shown(path.name)
+    try:
+        about = path.lstat()
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read ({error.strerror})") from None
+    if stat.S_ISLNK(about.st_mode):
+        raise ValueError(f"{name} is a symbolic link, and these are not followed: put the notebook itself there")
+    if stat.S_ISDIR(about.st_mode):
+        raise ValueError(f"{name} is a folder that cannot be opened: give it the right to be read")
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError(f"{name} is no plain file: put the notebook itself there")
+    size = about.st_size
     if size > MOST_BYTES:
         raise ValueError(
-            f"{path.name} has {size / 2**20:.0f} MiB, {MOST_BYTES >> 20} at most: clear its outputs and save it again"
+            f"{name} has {size / 2**20:.0f} MiB, {MOST_BYTES >> 20} at most: clear its outputs and save it again"
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old notebooks have no cell ids, which is not the student's fault
         try:
             blocks = blocks_of(path)
         except ValueError as error:
-            raise ValueError(str(error).replace(str(path), path.name)) from None
+            raise ValueError(str(error).replace(str(path), name)) from None
         except Exception as error:  # JSON that is no notebook can fail in many ways
-            raise ValueError(f"{path.name} cannot be read as a notebook ({type(error).__name__})") from None
+            raise ValueError(f"{name} cannot be read as a notebook ({type(error).__name__})") from None
     if not all(isinstance(block, str) for block in blocks):
-        raise ValueError(f"{path.name} cannot be read as a notebook: the source of a cell is not text")
-    return modest(blocks, path.name)
+        raise ValueError(f"{name} cannot be read as a notebook: the source of a cell is not text")
+    return modest(blocks, name)
 
 
 def modest(blocks: list[str], name: str) -> list[str]:

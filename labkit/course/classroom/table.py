@@ -14,8 +14,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Drawn
 from rich.text import Text
 
-FORMULA = ("=", "+", "-", "@", "\t")
-"""A spreadsheet takes a cell that begins with one of these for a formula, and students choose some of the words."""
+from labkit.course.numbers import natural
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""A spreadsheet takes a cell that begins with one of these for a formula, and students choose some of the words. The
+last four are the wide forms, which count as much in East Asia."""
+UNWRITABLE = "backslashreplace"
+"""What becomes of halves of letters in a student's words: an escape, not an error that cuts off a class's table."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ class Table:
     @property
     def exercises(self) -> dict[str, int]:
         """The points of every exercise that was graded, by key."""
-        return dict(sorted({(row.exercise, row.of) for row in self.rows if row.exercise}))
+        worth = {row.exercise: row.of for row in self.rows if row.exercise}
+        return {key: worth[key] for key in sorted(worth, key=natural)}
 
     @property
     def sums(self) -> tuple[Sum, ...]:
@@ -99,10 +105,11 @@ class Table:
         rows = [{key: _cell(value) for key, value in asdict(row).items() if key != "said"} for row in self.rows]
         sums = [{key: _cell(value) for key, value in asdict(sum_).items()} for sum_ in self.sums]
         names = [name for name in Row.__dataclass_fields__ if name != "said"]
-        students, plain = to.with_name(f"{to.stem}_students.csv"), to.with_suffix(".json")
+        to, students, plain = files_of(to)
         _write(to, names, rows)
         _write(students, list(Sum.__dataclass_fields__), sums)
-        plain.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
+        plain.write_text(text + "\n", encoding="utf-8", errors=UNWRITABLE)
         return to, students, plain
 
     def __str__(self) -> str:
@@ -137,6 +144,11 @@ class Table:
         return f"<table><tr>{head}</tr>{rows}</table><pre>{escape(str(self))}</pre>"
 
 
+def files_of(to: Path) -> tuple[Path, Path, Path]:
+    """The files that `write` makes: rows, students, JSON."""
+    return to, to.with_name(f"{to.stem}_students.csv"), to.with_suffix(".json")
+
+
 def _told(total: Sum) -> str:
     stars = f", {total.stars} ★" if total.stars else ""
     notes = f", {total.notes} to look at" if total.notes else ""
@@ -152,7 +164,7 @@ def _cell(value: Any) -> Any:
 
 
 def _write(path: Path, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors=UNWRITABLE) as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)

@@ -21,8 +21,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from labkit.course.exercises.catalogue import problems
 from labkit.course.exercises.exercise_card import dots
 from labkit.course.exercises.problem import Problem
+from labkit.course.numbers import number_of, subject
 from labkit.course.reading.verbs import markdown
-from labkit.course.server.labs import number_of
 
 KERNEL = (("display_name", "Python 3"), ("language", "python"), ("name", "python3"))
 SETUP = """\
@@ -132,7 +132,7 @@ def contents(titles: Sequence[str], solved: bool) -> str:
 
 
 def _opening(title: str, count: int, minutes: int, solved: bool) -> str:
-    name = title[3:].replace("_", " ")
+    name = subject(title)
     lab = f"[lab {number_of(title)}](../notebooks/{title}.ipynb)"
     if solved:
         exercises = f"[exercise](../exercises/{title}.ipynb)"

@@ -10,18 +10,14 @@ from importlib.resources import files
 from labkit.course.exercises import problems as problem_folder
 from labkit.course.exercises.exercise_files import key_of
 from labkit.course.exercises.problem import Problem
+from labkit.course.numbers import full, natural
 
 
 @cache
 def folders() -> tuple[tuple[str, str], ...]:
     """(key, name) of every exercise's folder, in order. No exercise is imported for this."""
     names = [folder.name for folder in files(problem_folder).iterdir() if folder.name.startswith("p")]
-    return tuple(sorted(((key_of(name), name) for name in names), key=_order))
-
-
-def _order(folder: tuple[str, str]) -> tuple[int, int]:
-    lab, place = folder[0].split(".")
-    return int(lab), int(place)
+    return tuple(sorted(((key_of(name), name) for name in names), key=lambda folder: natural(folder[0])))
 
 
 def problems(lab: str = "") -> tuple[Problem, ...]:
@@ -31,12 +27,11 @@ def problems(lab: str = "") -> tuple[Problem, ...]:
 
 def problem(key: str) -> Problem:
     """The problem of a key, "03.2" or "3.2". ValueError, which names the nearest keys, if there is none."""
-    lab, _, place = str(key).partition(".")
-    wanted = f"{lab.zfill(2)}.{place}"
-    known = dict(folders())
+    wanted, known = full(str(key)), dict(folders())
     if wanted not in known:
-        labs = sorted({key.split(".")[0] for key in known})
-        near = [key for key in known if key.startswith(f"{lab.zfill(2)}.")] or labs
+        lab, _, _ = wanted.partition(".")
+        labs = dict.fromkeys(key.split(".")[0] for key in known)
+        near = [key for key in known if key.startswith(f"{lab}.")] or labs
         raise ValueError(f"there is no exercise {key!r}; there are {', '.join(near)}")
     return _load(known[wanted])
 

@@ -19,6 +19,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, SystemOut, TestCase, 
 
 from labkit.course.judge.report import Report
 from labkit.course.learner.progress import not_written
+from labkit.course.numbers import natural
 
 FORMAT, VERSION = "labkit reports", 1
 PASSED, FAILED, SKIPPED, ERROR = "passed", "failed", "skipped", "error"
@@ -76,7 +77,7 @@ def _labs(reports: Iterable[Report]) -> list[tuple[str, Sequence[Report]]]:
     by_lab: dict[str, list[Report]] = {}
     for report in reports:
         by_lab.setdefault(report.key.split(".")[0], []).append(report)
-    return sorted(by_lab.items())
+    return [(lab, by_lab[lab]) for lab in sorted(by_lab, key=natural)]
 
 
 def _case(lab: str, report: Report) -> TestCase:

@@ -13,7 +13,7 @@ from pathlib import Path
 from labkit.course.exercises.catalogue import folders
 from labkit.course.exercises.exercise_files import key_of
 
-NAME = re.compile(r"(\d\d)\.([1-9]\d?)_([a-z][a-z0-9_]*)")
+NAME = re.compile(r"(\d\d[a-z]?)\.([1-9]\d?)_([a-z][a-z0-9_]*)")
 PROBLEMS = Path(__file__).with_name("problems")
 
 

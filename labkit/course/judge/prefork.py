@@ -178,6 +178,7 @@ def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> Non
     if judge_pid == 0:
         walls.end_with(server_pid)
         walls.shelter()
+        late.raise_at_compiler()
         try:
             reply = _judged(request, notes)
         except late.Late:

@@ -6,21 +6,24 @@ events_of(export)                the events in an exported file, or a ValueError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
 from labkit.course.learner.exported import taken
+from labkit.course.numbers import full
 
 FORMAT, VERSION = "labkit progress", 1
 LEVELS = (1, 2, 3)
+KEY = r"\d{2,}[a-z]?\.\w+"
 
 
 class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     uid: str = Field(min_length=16, max_length=64)
-    key: str = Field(pattern=r"^\d{2,}\.\w+$")
+    key: str = Field(pattern=f"^{KEY}$")
     at: AwareDatetime
 
 
@@ -77,12 +80,11 @@ def events_of(plain: Mapping[str, Any]) -> tuple[Event, ...]:
     return taken(_Export, plain, VERSION).events
 
 
-def full(key: str) -> str:
+def full_key(key: str) -> str:
     """The full key: `3.2` -> `03.2`. ValueError for what is no key of an exercise."""
-    lab, dot, place = str(key).partition(".")
-    if not (lab.isdecimal() and dot and place.isalnum()):
+    if not re.fullmatch(KEY, wanted := full(str(key))):
         raise ValueError(f"the key of an exercise is a lab and a place, as in '03.2', got {key!r}")
-    return f"{lab.zfill(2)}.{place}"
+    return wanted
 
 
 def sound(words: str) -> str:

@@ -32,7 +32,7 @@ from labkit.course.learner.events import (
     event_of,
     events_of,
     export_of,
-    full,
+    full_key,
     sound,
 )
 from labkit.course.learner.log import Log
@@ -140,7 +140,9 @@ class Progress:
     def solution(self, key: str) -> None:
         """Store that the solution was opened. ValueError if the exercise was never tried."""
         if not self.attempts(key):
-            raise ValueError(f"exercise {full(key)} has not been tried: try it once first, then look at the solution")
+            raise ValueError(
+                f"exercise {full_key(key)} has not been tried: try it once first, then look at the solution"
+            )
         self.log.keep([Solution.model_validate(self._begun(key))])
 
     def attempts(self, key: str = "") -> list[Attempt]:
@@ -149,7 +151,7 @@ class Progress:
 
     def events(self, key: str = "") -> list[Event]:
         """All stored events, in order; those that another version wrote in its own way are skipped."""
-        wanted = full(key) if key else ""
+        wanted = full_key(key) if key else ""
         return [item for item in self.log.items() if wanted in ("", item.key)]
 
     def rows(self, problems: Iterable[Problem]) -> tuple[Row, ...]:
@@ -195,7 +197,7 @@ class Progress:
         return self.log.add(events_of(plain))
 
     def _begun(self, key: str) -> dict[str, Any]:
-        return {"uid": uuid.uuid4().hex, "key": full(key), "at": self.clock()}
+        return {"uid": uuid.uuid4().hex, "key": full_key(key), "at": self.clock()}
 
 
 def not_written(report: Report) -> bool:

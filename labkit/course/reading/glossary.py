@@ -18,7 +18,7 @@ from typing import Any
 
 import nbformat
 
-from labkit.course.server.labs import number_of
+from labkit.course.numbers import number_of
 
 PAGE = "GLOSSARY.md"
 OPENING = (

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from urllib.parse import quote
 
 from jupyter_core.paths import jupyter_runtime_dir
 
+from labkit.course.numbers import natural, number_of
+
 CHECKOUT = Path(__file__).parents[3]
-
-
-def number_of(name: str) -> str:
-    """The number of the lab that a file, or a cell, belongs to: "05" of "05_precision.ipynb" and of "05-12", "05b" of
-    "05b_eight_bits.ipynb" and of "05b-03". "" for a name without one."""
-    found = re.match(r"\d\d[a-z]?(?![a-z])", name)
-    return found[0] if found else ""
 
 
 def labs(pattern: str = "[0-9]*.ipynb") -> list[Path]:
     """All labs, in order; one in or near the present folder is preferred to the one that labkit brings."""
     folders = (CHECKOUT / "notebooks", Path("..", "notebooks"), Path("notebooks"))
     paths = {path.name: path.resolve() for folder in folders for path in folder.glob(pattern)}
-    return [paths[name] for name in sorted(paths) if ".new" not in name]  # without new versions beside changed copies
+    return [
+        paths[name] for name in sorted(paths, key=natural) if ".new" not in name
+    ]  # without new versions beside changed copies
 
 
 def addresses() -> dict[str, str]:

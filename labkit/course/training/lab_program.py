@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jinja2
 import yaml
 
+from labkit.course.numbers import full
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe, check
 from labkit.train.config import GPTConfig
@@ -54,7 +55,7 @@ def lab_program(lab: str, nodes: int = 1, gpus: int = 8) -> LabProgram:
 
     ValueError for a lab that does not train, for numbers below 1, and where the GPUs of a node cannot be cut as the lab
     needs it."""
-    number, runs = lab.zfill(2), _runs()
+    number, runs = full(lab), _runs()
     if number not in runs:
         raise ValueError(
             f"lab {lab} has no training run of its own to write down: there are programs for labs {', '.join(runs)}"

@@ -19,7 +19,7 @@ from labkit.course.cards.anki import FIELDS, export
 from labkit.course.cards.card import PARTS, Card, Wrong
 from labkit.course.cards.deck import Deck, the_deck
 from labkit.course.claims.claims_picture import brief
-from labkit.course.server.labs import number_of
+from labkit.course.numbers import number_of
 
 if TYPE_CHECKING:  # anki is loaded when a test runs: collecting the tests need not wait for it
     from anki.collection import Collection

@@ -15,7 +15,7 @@ from labkit.course.cards.card import Card
 from labkit.course.cards.deck import Deck, read_deck, sources, the_deck
 from labkit.course.cards.figures import VOCABULARY, evaluate, figure
 from labkit.course.claims.audit import claim, claims
-from labkit.course.server.labs import number_of
+from labkit.course.numbers import number_of
 from labkit.course.whiteboard.derivations import derivation
 from tests.cases import cases
 

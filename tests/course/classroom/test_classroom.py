@@ -25,6 +25,7 @@ from labkit.course.classroom import nbgrader_course as course
 from labkit.course.classroom.submission import points_of
 from labkit.course.exercises.catalogue import folders, problem
 from tests.course.classroom.submissions import PATCHES, answers, filled, hand_in, notebook
+from tests.course.judge.test_first_check import OPTIMIZERS
 
 if find_spec("nbgrader") is None:
     pytest.skip("nbgrader is optional: pip install 'labkit[classroom]'", allow_module_level=True)
@@ -303,6 +304,44 @@ def test_the_instructors_version_passes_and_the_released_one_does_not(key: str) 
         assert [each.output_type for each in after.cells[4].outputs] == [kind]
 
 
+@pytest.mark.slow
+def test_a_course_of_all_labs_is_built_and_an_assignment_is_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lab whose number is no number, or that has no exercises, and so no course for anybody."""
+    from labkit.cli.exercises import build
+
+    build(nbgrader=tmp_path)
+    labs = list(dict.fromkeys(f"lab_{problem(key).lab}" for key, _ in folders()))
+    made = {path.name: [file.stem for file in path.iterdir()] for path in (tmp_path / "source").iterdir()}
+    assert sorted(made) == labs
+    assert made["lab_05"] == ["05_precision"]
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    from nbgrader.apps import NbGraderAPI
+
+    assert NbGraderAPI(config=configured(tmp_path)).generate_assignment("lab_05")["success"]
+    assert (tmp_path / "release" / "lab_05" / "05_precision.ipynb").is_file()
+
+
+JUDGED = """
+import sys
+from labkit.course.classroom import nbgrader_course
+from labkit.course.classroom.judge_cells import JudgeCells
+from labkit.course.exercises.catalogue import problem
+made = nbgrader_course.notebook(sys.argv[1][:2], [problem(sys.argv[1])])
+print(JudgeCells(seed=7).preprocess(made, {})[0].cells[4].outputs[0].output_type)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.rest
+@pytest.mark.parametrize("key", OPTIMIZERS)
+def test_what_needs_an_optimizer_gets_its_points_also_as_the_first_of_a_process(key: str) -> None:
+    """A judge that fails over an import behind its wall, and no points for a right solution."""
+    done = subprocess.run([sys.executable, "-c", JUDGED, key], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["stream"], done.stderr
+
+
 def test_a_course_keeps_what_an_instructor_has_changed(tmp_path: Path) -> None:
     """A second build that throws away an edited notebook, or draws other cases in the middle of the term."""
     first = course.build(tmp_path, ["03"], ["03.2"])
@@ -372,6 +411,22 @@ def test_a_link_among_submissions_is_not_followed(tmp_path: Path) -> None:
     names = [str(tmp_path / "submitted" / "ben" / "lab_03" / own.name)]
     adopt("lab_03", "ben", names)
     assert len(names) == 1
+
+
+def test_a_notebook_whose_name_is_no_text_is_adopted_and_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name in Latin-1 that nbgrader's database refuses, and no points for the student."""
+    from labkit.course.classroom.judge_cells import adopt
+
+    monkeypatch.chdir(tmp_path)
+    hand_in(Path("source", "lab_03"), notebook("here = 1"), FILE)
+    own = hand_in(Path("submitted", "ben", "lab_03"), notebook("here = 2"), os.fsdecode(b"M\xfcller.ipynb"))
+    names = [str(own)]
+    adopt("lab_03", "ben", names)
+    assert names == [f"submitted/ben/lab_03/{FILE}"]
+    assert r"Handed in as `M\xfcller.ipynb`, graded as" in Path(names[0]).read_text().replace("\\\\", "\\")
+    assert own.exists()
 
 
 def test_a_cell_that_labkit_cannot_judge_gets_no_points() -> None:

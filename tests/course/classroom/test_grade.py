@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
 from rich.console import Console
@@ -24,6 +27,7 @@ from labkit.course.exercises.catalogue import problem
 from labkit.course.judge.prefork import prefork_server
 from labkit.launch.zygote import zygote
 from tests.course.classroom.submissions import allowed, answers, hand_in, notebook
+from tests.course.judge.test_first_check import OPTIMIZERS
 
 KEYS = ("03.2", "07.2")
 SEED = 90210
@@ -319,6 +323,107 @@ def test_a_link_earns_nothing_whatever_it_is_of(tmp_path: Path) -> None:
     assert all("is a symbolic link, and these are not followed" in words for words in told.values())
 
 
+def test_what_is_no_notebook_of_ones_own_is_refused_to_one_and_the_others_are_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to everything for which no place is left to write the table to; a notebook's name on a link to another's
+    folder, or on a folder; a loop, a pipe and a closed folder that end the command or pass without a word."""
+    folder = tmp_path / "in"
+    ana = hand_in(folder / "ana", notebook(problem("03.2").stub)).parent
+    hand_in(folder / "ben.ipynb", notebook(problem("03.2").stub))
+    hand_in(folder / "closed", notebook("x = 1"))
+    for student, target in {"root": "/", "loop": "loop", "up": "..", "dan.ipynb": ana, "dev": "/dev/zero"}.items():
+        (folder / student).symlink_to(target)
+    os.mkfifo(folder / "pipe.ipynb")
+    (folder / "empty").mkdir()
+    (ana / "around").symlink_to(ana)
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:  # a folder's rights mean nothing to root, who may be running this
+        if path == folder / "closed" or path == str(folder / "closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    table = grade(folder, tmp_path / "grades.csv", keys=["03.2"], progress=False)
+    assert {row.student for row in table.rows if row.verdict == "rules"} == {"ana", "ben.ipynb"}
+    told = {row.student: row.cause for row in table.rows if row.verdict == "file" and not row.exercise}
+    links = {"ana", "root", "loop", "up", "dan", "dev"}
+    assert set(told) == {*links, "closed", "pipe", "empty"}
+    assert all("is a symbolic link, and these are not followed" in told[name] for name in links)
+    assert "a folder that cannot be opened" in told["closed"]
+    assert "no plain file" in told["pipe"]
+    with (tmp_path / "grades.csv").open() as file:
+        assert [row["student"] for row in csv.DictReader(file)] == [row.student for row in table.rows]
+
+
+NAMES = {
+    b"M\xfcller": "M\\xfcller",
+    b"M\\xfcller": "M\\\\xfcller",
+    "Mü 👩\u200d💻".encode(): "Mü 👩\u200d💻",
+    b"two\nlines\r": "two\\nlines\\r",
+    b"\x1b[31mred": "\\x1b[31mred",
+    b'a,b;"c"': 'a,b;"c"',
+    b"-rf": "-rf",
+    b" =cmd ": " =cmd ",
+    b"=cmd()": "=cmd()",
+    b"n" * 249: "n" * 249,
+}
+"""Names of files, and of the students that they stand for."""
+
+
+def test_any_name_of_a_file_is_a_row_and_no_two_are_one(tmp_path: Path) -> None:
+    """A name that is no UTF-8 and cuts off the table of a class; one that breaks a line of it, obeys a terminal, is a
+    formula, or is taken for another's."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    text = nbformat.writes(notebook(problem("03.2").stub), version=4)
+    for name in NAMES:
+        Path(os.fsdecode(os.path.join(os.fsencode(folder), name + b".ipynb"))).write_text(text)
+    inner = Path(os.fsdecode(os.path.join(os.fsencode(folder), b"inner\xff")))
+    hand_in(inner, "{", os.fsdecode(b"torn\xfe.ipynb"))
+    table = grade(folder, tmp_path / "grades.csv", keys=["03.2"], progress=False)
+    rows = [row for row in table.rows if row.exercise]
+    assert sorted(row.student for row in rows) == sorted([*NAMES.values(), "inner\\xff"])
+    assert {row.verdict for row in rows if row.student != "inner\\xff"} == {"rules"}
+    torn = next(row for row in table.rows if not row.exercise)
+    assert torn.file == "inner\\xff/torn\\xfe.ipynb"
+    assert "torn\\xfe.ipynb cannot be read as a notebook" in torn.cause
+    with (tmp_path / "grades.csv").open(encoding="utf-8", newline="") as file:
+        cells = [row["student"] for row in csv.DictReader(file)]
+    assert [cell.removeprefix("'") for cell in cells] == [row.student for row in table.rows]
+    assert {cell for cell in cells if cell[0] == "'"} == {"'-rf", "'=cmd()"}
+    with (tmp_path / "grades_students.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(NAMES) + 1
+    plain = json.loads((tmp_path / "grades.json").read_text(encoding="utf-8"))
+    assert [row["student"] for row in plain["rows"]] == [row.student for row in table.rows]
+    console = Console(width=400, record=True, file=open(os.devnull, "w", encoding="utf-8"))
+    console.print(table)
+    assert "M\\xfcller" in console.export_text()
+
+
+def test_half_a_letter_in_a_students_words_does_not_end_the_table(tmp_path: Path) -> None:
+    """A word that no file can hold, and grades that end where it stands."""
+    words = "\ud800 and on"
+    row = Row("ana", "03.2", False, "values", words, 1.0, False, 0, 3, words, words, (words,))
+    Table((row, row), 1, 1.0).write(tmp_path / "g.csv")
+    assert json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))["rows"][1]["cause"] == words
+    with (tmp_path / "g.csv").open(encoding="utf-8") as file:
+        assert [each["cause"] for each in csv.DictReader(file)] == ["\\ud800 and on"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.rest
+@pytest.mark.parametrize("key", OPTIMIZERS)
+def test_what_needs_an_optimizer_gets_its_points_also_as_the_first_of_a_process(key: str, tmp_path: Path) -> None:
+    """A judge that fails over an import behind its wall, and no points for a right solution."""
+    hand_in(tmp_path / "in" / "ana", notebook(problem(key).solution))
+    command = ["grade", str(tmp_path / "in"), "--to", str(tmp_path / "grades.csv"), "--exercise", key]
+    done = subprocess.run([sys.executable, "-m", "labkit", *command], capture_output=True, text=True, check=False)
+    with (tmp_path / "grades.csv").open() as file:
+        assert [(row["passed"], row["verdict"]) for row in csv.DictReader(file)] == [("yes", "")], done.stderr
+
+
 def test_strangers_programs_are_not_judged_where_the_kernel_does_not_confine_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +460,7 @@ def test_bad_input_is_answered_in_words(tmp_path: Path) -> None:
     hand_in(tmp_path / "in" / "ana", notebook("x = 1"))
     hand_in(tmp_path / "course", "", "nbgrader_config.py")
     (tmp_path / "file").write_text("")
+    (tmp_path / "taken.json").mkdir()
     here = tmp_path / "in"
     for words, where, options in (
         ("is no folder", tmp_path / "file", {}),
@@ -365,6 +471,7 @@ def test_bad_input_is_answered_in_words(tmp_path: Path) -> None:
         ("is no .csv", here, {"to": tmp_path / "grades.xls"}),
         ("cannot be written", here, {"to": tmp_path / "nowhere" / "grades.csv"}),
         ("is in a student's folder", here, {"to": here / "ana" / "grades.csv"}),
+        ("is there already, and no file", here, {"to": tmp_path / "taken.csv"}),
         ("there is no exercise '99.9'", here, {"keys": ["99.9"]}),
         ("a seed is .* got -3", here, {"seed": -3}),
         ("jobs is .* got 0", here, {"jobs": 0}),

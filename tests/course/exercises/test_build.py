@@ -12,7 +12,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from labkit.course.exercises import build as making
 from labkit.course.exercises.catalogue import problems
-from labkit.course.server.labs import number_of
+from labkit.course.numbers import number_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TITLES = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]

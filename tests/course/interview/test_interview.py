@@ -7,8 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from labkit.course.numbers import number_of
 from labkit.course.reading.glossary import plain
-from labkit.course.server.labs import number_of
 from labkit.course.whiteboard.derivations import DERIVATIONS
 from tests.cases import cases
 

@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from labkit.course.numbers import number_of
 from labkit.course.reading.glossary import LINK, PAGE, linked, page, plain, symbols, terms
-from labkit.course.server.labs import number_of
 from tests.cases import cases
 
 NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"

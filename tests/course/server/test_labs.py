@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from labkit.course.cards.deck import the_deck
-from labkit.course.server.labs import CHECKOUT, addresses, labs, number_of
+from labkit.course.numbers import number_of
+from labkit.course.server.labs import CHECKOUT, addresses, labs
 from labkit.course.widgets.linked import Linked
 
 

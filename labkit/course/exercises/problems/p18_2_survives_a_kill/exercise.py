@@ -13,6 +13,7 @@ from labkit.course.judge.case import Case
 
 def save_step(disk: Any, step: int, content: bytes) -> None:
     """Put `content` on the disk under the name of its step, f"step-{step:06d}", and keep the last two checkpoints.
+    Steps go on beyond 999,999, where the name gets a seventh digit.
 
     disk.write(name, content) makes or replaces a file, disk.sync(name) returns when all of it is on the disk,
     disk.rename(old, new) replaces `new` if there is one, disk.delete(name) removes a file, and disk.names() lists all.
@@ -22,8 +23,8 @@ def save_step(disk: Any, step: int, content: bytes) -> None:
     disk.write("new", content)
     disk.sync("new")
     disk.rename("new", f"step-{step:06d}")
-    whole = sorted(name for name in disk.names() if name.startswith("step-"))
-    for old in whole[:-2]:
+    whole = [name for name in disk.names() if name.startswith("step-")]
+    for old in sorted(whole, key=lambda name: int(name[5:]))[:-2]:
         disk.delete(old)
 
 
@@ -79,8 +80,12 @@ class Disk:
 
 
 def cases() -> Sequence[Case]:
-    """Runs that save several times; in the second, steps have more and more digits."""
-    return [Case.of(1, first=1, every=1, n_saves=4), Case.of(1, first=7, every=33, n_saves=5)]
+    """Runs that save several times. In the second, steps have more and more digits; in the third, names do."""
+    return [
+        Case.of(1, first=1, every=1, n_saves=4),
+        Case.of(1, first=7, every=33, n_saves=5),
+        Case.of(1, first=999_998, every=1, n_saves=4),
+    ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
@@ -118,12 +123,13 @@ def run(attempt: Any, steps: list[int], contents: list[bytes], disk: Disk) -> tu
 
 def damage(disk: Disk, steps: list[int], contents: list[bytes], ended: int) -> str:
     """What is wrong with the disk after a cut, if `ended` saves had come to their end; "" for nothing."""
-    wanted = {f"step-{step:06d}": content for step, content in zip(steps, contents, strict=True)}
-    there = sorted(name for name in disk.synced if name in wanted)
+    names = [f"step-{step:06d}" for step in steps]
+    wanted = dict(zip(names, contents, strict=True))
+    there = [name for name in names if name in disk.synced]
     whole = [name for name in there if disk.synced[name] == wanted[name]]
     if there and there[-1] not in whole:
         return f"{there[-1]} is not whole"
-    if ended and (not whole or whole[-1] < f"step-{steps[ended - 1]:06d}"):
+    if ended and not set(names[ended - 1 :]) & set(whole):
         return "the checkpoint of the last save that came to its end is gone"
     return f"{len(whole)} whole checkpoint is there, and not two" if ended > 1 and len(whole) < 2 else ""
 
@@ -132,7 +138,7 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """It survives, and the last two are there."""
     steps, contents, _ = given[0]
     last = [[f"step-{step:06d}", content.hex()] for step, content in zip(steps, contents, strict=True)][-2:]
-    return [["survives", last]]
+    return [["survives", sorted(last)]]
 
 
 PROBLEM = Problem(
