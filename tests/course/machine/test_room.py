@@ -33,6 +33,16 @@ def test_too_many_ranks_for_the_memory_become_fewer_with_the_numbers(capsys):
     assert said.endswith("; close other kernels to have them all\n")
 
 
+def test_more_ranks_than_a_labs_sizes_can_be_divided_by_become_the_most_that_can(capsys):
+    """Would catch a lab that fails in its tenth cell, since four heads are not shared out over eight ranks."""
+    assert room(8, most=4, free=plenty, cores=8) == 4
+    assert capsys.readouterr().out == (
+        "n_ranks=8 is too many for this lab, whose sizes are made for 2 to 4: it takes 4\n"
+    )
+    assert room(4, most=4, free=plenty, cores=8) == 4
+    assert capsys.readouterr().out == ""
+
+
 def test_a_lab_takes_no_more_than_four_gigabytes_however_much_is_free(capsys):
     """Would catch `-p n_ranks 128`, which takes all memory of a large machine and then the kernel with it."""
     assert room(128, free=plenty, cores=128) == 8
