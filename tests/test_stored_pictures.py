@@ -42,3 +42,12 @@ def test_ring_and_tree_cross_in_lab_03_as_its_text_says():
             assert abs(time / seconds(name, "all_reduce", 4, size, link) - 1) < 0.25, (name, size)
     ring, tree = dict(dots["ring"]), dict(dots["tree"])
     assert [tree[size] < ring[size] for size in sorted(ring)] == [True, True, True, False, False]
+
+
+def test_the_wires_of_lab_03_differ_as_their_law_says():
+    """Would catch a stored ratio of 3 beside a law of 9."""
+    (path,) = NOTEBOOKS.glob("03_*.ipynb")
+    (stored,) = (each for each in json.loads(path.read_text())["cells"] if each["id"] == "03-53-answer")
+    words = "".join(stored["outputs"][0]["data"]["text/plain"])
+    law, ratio = (float(number) for number in re.findall(r"(?:law|measured) ([\d.]+) times", words))
+    assert abs(ratio / law - 1) < 0.25
