@@ -16,6 +16,7 @@ import typer
 
 from labkit.cli import app
 from labkit.course.numbers import number_of
+from labkit.view.svg import width_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -228,6 +229,27 @@ def test_each_lab_has_its_screen_in_readme(lab):
     (path,) = (ROOT / "notebooks").glob(f"{lab}_*.ipynb")
     assert f'<img src="docs/labs/{lab}.svg"' in README
     assert re.search(rf'docs/labs/{lab}\.svg"[^>]*>\]\(notebooks/{path.name}\)', README)
+
+
+def test_no_screen_cuts_a_word_or_an_axis():
+    """Would catch a curve whose axis has lost its numbers, and half a line of text at an edge."""
+    screens = runpy.run_path(str(ROOT / "docs/screens.py"))
+    cut = []
+    for screen in screens["SCREENS"]:
+        page = ET.fromstring(f"<svg>{screens['drawing'](screen.lab, screen.cell)}</svg>")
+        for node in page.iter("text"):
+            words, size = "".join(node.itertext()), float(node.get("font-size", 13))
+            x, y, wide = float(node.get("x", 0)), float(node.get("y", 0)), width_of(words, size)
+            x -= {"middle": wide / 2, "end": wide}.get(node.get("text-anchor", "start"), 0)
+            ends = (x, y - 0.75 * size, x + wide, y + 0.25 * size)
+            across = (
+                ends[2] > screen.left and ends[0] < screen.right and ends[3] > screen.top and ends[1] < screen.bottom
+            )
+            slack = 4 + 0.05 * wide  # widths are estimates
+            inside = ends[0] > screen.left - slack and ends[2] < screen.right + slack
+            if across and not (inside and ends[1] >= screen.top and ends[3] <= screen.bottom):
+                cut.append((screen.lab, words, *map(round, ends)))
+    assert cut == []
 
 
 def test_the_screens_are_small():

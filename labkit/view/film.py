@@ -14,8 +14,8 @@ from labkit.view.units import bytes_text, number_text
 
 LEFT, TOP, GAP, HIGH, ROW = 78, 70, 14, 30, 50
 MOST_RANKS = 16
-"""The most ranks of a film that is drawn. On n ranks a ring has 2n-1 frames of n x n boxes in up to n colours: a film of
-64 ranks would be a gigabyte of picture."""
+"""The most ranks of a film that is drawn. On n ranks a ring has 2n-1 frames of n x n boxes in up to n colours: a film
+of 64 ranks would be a gigabyte of picture."""
 NARROW = 392
 """The least width of a frame, with which two fit side by side in a strip."""
 
@@ -58,7 +58,7 @@ def frame(film: Film, step: int) -> Picture:
 
 
 def strip(film: Film) -> Picture:
-    """All frames on one page, in reading order, for places where the film cannot be played. ValueError as for `frame`."""
+    """All frames on one page, in reading order, for places where the film cannot be played. ValueError as `frame`."""
     frames = [frame(film, step) for step in range(len(film.steps) + 1)]
     wide, high = max(picture.width for picture in frames), frames[0].height + 8
     columns = max(1, int((WIDTH + 16) // (wide + 16)))

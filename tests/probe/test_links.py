@@ -48,7 +48,7 @@ def test_a_moment_in_which_the_machine_is_busy_falls_on_all_sizes_and_on_no_link
     """Would catch one size that is three times off its neighbours, since all of its messages met the same delay."""
 
     def busy_for_a_while(group):
-        naps = iter([0.01] * 6 + [0.01, 0.01, 5.0, 5.0, 5.0, 5.0] + [0.01] * 6)
+        naps = iter([0.01] * 11 + [5.0] * 6 + [0.01])
 
         def verb(x: torch.Tensor) -> None:
             time.sleep(next(naps))

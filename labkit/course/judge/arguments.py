@@ -21,8 +21,8 @@ MOST_OF_ONE, MOST = 48, 200
 
 
 def called_with(problem: Problem, record: RunRecord, rank: int | None = None) -> str:
-    """The case of a run, and the arguments of `rank` in it, or of rank 0 if it is None: `3 ranks, float32; rank 0 called
-    with x float32 [3, 5], by=-1`. The rank is named if others got others.
+    """The case of a run, and the arguments of `rank` in it, or of rank 0 if it is None. The rank is named if others got
+    others: `3 ranks, float32; rank 0 called with x float32 [3, 5], by=-1`.
 
     Of an attempt that is called once for each of several jobs, these are the arguments of the first job whose answer is
     wrong. A setting of the case that is also an argument is told once."""

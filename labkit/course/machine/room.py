@@ -19,10 +19,12 @@ def room(
     free: Callable[[], int] | None = None,
     cores: int | None = None,
     most_bytes: int = MOST_BYTES,
+    most: int | None = None,
 ) -> int:
     """`n_ranks`, or as many as a lab can use here; a printed line says why the number differs, or what to expect.
 
-    Below `least` the lab has nothing to show, so it takes `least`. `rank_bytes` is what a rank of this lab may come to
+    Below `least` the lab has nothing to show, so it takes `least`; above `most`, if it is given, its sizes cannot be
+    divided, so it takes `most`. `rank_bytes` is what a rank of this lab may come to
     hold. If `most_bytes`, or `free()` memory (by default what the machine and its container have left), is too little
     for that many ranks, it takes fewer, but not below `least`. More ranks than `cores` take turns. ValueError for what
     is no number of ranks."""
@@ -31,6 +33,11 @@ def room(
     taken = max(least, n_ranks)
     if taken != n_ranks:
         print(f"n_ranks={n_ranks} is too few for this lab: it takes {taken}")
+    if most is not None and taken > most:
+        taken = most
+        print(
+            f"n_ranks={n_ranks} is too many for this lab, whose sizes are made for {least} to {most}: it takes {taken}"
+        )
     spare = (free or free_bytes)()
     if taken * rank_bytes > min(spare, most_bytes):
         fits = max(least, min(spare, most_bytes) // rank_bytes)

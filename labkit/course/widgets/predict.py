@@ -131,7 +131,8 @@ class Fold:
 
     def __repr__(self) -> str:
         assert self.shown
-        return self.shown.stdout
+        plain = (output._repr_mimebundle_()[0].get("text/plain", "") for output in self.shown.outputs)
+        return "\n".join(filter(None, (self.shown.stdout.rstrip("\n"), *plain)))
 
     def show(self) -> None:
         """Show it here, in the page of the cell that runs."""

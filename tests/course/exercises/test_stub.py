@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+from pathlib import Path
 
 from labkit.course.exercises.catalogue import problem
 from labkit.course.exercises.stub import n_lines, stub_of
@@ -45,3 +47,11 @@ def test_names_for_types_come_with_a_reference() -> None:
         space: dict[str, object] = {}
         exec(problem(key).stub, space)
         assert name in space
+
+
+def test_the_tour_asks_its_exercise_in_the_words_of_the_stub() -> None:
+    """Would catch an argument, such as a negative `by`, that the check tries and the tour's stub never names."""
+    tour = json.loads((Path(__file__).parents[3] / "notebooks" / "ten_minutes.ipynb").read_text())
+    sources = ["".join(cell["source"]) for cell in tour["cells"] if cell["cell_type"] == "code"]
+    (asked,) = (source for source in sources if "def shift_along_ring" in source)
+    assert asked.endswith(problem("02.1").stub.rstrip())

@@ -31,11 +31,12 @@ def untried(case: Case) -> RunRecord:
 
 
 def test_a_report_tells_the_argument_on_which_an_attempt_fails_and_the_next_check_tells_the_same() -> None:
-    """Would catch "3 ranks, places 2" for a negative `by`, and another complaint about the same program a minute later."""
+    """Would catch "3 ranks, places 2" for a negative `by`, and another complaint about the same program later."""
     first, second = (judge(problem("02.1"), FORWARD_ONLY) for _ in range(2))
     words = "3 ranks, float32, rows (1, 3, 2); rank 0 called with x float32 [1, 5], by=-1"
-    assert first.broken and first.broken.where == words
-    assert second.broken and second.broken.where == first.broken.where
+    assert first.broken
+    assert second.broken
+    assert first.broken.where == second.broken.where == words
     assert (first.broken.name, first.n_cases) == (second.broken.name, second.n_cases)
 
 
@@ -65,9 +66,13 @@ def test_every_exercise_tells_its_arguments_by_the_names_of_its_stub_or_its_run(
     wrong = []
     for asked in problems():
         case = min(asked.cases(), key=lambda case: case.n_ranks).thrown(1)
-        told = called_with(asked, untried(case)).partition("called with ")[2]
-        if bool(told) != bool(asked.inputs(case)[0]) or len(told) > 200 or re.search(r"0x[0-9a-f]{6}|tensor\(", told):
-            wrong.append((asked.key, told))
+        words = called_with(asked, untried(case)).partition("called with ")[2]
+        if (
+            bool(words) != bool(asked.inputs(case)[0])
+            or len(words) > 200
+            or re.search(r"0x[0-9a-f]{6}|tensor\(", words)
+        ):
+            wrong.append((asked.key, words))
     assert wrong == []
 
 

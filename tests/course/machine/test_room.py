@@ -29,17 +29,24 @@ def test_too_many_ranks_for_the_memory_become_fewer_with_the_numbers(capsys):
     """Would catch a machine that swaps in the middle of a lab."""
     assert room(8, rank_bytes=100 * MIB, free=lambda: 350 * MIB, cores=8) == 3
     said = capsys.readouterr().out
-    assert (
-        said
-        == "8 ranks of this lab want about 800 MiB, and 350 MiB are free: this lab takes 3; close other kernels to have them all\n"
+    assert said.startswith("8 ranks of this lab want about 800 MiB, and 350 MiB are free: this lab takes 3; ")
+    assert said.endswith("; close other kernels to have them all\n")
+
+
+def test_more_ranks_than_a_labs_sizes_can_be_divided_by_become_the_most_that_can(capsys):
+    """Would catch a lab that fails in its tenth cell, since four heads are not shared out over eight ranks."""
+    assert room(8, most=4, free=plenty, cores=8) == 4
+    assert capsys.readouterr().out == (
+        "n_ranks=8 is too many for this lab, whose sizes are made for 2 to 4: it takes 4\n"
     )
+    assert room(4, most=4, free=plenty, cores=8) == 4
+    assert capsys.readouterr().out == ""
 
 
 def test_a_lab_takes_no_more_than_four_gigabytes_however_much_is_free(capsys):
     """Would catch `-p n_ranks 128`, which takes all memory of a large machine and then the kernel with it."""
     assert room(128, free=plenty, cores=128) == 8
-    told = capsys.readouterr().out
-    assert told == (
+    assert capsys.readouterr().out == (
         "128 ranks of this lab want about 65,536 MiB, and a lab takes at most 4,096 MiB: it runs on 8; "
         "labkit.room(128, most_bytes=68719476736) takes them all\n"
     )

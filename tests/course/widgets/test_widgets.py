@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from IPython.utils.capture import CapturedIO, RichOutput
+from IPython.utils.capture import CapturedIO
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
@@ -162,16 +162,19 @@ def test_what_tells_the_answer_is_folded_until_a_number_is_committed(monkeypatch
     with guess.folded():
         print("48 messages <in all>")
     ((page, anew),) = pages
-    assert page["text/html"].startswith("<details><summary>You have not predicted yet.") and not anew
+    assert not anew
+    assert page["text/html"].startswith("<details><summary>You have not predicted yet.")
     assert "48 messages &lt;in all&gt;" in page["text/html"]
     guess.field.value = "50"
     page, anew = pages[-1]
-    assert anew and "details" not in page["text/html"] and "48 messages" in page["text/html"]
+    assert anew
+    assert "details" not in page["text/html"]
+    assert "48 messages" in page["text/html"]
 
 
 def test_a_fold_shows_pictures_as_they_are_and_an_error_openly(monkeypatch, capsys):
     """Would catch a picture that is shown as its name, and lines that are lost with the error that they explain."""
-    picture = RichOutput(data={"text/html": "<svg>a picture</svg>", "text/plain": "<picture>"})
+    picture = {"data": {"text/html": "<svg>a picture</svg>", "text/plain": "<picture>"}}
     guess = Predict("How many?", value=7)
     assert Fold(guess, CapturedIO(None, None, [picture])).page() == "<svg>a picture</svg>"
     with pytest.raises(ZeroDivisionError), guess.folded():

@@ -1,0 +1,53 @@
+"""Pictures that labs store: what was measured lies where the law beside it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from labkit.plan.collectives import Line, fit, seconds
+from labkit.view.units import parsed
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+Points = list[tuple[float, float]]
+
+
+def measured(lab: str, cell: str) -> dict[str, Points]:
+    """The dots of a stored chart of times, by name: (bytes, seconds). They come after the curves, in its words."""
+    (path,) = NOTEBOOKS.glob(f"{lab}_*.ipynb")
+    (stored,) = (each for each in json.loads(path.read_text())["cells"] if each["id"] == cell)
+    label = re.search(r'aria-label="([^"]*)"', "".join(stored["outputs"][0]["data"]["text/html"]))
+    assert label, f"cell {cell} of lab {lab} stores no chart"
+    points = {}
+    for series in label[1].split("; ")[1:]:
+        pairs = re.findall(r"([\d.,]+ [KMG]?i?B) in ([\d.]+ \w+)", series)
+        points[series.partition(":")[0]] = [(parsed(size, "B"), parsed(time, "s")) for size, time in pairs]
+    return points
+
+
+def test_the_messages_of_lab_00_lie_on_the_line_that_is_fitted_to_them():
+    """Would catch a picture that was stored while the machine was busy: dots 3 times above their fit."""
+    dots = measured("00", "c24")["measured"]
+    link = fit(dots)
+    assert len(dots) == 6
+    assert [size for size, time in dots if not 1 / 1.6 < time / link.seconds(size) < 1.6] == []
+
+
+def test_ring_and_tree_cross_in_lab_03_as_its_text_says():
+    """Would catch a ring that is slowest at all sizes below a text that promises the opposite."""
+    dots, link = measured("03", "c22"), Line(10e-3, 1 / 20e6)
+    for name in ("ring", "tree"):
+        for size, time in dots[name]:
+            assert abs(time / seconds(name, "all_reduce", 4, size, link) - 1) < 0.25, (name, size)
+    ring, tree = dict(dots["ring"]), dict(dots["tree"])
+    assert [tree[size] < ring[size] for size in sorted(ring)] == [True, True, True, False, False]
+
+
+def test_the_wires_of_lab_03_differ_as_their_law_says():
+    """Would catch a stored ratio of 3 beside a law of 9."""
+    (path,) = NOTEBOOKS.glob("03_*.ipynb")
+    (stored,) = (each for each in json.loads(path.read_text())["cells"] if each["id"] == "03-53-answer")
+    words = "".join(stored["outputs"][0]["data"]["text/plain"])
+    law, ratio = (float(number) for number in re.findall(r"(?:law|measured) ([\d.]+) times", words))
+    assert abs(ratio / law - 1) < 0.25
