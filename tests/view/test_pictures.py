@@ -260,7 +260,11 @@ def test_units_are_scaled_and_marked():
     assert [units.seconds_text(s) for s in (8.5e-5, 0.0015, 3, 2e-9)] == ["85 us", "1.5 ms", "3 s", "2 ns"]
     assert units.value_text(28_800, "B") == "28,800 B = 28.1 KiB"
     assert units.value_text(6, "messages") == "6 messages"
-    assert [units.number_text(v) for v in (712.0, -0.5333, 1.25e9, math.nan)] == ["712", "-0.533", "1.25e+09", "–"]
+    assert [units.number_text(v) for v in (712.0, -0.5333, 1.25e9, math.nan)] == ["712", "-0.533", "1.25·10⁹", "–"]
+    assert [units.plain_text(v) for v in (0.274454, 1.187e7, 1.5e-7, -2e20)] == [
+        "0.274454", "11,870,000", "1.5·10⁻⁷", "-2·10²⁰",
+    ]  # fmt: skip
+    assert [units.plural(n, "micro-batch") for n in (1, 2, 2000)] == ["1 micro-batch", "2 micro-batches", "2,000 micro-batches"]
 
 
 def test_a_long_number_gets_smaller_and_markup_is_shown_as_text():
