@@ -18,7 +18,7 @@ from labkit.comm.ledger import FOOTNOTE, Ledger
 from labkit.launch.reply import Reply
 from labkit.launch.table import html_table, text_table
 
-FEW, LONGEST = 8, 64
+FEW, LONGEST = 8, 40
 """The most elements of a tensor that are shown, and the most characters of a value."""
 
 
@@ -58,12 +58,16 @@ class _Short(reprlib.Repr):
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxdict, self.maxlist, self.maxtuple, self.maxset = 2, 3, 4, 4, 4
-        self.maxstring = self.maxother = 48
+        self.maxstring = self.maxother = LONGEST
 
     def repr_Tensor(self, x: Any, level: int) -> str:
         """The values of a few numbers, else what there is: `Tensor (1024, 64) float32`."""
         words = " ".join(repr(x).split())
-        return words if x.numel() <= FEW and len(words) < LONGEST else f"{type(x).__name__} {tuple(x.shape)} {x.dtype}"
+        return (
+            words
+            if x.numel() <= FEW and len(words) < LONGEST
+            else f"{type(x).__name__} {tuple(x.shape)} {str(x.dtype)[6:]}"
+        )
 
     repr_Parameter = repr_Tensor
 
@@ -74,7 +78,7 @@ class _Short(reprlib.Repr):
 
 
 def short(value: Any) -> str:
-    """A value in one line of at most 64 characters."""
+    """A value in one line of at most 40 characters."""
     words = " ".join(_Short().repr(value).split())
     return words if len(words) <= LONGEST else words[: LONGEST - 4] + " ..."
 

@@ -62,6 +62,8 @@ def value_text(value: float, unit: str) -> str:
         return exact + bytes_text(value)
     if unit in ("s", "seconds"):
         return seconds_text(value)
+    if value == 1 and re.fullmatch(r"[a-z]{3,}[^s]s", unit):
+        unit = unit[:-1]  # 1 message, 2 messages
     return f"{plain_text(value, 6 if abs(value) >= 1000 else 4)} {unit}".strip()
 
 

@@ -1,4 +1,4 @@
-"""What a ledger says of bytes: those that a law charges are a ring's, chunk for chunk, and are told from those counted."""
+"""What a ledger says of bytes: those charged are a ring's, chunk for chunk, and are told from those counted."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_the_replies_of_a_call_are_a_table_of_rank_value_bytes_and_milliseconds(
     for shown in (repr(replies), html, repr(replies[0])):
         assert "printed" not in shown
         assert "0.00047" not in shown
-        assert max(map(len, repr(replies).splitlines())) < 120
+        assert max(map(len, repr(replies).splitlines())) <= 100
     assert FOOTNOTE not in repr(replies[1:2])
 
 
@@ -52,7 +52,7 @@ def test_replies_stay_a_list():
 def test_a_value_is_told_in_one_line():
     """Would catch a page of numbers in a cell of a table, and a tensor of three that hides them."""
     assert short(torch.ones(3)) == "tensor([1., 1., 1.])"
-    assert short(torch.ones(1024, 64)) == "Tensor (1024, 64) torch.float32"
-    assert short({"loss": 1.5, "w": torch.ones(100)}) == "{'loss': 1.5, 'w': Tensor (100,) torch.float32}"
+    assert short(torch.ones(1024, 64)) == "Tensor (1024, 64) float32"
+    assert short({"w": torch.ones(100)}) == "{'w': Tensor (100,) float32}"
     assert "\n" not in short(torch.ones(2, 3))
-    assert len(short([[x] * 9 for x in range(99)])) <= 64
+    assert len(short([[x] * 9 for x in range(99)])) <= 40
