@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import reprlib
 from html import escape
-from typing import Any, SupportsIndex, overload
+from typing import Any
 
 from labkit.comm.ledger import FOOTNOTE, Ledger
 from labkit.launch.reply import Reply
@@ -23,18 +23,7 @@ FEW, LONGEST = 8, 40
 
 
 class Replies(list[Reply]):
-    """A list of `Reply`, in the order of ranks; its repr is a table."""
-
-    @overload
-    def __getitem__(self, place: SupportsIndex, /) -> Reply: ...
-
-    @overload
-    def __getitem__(self, place: slice, /) -> Replies: ...
-
-    def __getitem__(self, place: SupportsIndex | slice, /) -> Reply | Replies:
-        if isinstance(place, slice):
-            return Replies(super().__getitem__(place))
-        return super().__getitem__(place)
+    """A list of `Reply`, in the order of ranks; its repr is a table. A slice of it is a plain list."""
 
     def __repr__(self) -> str:
         return "\n".join([text_table(self._rows(), numbers=(3,)), *self._footnotes()]) if self else "[]"
