@@ -31,6 +31,8 @@ OBSERVER = "labkit.probe.sampled.Sampled"
 LATE_SHARE, EXPOSED_SHARE, OFF = 0.1, 0.3, 0.15
 """A part of the run lost to one rank, of a step lost to the wire, and a distance from a law that are worth a word."""
 SMALL_BYTES, WORTH_BYTES, LISTED = 1024, 1 << 20, 12
+CHARGED = "of collectives charged by the law of a ring: torch does not say what the backend sends; messages are counted"
+"""What stands below a table of the bytes of a script."""
 
 
 class Law(NamedTuple):
@@ -229,7 +231,7 @@ class ScriptReport:
             parts.append("\n".join(["Collectives (of a rank, whole run):", *self._table()]))
         if self.laws:
             law = "\n".join(
-                f"  {law.what:5} {law.sent_bytes:>14,.0f} B sent a step   {law.law_bytes:>14,.0f} B by law   "
+                f"  {law.what:5} {law.sent_bytes:>14,.0f} B charged a step   {law.law_bytes:>14,.0f} B by law   "
                 f"{law.ratio:5.2f}   {law.formula}"
                 for law in self.laws
             )
@@ -259,12 +261,12 @@ class ScriptReport:
         return out
 
     def _table(self) -> list[str]:
-        out = [f"  {'bytes sent':>14} {'calls':>8}  {'collective':16} {'by':18} line"]
+        out = [f"  {'bytes sent *':>14} {'calls':>8}  {'collective':16} {'by':18} line"]
         for row in self.rows[:LISTED]:
             out.append(f"  {row.sent_bytes:>14,.0f} {row.calls:>8,.3g}  {row.verb:16} {row.origin:18} {row.place}")
         if len(self.rows) > LISTED:
             out.append(f"  ... and {len(self.rows) - LISTED} more lines")
-        return out
+        return [*out, f"  * {CHARGED}"]
 
     def _repr_html_(self) -> str:
         from html import escape

@@ -4,8 +4,8 @@
     fake    rank 0 ---> nobody     (n = 256)                  one rank: the same memory, the same ledger, no values
 
 The same verbs, in a world of any size, in one process. A verb makes the tensors that it would make on gloo
-(native.py), gives back one of the right shape, and charges the ledger with the bytes that this rank would send (charge.py); no
-value is ever computed, so tensors must be fake ones (torch's FakeTensorMode). Memory of a group: none.
+(native.py), gives back one of the right shape, and charges the ledger with the bytes that this rank would send
+(charge.py); no value is ever computed, so tensors must be fake ones (torch's FakeTensorMode). Memory of a group: none.
 
 What a collective gives back is known. What a message carries is not: its sender decides. So a fake world takes it from
 the first of these that says it:

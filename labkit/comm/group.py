@@ -362,12 +362,21 @@ class Watched:
 def checked(group: Group, x: Tensor) -> Tensor:
     """x without its graph. ValueError if x is no tensor, is sparse, or lies on another kind of device."""
     if not isinstance(x, Tensor):
-        raise ValueError(f"verbs of a group take a tensor, got {type(x).__name__}: wrap it, torch.tensor({x!r})")
+        raise ValueError(f"verbs of a group take a tensor, got {type(x).__name__}{_as_a_tensor(x)}")
     if x.layout is not torch.strided:
         raise ValueError(f"cannot send a sparse tensor ({x.layout}, shape {tuple(x.shape)}): send x.to_dense()")
     if x.numel() and x.device.type != torch.device(group.device).type:
         raise ValueError(f"this group talks on {group.device}, the tensor is on {x.device}: use x.to({group.device!r})")
     return x.detach()
+
+
+def _as_a_tensor(x: Any) -> str:
+    """What to do with a thing that is no tensor. Nothing is said of what torch.tensor would not take either."""
+    if x is None:
+        return ": a function without `return` gives None, and so does a verb that changes its argument"
+    whole = repr(x)
+    numbers = isinstance(x, int | float | complex) or (isinstance(x, list | tuple) and x and len(whole) <= 60)
+    return f": wrap it, torch.tensor({whole})" if numbers else ": a tensor, or several of them one after the other"
 
 
 def check_op(group: Group, x: Tensor, op: str) -> None:

@@ -1,8 +1,10 @@
 """Groups over torch.distributed: gloo between processes on CPUs (or on one shared GPU), NCCL between GPUs.
 
 Only this file knows how torch spells its collectives. Long because most of them stand here twice, waited for and
-started. What a backend sends inside of a collective it does not say (gloo's reduce_scatter, for one, is an all_reduce in
-disguise): the ledger is charged what a ring would send (charge.py). With gloo a CUDA tensor is staged through host memory: right numbers on any machine, not the speed of a GPU.
+started. What a backend sends inside of a collective it does not say (gloo's reduce_scatter, for one, is an all_reduce
+in disguise): the ledger is charged what a ring would send (charge.py).
+
+With gloo a CUDA tensor is staged through host memory: right numbers on any machine, not the speed of a GPU.
 """
 
 from __future__ import annotations

@@ -310,7 +310,8 @@ class BareCluster:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Cluster({self.n_ranks} ranks, {'closed' if self.closed else self.choice.backend})"
+        ranks = f"{self.n_ranks} rank{'s' * (self.n_ranks > 1)}"
+        return f"Cluster({ranks}, {'closed' if self.closed else self.choice.backend})"
 
 
 class Some:

@@ -12,29 +12,18 @@ from __future__ import annotations
 
 import reprlib
 from html import escape
-from typing import Any, SupportsIndex, overload
+from typing import Any
 
 from labkit.comm.ledger import FOOTNOTE, Ledger
 from labkit.launch.reply import Reply
 from labkit.launch.table import html_table, text_table
 
-FEW, LONGEST = 8, 64
+FEW, LONGEST = 8, 40
 """The most elements of a tensor that are shown, and the most characters of a value."""
 
 
 class Replies(list[Reply]):
-    """A list of `Reply`, in the order of ranks; its repr is a table."""
-
-    @overload
-    def __getitem__(self, place: SupportsIndex, /) -> Reply: ...
-
-    @overload
-    def __getitem__(self, place: slice, /) -> Replies: ...
-
-    def __getitem__(self, place: SupportsIndex | slice, /) -> Reply | Replies:
-        if isinstance(place, slice):
-            return Replies(super().__getitem__(place))
-        return super().__getitem__(place)
+    """A list of `Reply`, in the order of ranks; its repr is a table. A slice of it is a plain list."""
 
     def __repr__(self) -> str:
         return "\n".join([text_table(self._rows(), numbers=(3,)), *self._footnotes()]) if self else "[]"
@@ -58,12 +47,16 @@ class _Short(reprlib.Repr):
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxdict, self.maxlist, self.maxtuple, self.maxset = 2, 3, 4, 4, 4
-        self.maxstring = self.maxother = 48
+        self.maxstring = self.maxother = LONGEST
 
     def repr_Tensor(self, x: Any, level: int) -> str:
         """The values of a few numbers, else what there is: `Tensor (1024, 64) float32`."""
         words = " ".join(repr(x).split())
-        return words if x.numel() <= FEW and len(words) < LONGEST else f"{type(x).__name__} {tuple(x.shape)} {x.dtype}"
+        return (
+            words
+            if x.numel() <= FEW and len(words) < LONGEST
+            else f"{type(x).__name__} {tuple(x.shape)} {str(x.dtype)[6:]}"
+        )
 
     repr_Parameter = repr_Tensor
 
@@ -74,7 +67,7 @@ class _Short(reprlib.Repr):
 
 
 def short(value: Any) -> str:
-    """A value in one line of at most 64 characters."""
+    """A value in one line of at most 40 characters."""
     words = " ".join(_Short().repr(value).split())
     return words if len(words) <= LONGEST else words[: LONGEST - 4] + " ..."
 

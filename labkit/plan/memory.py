@@ -254,11 +254,17 @@ class Walk(Rank):
             routed = f"; routing is taken as balanced, {self.shape.top_k} copies of each token"
         cut = f", {self.setting.seq:,} tokens of each by {r.context}" * (self.layout.cp > 1)
         zero3 = r.strategy == "zero3"
+        widened = ""
+        if r.has_masters and not r.fp32_gradients:  # see one_optimizer
+            size = f"{r.state_bytes} N" if r.strategy == "ddp" else f"{r.state_bytes} N{share}"  # ZeRO's narrow ones go
+            widened = f", and {size} in fp32 for the masters" if r.strategy == "ddp" else f", then {size} in fp32"
+        micros, rows = sum(self.in_flight), self.setting.rows
+        flight = f"{micros} micro-batch{'es' * (micros != 1)} of {rows} row{'s' * (rows != 1)} in flight"
         grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
         return {
             "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
-            "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones"),
+            "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones") + widened,
             "optimizer": f"{state} ({r.optimizer}{', masters' * r.has_masters})",
-            "activations": f"{sum(self.in_flight)} micro-batches of {self.setting.rows} rows in flight{cut}{routed}",
-            "other": "gradients of activations, buckets and units on their way, temporaries",
+            "activations": f"{flight}{cut}{routed}",
+            "other": "gradients of activations, buckets and units in use, temporaries",
         }

@@ -14,8 +14,10 @@ The table has the order of the stack and the names of the kinds, so that nobody 
 
 from __future__ import annotations
 
+import textwrap
+
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
+from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text, width_of
 from labkit.view.units import apart, binary_text, bytes_text, metric_text
 
 LEFT, BAR, TOP, BOTTOM = 78.0, 80.0, 66.0, 330.0
@@ -100,12 +102,20 @@ def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> l
         why, _, at = formula.partition(WHEN)
         when = at or when
         out.append(box(TABLE, y - 11, 12, 12, KIND_COLOURS[KINDS.index(name)]))
-        out.append(text(TABLE + 20, y + 16, cut(why, 66), size=12))
+        out += _formula(why, y + 16)
         out += _row(name, y, laws.get(name, 0.0), seen.get(name, 0.0) if measured else None, n_params)
     y += 44
     out.append(line(TABLE, y - 18, WIDTH - 4, y - 18))
     out += _row("total", y, predicted.total, measured.total if measured else None, n_params)
     return [*out, text(TABLE + 20, y + 16, f"the peak is in: {when}", size=12)] if when else out
+
+
+def _formula(words: str, y: float) -> list[str]:
+    """A formula below its kind: in one line, or in two of smaller letters."""
+    if width_of(words, 12) <= WIDTH - TABLE - 24:
+        return [text(TABLE + 20, y, words, size=12)]
+    first, *rest = textwrap.wrap(words, 74)
+    return [text(TABLE + 20, y - 2, first, size=11), text(TABLE + 20, y + 10, cut(" ".join(rest), 76), size=11)]
 
 
 def _row(name: str, y: float, law: float, seen: float | None, n_params: int) -> list[str]:

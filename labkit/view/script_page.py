@@ -51,7 +51,8 @@ def page(report: ScriptReport) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}: labkit script</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>{"".join(body)}'
         "<footer>Made by labkit script. Collectives are counted by torch's flight recorder on every rank, their bytes "
-        "by the law of a ring; overlap is measured in two steps, memory in one. Bytes in KiB are of 1024.</footer>"
+        "charged by the law of a ring; overlap is measured in two steps, memory in one. Bytes in KiB are of 1024."
+        "</footer>"
         "</body></html>\n"
     )
 
@@ -86,7 +87,9 @@ def _traffic(report: ScriptReport) -> list[str]:
     more = len(report.rows) - LISTED
     return [
         "<h2>Collectives by line</h2>",
-        '<p class="soft">Of one rank (a mean), over the whole run; bytes that it sends.</p>',
+        '<p class="soft">Of one rank (a mean), over the whole run; bytes that it sends. Those of collectives are '
+        "charged by the law of a ring, since torch tells their sizes and not what the backend sends; those of messages "
+        "are counted.</p>",
         _table(("collective", "by", "line", "calls", "bytes sent", "group"), rows, numbers=(3, 4)),
         f'<p class="soft">and {plural(more, "more line")}</p>' if more > 0 else "",
     ]
@@ -99,7 +102,7 @@ def _laws(report: ScriptReport) -> list[str]:
         (law.what, bytes_text(law.sent_bytes), bytes_text(law.law_bytes), f"{law.ratio:.2f}", escape(law.formula))
         for law in report.laws
     ]
-    head = ("recognised", "sent a step", "by law", "ratio", "law")
+    head = ("recognised", "charged a step", "by law", "ratio", "law")
     return ["<h2>Bytes beside the law</h2>", _table(head, rows, numbers=(1, 2, 3))]
 
 

@@ -20,7 +20,7 @@ from labkit.plan.link import Link
 from labkit.plan.topology import Links
 from labkit.view.flow import Flow, Ledgers, axes_of
 from labkit.view.places import Edge
-from labkit.view.svg import WIDTH, Picture, box, cut, headline, line, shade, text
+from labkit.view.svg import WIDTH, Picture, box, cut, headline, line, shade, text, width_of
 from labkit.view.units import bytes_text, metric_text, seconds_text
 
 LEFT, TOP, ROW, HIGH, TOTAL = 70, 52, 34, 28, 92
@@ -58,8 +58,14 @@ def topology(replies: Sequence[Reply]) -> Picture:
             titles.append(title)
         total = reply.ledger.sent_bytes()
         body.append(box(last, y, TOTAL, HIGH, "none", bytes_text(total), f"rank {a} sent {total:,} bytes in all"))
+    charged = sum(reply.ledger.charged_bytes() for reply in replies)
     label = f"bytes sent between {len(ranks)} ranks: {'; '.join(titles) or 'no messages'}"
-    return Picture("".join(body), TOP + 4 + ROW * len(ranks), label, max(300, last + TOTAL + 4))
+    bottom, wide = TOP + 4.0 + ROW * len(ranks), max(300.0, last + TOTAL + 4)
+    if charged:
+        note = f"{bytes_text(charged)} of all sent charged by a ring's law, not counted"
+        body.append(text(4, bottom + 12, note, size=11))
+        bottom, wide, label = bottom + 20, max(wide, width_of(note, 11) + 12), f"{label}; {note}"
+    return Picture("".join(body), bottom, label, wide)
 
 
 def network(links: Links, ledgers: Ledgers | None = None, title: str = "") -> Picture:
@@ -203,7 +209,7 @@ def _by_axis(links: Links, ledgers: Ledgers, y: float) -> tuple[list[str], float
 
     Returns (elements, the height below, facts in words)."""
     columns = ((4.0, "bytes by axis", "start"), (330.0, "inside nodes", "end"), (450.0, "between", "end"),
-               (590.0, "by the backend", "end"), (610.0, "crossed", "start"))  # fmt: skip
+               (590.0, "charged", "end"), (610.0, "crossed", "start"))  # fmt: skip
     out = [text(x, y, word, anchor, bold=True) for x, word, anchor in columns] + [line(4, y + 6, WIDTH - 4, y + 6)]
     axes, facts = axes_of(ledgers), []
     for axis in (*axes, None) if len(axes) > 1 else axes:
@@ -214,7 +220,7 @@ def _by_axis(links: Links, ledgers: Ledgers, y: float) -> tuple[list[str], float
         share = f"{100 * between / (inside + between):.3g}% of messages" if inside + between else "no messages"
         cells = (axis or "all", bytes_text(inside), bytes_text(between), bytes_text(backend), share)
         out += [text(x, y, c, anchor, bold=axis is None) for (x, _, anchor), c in zip(columns, cells, strict=True)]
-        facts.append(f"{cells[0]}: {inside:,} bytes inside nodes, {between:,} between them, {backend:,} by the backend")
+        facts.append(f"{cells[0]}: {inside:,} bytes inside nodes, {between:,} between them, {backend:,} charged")
     if not axes:
         out.append(text(4, y := y + 20, "nothing was sent"))
     return out, y, facts

@@ -12,13 +12,13 @@ Messages to the rank are in the ledgers of their senders. (Narayanan et al., arX
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labkit.comm.ledger import Transfer
 from labkit.plan.layout import SHORT
 from labkit.view.cube import COLOURS, DASHES
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
-from labkit.view.units import bytes_text
+from labkit.view.units import bytes_text, plural
 
 LANES = ("tp", "pp", "dp", "dp_shard", "dp_replicate", "world")
 LEFT, RIGHT, TOP, ROW, TALL = 66.0, WIDTH - 8.0, 44.0, 40.0, 26.0
@@ -28,7 +28,8 @@ GAP = 6
 
 @dataclass(frozen=True)
 class Run:
-    """Transfers of one verb along one axis with few others between them: numbers `first` to `last` of the ledger."""
+    """Transfers of one verb along one axis with few others between them: numbers `first` to `last` of the ledger.
+    `charged` of the bytes were charged by a law, the others counted."""
 
     axis: str
     verb: str
@@ -36,6 +37,7 @@ class Run:
     last: int
     calls: int
     n_bytes: int
+    charged: int
     to: int | None
 
 
@@ -51,7 +53,7 @@ def runs(ledger: Iterable[Transfer]) -> list[Run]:
         else:
             tops.append(transfer)
     for number, transfer in enumerate(tops):
-        n_bytes = transfer.n_bytes + whole.get(number, 0)
+        n_bytes, charged = transfer.n_bytes + whole.get(number, 0), transfer.n_bytes * transfer.charged
         if transfer.verb == "send":  # a message from stage to stage separates two micro-batches
             open_ = {axis: at for axis, at in open_.items() if axis == transfer.axis}
         at = open_.get(transfer.axis)
@@ -63,10 +65,12 @@ def runs(ledger: Iterable[Transfer]) -> list[Run]:
             and last.to == transfer.to
             and number - last.last <= GAP
         ):
-            out[at] = Run(last.axis, last.verb, last.first, number, last.calls + 1, last.n_bytes + n_bytes, transfer.to)
+            out[at] = replace(
+                last, last=number, calls=last.calls + 1, n_bytes=last.n_bytes + n_bytes, charged=last.charged + charged
+            )
         else:
             open_[transfer.axis] = len(out)
-            out.append(Run(transfer.axis, transfer.verb, number, number, 1, n_bytes, transfer.to))
+            out.append(Run(transfer.axis, transfer.verb, number, number, 1, n_bytes, charged, transfer.to))
     return out
 
 
@@ -77,7 +81,7 @@ def trace(ledger: Iterable[Transfer], title: str = "what one rank sends in one s
     count = max((run.last for run in parts), default=-1) + 1
     lanes = [axis for axis in LANES if any(run.axis == axis for run in parts)]
     lanes += sorted({run.axis for run in parts} - set(LANES))
-    head = f"{title}: {count:,} transfers" if parts else f"{title}: nothing was sent"
+    head = f"{title}: {plural(count, 'transfer')}" if parts else f"{title}: nothing was sent"
     body = [headline(head)]
     unit = (RIGHT - LEFT) / max(1, count)
     y = TOP
@@ -121,13 +125,18 @@ def _sums(parts: list[Run], lanes: list[str], y: float) -> tuple[list[str], floa
         calls, n_bytes = sum(run.calls for run in of), sum(run.n_bytes for run in of)
         wide = max(2.0, 330 * n_bytes / most)
         amount = f"{bytes_text(n_bytes)}, {100 * n_bytes / total:.3g}%"
+        if n_bytes:
+            charged = sum(run.charged for run in of)
+            amount += (
+                f", {bytes_text(charged)} charged" if 0 < charged < n_bytes else ", charged" if charged else ", counted"
+            )
         out += [line(8, y - 4, 40, y - 4, DASHES.get(axis, ""), 4, COLOURS.get(axis, PALETTE[7]))]
         out += [
             text(50, y, SHORT.get(axis, axis), bold=True),
             text(98, y, verb),
-            text(290, y, f"{calls:,} calls", "end"),
+            text(290, y, plural(calls, "call"), "end"),
         ]
         out += [box(304, y - 14, wide, 19, COLOURS.get(axis, PALETTE[7]), "", amount), text(312 + wide, y, amount)]
-        facts.append(f"{axis} {verb}: {calls:,} calls, {n_bytes:,} bytes sent")
+        facts.append(f"{axis} {verb}: {plural(calls, 'call')}, {n_bytes:,} bytes sent")
         y += 27
     return out, y - 18, facts

@@ -23,7 +23,7 @@ from labkit.view.flow import Flow, Ledgers
 from labkit.view.places import Frame, Spot, places
 from labkit.view.strokes import Stroke
 from labkit.view.svg import INK, Picture, Room, cut, headline, line, shade, text, width_of
-from labkit.view.units import apart, bytes_text
+from labkit.view.units import apart, bytes_text, plural
 
 NUMBERED, LABELLED, MOST_EDGES, MOST_ROWS = 64, 16, 2000, 9
 """The most ranks that show their number, the most ranks with words on their edges, the most edges that are drawn, and
@@ -63,7 +63,7 @@ def traffic(
     below = 426.0 if wide else 76.0
     rows, bottom = _table(flow, law, 4.0 if wide else RIGHT, below)
     kinds, last = _kinds(flow, 330.0 if wide else RIGHT, below if wide else bottom + 34)
-    label = f"{title}: {n} rank{'s' * (n != 1)} as a {shape}; {summary}; " + "; ".join(
+    label = f"{title}: {plural(n, 'rank')} as a {shape}; {summary}; " + "; ".join(
         f"rank {a} to rank {b} {n_bytes:,} bytes in {_messages(many)}"
         for (a, b), (n_bytes, many) in [*flow.edges.items()][:64]
     )
@@ -85,10 +85,12 @@ def _said(flow: Flow) -> str:
     """The traffic in one sentence: the number of edges, and the ranks that send and receive most."""
     if not flow.edges:
         total = sum(flow.unplaced.values())
-        return f"the backend moved {bytes_text(total)} and does not say whom to" if total else "a world of one: no edge"
+        if not total:
+            return "a world of one: no edge"
+        return f"{bytes_text(total)} charged by the law of a ring: the backend does not say what it sent, nor whom to"
     sizes = {n_bytes for n_bytes, _ in flow.edges.values()}
     n = len(flow.edges)
-    count = f"{n} edge{'s' * (n != 1)}"
+    count = plural(n, "edge")
     through = {rank: flow.through(rank) for rank in flow.ranks}
     most, mean = max(through.values()), sum(through.values()) / len(through)
     if most == min(through.values()):
@@ -96,7 +98,9 @@ def _said(flow: Flow) -> str:
         return f"{same}; every rank sends and takes the same: none is hotter than another"
     hottest = [rank for rank, n_bytes in through.items() if n_bytes == most]
     names = f"rank {hottest[0]} is" if len(hottest) == 1 else f"ranks {cut(_runs(hottest), 24)} are"
-    return f"{count}; {names} hottest: {bytes_text(most)} sent and taken, {most / mean:.3g} times the mean of all ranks"
+    times = f"{most / mean:.3g}"
+    beside = f"{times} times the mean of all ranks" if times != "1" else "hardly more than the mean of all ranks"
+    return f"{count}; {names} hottest: {bytes_text(most)} sent and taken, {beside}"
 
 
 def _ranks(flow: Flow, spots: Mapping[int, Spot], half: float) -> list[str]:
@@ -178,10 +182,13 @@ def _table(flow: Flow, law: Sequence[float] | None, x: float, y: float) -> tuple
         left = sum(len(ranks) for ranks in [*rows.values()][MOST_ROWS:])
         out.append(text(x, y := y + 19, f"and {left} more ranks", size=12))
     if law is not None:
-        for words in off[:4] or ["every rank sent what the law says"]:
+        counted = "every rank sent what the law says"
+        for words in off[:4] or [
+            counted if flow.edges or not flow.unplaced else "charged by that law, and not counted"
+        ]:
             out.append(text(x, y := y + 20, cut(words, 40), size=12))
     if flow.unplaced and flow.edges:
-        words = f"{bytes_text(sum(flow.unplaced.values()))} by the backend: no receiver told"
+        words = f"{bytes_text(sum(flow.unplaced.values()))} charged, not counted: the backend's"
         out.append(text(x, y := y + 20, words, size=12))
     return out, y
 
@@ -221,4 +228,4 @@ def _runs(ranks: Sequence[int]) -> str:
 
 
 def _messages(count: int) -> str:
-    return f"{count:,} message{'s' * (count != 1)}"
+    return plural(count, "message")

@@ -17,6 +17,7 @@ SCALES = MappingProxyType(
     }
 )
 """The units that may follow a number that a person types, and their factors."""
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -61,8 +62,18 @@ def value_text(value: float, unit: str) -> str:
         return exact + bytes_text(value)
     if unit in ("s", "seconds"):
         return seconds_text(value)
-    digits = 6 if abs(value) >= 1000 else 4
-    return f"{value:,.{digits}g} {unit}".strip()
+    if value == 1 and re.fullmatch(r"[a-z]{3,}[^s]s", unit):
+        unit = unit[:-1]  # 1 message, 2 messages
+    return f"{plain_text(value, 6 if abs(value) >= 1000 else 4)} {unit}".strip()
+
+
+def plain_text(value: float, digits: int = 6) -> str:
+    """A number to so many digits as people write it: `11,870,000` and not 1.187e+07, `1.2·10⁻⁷` where it is tiny."""
+    words = f"{value:,.{digits}g}"
+    if "e+" in words and abs(value) < 1e15:
+        return f"{float(f'{value:.{digits}g}'):,.0f}"
+    digits_of, _, power = words.partition("e")
+    return f"{digits_of}·10{str(int(power)).translate(_RAISED)}" if power else words
 
 
 def apart(value: float, measured: float, origin: str = MEASURED) -> str:
@@ -71,20 +82,25 @@ def apart(value: float, measured: float, origin: str = MEASURED) -> str:
     base = "the rehearsal" if origin == REHEARSED else "the measurement"
     if value == measured:
         return "exact"
-    if measured == 0 or value / measured < 0:
-        return f"{value - measured:+,.3g} from {base}"
+    if measured == 0:
+        return f"{base} is 0"
+    if value / measured < 0:
+        return f"{plain_text(abs(value - measured), 3)} {'above' if value > measured else 'below'} {base}"
     ratio = value / measured
-    if 0.5 <= ratio <= 2:
+    if 0.5 <= ratio <= 2 or not ratio:
         return f"{100 * abs(ratio - 1):.3g}% {'above' if ratio > 1 else 'below'} {base}"
-    many = f"{ratio:,.0f}" if 100 <= ratio < 1e9 else f"{ratio:.3g}"
+    many = f"{ratio:,.0f}" if 100 <= ratio < 1e9 else plain_text(ratio, 3)
     return f"{many} times {base}"
 
 
 def number_text(value: float) -> str:
-    """A number that fits a small box: `712`, `-0.53`, `1.2e+06`; `–` for none."""
+    """A number that fits a small box: `712`, `-0.53`, `1.2·10⁶`; `–` for none."""
     if math.isnan(value):
         return "–"
-    return f"{value:.0f}" if value == round(value) and abs(value) < 1e5 else f"{value:.3g}"
+    if abs(value) < 1e5:
+        return f"{value:.0f}" if value == round(value) else plain_text(value, 3).replace(",", "")
+    digits_of, _, power = f"{value:.2e}".partition("e")
+    return f"{float(digits_of):g}·10{power.lstrip('+0').translate(_RAISED)}" if power else f"{value:g}"
 
 
 def parsed(said: str, unit: str) -> float:

@@ -339,7 +339,7 @@ LABS = (
         widget(
             "09-34", "SplitExplorer",
             sees("as on every rank", "column, then row on 4 ranks, forward: rank 0 sends 192 KiB"),
-            sees("measured: 196,608 B, as the law"),
+            sees("on ranks: 196,608 B, as the law"),
             slides(0, "ArrowRight"), sees("rank 1 sends 192 KiB"),
             slides(0, "End"), sees("rank 3 sends 192 KiB"),
             clicks("backward"), sees("backward (shown above)"),
@@ -364,7 +364,7 @@ LABS = (
         predicted("09-47", "how many times as fast as tp = 8", "0.9", "you predict 0.9 times"),
     )),
     Lab("10_pipelines", (
-        predicted("10-07", "how many times as fast as one device?", "1", "you predict 1 times"),
+        predicted("10-07", "how many times as fast as one device?", "1", "you predict 1 time"),
         predicted("10-19", "% of the step spent waiting?", "43", "you predict 43 %"),
         predicted("10-26", "micro-batches that rank 0 holds at most?", "4", "you predict 4 micro-batches"),
         widget(
@@ -649,7 +649,7 @@ LABS = (
     )),
     Lab("20_long_context", (
         predicted("20-04", "every layer recomputed: GB on each device?", "393", "you predict 393 GB"),
-        predicted("20-13", "bytes that a gather sends", "1", "you predict 1 times"),
+        predicted("20-13", "bytes that a gather sends", "1", "you predict 1 time"),
         predicted("20-14", "products of the last rank", "4", "you predict 4 times"),
         predicted("20-15", "bytes that a rank sends by Ulysses", "0.5", "you predict 0.5 times"),
         widget(

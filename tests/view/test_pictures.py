@@ -137,7 +137,7 @@ def test_compare_shows_all_numbers_and_how_far_apart_they_are():
     assert "28,801 B = 28.1 KiB (0.00347% above the measurement)" in near
     assert "(50% below the measurement)" in words(compare(law=50, measured=100))
     assert "(1,000 times the measurement)" in words(compare(law=1e6, measured=1e3, unit=""))
-    assert "(+5 from the measurement)" in words(compare(law=5, measured=0))
+    assert "(the measurement is 0)" in words(compare(law=5, measured=0))
     assert "85 us" in words(compare(measured=85e-6, unit="s"))
 
 
@@ -259,8 +259,17 @@ def test_units_are_scaled_and_marked():
     assert units.binary_text(1023 << 20) == "1,023 MiB"
     assert [units.seconds_text(s) for s in (8.5e-5, 0.0015, 3, 2e-9)] == ["85 us", "1.5 ms", "3 s", "2 ns"]
     assert units.value_text(28_800, "B") == "28,800 B = 28.1 KiB"
-    assert units.value_text(6, "messages") == "6 messages"
-    assert [units.number_text(v) for v in (712.0, -0.5333, 1.25e9, math.nan)] == ["712", "-0.533", "1.25e+09", "–"]
+    assert [units.value_text(n, "messages") for n in (6, 1)] == ["6 messages", "1 message"]
+    assert [units.value_text(1, unit) for unit in ("GB/s", "B", "loss")] == ["1 GB/s", "1 B", "1 loss"]
+    assert [units.number_text(v) for v in (712.0, -0.5333, 1.25e9, math.nan)] == ["712", "-0.533", "1.25·10⁹", "–"]
+    assert [units.plain_text(v) for v in (0.274454, 1.187e7, 1.5e-7, -2e20)] == [
+        "0.274454", "11,870,000", "1.5·10⁻⁷", "-2·10²⁰",
+    ]  # fmt: skip
+    assert [units.plural(n, "micro-batch") for n in (1, 2, 2000)] == [
+        "1 micro-batch",
+        "2 micro-batches",
+        "2,000 micro-batches",
+    ]
 
 
 def test_a_long_number_gets_smaller_and_markup_is_shown_as_text():

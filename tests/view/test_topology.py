@@ -80,9 +80,9 @@ def test_bytes_are_told_by_axis_inside_and_between_nodes():
     picture = network(Links.two_nodes(4), run_threads(axes, 8))
     check(picture)
     said = picture.label
-    assert "tp: 2,048 bytes inside nodes, 0 between them, 0 by the backend" in said  # 8 ranks x 2 x 1/2 x 256 B
-    assert "dp: 0 bytes inside nodes, 1,024 between them, 0 by the backend" in said
-    assert "pp: 256 bytes inside nodes, 0 between them, 0 by the backend" in said  # 4 messages of 64 B
+    assert "tp: 2,048 bytes inside nodes, 0 between them, 0 charged" in said  # 8 ranks x 2 x 1/2 x 256 B
+    assert "dp: 0 bytes inside nodes, 1,024 between them, 0 charged" in said
+    assert "pp: 256 bytes inside nodes, 0 between them, 0 charged" in said  # 4 messages of 64 B
     assert "all: 2,304 bytes inside nodes, 1,024 between them" in said
     assert "node 0 sent 512 bytes to other nodes and took 512" in said
     assert {"up 512 B", "down 512 B"} <= set(texts(picture))
@@ -104,7 +104,7 @@ def test_what_the_backend_moved_has_no_place_and_is_told_apart():
     ledger.transfers = [Transfer("all_reduce", "dp", None, 640, 0.0, 1.0)]
     picture = network(Links.two_nodes(1), [ledger, Ledger()])
     check(picture)
-    assert "dp: 0 bytes inside nodes, 0 between them, 640 by the backend" in picture.label
+    assert "dp: 0 bytes inside nodes, 0 between them, 640 charged" in picture.label
     assert "no messages" in texts(picture)
     assert "nothing was sent" in texts(network(Links.two_nodes(1), [Ledger(), Ledger()]))
 

@@ -143,7 +143,9 @@ def test_replies_are_taken_as_ledgers_and_the_backends_own_collectives_are_told_
     total = sum(reply.ledger.sent_bytes() for reply in replies)
     picture = traffic(list(reversed(replies)))
     assert total > 0
-    assert f"the backend moved {total} B and does not say whom to" in texts(picture)
+    assert f"{total} B charged by the law of a ring: the backend does not say what it sent, nor whom to" in texts(
+        picture
+    )
     assert Flow.of(replies).unplaced == {reply.rank: reply.ledger.sent_bytes() for reply in replies}
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from labkit.course.exercises.problem import Complaint
+from labkit.view.units import plain_text
 
 STEPS, HALF_STEPS = 50, 2
 """How many rounding steps a rank may be off: many in float32 and float64, one or two in half precision."""
@@ -31,7 +32,7 @@ def wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | N
     for where, mine, theirs in pairs(seen, expected):
         difference = _wrong(mine, theirs, n_ranks, given)
         if difference is not None:
-            place = f" at {where}" if where else ""
+            place = f" in result{where}" if where else ""
             return Complaint(f"{difference[0]}{place}", difference[1])
     return None
 
@@ -65,7 +66,7 @@ def _wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | 
         near = math.isfinite(expected) and abs(seen - expected) <= absolute + relative * abs(expected)
         if near or seen == expected or (seen != seen and expected != expected):
             return None
-        return f"{expected:.6g}", f"{seen:.6g}{_ratio(seen, expected)}"
+        return plain_text(expected), f"{plain_text(seen)}{_ratio(seen, expected)}"
     if isinstance(seen, Tensor) and not isinstance(expected, list | tuple | Mapping):
         return f"{type(expected).__name__} {expected!r}", f"a tensor of shape {tuple(seen.shape)}"
     if type(seen) is type(expected) and seen == expected:
@@ -113,8 +114,8 @@ def _wrong_tensor(seen: Any, expected: Tensor, n: int, given: tuple[float, float
     mine, theirs = a[tuple(place)].item(), b[tuple(place)].item()
     count = int(off.sum())
     many = "all" if count == off.numel() else f"{count} of {off.numel()}"
-    message = f"{mine:.6g}: {many} numbers are wrong{instead(a, b)}"
-    return f"{theirs:.6g} in [{', '.join(map(str, place))}]", message
+    message = f"{plain_text(mine)}: {many} numbers are wrong{instead(a, b)}"
+    return f"{plain_text(theirs)} at [{', '.join(map(str, place))}]" if place else plain_text(theirs), message
 
 
 def instead(seen: Tensor, expected: Tensor) -> str:

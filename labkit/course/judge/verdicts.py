@@ -18,6 +18,7 @@ from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge import compare
 from labkit.course.judge.laws import modest, silent
 from labkit.course.judge.run_record import RunRecord
+from labkit.launch.watch import name_ranks
 
 HOLDS, BROKEN, OPEN = "holds", "broken", "not judged"
 SAME_CALLS = "all ranks call the same collectives in the same order"
@@ -184,7 +185,7 @@ def _stuck(record: RunRecord) -> Complaint | None:
             for rank, wait in sorted(record.waits.items())
         )
         through = [rank for rank in range(record.case.n_ranks) if rank not in record.waits]
-        done = f"; rank {', '.join(map(str, through))} had finished" if through else ""
+        done = f"; {name_ranks(through)} had finished" if through else ""
         kind = "a deadlock" if record.ended == "deadlock" else f"no end after {record.seconds:.0f} s"
         return Complaint(ENDS, f"{kind}: {message}{done}", min(record.waits, default=None))
     if record.undelivered:

@@ -91,8 +91,9 @@ class Source:
 
 
 def show(thing: Any) -> Source | Sheet:
-    """The source of a function, class or method, or the functions and classes of a module, with file and lines; the last
-    line of a cell shows it.
+    """The source of a function, class or method, or the functions and classes of a module, with file and lines.
+
+    The last line of a cell shows it.
 
     `show("verbs")` is the sheet of what a `Group` can do.
 

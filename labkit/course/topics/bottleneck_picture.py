@@ -60,7 +60,7 @@ def speed_up(
     limit = "no limit" if not serial else f"never above {1 / serial:.3g}"
     name = title or "speed-up over one rank"
     label = f"{name}: law with serial share {serial:.1%}, {limit}"
-    label += f"; you predicted {guess[1]:.3g} times on {guess[0]} ranks" if guess else ""
+    label += f"; you predicted {guess[1]:.3g} times on {plural(guess[0], 'rank')}" if guess else ""
     label += "".join(f"; measured on {plural(n, 'rank')} {x:.3g}, law {amdahl(n, serial):.3g}" for n, x in points)
     figure = chart.Chart(376, f"{name}: serial share {serial:.1%}, {limit}", label, 700)
     axes = _axes(figure.panel(64, 84, 640, 330), [*points, *asked], top, most)
@@ -69,7 +69,13 @@ def speed_up(
         hover = f"measured on {plural(n, 'rank')}: {x:.3g} times as fast"
         chart.dot(axes, n, x, hover, "" if k else "measured", color=SEEN)
     if guess:
-        chart.dot(axes, *guess, f"you predicted {guess[1]:.3g} on {guess[0]} ranks", "your prediction", **chart.CHOSEN)
+        chart.dot(
+            axes,
+            *guess,
+            f"you predicted {guess[1]:.3g} on {plural(guess[0], 'rank')}",
+            "your prediction",
+            **chart.CHOSEN,
+        )
     figure.keys(64, 58, axes)
     return figure
 
@@ -95,7 +101,7 @@ def explored(
     title += f", most lost to {culprit(before)}" if any(before[part] for part in before if part not in WORK) else ""
     if changed:
         title += f"; then {seconds_text(left.total)}, {before.total / left.total:.3g} times as fast"
-    law = f"at {n_ranks:,} ranks, by Amdahl's law: {_times(n_ranks, serial)}"
+    law = f"at {plural(n_ranks, 'rank')}, by Amdahl's law: {_times(n_ranks, serial)}"
     if changed:
         law += f"; what if: {_times(n_ranks, rest)}"
     top = max([x for _, x in (*was, *now)] + [amdahl(MOST, serial), amdahl(MOST, rest)]) * 1.4
@@ -108,10 +114,10 @@ def explored(
     if changed:
         _law(axes, rest, "what if", color=IF, linestyle=chart.DASHES[1])
         for n, x in now[1:]:
-            chart.dot(axes, n, x, f"what if, on {n} ranks: {x:.3g} times as fast", color=IF, marker="x")
+            chart.dot(axes, n, x, f"what if, on {plural(n, 'rank')}: {x:.3g} times as fast", color=IF, marker="x")
     for n, x in was:
-        chart.dot(axes, n, x, f"measured on {n} ranks: {x:.3g} times as fast", color=SEEN)
-    chart.dot(axes, n_ranks, amdahl(n_ranks, serial), f"chosen: {n_ranks} ranks", **chart.CHOSEN)
+        chart.dot(axes, n, x, f"measured on {plural(n, 'rank')}: {x:.3g} times as fast", color=SEEN)
+    chart.dot(axes, n_ranks, amdahl(n_ranks, serial), f"chosen: {plural(n_ranks, 'rank')}", **chart.CHOSEN)
     figure.keys(50, 72, axes)
     _parts(figure, before, left, changed)
     return figure

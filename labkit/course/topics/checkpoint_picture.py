@@ -20,7 +20,7 @@ import numpy as np
 from labkit.plan.segments import Stack
 from labkit.view import chart
 from labkit.view.svg import PALETTE, round_marks
-from labkit.view.units import binary_text, bytes_text
+from labkit.view.units import binary_text, bytes_text, plural
 
 LEFT, RIGHT, TOP, BOTTOM = 84.0, 770.0, 84.0, 312.0
 STRIP, TALL = 378.0, 24.0
@@ -47,7 +47,7 @@ def segments(
     top = max([stack.curve_bytes(1), stack.plain_bytes, held, *dots.values()])
     if cap_bytes and cap_bytes < 2 * top:
         top = max(top, cap_bytes)
-    title = title or f"{stack.n_layer} layers in {count} segment{'s' * (count > 1)} of at most {length}"
+    title = title or f"{plural(stack.n_layer, 'layer')} in {plural(count, 'segment')} of at most {length}"
     measurements = "; ".join(f"segments of {size}: {n_bytes:,.0f} B measured" for size, n_bytes in sorted(dots.items()))
     label = (
         f"{title}: {held:,.0f} B held at most, plain {stack.plain_bytes:,.0f} B, lowest at k = {best:.3g} with "

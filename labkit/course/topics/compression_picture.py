@@ -17,7 +17,7 @@ from labkit.parallel.compress import TopK
 from labkit.plan.collectives import sent_bytes
 from labkit.view import chart
 from labkit.view.svg import PALETTE
-from labkit.view.units import binary_text, bytes_text, number_text
+from labkit.view.units import binary_text, bytes_text, number_text, plural
 
 WITH, WITHOUT, DENSE, SEEN = chart.LINES[0], PALETTE[6], PALETTE[2], PALETTE[3]
 MOST_RANKS = 4096
@@ -49,7 +49,7 @@ def sparse(
     law = TopK(fraction)
     sends, dense = law.sent_bytes(numel, 4, n_ranks), sent_bytes("ring", "all_reduce", n_ranks, 4 * numel, 0, 4)
     ratio = f"{sends / dense:.3g} of a dense ring's {bytes_text(dense)}" if dense else "as a dense ring: nothing"
-    title = title or f"the largest {fraction:.3g} of {numel:,} gradients, {n_ranks:,} ranks"
+    title = title or f"the largest {fraction:.3g} of {numel:,} gradients, {plural(n_ranks, 'rank')}"
     label = f"{title}: a rank sends {bytes_text(sends)} a step, {ratio}; it pays up to {pays_up_to(fraction):.3g} ranks"
     for name, losses in runs.items():
         label += f"; {name}: last loss {number_text(losses[-1])}"

@@ -24,7 +24,7 @@ from labkit.plan.link import Link, link_of
 from labkit.plan.recipe import CONTEXTS
 from labkit.view import chart
 from labkit.view.svg import PALETTE
-from labkit.view.units import binary_text, seconds_text
+from labkit.view.units import binary_text, plural, seconds_text
 
 COLOURS = MappingProxyType(dict(zip(CONTEXTS, (PALETTE[0], PALETTE[1], PALETTE[2]), strict=True)))
 LENGTHS = tuple(2**k for k in range(13, 21))
@@ -53,7 +53,7 @@ def three_ways(layer: CutAttention, link: Link, flops_per_s: float, title: str =
     best = fastest(layer, flops_per_s, link)
     compute = seconds("ring", layer, flops_per_s, link)["compute"]
     heads = f"{layer.heads} heads, {layer.key_heads} for keys"
-    head = title or f"{tokens_text(layer.seq)} tokens, {heads}, over {layer.n} ranks: {best} waits least"
+    head = title or f"{tokens_text(layer.seq)} tokens, {heads}, over {plural(layer.n, 'rank')}: {best} waits least"
     rows = [_row(kind, layer, link, flops_per_s) for kind in CONTEXTS]
     law = (
         f"one layer, forward and backward: computes {seconds_text(compute)} at {flops_per_s / 1e12:g} Tflop/s; link: "
@@ -169,7 +169,7 @@ def crossovers(
     figure = chart.Chart(56 + (tall + 66) * len(layers), title, _words(layers, flops_per_s, lengths, links, title))
     for place, layer in enumerate(layers):
         top = 62 + (tall + 66) * place
-        said = f"{layer.heads} query heads, {layer.key_heads} key heads, {layer.n} ranks"
+        said = f"{layer.heads} query heads, {layer.key_heads} key heads, {plural(layer.n, 'rank')}"
         figure.words(4, top - 10, said, weight="bold", fontsize=12)
         axes = figure.panel(110, top, 796, top + tall, xlim=(0, len(lengths)), ylim=(len(links), 0))
         winners(axes, layer, lengths, [link_of(name) for name in links], flops_per_s)

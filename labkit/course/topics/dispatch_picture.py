@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from labkit.course.topics.router_picture import RANKS
 from labkit.view.svg import WIDTH, Picture, box, headline, text, width_of
-from labkit.view.units import bytes_text
+from labkit.view.units import bytes_text, plural
 
 STEPS = (
     "each token, and the experts that its router chose",
@@ -104,4 +104,5 @@ def _caption(film: Film, step: int) -> str:
     if len(rows) == 1:
         return f"all {rows[0]} rows are here"
     slowest = rows.index(max(rows))
-    return f"rank {slowest} has {max(rows)} rows, the mean is {sum(rows) / len(rows):.3g}: the others wait for it"
+    most, mean = plural(max(rows), "row"), sum(rows) / len(rows)
+    return f"rank {slowest} has {most}, the mean is {mean:.3g}: the others wait for it"

@@ -20,7 +20,7 @@ from labkit.probe.intervals import seconds, union
 from labkit.probe.recording import Recording, overlap_share
 from labkit.view import chart
 from labkit.view.svg import PALETTE, WIDTH
-from labkit.view.units import seconds_text
+from labkit.view.units import plural, seconds_text
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -79,7 +79,7 @@ def unlabelled(recording: Recording, title: str = "what does this trace show?") 
         raise ValueError(f"a recording of {whole} seconds shows nothing")
     first, n = min(row.begin for row in recording.rows), len(recording.rows)
     bottom = TOP + (2 * LANE + 6) * n
-    label = f"{title} {n} ranks, {seconds_text(whole)}, computing or in a verb"
+    label = f"{title} {plural(n, 'rank')}, {seconds_text(whole)}, computing or in a verb"
     figure = chart.Chart(bottom + 26, title, label)
     axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(bottom, TOP))
     y, names = TOP, dict[float, str]()

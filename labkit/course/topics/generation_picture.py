@@ -16,7 +16,7 @@ import numpy as np
 from labkit.plan.generation import Generator
 from labkit.view import chart
 from labkit.view.svg import PALETTE
-from labkit.view.units import seconds_text
+from labkit.view.units import plural, seconds_text
 
 MOST_ROWS = 4096
 PARTS = (("products", chart.LINES[0]), ("attention", chart.LINES[1]), ("sums over tp", chart.LINES[2]))
@@ -38,10 +38,10 @@ def latency(generator: Generator, rows: int, tokens: int, latency_s: float, titl
     step, most = generator.decode(rows, tokens).seconds, generator.rows_in_memory(tokens)
     within = generator.rows_within(latency_s, tokens)
     name = f"{generator.shape.name} on {generator.tp} x {generator.hardware.name}, tp {generator.tp}"
-    title = title or f"{name}: {rows:,} row{'s' * (rows > 1)} of {tokens:,} tokens"
+    title = title or f"{name}: {plural(rows, 'row')} of {plural(tokens, 'token')}"
     rate = rows / step.total
     facts = f"a step takes {seconds_text(step.total)}: {rate:,.0f} tokens a second, {1 / step.total:,.3g} to each row"
-    fits = f"memory holds {most:,} rows" if most else "the weights alone do not fit into memory"
+    fits = f"memory holds {plural(most, 'row')}" if most else "the weights alone do not fit into memory"
     law = f"{fits}; within {seconds_text(latency_s)} a step may have {within:,}; predictions"
     figure = chart.Chart(412, title, f"{title}: {facts}; {law}")
     figure.words(4, 42, facts)
@@ -65,11 +65,11 @@ def _over_rows(figure: chart.Chart, generator: Generator, rows: int, tokens: int
         seen = [(b, step[part]) for b, step in zip(at, steps, strict=True) if step[part] >= low]
         axes.plot(*zip(*seen, strict=True), color=colour, linestyle=chart.DASHES[place + 1], label=part)
     if 1 <= most <= MOST_ROWS:
-        axes.axvline(most, color=FULL, linewidth=1.5, gid=f"memory is full with {most:,} rows")
+        axes.axvline(most, color=FULL, linewidth=1.5, gid=f"memory is full with {plural(most, 'row')}")
     if low <= latency_s <= high:
         axes.axhline(latency_s, color=FULL, linewidth=1.5, linestyle=":", gid=f"the latency, {seconds_text(latency_s)}")
     now = generator.step_s(rows, tokens)
-    chart.dot(axes, rows, now, f"chosen: {rows:,} rows, {seconds_text(now)}", **chart.CHOSEN)
+    chart.dot(axes, rows, now, f"chosen: {plural(rows, 'row')}, {seconds_text(now)}", **chart.CHOSEN)
     decades = [10.0**k for k in range(round(np.log10(low)), round(np.log10(high)) + 1)]
     chart.marks(axes, [8**k for k in range(5)], decades, "{:,.0f}".format, seconds_text)
     axes.set_xlabel("rows at once; upright: memory is full, dotted: the latency")

@@ -16,7 +16,7 @@ from labkit.plan.layout import AXES, Layout
 from labkit.plan.topology import Links
 from labkit.view.cube import COLOURS, DASHES
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
-from labkit.view.units import bytes_text, seconds_text
+from labkit.view.units import bytes_text, plural, seconds_text
 
 MOST = 16
 """The most ranks that a picture has."""
@@ -31,7 +31,7 @@ def wires(layout: Layout, demand: Demand, links: Links, measured: Breakdown | No
     if layout.size > MOST:
         raise ValueError(f"{layout.size} ranks are too many for this picture, which draws up to {MOST}")
     law = on_wires(layout, demand, links)
-    head = title or f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} on {len(links.by_node)} nodes"
+    head = title or f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} on {plural(len(links.by_node), 'node')}"
     total = f"{head}: {seconds_text(law.total)} on the wires in one step"
     body = [headline(total), text(4, 42, cut(links.words, 118), size=12)]
     drawn, bottom = _nodes(layout, links)
@@ -101,7 +101,7 @@ def _bars(
             y += 30
             continue
         over = crosses(layout, axis, links)
-        where = f"{over} edges between nodes" if over else "inside the nodes"
+        where = f"{plural(over, 'edge')} between nodes" if over else "inside the nodes"
         call = "round trip" if axis == "pp" else "all_reduce"
         calls = f"{count} {call}{'s' * (count > 1)} of {bytes_text(n_bytes)}"
         out += [text(50, y, axis, bold=True), text(82, y, calls, size=12), text(82, y + 17, where, size=12)]

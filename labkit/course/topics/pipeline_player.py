@@ -21,9 +21,10 @@ class PipelinePlayer(Explorer):
     """Sliders over a simulated step, starting at `first`; arrow keys move them, also through the actions in time order.
 
     `measured`: real steps, each the spans of all its ranks; one is drawn below while the shown schedule is the one that
-    it ran, with the times that it had then: costs move the simulation only, and a line says where they differ. "by hand" opens the programs for editing; for an order that cannot run the reason is shown, and the last
-    picture stays. `.schedule` and `.spans` are what is shown. A rank's cost is the forward time of one micro-batch on
-    it, shared by its stages."""
+    it ran, with the times that it had then: costs move the simulation only, and a line says where they differ. "by
+    hand" opens the programs for editing; for an order that cannot run the reason is shown, and the last picture stays.
+    `.schedule` and `.spans` are what is shown. A rank's cost is the forward time of one micro-batch on it, shared by
+    its stages."""
 
     def __init__(self, first: Pick | None = None, measured: Sequence[Sequence[Span]] = ()) -> None:
         first, self.measured = first or Pick("1f1b", 4, 8), [list(spans) for spans in measured]

@@ -41,8 +41,10 @@ def player(
     """`spans` of the simulated schedule, in forwards, and below them those of a real step of it, in seconds.
 
     The real step keeps the times that it had, whatever is simulated: a line says which, and that they are others than
-    those above where one rank's share of the work is off by more than OTHER. `picked` gets a frame, the actions that it needs get dashed ones, and a sentence says when they ran; `law` is for
-    the title. ValueError for an action that the schedule does not have, for no spans, and for more spans than MOST."""
+    those above where one rank's share of the work is off by more than OTHER. `picked` gets a frame, the actions that it
+    needs get dashed ones, and a sentence says when they ran; `law` is for the title.
+
+    ValueError for an action that the schedule does not have, for no spans, and for more spans than MOST."""
     if not spans or len(spans) > MOST:
         raise ValueError(f"a picture holds 1 to {MOST:,} actions, this schedule has {len(spans):,}")
     when = {span.action: span for span in spans}

@@ -17,6 +17,7 @@ from labkit.plan.search import HEADROOM, Plan, plans
 from labkit.plan.shape import ModelShape
 from labkit.view.plans import name_of, plan_list, shortlist
 from labkit.view.svg import Picture
+from labkit.view.units import plural
 
 OWN = "own sizes"
 MOST = MappingProxyType({"devices": 65_536, "layers": 1_000})
@@ -73,7 +74,7 @@ class PlannerPanel(Explorer):
             names = [", ".join(name_of(plan)) + ("" if plan.kept else ": refused") for plan in self.listed]
             self.plan.options = [(f"{number + 1}  {words}", number) for number, words in enumerate(names)]
         kept = sum(plan.kept for plan in self.found)
-        title = f"{shape.name}, {n:,} x {self.hardware.value}, {rows:,} rows of {seq:,}: "
+        title = f"{shape.name}, {n:,} x {self.hardware.value}, {plural(rows, 'row')} of {seq:,}: "
         return plan_list(self.listed, self.plan.value, f"{title}{kept} of {len(self.found)} plans fit", HEADROOM)
 
     def _search(self, shape: ModelShape, hardware: str, n: int, rows: int, seq: int, *more: str) -> Sequence[Plan]:

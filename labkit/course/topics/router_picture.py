@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from labkit.course.topics.unfair_router import Routing
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
-from labkit.view.units import bytes_text
+from labkit.view.units import bytes_text, plural
 
 RANKS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[7], PALETTE[6], "#8FB8DE")
 """A colour for each rank; dark words can be read on all of them."""
@@ -32,11 +32,11 @@ def router(routing: Routing, row_bytes: int = 8192, title: str = "") -> Picture:
     if n_expert > MOST:
         raise ValueError(f"{n_expert} experts are too many for this picture, which draws up to {MOST}")
     how = "dropless" if routing.capacity is None else f"capacity {routing.capacity:g}"
-    head = title or f"{n_expert} experts on {len(rows)} rank{'s' * (len(rows) > 1)}, {routing.top_k} a token, {how}"
+    head = title or f"{n_expert} experts on {plural(len(rows), 'rank')}, {routing.top_k} a token, {how}"
     verdict = f"rank {slowest} has {routing.imbalance:.2f} times the mean" if len(rows) > 1 else "one rank has all"
     said = f"{head}: {verdict}"
     total = sum(map(sum, routing.wanted))
-    facts = f"{total:,} rows chosen, {routing.dropped:,} dropped ({routing.dropped / max(1, total):.1%})"
+    facts = f"{plural(total, 'row')} chosen, {routing.dropped:,} dropped ({routing.dropped / max(1, total):.1%})"
     if len(rows) > 1:
         facts += f"; on average {wait:.0%} of the experts' time is waiting"
     body = [headline(said), text(4, 42, facts, size=12)]
@@ -64,7 +64,9 @@ def _experts(routing: Routing) -> tuple[list[str], list[str]]:
         rank = expert // mine
         x = 4 + expert * wide + rank * gap
         high, above = HIGH * rows / most, HIGH * (asked - rows) / most
-        hover = f"expert {expert} on rank {rank}: {rows:,} rows" + f", {asked - rows:,} dropped" * (asked > rows)
+        hover = f"expert {expert} on rank {rank}: {plural(rows, 'row')}" + f", {asked - rows:,} dropped" * (
+            asked > rows
+        )
         if above:
             out.append(_pale(x + 1, bottom - high - above, wide - 2, above))
         out.append(box(x + 1, bottom - high, wide - 2, max(high, 0.5), RANKS[rank % len(RANKS)], "", hover))
@@ -97,7 +99,7 @@ def _lanes(routing: Routing, row_bytes: int, slowest: int) -> tuple[list[str], l
     y += 10
     for rank, (count, n_bytes) in enumerate(zip(rows, sent, strict=True)):
         wide = (END - LEFT) * count / longest
-        words = f"{count:,} rows"
+        words = plural(count, "row")
         hover = f"rank {rank}: {words}, sends {bytes_text(n_bytes)}"
         share = 1 - count / longest
         out.append(text(4, y + 16, f"rank {rank}", bold=rank == slowest))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from labkit.comm.ledger import Ledger
 from labkit.parallel.tensor import divided
 from labkit.view.svg import PALETTE, Picture, arrow, box, headline, line, text
-from labkit.view.units import bytes_text, metric_text
+from labkit.view.units import bytes_text, metric_text, plural
 
 KINDS = ("column", "row", "column, then row", "attention")
 DIRECTIONS = ("forward", "backward")
@@ -149,7 +149,7 @@ def split_layer(layer: SplitLayer, rank: int = 0, direction: str = "forward", he
         raise ValueError(f"a direction is forward or backward, got {direction!r}")
     n, ledgers = layer.n_ranks, (heard or {}).get(layer.kind, {})
     sent = layer.sent_bytes(direction)
-    ways = f"{layer.kind} on {n} rank{'s' * (n > 1)}" + ", cut by position outside" * layer.sequence
+    ways = f"{layer.kind} on {plural(n, 'rank')}" + ", cut by position outside" * layer.sequence
     title = f"{ways}, {direction}: rank {rank} sends {bytes_text(sent)}"
     body = [headline(title), *_legend(layer, rank)]
     x, doors = LEFT, iter(layer.doors)
@@ -169,7 +169,7 @@ def split_layer(layer: SplitLayer, rank: int = 0, direction: str = "forward", he
     held = f"weights: {metric_text(weights, 'B')} whole, {metric_text(weights / n, 'B')} on each rank"
     body.append(text(4, 392, f"{held}; gradients and optimizer states likewise, with no message of their own", size=12))
     shapes = "; ".join(f"{m.name} {list(m.local(n))} of {[m.rows, m.columns]}" for m in layer.matrices)
-    measured = "; ".join(f"{way} measured {ledger.sent_bytes():,} B" for way, ledger in ledgers.items())
+    measured = "; ".join(f"{way} on ranks {ledger.sent_bytes():,} B" for way, ledger in ledgers.items())
     laws = "; ".join(f"{way} by law {layer.sent_bytes(way):,} B" for way in DIRECTIONS)
     return Picture("".join(body), 402, f"{title}; {shapes}; {laws}" + (f"; {measured}" if measured else ""))
 
@@ -245,5 +245,6 @@ def _table(layer: SplitLayer, direction: str, ledgers: Mapping[str, Ledger]) -> 
         if way in ledgers:
             seen, law_bytes = ledgers[way].sent_bytes(), layer.sent_bytes(way)
             same = "as the law" if seen == law_bytes else f"the law says {law_bytes:,} B"
-            out.append(text(x, 360, f"measured: {seen:,} B, {same}", size=12, bold=True))
+            how = "charged" if ledgers[way].charged_bytes() else "counted"
+            out.append(text(x, 360, f"{how} on ranks: {seen:,} B, {same}", size=12, bold=True))
     return out + [text(4, 306 + 18 * k, door, bold=True) for k, door in enumerate(layer.doors)]

@@ -25,7 +25,7 @@ from labkit.plan.survival import (
 )
 from labkit.view import chart
 from labkit.view.svg import PALETTE
-from labkit.view.units import seconds_text
+from labkit.view.units import plural, seconds_text
 
 SYNC, ASYNC, SEEN = PALETTE[6], chart.LINES[0], PALETTE[2]
 LEAST_S, MOST_S = 10.0, 1e5
@@ -54,7 +54,7 @@ def survival(
     with the write behind the steps (as in `job`) and before them. ValueError for an interval that `job` cannot keep."""
     parts = shares(job, interval_s)
     best = best_interval(job)
-    title = title or f"{n_devices:,} devices, saved every {seconds_text(interval_s)}"
+    title = title or f"{plural(n_devices, 'device')}, saved every {seconds_text(interval_s)}"
     facts = ", ".join(f"{item.name} {item.value:.1%}" for item in parts.items)
     sync = job.synchronous()
     law = (
@@ -95,7 +95,7 @@ def _over_devices(figure: chart.Chart, job: Job, n_devices: int) -> None:
         at = np.geomspace(FEWEST, MOST, 60)
         jobs = [Job(device_s / float(n), one.block_s, one.restart_s, one.write_s) for n in at]
         axes.plot(at, [goodput(k, best_interval(k)) for k in jobs], color=colour, linestyle=dash, label=name)
-    words = f"chosen: {n_devices:,} devices, at best {goodput(job, best_interval(job)):.1%} useful"
+    words = f"chosen: {plural(n_devices, 'device')}, at best {goodput(job, best_interval(job)):.1%} useful"
     chart.dot(axes, n_devices, goodput(job, best_interval(job)), words, **chart.CHOSEN)
     chart.marks(axes, [16 * 8**k for k in range(5)], (0, 0.25, 0.5, 0.75, 1), "{:,.0f}".format, "{:.0%}".format)
     axes.set_xlabel("devices, each at its best interval")

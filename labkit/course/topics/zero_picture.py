@@ -18,7 +18,7 @@ from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.sharding import NAMES, STAGES, ModelState
 from labkit.view import chart
 from labkit.view.svg import KIND_COLOURS, PALETTE, cut, round_marks
-from labkit.view.units import metric_text
+from labkit.view.units import metric_text, plural
 
 LEFT, RIGHT, TOP, BOTTOM = 76.0, 792.0, 84.0, 300.0
 COLUMN = (RIGHT - LEFT) / len(STAGES)
@@ -50,7 +50,7 @@ def zero_stages(
     highest = max(sum(level.values()) for level in (*held.values(), *seen.values()))
     near = device is not None and device[1] <= FAR * highest
     ceiling = 1.1 * max(highest, device[1] if device and near else 0.0)
-    title = f"{NAMES[stage]}, {_count(state.n_params)} parameters on n = {state.n_ranks:,} ranks"
+    title = f"{NAMES[stage]}, {_count(state.n_params)} parameters on n = {plural(state.n_ranks, 'rank')}"
     title += f", {state.precision}, {state.optimizer}"
     verdict = _verdict(state, stage, device)
     parts = [f"{NAMES[level]} {state.law(level)} = {_amount(sum(held[level].values()))}" for level in STAGES]

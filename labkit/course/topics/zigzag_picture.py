@@ -18,6 +18,7 @@ from math import ceil
 
 from labkit.parallel.online import Part
 from labkit.view.svg import PALETTE, Picture, box, headline, line, text
+from labkit.view.units import plural
 
 COLOURS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[6], PALETTE[7])
 MOST = 8
@@ -67,7 +68,7 @@ def orders(ways: Mapping[str, Sequence[Part]], title: str = "") -> Picture:
         body += _bars(left, 66 + SIDE + 44, [share / mean for share in shares], max(1.0, 2 - 1 / n))
         tall = 66 + SIDE + 52 + 22.0 * n
         body.append(text(left, tall + 10, f"a ring waits for the slowest in each hop: {total:.2f} times", size=12))
-    head = title or f"{n} ranks, causal: who computes which scores"
+    head = title or f"{plural(n, 'rank')}, causal: who computes which scores"
     return Picture("".join([headline(head), *body]), tall + 24, "; ".join([head, *facts]))
 
 

@@ -122,6 +122,7 @@ def report_of(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
         peak_flops=first["peak_flops"],
         memory=[reply["memory"] for reply in replies],
         sent=[reply["sent"] for reply in replies],
+        charged=[reply["charged"] for reply in replies],
         law=law,
         skipped=first["skipped"],
         saved=first["saved"],
@@ -159,7 +160,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
     peak = peak_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
     own = OwnTime(group)
-    seen: dict[str, Any] = {"memory": {}, "sent": {}}
+    seen: dict[str, Any] = {"memory": {}, "sent": {}, "charged": {}}
     saving: saved.Saving | None = None
     for number in track(range(begin, order.steps), group):
         tokens, targets, *documents = (packed_batch if order.packed else batch)(
@@ -300,9 +301,11 @@ def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dic
         probe.watch(sync.module, sync.optimizer, f"experts{number}")
     cut, dealt = step.mesh.cp.size > 1, step.mesh.ep.size > 1
     axes = (*step.recipe.axes, *(("cp",) if cut else ()), *(("ep", "expert_dp") if dealt else ()))
-    before = {axis: group.ledger.sent_bytes(axis=axis) for axis in axes}
+    ledger = group.ledger
+    before = {axis: (ledger.sent_bytes(axis=axis), ledger.charged_bytes(axis=axis)) for axis in axes}
     with probe:
         loss = step(*given)
-    sent = {axis: group.ledger.sent_bytes(axis=axis) - was for axis, was in before.items()}
+    sent = {axis: ledger.sent_bytes(axis=axis) - was for axis, (was, _) in before.items()}
+    charged = {axis: ledger.charged_bytes(axis=axis) - was for axis, (_, was) in before.items()}
     peak: Breakdown = probe.peak
-    return loss, {"memory": dict(peak), "sent": sent}
+    return loss, {"memory": dict(peak), "sent": sent, "charged": charged}

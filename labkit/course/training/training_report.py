@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.table import Table
@@ -23,6 +23,7 @@ class TrainingReport:
     step_s          median seconds of a step (without the probed one)
     memory          by rank: bytes by kind at the peak of one step
     sent, law       by rank: bytes sent in that step by axis, and those of the laws (None under autocast)
+    charged         that part of `sent` which was not counted: of collectives that the backend carried out
     peak_flops      flop/s of a matrix product on one rank while all ranks compute
     """
 
@@ -40,6 +41,7 @@ class TrainingReport:
     skipped: int = 0
     saved: str = ""
     resumed_at: int = 0
+    charged: list[dict[str, float]] = field(default_factory=list)
 
     def picture(self) -> Drawing:
         """The loss curve."""
@@ -57,7 +59,8 @@ class TrainingReport:
         for rank, (memory, sent) in enumerate(zip(self.memory, self.sent, strict=True)):
             held = [binary_text(memory.get(kind, 0)) for kind in KINDS]
             law = self.law[rank] if self.law else None
-            wire = [_beside(sent.get(axis, 0), law[axis] if law else None) for axis in axes]
+            charged = self.charged[rank] if self.charged else {}
+            wire = [_beside(sent.get(axis, 0), law[axis] if law else None, charged.get(axis, 0)) for axis in axes]
             table.add_row(str(rank), *held, binary_text(sum(memory.values())), *wire)
         return table
 
@@ -76,10 +79,13 @@ class TrainingReport:
         note += ", beside the law" if self.law else " (the laws are for fp32, fp64, bf16 and fp8)"
         if self.layout.get("ep", 1) > 1 and self.law:
             note += "\nep: the law is for experts that are equally busy; a router that is not sends more or less"
+        if any(any(of_rank.values()) for of_rank in self.charged):
+            note += "\n* charged by the law of a ring: the backend does not say what it sent; the rest was counted"
         return note + (f"\nsaved: {self.saved}" if self.saved else "")
 
 
-def _beside(measured: float, law: float | None) -> str:
-    if law is None or (not law and not measured):
-        return binary_text(measured) if measured else "-"
-    return f"{binary_text(measured)} = law" if measured == law else f"{measured:,.0f} B (law {law:,.0f})"
+def _beside(sent: float, law: float | None, charged: float) -> str:
+    star = "*" * bool(charged)
+    if law is None or (not law and not sent):
+        return f"{binary_text(sent)}{star}" if sent else "-"
+    return f"{binary_text(sent)}{star} = law" if sent == law else f"{sent:,.0f} B{star} (law {law:,.0f})"

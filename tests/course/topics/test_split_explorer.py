@@ -112,13 +112,13 @@ def test_the_law_is_what_ranks_send(kind, sequence, n):
     assert found["backward"].sent_bytes() == layer.sent_bytes("backward") + of_the_bias
     if not sequence:
         words = page.words(split_layer(layer, 0, "forward", {kind: found}))
-        assert f"measured: {layer.sent_bytes('forward'):,} B, as the law" in words
+        assert f"counted on ranks: {layer.sent_bytes('forward'):,} B, as the law" in words
 
 
 def test_a_ledger_that_differs_from_the_law_is_told():
     """Would catch a picture that says "as the law" of anything."""
     words = page.words(split_layer(LAYER, 0, "forward", {LAYER.kind: {"forward": Ledger()}}))
-    assert "measured: 0 B, the law says 196,608 B" in words
+    assert "counted on ranks: 0 B, the law says 196,608 B" in words
 
 
 @pytest.mark.parametrize(
@@ -147,24 +147,24 @@ def test_the_controls_move_the_picture_and_measurements_stay_with_their_sizes():
     """Would catch the ledger of one layer beside the law of another."""
     ledger = Ledger()
     explorer = SplitExplorer(LAYER, {"column, then row": {"forward": ledger}, "row": {"forward": ledger}})
-    assert "measured: 0 B" in explorer.shown.value
+    assert "counted on ranks: 0 B" in explorer.shown.value
     assert "rank 0 sends 192 KiB" in explorer.static().label
     explorer.rank.value = 3
     assert "on rank 3" in explorer.shown.value
     explorer.direction.value = "backward"
     assert "backward (shown above)" in explorer.shown.value
     explorer.kind.value = "row"
-    assert "measured: 0 B" in explorer.shown.value
+    assert "counted on ranks: 0 B" in explorer.shown.value
     explorer.kind.value = "attention"
-    assert "measured" not in explorer.shown.value
+    assert "on ranks:" not in explorer.shown.value
     explorer.kind.value = "row"
     explorer.typed["seq"].value = "128"
-    assert "measured" not in explorer.shown.value
+    assert "on ranks:" not in explorer.shown.value
     explorer.typed["seq"].value = "64"
-    assert "measured" in explorer.shown.value
+    assert "on ranks:" in explorer.shown.value
     explorer.sequence.value = True
     assert "g′, backward: all_gather" in explorer.shown.value
-    assert "measured" not in explorer.shown.value
+    assert "on ranks:" not in explorer.shown.value
 
 
 def test_fewer_ranks_move_the_chosen_one_and_more_make_room_for_it():

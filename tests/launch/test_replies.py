@@ -1,0 +1,58 @@
+"""The list that a call returns: a list to a program, a table to a reader."""
+
+from __future__ import annotations
+
+import pickle
+
+import torch
+
+from labkit.comm.ledger import FOOTNOTE, Ledger
+from labkit.launch.replies import Replies, short
+from labkit.launch.reply import Reply
+
+
+def reply(rank: int, value: object, charged: int = 0, counted: int = 0) -> Reply:
+    ledger = Ledger()
+    ledger.open("all_reduce", "world", None, charged)
+    ledger.open("send", "world", 1, counted)
+    return Reply(rank, value, "printed\n" * 50, ledger, 0.00047678999999334337)
+
+
+def test_the_replies_of_a_call_are_a_table_of_rank_value_bytes_and_milliseconds():
+    """Would catch everything that was printed once more, 17 digits of seconds, and bytes of a law shown as counted."""
+    replies = Replies([reply(0, torch.tensor([3.0, 3.0]), 16), reply(1, "a" * 200, 0, 8), reply(2, None, 4, 8)])
+    head, *rows, note = repr(replies).splitlines()
+    assert head.split() == ["rank", "value", "bytes", "sent", "ms"]
+    assert rows[0].split() == ["0", "tensor([3.,", "3.])", "16", "charged", "*", "0.48"]
+    assert rows[1].split()[-3:] == ["8", "counted", "0.48"]
+    assert "8 counted, 4 charged *" in rows[2]
+    assert note == "* " + FOOTNOTE
+    html = replies._repr_html_()
+    assert html.count("<tr>") == 4
+    assert FOOTNOTE in html
+    for shown in (repr(replies), html, repr(replies[0])):
+        assert "printed" not in shown
+        assert "0.00047" not in shown
+        assert max(map(len, repr(replies).splitlines())) <= 100
+    assert FOOTNOTE not in repr(Replies(replies[1:2]))
+
+
+def test_replies_stay_a_list():
+    """Would catch a table that a program can no longer take for a list."""
+    replies = Replies([reply(rank, rank) for rank in range(4)])
+    assert [one.value for one in replies] == [0, 1, 2, 3]
+    assert isinstance(replies, list)
+    assert [one.value for one in replies[1:3]] == [1, 2]
+    assert replies[-1].value == 3
+    assert [one.rank for one in replies[::-1]] == [3, 2, 1, 0]
+    assert repr(pickle.loads(pickle.dumps(replies))) == repr(replies)
+    assert repr(Replies()) == Replies()._repr_html_() == "[]"
+
+
+def test_a_value_is_told_in_one_line():
+    """Would catch a page of numbers in a cell of a table, and a tensor of three that hides them."""
+    assert short(torch.ones(3)) == "tensor([1., 1., 1.])"
+    assert short(torch.ones(1024, 64)) == "Tensor (1024, 64) float32"
+    assert short({"w": torch.ones(100)}) == "{'w': Tensor (100,) float32}"
+    assert "\n" not in short(torch.ones(2, 3))
+    assert len(short([[x] * 9 for x in range(99)])) <= 40
