@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from rich.console import Console
 import labkit
 from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
+from labkit.cli.words import say
 from labkit.course.server.labs import CHECKOUT, labs
 
 FIRST_LAB = "ten_minutes.ipynb"
@@ -119,8 +121,8 @@ def lab(
         from labkit.course.server.headless import check as run_through
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server goes with us
-        say = partial(print, flush=True)  # a pipe would keep the lines until the end
-        raise typer.Exit(0 if run_through(path, say) else 1)
+        tell = partial(print, flush=True)  # a pipe would keep the lines until the end
+        raise typer.Exit(0 if run_through(path, tell) else 1)
     from labkit.course.server.copies import bring
     from labkit.course.server.server import command, environment
     from labkit.course.server.trust import SUMS, trust
@@ -286,6 +288,9 @@ def bench(
     script = CHECKOUT / "benchmarks" / f"{name}.py"
     if not script.is_file():
         raise ValueError(f"{script} is not there: benchmarks are run from a checkout of labkit")
+    title = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or name.value).splitlines()[0]
+    say(f"{title}\nMeasuring; the numbers come at the end.")
+    sys.stdout.flush()
     raise typer.Exit(subprocess.call([sys.executable, str(script), *(["--json", str(to)] if to else [])]))
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from labkit.course.cards.card_faces import TITLES
 from labkit.course.claims.claims_picture import brief
+from labkit.view.terminal_table import TerminalTable
 from labkit.view.units import plural
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _plain(text: str) -> str:
 
 
 def _list(box: Box, tags: list[str], lab: str) -> Table:
-    table = Table("card", "question", "tags", "lab", "difficulty")
+    table = TerminalTable("card", "question", "tags", "lab", "difficulty")
     for card in box.deck.of(tags, lab):
         table.add_row(card.id, _plain(card.said(card.front)), ", ".join(card.tags), ", ".join(card.lab),
                       "●" * card.difficulty)  # fmt: skip
@@ -134,7 +135,7 @@ def _list(box: Box, tags: list[str], lab: str) -> Table:
 def _covers(box: Box) -> Table:
     from labkit.course.cards.deck import sources
 
-    table = Table("source", "asks", "answered by")
+    table = TerminalTable("source", "asks", "answered by")
     for item, asks in sources().items():
         table.add_row(item, asks, ", ".join(card.id for card in box.deck if item in card.covers))
     return table

@@ -58,7 +58,7 @@ def test_the_answer_is_the_fewest_nodes_that_are_in_time():
     assert budget.enough == 16
     assert [n for n, _ in budget.sizes] == [8, 16]
     assert devices_of(SMALL, H100, 1.01 * eight, 1e10, 512).n_ranks == 8
-    assert f"8: {eight:,.3g} days" in str(budget)
+    assert f"8 devices: {eight:,.3g} days" in str(budget)
     assert "2.5 each" in str(devices_of(SMALL, H100, 2 * eight, 1e10, 512, price=2.5))
     one = Hardware.preset("h100").changed(node_size=1)
     assert devices_of(SMALL, one, 8.5 * eight, 1e10, 512).n_ranks == 1
@@ -70,7 +70,7 @@ def test_sizes_at_which_nothing_fits_are_no_answer():
     budget = devices_of(SMALL, little, 1e3, 1e9, 64)
     assert budget.sizes[0] == (8, math.inf)
     assert budget.enough == budget.n_ranks > 8
-    assert "8: nothing fits" in str(budget)
+    assert "8 devices: nothing fits" in str(budget)
 
 
 def test_whole_nodes_between_two_sizes_are_told():

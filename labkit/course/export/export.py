@@ -21,6 +21,7 @@ from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from labkit.course.reading.glossary import PAGE as GLOSSARY, page as glossary
+from labkit.launch.progress import Bar
 
 TEMPLATES = Path(__file__).parent / "site"
 WORDS = "glossary.html"
@@ -73,11 +74,21 @@ def export(notebooks: Sequence[Path], folder: Path) -> list[Page]:
         raise ValueError("no notebooks to export")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; name a folder for the site")
+    bar = Bar()
+    bar.draw(0.0, f"reading {len(notebooks)} labs")
+    try:
+        return _export(notebooks, folder, bar)
+    finally:
+        bar.end(f"{len(notebooks)} labs in {folder}")
+
+
+def _export(notebooks: Sequence[Path], folder: Path, bar: Bar) -> list[Page]:
     notebook_nodes = [nbformat.read(path, as_version=4) for path in notebooks]
     pages = [_page(path, notebook) for path, notebook in zip(notebooks, notebook_nodes, strict=True)]
     exporter = Exporter(template_file="lab.html.j2", extra_template_paths=[str(TEMPLATES)])
     written = {}
     for i, (page, notebook) in enumerate(zip(pages, notebook_nodes, strict=True)):
+        bar.draw(i / len(pages), f"page {i + 1} of {len(pages)}: {page.title}")
         links = [("all labs", "index.html")]
         links += [(f"← {pages[i - 1].number}", pages[i - 1].file)] if i else []
         links += [(f"{pages[i + 1].number} →", pages[i + 1].file)] if i + 1 < len(pages) else []

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
+from rich.box import SIMPLE
 
 from labkit.plan.breakdown import KINDS
 from labkit.plan.layout import SHORT, Layout
 from labkit.plan.recipe import Recipe
 from labkit.view.curve import curve
 from labkit.view.svg import Drawing
+from labkit.view.terminal_table import TerminalTable
 from labkit.view.units import binary_text, seconds_text
 
 
@@ -45,15 +46,18 @@ class TrainingReport:
         """The loss curve."""
         return curve({"loss": self.losses}, f"loss of {Layout(**self.layout)}, {Recipe(**self.recipe)}")
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> TerminalTable:
         """A table for the terminal: one row per rank, memory with its total, and bytes sent with their law."""
-        table = Table(title=self._headline(), title_justify="left", caption=self._caption(), caption_justify="left")
+        table = TerminalTable(
+            title=self._headline(), title_justify="left", caption=self._caption(), caption_justify="left",
+            box=SIMPLE, show_edge=False, pad_edge=False,
+        )  # fmt: skip
         table.add_column("rank")
         for kind in (*KINDS, "peak"):
-            table.add_column(kind, justify="right")
-        axes = list(self.sent[0])
+            table.add_column(kind, justify="right", no_wrap=True)
+        axes = [axis for axis in self.sent[0] if any(sent.get(axis) for sent in (*self.sent, *(self.law or ())))]
         for axis in axes:
-            table.add_column(f"{SHORT.get(axis, axis)} sent", justify="right")
+            table.add_column(f"{SHORT.get(axis, axis)} sent", justify="right", no_wrap=True)
         for rank, (memory, sent) in enumerate(zip(self.memory, self.sent, strict=True)):
             held = [binary_text(memory.get(kind, 0)) for kind in KINDS]
             law = self.law[rank] if self.law else None
