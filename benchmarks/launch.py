@@ -239,7 +239,7 @@ def show(found: dict[str, Any]) -> None:
     if missed:
         console.print(
             f"What is wanted holds on two quiet cores. Here {os.cpu_count()} cores had {os.getloadavg()[0]:.1f} processes "
-            "to run in the last minute: with more processes than cores, times say little, and ratios more than times.",
+            "to run in the last minute: with more processes than cores times say little, and ratios somewhat more.",
             soft_wrap=True,
         )
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -61,6 +64,28 @@ class Benchmark(StrEnum):
     watched_script = "watched_script"
     kills = "kills"
     gpu = "gpu"
+
+
+OPTIONS = (
+    ("batch_size", "--batch"), ("n_micro", "--micro"), ("shard_ranks", "--shard"), ("n_layer", "--layers"),
+    ("d_model", "--width"), ("n_head", "--heads"), ("kv_heads", "--kv-heads"), ("n_kv_head", "--kv-heads"),
+    ("n_expert", "--experts"), ("top_k", "--top-k"), ("n_shared", "--shared-experts"), ("tied", "--tied"),
+    ("fp32_gradients", "--fp32-gradients"), ("fp8_gathers", "--fp8-gathers"), ("decay_on", "--decay-on"),
+    ("sequence_parallel", "--sequence-parallel"), ("stages_per_rank", "--stages-per-rank"),
+    ("warmup_steps", "--warmup"), ("clip_norm", "--clip"), ("weight_decay", "--weight-decay"),
+)  # fmt: skip
+"""Names of the library, in which it says what cannot work, and the options of `labkit train` that set them."""
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """A context in which an error that names something of the library says with which option it is set."""
+    try:
+        yield
+    except ValueError as error:
+        words = set(re.findall(r"\w+", f"{error}"))
+        named = ", ".join(f"{name} is the option {option}" for name, option in OPTIONS if name in words)
+        raise ValueError(f"{error} ({named})" if named else f"{error}") from error
 
 
 def main() -> None:
@@ -241,27 +266,28 @@ def train(
     from labkit.plan.recipe import Recipe
     from labkit.train.config import GPTConfig
 
-    config = GPTConfig(
-        n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
-        n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
-    )  # fmt: skip
-    if checkpointing and recompute not in (None, "full"):
-        raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
-    again = "full" if checkpointing else recompute or "none"
-    recipe = Recipe(
-        strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
-        precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
-        warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard, context=context,
-        scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
-        gradients=gradients,
-    )  # fmt: skip
-    layout = Layout(dp, pp, tp, cp, ep)
-    order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
-    with words_beside(to):
-        report = run_elastically(order) if elastic else run(order)
-        if report is None:
-            return  # rank 0 has it
-        Console().print(report)
+    with naming_options():
+        config = GPTConfig(
+            n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
+            n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
+        )  # fmt: skip
+        if checkpointing and recompute not in (None, "full"):
+            raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
+        again = "full" if checkpointing else recompute or "none"
+        recipe = Recipe(
+            strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
+            precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
+            warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard, context=context,
+            scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
+            gradients=gradients,
+        )  # fmt: skip
+        layout = Layout(dp, pp, tp, cp, ep)
+        order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
+        with words_beside(to):
+            report = run_elastically(order) if elastic else run(order)
+            if report is None:
+                return  # rank 0 has it
+            Console().print(report)
     write(to, lambda: asdict(report))
 
 

@@ -96,8 +96,8 @@ class Budget:
         """A few lines: devices, days, speed, device hours, cost, and the sizes that were too slow."""
         plan, model = self.plan, self.plan.shape.name or "the model"
         lines = [
-            f"{count_words(self.tokens)} tokens of {model} on {self.n_ranks:,} {plan.hardware.name}: {self.days:,.3g} days at "
-            f"{self.tokens_per_s:,.0f} tokens/s, {100 * plan.mfu:.0f}% MFU ({plan})",
+            f"{count_words(self.tokens)} tokens of {model} on {self.n_ranks:,} {plan.hardware.name}: "
+            f"{self.days:,.3g} days at {self.tokens_per_s:,.0f} tokens/s, {100 * plan.mfu:.0f}% MFU ({plan})",
             f"  {self.device_hours:,.0f} device hours"
             + (f" at {self.price:g} each: {self.cost:,.0f}" if self.cost is not None else "")
             + ", without restarts, failures and evaluation",
@@ -171,12 +171,12 @@ def devices_of(
     fastest, most = min(((time, count) for count, time in sizes), default=(math.inf, 0))
     if fastest < math.inf:
         raise ValueError(
-            f"{count_words(tokens)} tokens in {days:g} days cannot be had with {global_batch} rows a step: the fastest is "
-            f"{fastest:,.3g} days on {most:,} devices; more rows let more devices work"
+            f"{count_words(tokens)} tokens in {days:g} days cannot be had with {global_batch} rows a step: the "
+            f"fastest is {fastest:,.3g} days on {most:,} devices; more rows let more devices work"
         )
     raise ValueError(
-        f"{count_words(tokens)} tokens in {days:g} days want {fewest:,.0f} {hardware.name} or more, and up to {MOST:,} nothing "
-        f"runs with {global_batch} rows a step" + (f"; {_nearest(tight)}" if tight else ": give it more days")
+        f"{count_words(tokens)} tokens in {days:g} days want {fewest:,.0f} {hardware.name} or more, and up to {MOST:,} "
+        f"nothing runs with {global_batch} rows a step" + (f"; {_nearest(tight)}" if tight else ": give it more days")
     )
 
 

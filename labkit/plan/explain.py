@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.search import Plan, gb
 from labkit.plan.shape import ModelShape
+from labkit.plan.words import counted
 
 GB = 1e9
 WAITS = ("tp", "cp", "ep", "pp", "dp", "overlap", "bubble")
@@ -81,10 +82,6 @@ def refusals(found: Sequence[Plan], count: int) -> list[str]:
     return [f"refused: {plan}" for plan in [plan for plan in found if not plan.kept][:count]]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def _strategy(plan: Plan) -> str:
     shared = plan.layout.dp * plan.layout.cp > 1
     return plan.adapter.kind if plan.adapter is not None else plan.recipe.sharded if shared else "-"
@@ -96,7 +93,9 @@ def _context(plan: Plan) -> str:
 
 def explain(found: Sequence[Plan]) -> str:
     """Five paragraphs about the plans of one search. ValueError for none."""
-    return "\n".join([_memory(_first(found)), _baselines(found), _simplest(found), _communication(found), _batch(found)])
+    return "\n".join(
+        [_memory(_first(found)), _baselines(found), _simplest(found), _communication(found), _batch(found)]
+    )
 
 
 def _first(found: Sequence[Plan]) -> Plan:
@@ -265,9 +264,13 @@ def _hybrid(plan: Plan) -> str:
 def _batch(plans: Sequence[Plan]) -> str:
     plan, r = plans[0], plans[0].recipe
     micro_rows, tokens = r.batch_size // plan.layout.dp // r.n_micro, r.batch_size * plan.shape.seq
-    bubble = f"; the bubble is {100 * plan.step['bubble'] / plan.step.total:.0f}% of the step" if plan.step is not None else ""
+    bubble = (
+        f"; the bubble is {100 * plan.step['bubble'] / plan.step.total:.0f}% of the step"
+        if plan.step is not None
+        else ""
+    )
     return (
         f"5 batch          {r.batch_size} rows x {plan.shape.seq} = {tokens:,} tokens a step = dp {plan.layout.dp} x "
-        f"{r.n_micro} micro-batch{'es' * (r.n_micro != 1)} x {_count(micro_rows, 'row')}{bubble}. At most "
+        f"{counted(r.n_micro, 'micro-batch', 'es')} x {counted(micro_rows, 'row')}{bubble}. At most "
         f"dp = {r.batch_size} has a row for each."
     )

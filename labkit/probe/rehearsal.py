@@ -85,7 +85,10 @@ class Rehearsal:
         rows = [head, *(f"note: {note}" for note in self.notes), "memory at the peak"]
         rows += [str(self.memory if self.predicted is None else self.against), repr(self.ledger), "flops"]
         rows += [str(self.flops)] if len(self.flops) else ["none"]
-        rows += [f"0 was assumed for a value at {place} ({count} times)" for place, count in self.assumed.items()]
+        rows += [
+            f"0 was assumed for a value at {place} ({count} time{'s' * (count != 1)})"
+            for place, count in self.assumed.items()
+        ]
         return "\n".join(rows)
 
 

@@ -1,4 +1,4 @@
-"""A table for a terminal, in which every word is whole: where its columns do not fit, it is turned or told row by row."""
+"""A table for a terminal in which every word is whole: where its columns do not fit, it is turned or told by row."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from labkit.plan.budget import DAY_S, Budget, count_of, days_of, devices_of
+from labkit.plan.budget import DAY_S, Budget, count_of, count_words, days_of, devices_of
 from labkit.plan.hardware import Hardware
 from labkit.plan.search import plans
 from labkit.plan.shape import ModelShape
@@ -78,7 +78,7 @@ def test_whole_nodes_between_two_sizes_are_told():
     plan = plans(SMALL, H100, 64, 512)[0]
     budget = Budget(plan, 1e10, 16.6, asked=30.0, sizes=((32, 33.0), (64, 16.6)))
     assert budget.enough == 40
-    assert "40 in whole nodes would do" in str(budget)
+    assert "40 devices in whole nodes would do" in str(budget)
 
 
 BAD = [
@@ -97,3 +97,9 @@ def test_budgets_that_cannot_be_had_are_refused_with_the_numbers(ask, told):
     """Would catch an endless search, and a division by zero."""
     with pytest.raises(ValueError, match=told):
         ask()
+
+
+def test_a_count_is_written_as_people_write_it():
+    """A bug: "1e+12 tokens"."""
+    for words in ("1T", "300B", "1.5T", "2M", "1,000T", "512", "15.6T"):
+        assert count_words(count_of(words)) == words
