@@ -238,8 +238,8 @@ def show(found: dict[str, Any]) -> None:
         console.print(f"Not installed: {' and '.join(absent)}. To compare with them, too: {command}", soft_wrap=True)
     if missed:
         console.print(
-            f"What is wanted holds on two quiet cores. Here {os.cpu_count()} cores had {os.getloadavg()[0]:.1f} processes "
-            "to run in the last minute: with more processes than cores times say little, and ratios somewhat more.",
+            f"What is wanted holds on two quiet cores. Here {os.cpu_count()} cores had {os.getloadavg()[0]:.1f} "
+            "processes to run in the last minute: then times say little, and ratios somewhat more.",
             soft_wrap=True,
         )
 

@@ -22,8 +22,9 @@ from rich.console import Console
 import labkit
 from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
-from labkit.cli.words import say
+from labkit.cli.words import announce, say
 from labkit.course.server.labs import CHECKOUT, labs
+from labkit.view.units import plural
 
 FIRST_LAB = "ten_minutes.ipynb"
 
@@ -283,6 +284,7 @@ def train(
         )  # fmt: skip
         layout = Layout(dp, pp, tp, cp, ep)
         order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
+        announce(f"starting {plural(layout.size, 'rank')}")
         with words_beside(to):
             report = run_elastically(order) if elastic else run(order)
             if report is None:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from labkit.cli.words import under_way
 from labkit.course.cards.card_faces import TITLES
 from labkit.course.claims.claims_picture import brief
 from labkit.view.terminal_table import TerminalTable
@@ -49,7 +50,9 @@ def cards(
     if anki is not None:
         from labkit.course.cards.anki import export
 
-        console.print(f"{export(box.deck.of(tags or (), lab), anki)} cards written to {anki}", markup=False)
+        with under_way("drawing the cards"):
+            count = export(box.deck.of(tags or (), lab), anki)
+        console.print(f"{plural(count, 'card')} written to {anki}", markup=False)
     if to is not None:
         to.write_text(json.dumps(box.export(), indent=1), encoding="utf-8")
         console.print(f"{plural(len(box.reviews()), 'review')} written to {to}", markup=False)
@@ -83,7 +86,7 @@ def _review(console: Console, box: Box, tags: list[str], lab: str, new: int) -> 
     else:
         console.print("Nothing is due.")
     streak = box.streak()
-    console.print(f"{done} done, {streak} day{'' if streak == 1 else 's'} in a row, "
+    console.print(f"{done} done, {plural(streak, 'day')} in a row, "
                   f"{sum(box.forecast(7))} due within a week")  # fmt: skip
     if box.note:
         console.print(box.note, style="yellow", markup=False)

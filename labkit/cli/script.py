@@ -11,13 +11,13 @@ labkit script ./08                                      a file of that name
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from labkit.cli.words import announce
 from labkit.view.units import plural
 
 OF_A_SCRIPT = ("n_ranks", "report", "trace", "timeout", "watch")
@@ -58,8 +58,7 @@ def script(
         raise ValueError(f"{path} comes before any script: name the script or the lab first, and then its options")
     from labkit.scripted import script as run
 
-    if sys.stderr.isatty():
-        print(f"starting {plural(n_ranks, 'rank')} of {path}", file=sys.stderr)
+    announce(f"starting {plural(n_ranks, 'rank')} of {path}")
     found = run(path, n_ranks, arguments or [], timeout or None, watch)
     print(f"\n{found.words()}")
     if report is not None:

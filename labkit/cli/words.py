@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,12 @@ def say(text: str) -> None:
     """Print a text. On a terminal its lines break between words; in a pipe they are as long as they are."""
     console = Console()
     console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
+
+
+def announce(text: str) -> None:
+    """Print a line on standard error for a person who waits, before ranks print theirs; none where nobody watches."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
 
 
 @contextmanager
