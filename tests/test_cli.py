@@ -304,8 +304,9 @@ def test_a_plan_with_experts_tells_total_and_active_parameters_and_what_ep_does(
     assert re.search(r"\bep\b", done.stdout.split("1 memory")[0])
 
 
-def test_a_plan_is_a_table_and_an_answer_in_order():
+def test_a_plan_is_a_table_and_an_answer_in_order(monkeypatch):
     """Would catch a table without reasons, and an answer that begins with the strategy."""
+    monkeypatch.setenv("COLUMNS", "120")
     done = typed("plan", "--model", "llama-70b", "--gpus", "64", "--gpu", "h100", "--batch", "512")
     assert done.returncode == 0
     assert "refused:" in done.stdout

@@ -73,7 +73,7 @@ def _run(chosen: Iterable[Claim]) -> Iterator[Result]:
 
     listed = list(chosen)
     for place, claim in enumerate(listed):
-        with under_way(claim.id) as bar:
+        with under_way("putting claims to the test") as bar:
             bar.draw(place / len(listed), f"{place + 1} of {len(listed)}, {claim.id}: {claim.claim}")
             (result,) = audit([claim.id])
         yield result

@@ -13,7 +13,7 @@ from labkit.plan.recipe import Recipe
 from labkit.view.curve import curve
 from labkit.view.svg import Drawing
 from labkit.view.terminal_table import TerminalTable
-from labkit.view.units import binary_text, seconds_text
+from labkit.view.units import binary_text, metric_text, seconds_text
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TrainingReport:
         return (
             f"loss {start:.4f} at step {first} -> {end:.4f} at step {last}\n"
             f"{seconds_text(self.step_s)} a step, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%} of "
-            f"{self.peak_flops / 1e9:,.1f} Gflop/s a rank (the best matrix product, measured with all ranks at work)"
+            f"{metric_text(self.peak_flops, 'flop/s')} a rank (the best matrix product while all ranks work)"
             + (", more than all: the machine was busier while that was measured" if self.mfu > 1 else "")
             + (f"\n{self.skipped} steps were skipped for gradients that were not finite" if self.skipped else "")
         )
