@@ -9,6 +9,7 @@ installed is left out and named. Medians; ratios are peer over labkit. Times are
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -22,10 +23,12 @@ from typing import Any
 import machine
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from labkit import Cluster
+from labkit.launch.progress import Bar
 from labkit.launch.zygote import zygote
+from labkit.view.terminal_table import TerminalTable
+from labkit.view.units import metric_text, seconds_text
 
 
 def median_of(times: int, fn: Callable[[], float]) -> float:
@@ -155,23 +158,33 @@ def many_ranks() -> float:
 
 
 def measure(quick: bool) -> dict[str, Any]:
+    """All numbers by name, those of peers that are not installed as None; a bar says which is being measured."""
     few, many = (3, 50) if quick else (9, 300)
-    zygote().ready()
-    fresh = [fresh_cluster() for _ in range(few)]
-    found: dict[str, Any] = {
-        "fresh cluster of 4 to the first all_reduce, s": statistics.median(up for up, _ in fresh),
-        "close, s": statistics.median(down for _, down in fresh),
-        "first cluster of a kernel, s": median_of(1 if quick else 3, first_cluster_of_a_kernel),
-        "warm call, 4 ranks, s": warm_calls(4, many),
-        "warm call, 8 ranks, s": warm_calls(8, many),
-        "256 MB come back, bytes/s": bandwidth(few),
-        "private memory of a rank, bytes": private_memory(),
-        "64 ranks, whole life, s": many_ranks(),
-        "spawn of 4 to the first all_reduce, s": median_of(1 if quick else 3, spawn),
-        "ipyparallel apply_sync, 4 engines, s": ipyparallel_call(many // 3),
+    fresh, ray = list[tuple[float, float]](), list[float | None]()
+    steps: dict[str, Callable[[], float | None]] = {
+        "fresh cluster of 4 to the first all_reduce, s": lambda: (
+            fresh.extend(fresh_cluster() for _ in range(few)) or statistics.median(up for up, _ in fresh)
+        ),
+        "close, s": lambda: statistics.median(down for _, down in fresh),
+        "first cluster of a kernel, s": lambda: median_of(1 if quick else 3, first_cluster_of_a_kernel),
+        "warm call, 4 ranks, s": lambda: warm_calls(4, many),
+        "warm call, 8 ranks, s": lambda: warm_calls(8, many),
+        "256 MB come back, bytes/s": lambda: bandwidth(few),
+        "private memory of a rank, bytes": private_memory,
+        "64 ranks, whole life, s": many_ranks,
+        "spawn of 4 to the first all_reduce, s": lambda: median_of(1 if quick else 3, spawn),
+        "ipyparallel apply_sync, 4 engines, s": lambda: ipyparallel_call(many // 3),
+        "ray actors, 4, s": lambda: ray.extend(ray_call(many) or (None, None)) or ray[0],
+        "ray start, s": lambda: ray[1],
     }
-    ray = ray_call(many)
-    found["ray actors, 4, s"], found["ray start, s"] = ray or (None, None)
+    bar = Bar()
+    bar.draw(0.0, "importing torch")
+    zygote().ready()
+    found = dict[str, Any]()
+    for place, (name, step) in enumerate(steps.items()):
+        bar.draw(place / len(steps), f"{place + 1} of {len(steps)}: {name.rpartition(',')[0]}")
+        found[name] = step()
+    bar.end("measured")
     return found
 
 
@@ -192,22 +205,43 @@ RATIOS = (
 )
 
 
+def text_of(name: str, value: float) -> str:
+    """A number with the unit that ends its name, for people: `82.4 ms`, `12.1 MB`, `1.19 GB/s`."""
+    unit = name.rpartition(", ")[2]
+    return seconds_text(value) if unit == "s" else metric_text(value, unit.replace("bytes", "B"))
+
+
 def show(found: dict[str, Any]) -> None:
+    """Tables of what was measured beside what is wanted; and why something is missing or not met."""
     console = Console()
-    table = Table("what", "measured", "wanted", "met")
+    table, missed = TerminalTable("what", "measured", "wanted", "met"), 0
     for name, wanted, kind in TARGETS:
         met = found[name] <= wanted if kind == "most" else found[name] >= wanted
-        table.add_row(name, f"{found[name]:.4g}", f"at {kind} {wanted:g}", "yes" if met else "NO")
+        missed += not met
+        what, bound = name.rpartition(", ")[0], f"at {kind} {text_of(name, wanted)}"
+        table.add_row(what, text_of(name, found[name]), bound, "yes" if met else "no")
     console.print(table)
-    table = Table("peer", "peer, s", "labkit, s", "peer / labkit", "wanted", "met")
+    table = TerminalTable("peer", "its time", "labkit's", "times as long", "wanted", "met")
     for peer, ours, wanted in RATIOS:
+        name, own = peer.rpartition(", ")[0], text_of(ours, found[ours])
         if found[peer] is None:
-            table.add_row(peer, "not installed", f"{found[ours]:.4g}", "", f"{wanted}", "")
+            table.add_row(name, "not installed", own, "", f"at least {wanted}", "")
             continue
         ratio = found[peer] / found[ours]
-        met = "yes" if ratio >= wanted else "NO"
-        table.add_row(peer, f"{found[peer]:.4g}", f"{found[ours]:.4g}", f"{ratio:.1f}", f"{wanted}", met)
+        missed += ratio < wanted
+        met = "yes" if ratio >= wanted else "no"
+        table.add_row(name, text_of(peer, found[peer]), own, f"{ratio:.1f}", f"at least {wanted}", met)
     console.print(table)
+    absent = [package for package in ("ipyparallel", "ray") if importlib.util.find_spec(package) is None]
+    if absent:
+        command = f"{sys.executable} -m pip install --constraint constraints.txt {' '.join(absent)}"
+        console.print(f"Not installed: {' and '.join(absent)}. To compare with them, too: {command}", soft_wrap=True)
+    if missed:
+        console.print(
+            f"What is wanted holds on two quiet cores. Here {os.cpu_count()} cores had {os.getloadavg()[0]:.1f} "
+            "processes to run in the last minute: then times say little, and ratios somewhat more.",
+            soft_wrap=True,
+        )
 
 
 def main() -> None:

@@ -60,6 +60,7 @@ from labkit.plan.load import Load
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
+from labkit.plan.words import multiples
 from labkit.train import packed
 from labkit.train.checkpoint import checkpoint, checkpoint_once
 from labkit.train.config import GPTConfig
@@ -123,7 +124,8 @@ def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
             raise ValueError(f"ep={layout.ep} deals experts out, and this model has none: GPTConfig(n_expert=...)")
         return
     if config.n_expert % layout.ep:
-        raise ValueError(f"n_expert={config.n_expert} has no ep={layout.ep} equal parts: make it a multiple")
+        mend = multiples("n_expert", config.n_expert, layout.ep)
+        raise ValueError(f"n_expert={config.n_expert} has no ep={layout.ep} equal parts: {mend}")
     refused = (
         (
             recipe.copies > 1,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -19,7 +23,9 @@ import labkit
 from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
 from labkit.course.numbers import full
+from labkit.cli.words import announce, say
 from labkit.course.server.labs import CHECKOUT, labs
+from labkit.view.units import plural
 
 FIRST_LAB = "ten_minutes.ipynb"
 
@@ -60,6 +66,28 @@ class Benchmark(StrEnum):
     watched_script = "watched_script"
     kills = "kills"
     gpu = "gpu"
+
+
+OPTIONS = (
+    ("batch_size", "--batch"), ("n_micro", "--micro"), ("shard_ranks", "--shard"), ("n_layer", "--layers"),
+    ("d_model", "--width"), ("n_head", "--heads"), ("kv_heads", "--kv-heads"), ("n_kv_head", "--kv-heads"),
+    ("n_expert", "--experts"), ("top_k", "--top-k"), ("n_shared", "--shared-experts"), ("tied", "--tied"),
+    ("fp32_gradients", "--fp32-gradients"), ("fp8_gathers", "--fp8-gathers"), ("decay_on", "--decay-on"),
+    ("sequence_parallel", "--sequence-parallel"), ("stages_per_rank", "--stages-per-rank"),
+    ("warmup_steps", "--warmup"), ("clip_norm", "--clip"), ("weight_decay", "--weight-decay"),
+)  # fmt: skip
+"""Names of the library, in which it says what cannot work, and the options of `labkit train` that set them."""
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """A context in which an error that names something of the library says with which option it is set."""
+    try:
+        yield
+    except ValueError as error:
+        words = set(re.findall(r"\w+", f"{error}"))
+        named = ", ".join(f"{name} is the option {option}" for name, option in OPTIONS if name in words)
+        raise ValueError(f"{error} ({named})" if named else f"{error}") from error
 
 
 def main() -> None:
@@ -120,8 +148,8 @@ def lab(
         from labkit.course.server.headless import check as run_through
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server goes with us
-        say = partial(print, flush=True)  # a pipe would keep the lines until the end
-        raise typer.Exit(0 if run_through(path, say) else 1)
+        tell = partial(print, flush=True)  # a pipe would keep the lines until the end
+        raise typer.Exit(0 if run_through(path, tell) else 1)
     from labkit.course.server.copies import bring
     from labkit.course.server.server import command, environment
     from labkit.course.server.trust import SUMS, trust
@@ -240,27 +268,29 @@ def train(
     from labkit.plan.recipe import Recipe
     from labkit.train.config import GPTConfig
 
-    config = GPTConfig(
-        n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
-        n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
-    )  # fmt: skip
-    if checkpointing and recompute not in (None, "full"):
-        raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
-    again = "full" if checkpointing else recompute or "none"
-    recipe = Recipe(
-        strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
-        precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
-        warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard, context=context,
-        scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
-        gradients=gradients,
-    )  # fmt: skip
-    layout = Layout(dp, pp, tp, cp, ep)
-    order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
-    with words_beside(to):
-        report = run_elastically(order) if elastic else run(order)
-        if report is None:
-            return  # rank 0 has it
-        Console().print(report)
+    with naming_options():
+        config = GPTConfig(
+            n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
+            n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
+        )  # fmt: skip
+        if checkpointing and recompute not in (None, "full"):
+            raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
+        again = "full" if checkpointing else recompute or "none"
+        recipe = Recipe(
+            strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
+            precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
+            warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard, context=context,
+            scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
+            gradients=gradients,
+        )  # fmt: skip
+        layout = Layout(dp, pp, tp, cp, ep)
+        order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
+        announce(f"starting {plural(layout.size, 'rank')}")
+        with words_beside(to):
+            report = run_elastically(order) if elastic else run(order)
+            if report is None:
+                return  # rank 0 has it
+            Console().print(report)
     write(to, lambda: asdict(report))
 
 
@@ -270,9 +300,19 @@ def export(
     notebook: Annotated[list[str] | None, typer.Option("--lab", help="Only this lab; can be given again.")] = None,
 ) -> None:
     """Write all labs, as they ran, as a static site: an index, a page each, every widget as a picture."""
-    from labkit.course.export.export import export as write
+    from labkit.course.export.export import Progress, export as write
+    from labkit.launch.progress import Bar
 
-    pages = write([_find(name) for name in notebook] if notebook else labs(), folder)
+    bar = Bar()
+
+    def draw(progress: Progress) -> None:
+        bar.draw(progress.done / progress.total, f"page {progress.done + 1} of {progress.total}: {progress.page}")
+
+    bar.draw(None, "reading the labs")
+    try:
+        pages = write([_find(name) for name in notebook] if notebook else labs(), folder, draw)
+    finally:
+        bar.end(f"the site is in {folder}")
     print(f"{len(pages)} labs in {folder}; open {folder / 'index.html'}")
 
 
@@ -287,6 +327,9 @@ def bench(
     script = CHECKOUT / "benchmarks" / f"{name}.py"
     if not script.is_file():
         raise ValueError(f"{script} is not there: benchmarks are run from a checkout of labkit")
+    title = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or name.value).splitlines()[0]
+    say(f"{title}\nMeasuring; the numbers come at the end.")
+    sys.stdout.flush()
     raise typer.Exit(subprocess.call([sys.executable, str(script), *(["--json", str(to)] if to else [])]))
 
 

@@ -13,9 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from labkit.cli.words import under_way
 from labkit.course.cards.card_faces import TITLES
 from labkit.course.claims.claims_picture import brief
 from labkit.course.numbers import number_of
+from labkit.view.terminal_table import TerminalTable
 from labkit.view.units import plural
 
 if TYPE_CHECKING:
@@ -49,7 +51,9 @@ def cards(
     if anki is not None:
         from labkit.course.cards.anki import export
 
-        console.print(f"{export(box.deck.of(tags or (), lab), anki)} cards written to {anki}", markup=False)
+        with under_way("drawing the cards"):
+            count = export(box.deck.of(tags or (), lab), anki)
+        console.print(f"{plural(count, 'card')} written to {anki}", markup=False)
     if to is not None:
         to.write_text(json.dumps(box.export(), indent=1), encoding="utf-8")
         console.print(f"{plural(len(box.reviews()), 'review')} written to {to}", markup=False)
@@ -83,7 +87,7 @@ def _review(console: Console, box: Box, tags: list[str], lab: str, new: int) -> 
     else:
         console.print("Nothing is due.")
     streak = box.streak()
-    console.print(f"{done} done, {streak} day{'' if streak == 1 else 's'} in a row, "
+    console.print(f"{done} done, {plural(streak, 'day')} in a row, "
                   f"{sum(box.forecast(7))} due within a week")  # fmt: skip
     if box.note:
         console.print(box.note, style="yellow", markup=False)
@@ -125,7 +129,7 @@ def _plain(text: str) -> str:
 
 
 def _list(box: Box, tags: list[str], lab: str) -> Table:
-    table = Table("card", "question", "tags", "lab", "difficulty")
+    table = TerminalTable("card", "question", "tags", "lab", "difficulty")
     for card in box.deck.of(tags, lab):
         table.add_row(card.id, _plain(card.said(card.front)), ", ".join(card.tags), ", ".join(card.lab),
                       "●" * card.difficulty)  # fmt: skip
@@ -135,7 +139,7 @@ def _list(box: Box, tags: list[str], lab: str) -> Table:
 def _covers(box: Box) -> Table:
     from labkit.course.cards.deck import sources
 
-    table = Table("source", "asks", "answered by")
+    table = TerminalTable("source", "asks", "answered by")
     for item, asks in sources().items():
         table.add_row(item, asks, ", ".join(card.id for card in box.deck if item in card.covers))
     return table

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from labkit.cli.data import Json, words_beside, write
+from labkit.cli.words import under_way
 
 if TYPE_CHECKING:
     from labkit.course.claims.audit import Claim, Result
@@ -52,7 +52,7 @@ def claims(
     results = []
     with words_beside(to):
         console = Console()
-        for result in _stored(chosen) if stored else _run(chosen, console):
+        for result in _stored(chosen) if stored else _run(chosen):
             results.append(result)
             console.print(_text(result), soft_wrap=True)
         console.print(f"\n{view.tally(results)}", markup=False, highlight=False, soft_wrap=True)
@@ -67,18 +67,16 @@ def claims(
     raise typer.Exit(1 if apart else 0)
 
 
-def _run(chosen: Iterable[Claim], console: Console) -> Iterator[Result]:
+def _run(chosen: Iterable[Claim]) -> Iterator[Result]:
     """The proofs, with a line at the foot of the terminal that says which one is running."""
     from labkit.course.claims.audit import audit
 
     listed = list(chosen)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(listed))
-        for claim in listed:
-            progress.update(task, description=f"{claim.id} {claim.claim}"[: max(10, console.width - 56)])
-            yield from audit([claim.id])
-            progress.advance(task)
+    for place, claim in enumerate(listed):
+        with under_way("putting claims to the test") as bar:
+            bar.draw(place / len(listed), f"{place + 1} of {len(listed)}, {claim.id}: {claim.claim}")
+            (result,) = audit([claim.id])
+        yield result
 
 
 def _stored(chosen: Iterable[Claim]) -> Iterable[Result]:

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from labkit.cli.data import Json, words_beside, write
+from labkit.cli.words import say, under_way
+from labkit.view.terminal_table import TerminalTable
 
 if TYPE_CHECKING:
     from labkit.plan.budget import Budget
@@ -84,27 +87,41 @@ def _plans(
     shape: ModelShape,
     hardware: Hardware,
     n: int,
-    rows: int,
+    batch: int,
     length: int,
     choices: dict[str, Any],
     count: int,
     to: Path | None,
 ) -> None:
     """The plans on `n` devices, best first, and the answer in words."""
-    from labkit.plan.explain import explain, table
-    from labkit.plan.near import told
+    from labkit.plan.explain import COLUMNS, explain, heading, refusals, rows
+    from labkit.plan.near import told as published_near
     from labkit.plan.search import plans
 
-    candidates = plans(shape, hardware, n, rows, length, **choices)
+    with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
+        candidates = plans(shape, hardware, n, batch, length, **choices)
+        told = [published_near(candidates[0].shape, hardware, n, candidates[0].recipe.eight_bits)]
+        told += [] if candidates[0].kept else _with_adapters(shape, hardware, n, length)
     with words_beside(to):
-        print(table(candidates, count=count, refused=(count + 1) // 2))
-        print()
-        print(explain(candidates))
+        say(f"{heading(candidates)}\n")
+        if candidates[0].kept:
+            Console().print(_table(rows(candidates, count)))
+            say("\n" + "".join(f"  {name}: {meaning}\n" for name, meaning in COLUMNS))
+        say("\n".join([*refusals(candidates, (count + 1) // 2), ""]))
+        say(explain(candidates))
         if "adapter" not in choices:
-            print(told(candidates[0].shape, hardware, n, candidates[0].recipe.eight_bits))
-            if not candidates[0].kept:
-                print("\n".join(_with_adapters(shape, hardware, n, length)))
+            say("\n".join(told))
     write(to, lambda: [_data_of(candidate) for candidate in candidates])
+
+
+def _table(lines: list[tuple[str, ...]]) -> TerminalTable:
+    """Lines of words, whose first one has the names of the columns."""
+    table = TerminalTable(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in lines[0]:
+        table.add_column(name, justify="right", no_wrap=name != "schedule")
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table
 
 
 def _with_adapters(shape: ModelShape, hardware: Hardware, n: int, length: int) -> list[str]:
@@ -135,15 +152,16 @@ def _budget(
     from labkit.plan.near import told
 
     total = count_of(tokens)
-    if n is not None:
-        budget = days_of(shape, hardware, n, total, rows, length, price=price, **choices)
-    else:
-        assert days is not None
-        budget = devices_of(shape, hardware, days, total, rows, length, price=price, **choices)
+    with under_way(f"comparing the layouts of {shape.name} on {hardware.name}"):
+        if n is not None:
+            budget = days_of(shape, hardware, n, total, rows, length, price=price, **choices)
+        else:
+            assert days is not None
+            budget = devices_of(shape, hardware, days, total, rows, length, price=price, **choices)
     with words_beside(to):
-        print(budget)
+        say(f"{budget}")
         if "adapter" not in choices:
-            print(told(budget.plan.shape, hardware, budget.n_ranks, budget.plan.recipe.eight_bits))
+            say(told(budget.plan.shape, hardware, budget.n_ranks, budget.plan.recipe.eight_bits))
     write(to, lambda: _data_of_budget(budget))
 
 
@@ -151,7 +169,8 @@ def _published(svg: Path | None, to: Path | None) -> None:
     """The tables of errors, of seconds and of bytes, and the picture if it was asked for."""
     from labkit.plan.compared import compared, error_table, errors, experts_table, held, memory_table
 
-    runs = compared()
+    with under_way("predicting the published runs"):
+        runs = compared()
     with words_beside(to):
         print(error_table(runs))
         print()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 
 from labkit.cli.data import Json, words_beside, write
+from labkit.cli.words import under_way
 from labkit.course.claims.claims_picture import lines
 from labkit.course.claims.quiz_paper import key, sheet
 from labkit.course.numbers import number_of
@@ -52,7 +54,7 @@ def quiz(
     with words_beside(to):
         console = Console()
         try:
-            _ask(console, asked)
+            _ask(console, asked, prove)
         except (EOFError, KeyboardInterrupt):
             console.print()
         _summary(console, asked)
@@ -70,17 +72,19 @@ def _on_paper(asked: Quiz, out: Path | None, key_to: Path | None, prove: bool) -
         out.write_text(text, encoding="utf-8")
     if key_to is not None:
         ids = [question.claim.id for question in asked.questions]
-        proofs = [*audit(ids)] if prove else [question.stored for question in asked.questions]
+        with under_way(f"running {plural(len(ids), 'proof')}") if prove else nullcontext():
+            proofs = [*audit(ids)] if prove else [question.stored for question in asked.questions]
         key_to.write_text(key(asked.questions, proofs, title), encoding="utf-8")
 
 
-def _ask(console: Console, asked: Quiz) -> None:
+def _ask(console: Console, asked: Quiz, prove: bool) -> None:
     while (question := asked.question) is not None:
         console.rule(f"{question.number} of {len(asked.questions)} · {question.claim.topic} · {question.claim.id}")
         console.print(question.claim.claim, style="bold", markup=False, highlight=False)
         word = _choice(console, "true, false or depends? (t f d, q ends) ", dict(WORDS))
         condition = int(_condition(console, question)) if word == "depends" else 0
-        outcome = asked.answer(word, condition)
+        with under_way(f"running the proof of {question.claim.id}") if prove else nullcontext():
+            outcome = asked.answer(word, condition)
         style = {1.0: "green", 0.5: "yellow", 0.0: "red"}[outcome.points]
         console.print(_verdict(outcome), style=style, markup=False, highlight=False)
         console.print("\n".join(lines(outcome.proof)[1:]), markup=False, highlight=False, soft_wrap=True)

@@ -17,6 +17,9 @@ from typing import Annotated
 
 import typer
 
+from labkit.cli.words import announce
+from labkit.view.units import plural
+
 OF_A_SCRIPT = ("n_ranks", "report", "trace", "timeout", "watch")
 
 
@@ -55,6 +58,7 @@ def script(
         raise ValueError(f"{path} comes before any script: name the script or the lab first, and then its options")
     from labkit.scripted import script as run
 
+    announce(f"starting {plural(n_ranks, 'rank')} of {path}")
     found = run(path, n_ranks, arguments or [], timeout or None, watch)
     print(f"\n{found.words()}")
     if report is not None:

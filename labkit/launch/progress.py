@@ -1,4 +1,4 @@
-"""A progress bar for calls that take longer than a second."""
+"""A progress bar for calls that take longer than a second, and for commands."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Bar:
         self.display: Any = None
 
     def draw(self, share: float | None, text: str) -> None:
-        """Show `share`, 0 to 1, and `text` beside it. None: nobody knows how far it is."""
+        """Show `share`, 0 to 1, and `text` beside it; None where nobody can tell how far it is."""
         if _before_a_person():
             from IPython.display import display
 
             value = "" if share is None else f'value="{share:.3f}" max="1" '
             bar = f'<progress {value}aria-label="how far it is"></progress> {escape(text)}'
-            bundle = {"text/html": bar, "text/plain": text if share is None else f"{share:4.0%} {text}"}
+            bundle = {"text/html": bar, "text/plain": f"{'' if share is None else f'{share:4.0%} '}{text}"}
             if self.display is None:
                 self.display = display(bundle, raw=True, display_id=True)
             else:
@@ -49,15 +49,19 @@ class Bar:
         elif sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
 
             if self.display is None:
-                columns = (BarColumn(24), TextColumn("{task.description}", markup=False))
+                # a second line, which a narrow terminal would make of a long text, could not be taken away
+                text_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+                columns = (BarColumn(24), text_column)
                 console = Console(stderr=True)
                 self.display = Progress(*columns, console=console, transient=True, auto_refresh=False)
-                self.display.add_task("", total=1)
+                self.display.add_task("", total=None)
                 self.display.start()
+            total, done = (None, 0.0) if share is None else (1.0, share)
             task = self.display.task_ids[0]
-            self.display.update(task, total=share and 1, completed=share or 0, description=text, refresh=True)
+            self.display.update(task, total=total, completed=done, description=text, refresh=True)
 
     def end(self, text: str) -> None:
         """Take the bar away. A notebook cannot delete a single output, so there `text` takes its place."""

@@ -40,6 +40,14 @@ def count_of(words: str) -> float:
     return value
 
 
+def count_words(count: float) -> str:
+    """A count as people write it, to three digits: `1T`, `300B`, `1.5M`, `512`."""
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= factor * 0.9995:
+            return f"{float(f'{count / factor:.3g}'):,g}{letter}"
+    return f"{count:,.0f}"
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a run takes: `plan` is the best one on its devices, `days` the time for `tokens`, without any pause.
@@ -88,21 +96,21 @@ class Budget:
         """A few lines: devices, days, speed, device hours, cost, and the sizes that were too slow."""
         plan, model = self.plan, self.plan.shape.name or "the model"
         lines = [
-            f"{self.tokens:.3g} tokens of {model} on {self.n_ranks:,} {plan.hardware.name}: {self.days:,.3g} days at "
-            f"{self.tokens_per_s:,.0f} tokens/s, {100 * plan.mfu:.0f}% MFU ({plan})",
+            f"{count_words(self.tokens)} tokens of {model} on {self.n_ranks:,} {plan.hardware.name}: "
+            f"{self.days:,.3g} days at {self.tokens_per_s:,.0f} tokens/s, {100 * plan.mfu:.0f}% MFU ({plan})",
             f"  {self.device_hours:,.0f} device hours"
             + (f" at {self.price:g} each: {self.cost:,.0f}" if self.cost is not None else "")
             + ", without restarts, failures and evaluation",
         ]
         if self.asked is not None:
-            few = f"; {self.enough:,} in whole nodes would do at the same speed" * (self.enough < self.n_ranks)
+            few = f"; {self.enough:,} devices in whole nodes would do at the same speed" * (self.enough < self.n_ranks)
             lines.append(f"  in {self.asked:g} days that is in time{few}")
         slower = [
-            f"{n:,}: {f'{days:,.3g} days' if days < math.inf else 'nothing fits'}"
+            f"{n:,} devices: {f'{days:,.3g} days' if days < math.inf else 'nothing fits'}"
             for n, days in self.sizes
             if n != self.n_ranks
         ]
-        return "\n".join(lines + [f"  looked at too: {', '.join(slower)}"] * bool(slower))
+        return "\n".join(lines + [f"  looked at too: {'; '.join(slower)}"] * bool(slower))
 
 
 def days_of(
@@ -163,12 +171,12 @@ def devices_of(
     fastest, most = min(((time, count) for count, time in sizes), default=(math.inf, 0))
     if fastest < math.inf:
         raise ValueError(
-            f"{tokens:.3g} tokens in {days:g} days cannot be had with {global_batch} rows a step: the fastest is "
-            f"{fastest:,.3g} days on {most:,} devices; more rows let more devices work"
+            f"{count_words(tokens)} tokens in {days:g} days cannot be had with {global_batch} rows a step: the "
+            f"fastest is {fastest:,.3g} days on {most:,} devices; more rows let more devices work"
         )
     raise ValueError(
-        f"{tokens:.3g} tokens in {days:g} days want {fewest:,.0f} {hardware.name} or more, and up to {MOST:,} nothing "
-        f"runs with {global_batch} rows a step" + (f"; {_nearest(tight)}" if tight else ": give it more days")
+        f"{count_words(tokens)} tokens in {days:g} days want {fewest:,.0f} {hardware.name} or more, and up to {MOST:,} "
+        f"nothing runs with {global_batch} rows a step" + (f"; {_nearest(tight)}" if tight else ": give it more days")
     )
 
 

@@ -26,6 +26,7 @@ from labkit.plan.shape import ModelShape
 from labkit.plan.share import rates
 from labkit.plan.stages import blocks_of, check_plan, state_params
 from labkit.plan.topology import Links
+from labkit.plan.words import multiples
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -119,7 +120,9 @@ def apart(n_ranks: int, n_nodes: int = 2) -> list[list[int]]:
 
 def _dealt(n_ranks: int, n_nodes: int, home: Callable[[int, int], int]) -> list[list[int]]:
     if n_nodes < 1 or n_ranks < n_nodes or n_ranks % n_nodes:
-        raise ValueError(f"{n_ranks} ranks do not lie evenly on {n_nodes} nodes: make it a multiple")
+        raise ValueError(
+            f"{n_ranks} ranks do not lie evenly on {n_nodes} nodes: {multiples('n_ranks', n_ranks, n_nodes)}"
+        )
     nodes: list[list[int]] = [[] for _ in range(n_nodes)]
     for rank in range(n_ranks):
         nodes[home(rank, n_ranks // n_nodes)].append(rank)

@@ -17,33 +17,69 @@ from collections.abc import Sequence
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.search import Plan, gb
 from labkit.plan.shape import ModelShape
+from labkit.plan.words import counted
 
 GB = 1e9
 WAITS = ("tp", "cp", "ep", "pp", "dp", "overlap", "bubble")
 """Parts of a step in which nothing is computed; "overlap" takes off what is sent meanwhile."""
 
 
-def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
-    """The first `count` kept plans, and `refused` of the others with their reasons, in columns."""
+COLUMNS = (
+    ("micro", "micro-batches that each rank of dp takes in a step, and the rows in each"),
+    ("recompute", "what backward runs again instead of keeping it"),
+    ("exposed", "share of the step in which the slowest rank waits for communication that no computing hides"),
+    ("bubble", "share of the step in which it waits for the other stages of a pipeline"),
+)
+"""The columns of a table of plans that need a word."""
+
+
+def heading(found: Sequence[Plan]) -> str:
+    """The question that plans answer, in one line: model, devices, rows, tokens, precision, optimizer.
+
+    ValueError for no plans."""
+    plan = _first(found)
+    shape, r, hw = plan.shape, plan.recipe, plan.hardware
+    n, tokens = plan.layout.size, r.batch_size * shape.seq
+    trains = f"{plan.adapter}" if plan.adapter is not None else r.optimizer
+    return (
+        f"{shape.name or 'the model'} on {n:,} {hw.name}, {hw.node_size} a node: {r.batch_size:,} rows x "
+        f"{shape.seq:,} = {tokens:,} tokens a step, {r.precision}, {trains}"
+    )
+
+
+def rows(found: Sequence[Plan], count: int = 10) -> list[tuple[str, ...]]:
+    """The names of the columns, and then the first `count` kept plans, in words."""
     mixed = any(plan.shape.n_expert for plan in found[:1])  # only then there is an ep
     long = any(plan.layout.cp > 1 for plan in found)
     axes = ("dp", "pp", "tp", *["cp"] * long, *["ep"] * mixed)
-    head = (*axes, "strategy", "schedule", "micro", "again", "step", "MFU", "memory", "waits")
-    lines = [head]
+    names = (*axes, "strategy", "schedule", "micro", "recompute", "step", "MFU", "memory", "exposed", "bubble")
+    lines = [names]
     for plan in [plan for plan in found if plan.kept][:count]:
         lay, r, step = plan.layout, plan.recipe, plan.step
         assert step is not None
         schedule = f"{r.schedule} x{r.stages_per_rank}" if r.stages_per_rank > 1 else r.schedule
+        micro_rows, bubble = r.batch_size // lay.dp // r.n_micro, step["bubble"]
         lines.append((
             str(lay.dp), str(lay.pp), str(lay.tp), *[_context(plan)] * long, *[str(lay.ep)] * mixed, _strategy(plan),
-            schedule if lay.pp > 1 else "-", f"{r.n_micro} x {r.batch_size // lay.dp // r.n_micro}",
-            {"none": "no", "full": "yes"}.get(r.recompute, r.recompute), f"{step.total:.3g} s",
-            f"{100 * plan.mfu:.0f}%", gb(plan.memory.total), f"{100 * waiting_s(step) / step.total:.0f}%",
+            schedule if lay.pp > 1 else "-", f"{r.n_micro} x {micro_rows}",
+            {"none": "-"}.get(r.recompute, r.recompute), f"{step.total:.3g} s",
+            f"{100 * plan.mfu:.0f}%", gb(plan.memory.total),
+            f"{100 * (waiting_s(step) - bubble) / step.total:.0f}%", f"{100 * bubble / step.total:.0f}%",
         ))  # fmt: skip
-    wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return lines
+
+
+def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
+    """The first `count` kept plans, and `refused` of the others with their reasons, in columns."""
+    lines = rows(found, count)
+    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
-    text += [f"refused: {plan}" for plan in [plan for plan in found if not plan.kept][:refused]]
-    return "\n".join(text)
+    return "\n".join([*text, *refusals(found, refused)])
+
+
+def refusals(found: Sequence[Plan], count: int) -> list[str]:
+    """A line with the reason for each of the first `count` refused plans."""
+    return [f"refused: {plan}" for plan in [plan for plan in found if not plan.kept][:count]]
 
 
 def _strategy(plan: Plan) -> str:
@@ -57,9 +93,15 @@ def _context(plan: Plan) -> str:
 
 def explain(found: Sequence[Plan]) -> str:
     """Five paragraphs about the plans of one search. ValueError for none."""
+    return "\n".join(
+        [_memory(_first(found)), _baselines(found), _simplest(found), _communication(found), _batch(found)]
+    )
+
+
+def _first(found: Sequence[Plan]) -> Plan:
     if not found:
         raise ValueError("there are no plans to explain: ask plans(...) first")
-    return "\n".join([_memory(found[0]), _baselines(found), _simplest(found), _communication(found), _batch(found)])
+    return found[0]
 
 
 def waiting_s(step: Breakdown) -> float:
@@ -221,9 +263,14 @@ def _hybrid(plan: Plan) -> str:
 
 def _batch(plans: Sequence[Plan]) -> str:
     plan, r = plans[0], plans[0].recipe
-    rows, tokens = r.batch_size // plan.layout.dp, r.batch_size * plan.shape.seq
-    bubble = f"; the bubble is {100 * plan.step['bubble'] / plan.step.total:.0f}%" if plan.step is not None else ""
+    micro_rows, tokens = r.batch_size // plan.layout.dp // r.n_micro, r.batch_size * plan.shape.seq
+    bubble = (
+        f"; the bubble is {100 * plan.step['bubble'] / plan.step.total:.0f}% of the step"
+        if plan.step is not None
+        else ""
+    )
     return (
         f"5 batch          {r.batch_size} rows x {plan.shape.seq} = {tokens:,} tokens a step = dp {plan.layout.dp} x "
-        f"{r.n_micro} micro-batches x {rows // r.n_micro} rows{bubble}. At most dp = {r.batch_size} has a row for each."
+        f"{counted(r.n_micro, 'micro-batch', 'es')} x {counted(micro_rows, 'row')}{bubble}. At most "
+        f"dp = {r.batch_size} has a row for each."
     )

@@ -4,6 +4,9 @@
                 of a row| + 2 for another family of devices
     families    A100; H100 and H200; B200; the smaller cards of Ada (L4, L40S, RTX 4090); each other one by itself
 
+A model with experts stands beside models with experts alone, and a dense one beside dense ones: experts reach less of
+the peak, since what is sent to them and back is waited for.
+
 Of runs that share model, device, number of devices and tokens of a row only the best counts: the others say how not to
 do it. Runs in fp8 are told of questions in fp8 alone: all MFU is of the peak of bf16, and they reach more of it.
 
@@ -72,6 +75,7 @@ class Best(NamedTuple):
     n_ranks: int
     seq: int
     mfu: float
+    experts: bool
 
 
 class Reached(NamedTuple):
@@ -98,13 +102,13 @@ def near(
 ) -> list[Reached]:
     """The `count` nearest of what was published, nearest first: of each source, model and device the run that is
     nearest in devices and in tokens of a row, and those within a factor of CLOSE of the question in both. With
-    `eight_bits` of runs in fp8 alone, otherwise of all others.
+    `eight_bits` of runs in fp8 alone, otherwise of all others; of models with experts alone if `shape` has some.
 
     ValueError for counts below 1."""
     if n_ranks < 1 or count < 1:
         raise ValueError(f"n_ranks and count are whole numbers of at least 1, got {n_ranks} and {count}")
     groups: dict[tuple[str, str, str], list[Best]] = {}
-    for best in _all(eight_bits):
+    for best in (best for best in _all(eight_bits) if best.experts == bool(shape.n_expert)):
         groups.setdefault((best.source, best.model, best.device), []).append(best)
 
     def away(best: Best) -> tuple[float, float]:
@@ -154,9 +158,10 @@ def _measured(runs: Iterable[PublishedRun]) -> Iterable[Best]:
         n, shape, hardware = run.layout.size, run.shape, run.hardware
         speed = run.recipe.batch_size * shape.seq / run.step_s
         mfu = run.mfu or shape.mfu(speed, n * hardware.peak("bf16"))
-        yield Best(NAMES.get(run.source, run.source), shape.name, shape.n_active, hardware.name, n, shape.seq, mfu)
+        yield Best(NAMES.get(run.source, run.source), shape.name, shape.n_active, hardware.name, n, shape.seq, mfu,
+                   bool(shape.n_expert))  # fmt: skip
 
 
 def _further() -> Iterable[Best]:
     for model, device, n, seq, mfu, source in FURTHER:
-        yield Best(source, model, ModelShape.preset(model).n_params, device, n, seq, mfu)
+        yield Best(source, model, ModelShape.preset(model).n_params, device, n, seq, mfu, experts=False)

@@ -17,6 +17,7 @@ from labkit.plan.optimizers import LAWS, OptimizerLaw
 from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
 from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
 from labkit.plan.sent_gradients import WAYS, element_bytes, refused
+from labkit.plan.words import multiples
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 IN_V = ("zb_v", "v_half", "v_min", "dualpipe_v")
@@ -357,7 +358,8 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
         )
     if recipe.batch_size % layout.dp:
         raise ValueError(
-            f"a batch of {recipe.batch_size} rows does not cut evenly for dp={layout.dp}: make it a multiple"
+            f"a batch of {recipe.batch_size} rows does not cut evenly for dp={layout.dp}: "
+            + multiples("batch_size", recipe.batch_size, layout.dp)
         )
     if recipe.shard_ranks is not None and layout.dp % recipe.shard_ranks:
         near = max(s for s in range(1, recipe.shard_ranks + 1) if layout.dp % s == 0)
@@ -379,12 +381,14 @@ def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
         )
     if config.seq % layout.cp:
         raise ValueError(
-            f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: make seq a multiple"
+            f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: "
+            + multiples("seq", config.seq, layout.cp)
         )
     if recipe.sequence_parallel and config.seq // layout.cp % layout.tp:
         cut = f"the {config.seq // layout.cp} tokens of a rank, seq={config.seq} / cp={layout.cp}," * (layout.cp > 1)
         raise ValueError(
-            f"sequence parallel cuts {cut or f'seq={config.seq}'} into tp={layout.tp} equal parts: make it a multiple"
+            f"sequence parallel cuts {cut or f'seq={config.seq}'} into tp={layout.tp} equal parts: "
+            + multiples("seq", config.seq, layout.cp * layout.tp)
         )
     if recipe.context == "ulysses" and layout.cp > 1 and config.n_head // layout.tp % layout.cp:
         raise ValueError(

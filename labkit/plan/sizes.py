@@ -71,7 +71,8 @@ class Sizes:
             )
         if self.n_head % self.kv_heads:
             raise ValueError(
-                f"n_head={self.n_head} heads cannot share n_kv_head={self.kv_heads} keys evenly: make one a multiple"
+                f"n_head={self.n_head} heads cannot share n_kv_head={self.kv_heads} keys evenly: n_kv_head could be "
+                + ", ".join(str(n) for n in range(1, self.n_head + 1) if self.n_head % n == 0)
             )
         self._check_experts()
         for name, known in (("position", POSITIONS), ("norm", NORMS)):

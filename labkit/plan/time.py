@@ -54,6 +54,7 @@ from labkit.plan.stages import (
     state_params,
 )  # fmt: skip
 from labkit.plan.wire import dp_moves, moves, sums_again
+from labkit.plan.words import counted
 from labkit.plan.work import seconds_of
 
 SIMULATED = 6_000
@@ -371,7 +372,8 @@ class StepTime:
         dp, open_ = self.dp()
         behind = max(0.0, pp - sent)
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
-        batch, n = f"{self.setting.rows} rows x {self.recipe.n_micro} micro-batches", self.states[0].ranks
+        n = self.states[0].ranks
+        batch = f"{counted(self.setting.rows, 'row')} x {counted(self.recipe.n_micro, 'micro-batch', 'es')}"
         host = spent.host + self.hardware.practice.step_s
         routed = ""
         if self.shape.n_expert:

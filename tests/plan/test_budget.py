@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from labkit.plan.budget import DAY_S, Budget, count_of, days_of, devices_of
+from labkit.plan.budget import DAY_S, Budget, count_of, count_words, days_of, devices_of
 from labkit.plan.hardware import Hardware
 from labkit.plan.search import plans
 from labkit.plan.shape import ModelShape
@@ -58,7 +58,7 @@ def test_the_answer_is_the_fewest_nodes_that_are_in_time():
     assert budget.enough == 16
     assert [n for n, _ in budget.sizes] == [8, 16]
     assert devices_of(SMALL, H100, 1.01 * eight, 1e10, 512).n_ranks == 8
-    assert f"8: {eight:,.3g} days" in str(budget)
+    assert f"8 devices: {eight:,.3g} days" in str(budget)
     assert "2.5 each" in str(devices_of(SMALL, H100, 2 * eight, 1e10, 512, price=2.5))
     one = Hardware.preset("h100").changed(node_size=1)
     assert devices_of(SMALL, one, 8.5 * eight, 1e10, 512).n_ranks == 1
@@ -70,7 +70,7 @@ def test_sizes_at_which_nothing_fits_are_no_answer():
     budget = devices_of(SMALL, little, 1e3, 1e9, 64)
     assert budget.sizes[0] == (8, math.inf)
     assert budget.enough == budget.n_ranks > 8
-    assert "8: nothing fits" in str(budget)
+    assert "8 devices: nothing fits" in str(budget)
 
 
 def test_whole_nodes_between_two_sizes_are_told():
@@ -78,7 +78,7 @@ def test_whole_nodes_between_two_sizes_are_told():
     plan = plans(SMALL, H100, 64, 512)[0]
     budget = Budget(plan, 1e10, 16.6, asked=30.0, sizes=((32, 33.0), (64, 16.6)))
     assert budget.enough == 40
-    assert "40 in whole nodes would do" in str(budget)
+    assert "40 devices in whole nodes would do" in str(budget)
 
 
 BAD = [
@@ -97,3 +97,9 @@ def test_budgets_that_cannot_be_had_are_refused_with_the_numbers(ask, told):
     """Would catch an endless search, and a division by zero."""
     with pytest.raises(ValueError, match=told):
         ask()
+
+
+def test_a_count_is_written_as_people_write_it():
+    """A bug: "1e+12 tokens"."""
+    for words in ("1T", "300B", "1.5T", "2M", "1,000T", "512", "15.6T"):
+        assert count_words(count_of(words)) == words

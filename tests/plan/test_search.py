@@ -238,5 +238,5 @@ def test_plans_that_differ_in_their_batch_say_why_they_cannot_be():
     """Would catch a batch that does not divide and is planned for all the same."""
     found = plans(SMALL, H100, 16, 6)
     reasons = [plan.refused for plan in found if plan.layout.dp == 16]
-    assert reasons == ["a batch of 6 rows does not cut evenly for dp=16: make it a multiple"] * len(reasons)
+    assert reasons == ["a batch of 6 rows does not cut evenly for dp=16: batch_size=16 would do"] * len(reasons)
     assert replace(found[0], refused="x").kept is False

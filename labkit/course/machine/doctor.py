@@ -21,6 +21,7 @@ from labkit.course.judge.prefork import prefork_server
 from labkit.course.judge.wall_trials import missing
 from labkit.launch.choice import choose
 from labkit.launch.cluster import BareCluster
+from labkit.launch.progress import Bar
 from labkit.launch.zygote import Hello, zygote
 from labkit.plan.collectives import Line
 from labkit.plan.hardware import line_of
@@ -78,9 +79,9 @@ class MachineReport:
         return "\n".join(f"{a:{name_width}s}  {b:>{value_width}s}  {c}".rstrip() for a, b, c in self._rows())
 
     def __rich__(self) -> Any:
-        from rich.table import Table
+        from labkit.view.terminal_table import TerminalTable
 
-        table = Table(title="labkit doctor", title_justify="left")
+        table = TerminalTable(title="labkit doctor", title_justify="left")
         for heading, justify in (("what", "left"), ("found", "right"), ("so", "left")):
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
         for row in self._rows():
@@ -104,13 +105,15 @@ def doctor(quick: bool = False) -> MachineReport:
 
     Never raises for a fault of the machine: what fails becomes a finding without a value, with the reason."""
     findings = list(_machine())
-    link = None
+    link, bar = None, Bar()
     try:
+        bar.draw(0.0, "importing torch, once for all ranks")
         hello = zygote().ready()
         _rest(hello.pid)
         findings += torch_findings(hello)
-        measured, link = _measure(repeats=3 if quick else 15)
+        measured, link = _measure(3 if quick else 15, bar)
         findings += measured
+        bar.draw(0.9, "trying what an attempt at an exercise must not be able to do")
         findings.append(_walls())
         for n_ranks in (2, 4, 8):
             choice = choose(n_ranks)
@@ -119,6 +122,8 @@ def doctor(quick: bool = False) -> MachineReport:
             )
     except (RuntimeError, ValueError, OSError) as error:
         findings.append(Finding("ranks", None, "", f"cannot be used: {str(error).splitlines()[0]}"))
+    finally:
+        bar.end("examined")
     return MachineReport(tuple(findings), link)
 
 
@@ -182,8 +187,12 @@ class _Timing(NamedTuple):
     private_bytes: int
 
 
-def _measure(repeats: int) -> tuple[list[Finding], Line]:
-    timings = [_time_cluster(20 * repeats) for _ in range(3)]
+def _measure(repeats: int, bar: Bar) -> tuple[list[Finding], Line]:
+    timings = list[_Timing]()
+    for number in (1, 2, 3):
+        bar.draw(0.2 * number, f"starting a cluster of 4 ranks and calling it, {number} of 3 times")
+        timings.append(_time_cluster(20 * repeats))
+    bar.draw(0.8, "sending messages between two ranks")
     with BareCluster(2, quiet=True) as cluster:
         link = line_of(through(cluster.run(ping_pong, SIZES, repeats)[0].value))
         where = f"{cluster.choice.devices[0]}, {cluster.choice.carrier}"

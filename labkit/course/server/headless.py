@@ -168,6 +168,7 @@ def _prove(channel: Channel, say: Callable[[str], None]) -> bool:
 def _server(notebook: Path, say: Callable[[str], None]) -> Iterator[Jupyter]:
     started = time.monotonic()
     with tempfile.TemporaryFile() as log:  # not a pipe, which would fill up while nobody reads it
+        say(f"starting JupyterLab's server for {notebook.name}")
         command = server.command(notebook, port=0, browser=False)
         process = subprocess.Popen(
             command,

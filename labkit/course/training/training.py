@@ -66,9 +66,11 @@ def train(order: Order) -> TrainingReport:
 
     Raises ValueError, before any rank starts, for an impossible order, and if `run` holds another run's checkpoints or
     belongs to a run that is under way."""
+    from labkit.assemble import check_experts
     from labkit.plan.recipe import check
 
     check(order.config, order.recipe, order.layout)
+    check_experts(order.config, order.recipe, order.layout)
     if order.steps < 1:
         raise ValueError(f"a run has at least 1 step, got {order.steps}")
     if (order.save_every or order.resume) and not order.run:

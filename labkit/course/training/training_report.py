@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.table import Table
+from rich.box import SIMPLE
 
 from labkit.plan.breakdown import KINDS
 from labkit.plan.layout import SHORT, Layout
 from labkit.plan.recipe import Recipe
 from labkit.view.curve import curve
 from labkit.view.svg import Drawing
-from labkit.view.units import binary_text, seconds_text
+from labkit.view.terminal_table import TerminalTable
+from labkit.view.units import binary_text, metric_text, seconds_text
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,18 @@ class TrainingReport:
         """The loss curve."""
         return curve({"loss": self.losses}, f"loss of {Layout(**self.layout)}, {Recipe(**self.recipe)}")
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> TerminalTable:
         """A table for the terminal: one row per rank, memory with its total, and bytes sent with their law."""
-        table = Table(title=self._headline(), title_justify="left", caption=self._caption(), caption_justify="left")
+        table = TerminalTable(
+            title=self._headline(), title_justify="left", caption=self._caption(), caption_justify="left",
+            box=SIMPLE, show_edge=False, pad_edge=False,
+        )  # fmt: skip
         table.add_column("rank")
         for kind in (*KINDS, "peak"):
-            table.add_column(kind, justify="right")
-        axes = list(self.sent[0])
+            table.add_column(kind, justify="right", no_wrap=True)
+        axes = [axis for axis in self.sent[0] if any(sent.get(axis) for sent in (*self.sent, *(self.law or ())))]
         for axis in axes:
-            table.add_column(f"{SHORT.get(axis, axis)} sent", justify="right")
+            table.add_column(f"{SHORT.get(axis, axis)} sent", justify="right", no_wrap=True)
         for rank, (memory, sent) in enumerate(zip(self.memory, self.sent, strict=True)):
             held = [binary_text(memory.get(kind, 0)) for kind in KINDS]
             law = self.law[rank] if self.law else None
@@ -69,7 +73,7 @@ class TrainingReport:
         return (
             f"loss {start:.4f} at step {first} -> {end:.4f} at step {last}\n"
             f"{seconds_text(self.step_s)} a step, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%} of "
-            f"{self.peak_flops / 1e9:,.1f} Gflop/s a rank (the best matrix product, measured with all ranks at work)"
+            f"{metric_text(self.peak_flops, 'flop/s')} a rank (the best matrix product while all ranks work)"
             + (", more than all: the machine was busier while that was measured" if self.mfu > 1 else "")
             + (f"\n{self.skipped} steps were skipped for gradients that were not finite" if self.skipped else "")
         )

@@ -363,3 +363,9 @@ def test_a_store_is_of_all_claims_and_where_it_is_looked_for(tmp_path, monkeypat
     done = CliRunner().invoke(app, ["claims", "--store"])
     assert done.exit_code == 0, done.output
     assert [each.claim.id for each in kept(tmp_path / "r.json").results] == ["c36"]
+
+
+def test_every_claim_can_be_judged_by_itself():
+    """A bug: the quiz asked "That leaves 2.2B parameters = 4.4 GB of state a GPU", of a model that nobody had named."""
+    pointing = r"(That|This|These|Those|It|Its|They|So|Then|Thus|Hence|Here|There|But|Otherwise|Instead|Both)\b"
+    assert [claim.id for claim in choose((), "") if re.match(pointing, claim.claim)] == []
