@@ -25,7 +25,8 @@ TEMPLATES = Path(__file__).parent / "site"
 ONLY_IN_A_NOTEBOOK = re.compile(
     r'<!-- a picture -->\n|<style>[^<]*</style>|<img class="lk-image"[^>]*>|(?<=class="lk-drawing") hidden="hidden"'
 )
-"""What a notebook needs to show a picture where drawings are forbidden. Pages allow them, and site.css has the style."""
+"""What a notebook needs to show a picture where drawings are forbidden; pages allow them, and site.css styles them."""
+TO_ITSELF = re.compile(r'<a class="anchor-link".*?</a>')
 NEEDS_A_KERNEL = re.compile(r"\s*<!-- needs a kernel -->.*?<!-- end -->", re.DOTALL)
 """Sentences between these two comments speak to a reader who can run the cells; pages leave them out."""
 
@@ -41,6 +42,10 @@ class Renderer(IPythonRenderer):
         """A formula within a sentence, `$ body $`."""
         return convert(body)
 
+    def heading(self, text: str, level: int, **attrs: Any) -> str:
+        """A heading with a name, without nbconvert's link to itself."""
+        return TO_ITSELF.sub("", super().heading(text, level, **attrs))
+
     def table(self, text: str) -> str:
         """A table."""
         return f'<div class="wide"><table>{text}</table></div>'
@@ -48,8 +53,7 @@ class Renderer(IPythonRenderer):
 
 def html(markdown: str) -> Markup:
     """Markdown as HTML."""
-    renderer = Renderer(escape=False, exclude_anchor_links=True)
-    return Markup(MarkdownWithMath(renderer=renderer).render(NEEDS_A_KERNEL.sub("", markdown)))
+    return Markup(MarkdownWithMath(renderer=Renderer(escape=False)).render(NEEDS_A_KERNEL.sub("", markdown)))
 
 
 def code(source: str) -> Markup:

@@ -53,11 +53,7 @@ class Draft(NamedTuple):
     after: Neighbour | None = None
 
 
-def nobody(_: Progress) -> None:
-    """Tell nobody how far it is."""
-
-
-def export(notebooks: Sequence[Path], folder: Path, progress: Callable[[Progress], None] = nobody) -> list[Page]:
+def export(notebooks: Sequence[Path], folder: Path, progress: Callable[[Progress], object] | None = None) -> list[Page]:
     """Write the site of these notebooks (stored runs) into `folder`, created if needed. Returns their pages.
 
     The tour that lies beside the first of them comes first on the site. `progress` is called before each page is made.
@@ -72,12 +68,13 @@ def export(notebooks: Sequence[Path], folder: Path, progress: Callable[[Progress
     tour = notebooks[0].parent / TOUR
     pages = [page_of(path) for path in dict.fromkeys([*([tour] if tour.is_file() else []), *notebooks])]
     drafts, environment = _drafts(pages), templates(_files(pages))
-    frame = {"tour": next((page for page in pages if page.path.name == TOUR), None)}
-    frame["has_exercises"] = any(draft.file == EXERCISES for draft in drafts)
+    first = next((page for page in pages if page.path.name == TOUR), None)
+    frame = {"tour": first, "has_exercises": any(draft.file == EXERCISES for draft in drafts)}
     for done, draft in enumerate(drafts):
-        progress(Progress(done, len(drafts), draft.title))
-        place = {"here": draft.file, "root": "../" * draft.file.count("/"), "before": draft.before, "after": draft.after}
-        text = environment.get_template(draft.template).render(title=draft.title, **place, **frame, **draft.shown)
+        if progress is not None:
+            progress(Progress(done, len(drafts), draft.title))
+        root = "../" * draft.file.count("/")
+        text = environment.get_template(draft.template).render(draft._asdict(), **frame, **draft.shown, root=root)
         target = folder / draft.file
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -107,11 +104,12 @@ def _exercise_drafts(exercises: Sequence[ExercisePage]) -> list[Draft]:
     if not exercises:
         return []
     count = sum(len(page.list) for page in exercises)
-    drafts = [Draft(EXERCISES, "Exercises", "exercise_index.html.j2", {"pages": exercises, "count": count, "dots": dots})]
+    table = {"pages": exercises, "count": count, "dots": dots}
+    drafts = [Draft(EXERCISES, "Exercises", "exercise_index.html.j2", table)]
     ends = [Neighbour(f"exercises {page.number}", page.name) for page in exercises]
     for page, before, after in zip(exercises, [None, *ends], [*ends[1:], None], strict=False):
-        shown = {"page": page, "verbs": verbs()}
-        drafts.append(Draft(page.file, f"Exercises {page.number}: {page.title}", "exercises.html.j2", shown, before, after))
+        shown, title = {"page": page, "verbs": verbs()}, f"Exercises {page.number}: {page.title}"
+        drafts.append(Draft(page.file, title, "exercises.html.j2", shown, before, after))
     return drafts
 
 
@@ -120,4 +118,4 @@ def _files(pages: Sequence[Page]) -> dict[str, str]:
     exercises = {page.path.name: page.exercises.file for page in pages if page.exercises is not None}
     files = {f"../exercises/{name}": file for name, file in exercises.items()}
     files |= {"../exercises/README.md": EXERCISES} if exercises else {}
-    return {**files, **{page.path.name: page.file for page in pages}, GLOSSARY: WORDS, "README.md": INDEX}
+    return {**files, **{page.path.name: page.file for page in pages}, GLOSSARY: WORDS}

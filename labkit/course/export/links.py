@@ -11,8 +11,8 @@ LINK = re.compile(r'<a href="(?P<file>[^"#:]+)(?P<place>#[^"]*)?"(?P<rest>[^>]*)
 def relinked(html: str, files: Mapping[str, str], root: str = "") -> str:
     """The page with its links to files replaced; what `files` does not name becomes plain words.
 
-    `files`: where a notebook finds a file ("../exercises/README.md") -> where the site has it; `root`: how the page finds
-    the site ("../"). Links within a page and to other hosts stay as they are."""
+    `files`: where a notebook finds a file ("../exercises/README.md") -> where the site has it; `root`: the way from the
+    page to the site ("../"). Links within a page and to other hosts stay as they are."""
 
     def one(link: re.Match[str]) -> str:
         if link["file"] not in files:

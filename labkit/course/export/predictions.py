@@ -112,7 +112,7 @@ class Group:
 
 
 def groups(cells: Any) -> list[Group]:
-    """The cells of a page, in groups. ValueError if an answer stands above its question, or a question is asked twice."""
+    """The cells of a page, in groups. ValueError if an answer has no question above it, or one is asked twice."""
     asked: dict[str, tuple[int, Question]] = {}
     answers: dict[int, list[Answered]] = {}
     for place, cell in enumerate(cells):
@@ -149,8 +149,8 @@ def _has_heading(cell: Any) -> bool:
 
 def _kept(cell: Any) -> list[Any]:
     """What Predict keeps in the outputs of a cell."""
-    found = (output.get("metadata", {}).get("labkit", {}) for output in cell.get("outputs", ()))
-    return [kept for kept in found if "question" in kept or "answers" in kept]
+    stored = (output.get("metadata", {}).get("labkit", {}) for output in cell.get("outputs", ()))
+    return [kept for kept in stored if "question" in kept or "answers" in kept]
 
 
 def _answered(question: Question, kept: Any) -> Answered:

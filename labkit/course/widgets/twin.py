@@ -30,7 +30,7 @@ class Twin:
     static: Callable[[], Drawing]
 
     def kept(self) -> dict[str, Any]:
-        """What a page without a kernel needs to do this widget's work, stored as the output's metadata; {} if nothing."""
+        """What a page without a kernel needs to do this widget's work, stored with the output; {} if nothing."""
         return {}
 
     def _ipython_display_(self, **kwargs: Any) -> None:

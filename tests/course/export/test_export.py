@@ -65,7 +65,7 @@ def test_the_index_names_the_tour_and_then_every_lab_with_its_picture_and_senten
 def test_the_sentences_of_the_index_are_those_of_readme():
     """Would catch two descriptions of a lab that grow apart."""
     readme = (ROOT / "README.md").read_text()
-    cell = r'\[<img src="docs/labs/(\w+)\.svg" width="\d+" alt="([^"]*)">\]\([^)]*\)<br>\*\*\[.*?\]\([^)]*\)\*\*<br>(.*?) \|'
+    cell = r'\[<img src="docs/labs/(\w+)\.svg"[^>]* alt="([^"]*)">\]\([^)]*\)<br>\*\*\[.*?\]\([^)]*\)\*\*<br>(.*?) \|'
     assert {number: (does, picture) for number, picture, does in re.findall(cell, readme)} == gallery()
     assert list(gallery()) == [lab.name.split("_")[0] for lab in LABS]
 
@@ -149,20 +149,27 @@ def test_an_answer_without_a_question_and_a_question_asked_twice_are_told(guess)
 
 def test_links_lead_to_pages_of_the_site_or_nowhere():
     """Would catch a link to a file that the site has not."""
-    page = html("[a](03_x.ipynb#cell-id=b), [c](../src/d.py), [e](https://f.g), [h](#i) <!-- needs a kernel -->j<!-- end -->")
+    page = html("[a](03_x.ipynb#cell-id=b), [c](../src/d.py), [e](https://f.g), [h](#i)")
     assert re.sub("</?p>|\n", "", relinked(page, {"03_x.ipynb": "03_x.html"}, "../")) == (
         '<a href="../03_x.html#cell-id=b">a</a>, c, <a href="https://f.g">e</a>, <a href="#i">h</a>'
     )
 
 
+def test_words_for_a_reader_with_a_kernel_are_not_on_a_page():
+    """Would catch "run the cell" where nothing can be run."""
+    start, end = "<!-- needs a kernel -->", "<!-- end -->"
+    words = f"Commit.{start} Then run it.{end} Look.\n\n{start}\n\nRun it.\n\n{end}"
+    assert html(words).strip() == "<p>Commit. Look.</p>"
+
+
 @pytest.mark.parametrize(
-    ("title", "outputs", "said"),
+    ("title", "outputs", "complaint"),
     [("# 01 · A lab", False, "bad.ipynb holds no outputs"), ("A lab", True, "begins with 'A lab'")],
 )
-def test_a_notebook_that_cannot_be_shown_is_named_before_anything_is_written(tmp_path, title, outputs, said):
+def test_a_notebook_that_cannot_be_shown_is_named_before_anything_is_written(tmp_path, title, outputs, complaint):
     """Would catch half a site, and a page without a run."""
     labs = [notebook(tmp_path / "good.ipynb", "# 00 · Good"), notebook(tmp_path / "bad.ipynb", title, outputs)]
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=complaint):
         export(labs, tmp_path / "site")
     assert not (tmp_path / "site").exists()
 

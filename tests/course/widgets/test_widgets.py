@@ -95,6 +95,8 @@ def test_an_html_export_without_network_shows_the_picture_of_every_widget_once(m
     )
     for widget in made:
         widget._ipython_display_()
+    kept = [output.metadata["labkit"] for output in published if output.metadata]
+    assert kept == [{"question": "How many bytes?", "unit": "B"}]  # for our own pages, which can ask it
     notebook = new_notebook(cells=[new_code_cell("", outputs=published)])
     if keeps_state:  # as papermill and nbconvert --execute leave it; JupyterLab's own saving leaves none
         state = {widget.model_id: {"model_name": "", "model_module": "", "state": {}} for widget in made}
@@ -188,11 +190,13 @@ def test_nothing_is_overlaid_before_a_number_is_committed_and_each_commit_draws_
     """Would catch a default that is shown as somebody's prediction, an answer that is there before the question is
     answered, and two predictions on one page that contradict each other."""
     shown: dict[str, str] = {}
-    monkeypatch.setattr(
-        predict,
-        "publish_display_data",
-        lambda data, metadata, transient, update: shown.update({transient["display_id"]: data["text/html"]}),
-    )
+
+    def publish(data, metadata, transient, update):
+        shown[transient["display_id"]] = data["text/html"]
+        assert metadata["labkit"] == answer.kept() == kept
+
+    monkeypatch.setattr(predict, "publish_display_data", publish)
+    kept = {"answers": "How many?", "unit": "B", "title": "", "law": 512, "measured": 500, "rehearsed": None}
     guess = Predict("How many?", value=7)
     answer = guess.overlay(measured=500, law=512)
     answer._ipython_display_()
