@@ -22,8 +22,8 @@ from rich.console import Console
 import labkit
 from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
-from labkit.course.numbers import full
 from labkit.cli.words import announce, say
+from labkit.course.numbers import full
 from labkit.course.server.labs import CHECKOUT, labs
 from labkit.view.units import plural
 
