@@ -42,7 +42,7 @@ from labkit.plan.rank import Rank
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Segment
-from labkit.plan.words import counted
+from labkit.plan.words import with_noun
 
 
 def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, device: str = "cpu") -> Breakdown:
@@ -256,11 +256,11 @@ class Walk(Rank):
         cut = f", {self.setting.seq:,} tokens of each by {r.context}" * (self.layout.cp > 1)
         zero3 = r.strategy == "zero3"
         grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
-        flying = counted(sum(self.in_flight), "micro-batch", "es")
+        flying = with_noun(sum(self.in_flight), "micro-batch", "es")
         return {
             "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
             "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones"),
             "optimizer": f"{state} ({r.optimizer}{', masters' * r.has_masters})",
-            "activations": f"{flying} of {counted(self.setting.rows, 'row')} in flight{cut}{routed}",
+            "activations": f"{flying} of {with_noun(self.setting.rows, 'row')} in flight{cut}{routed}",
             "other": "gradients of activations, buckets and units on their way, temporaries",
         }
