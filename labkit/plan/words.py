@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str, ending: str = "s") -> str:
+def with_noun(number: int, noun: str, ending: str = "s") -> str:
     """`1 row`, `2 rows`; with the ending "es": `1 micro-batch`, `2 micro-batches`."""
     return f"{number} {noun}{ending * (number != 1)}"
 
