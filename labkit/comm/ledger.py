@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-FOOTNOTE = "charged: the backend does not say what it sent; these are the bytes of a ring. The rest was counted."
+FOOTNOTE = "charged: a ring's bytes, since the backend does not say what it sent; the rest was counted."
 """What stands below a table of bytes of which some were charged."""
 
 

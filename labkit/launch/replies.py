@@ -3,7 +3,7 @@
     rank  value                  bytes sent    ms
     0     tensor([3., 3., 3.])   16 charged *  0.48
     1     tensor([3., 3., 3.])   16 charged *  0.45
-    * charged: the backend does not say what it sent; these are the bytes of a ring. The rest was counted.
+    * charged: a ring's bytes, since the backend does not say what it sent; the rest was counted.
 
 What the ranks printed has been shown already, as they printed it, and stands in `output` of each reply.
 """
