@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
+from labkit.launch.serialize import written
 from labkit.launch.watch import lines
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def failure_of(error: BaseException, last_call: str) -> Failure:
         _CONNECTION.search(str(error))
     )
     try:
-        pickled = cloudpickle.dumps(error.with_traceback(None))
+        pickled = written(error.with_traceback(None))
     except Exception:
         pickled = None
     return Failure(type(error).__name__, str(error), text, wire, pickled, last_call)
