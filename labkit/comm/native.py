@@ -374,7 +374,8 @@ class Native:
         source = self._staged(x).contiguous()
         group.ledger.charge(charged_bytes("all_to_all", x, group.rank, self.size, send_rows=send_rows))
         y = source.new_empty((sum(receive_rows or source.shape[:1]), *x.shape[1:]))
-        dist.all_to_all_single(y, source, receive_rows, send_rows, group=self.pg)
+        receives, sends = (None if rows is None else list(rows) for rows in (receive_rows, send_rows))
+        dist.all_to_all_single(y, source, receives, sends, group=self.pg)
         return self._back_on(y, x)
 
     def barrier(self, x: Tensor, group: Group) -> Tensor:

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
 import psutil
 import zmq
 
@@ -30,6 +29,7 @@ from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
 from labkit.launch.output import Tail
 from labkit.launch.ranks import Event, Ranks
+from labkit.launch.serialize import written
 from labkit.launch.warden import Ended
 from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
@@ -161,7 +161,7 @@ class RankProcesses(Channels):
             "traffic": os.path.join(self.folder, "traffic"),
             "shares_memory": True,
             "links": None if links is None else pickle.dumps(links),
-            "around": None if around is None else cloudpickle.dumps(around),
+            "around": None if around is None else written(around),
             "backend": choice.backend,
             "mail": None,
             "threads": threads,

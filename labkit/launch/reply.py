@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
 from labkit.comm.libraries import within
 from labkit.launch.advice import likely_name
+from labkit.launch.serialize import written
 from labkit.launch.watch import lines
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def failure_of(error: BaseException, last_call: str) -> Failure:
         _CONNECTION.search(str(error))
     )
     try:
-        pickled = cloudpickle.dumps(error.with_traceback(None))
+        pickled = written(error.with_traceback(None))
     except Exception:
         pickled = None
     meant = likely_name(error) if isinstance(error, AttributeError) else ""
