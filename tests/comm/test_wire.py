@@ -262,3 +262,17 @@ def test_started_collectives_are_what_the_blocking_ones_give(cluster, op):
         assert same == [True] * 4
         assert tuple(sent) == expected
     assert run_threads(in_order, n, op) == [[True] * 4] * n
+
+
+@pytest.mark.parametrize(
+    ("thing", "mend"),
+    [
+        (None, "a function without `return` gives None"),
+        ([1, 2], r"wrap it, torch.tensor\(\[1, 2\]\)"),
+        ("x", "a tensor"),
+    ],
+)
+def test_what_is_no_tensor_is_refused_with_a_mend_that_works(thing, mend):
+    """Would catch the advice to write torch.tensor(None)."""
+    with pytest.raises(ValueError, match=mend):
+        run_threads(lambda group: group.all_reduce(thing), 2)

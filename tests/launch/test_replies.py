@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from html import escape
 
 import torch
 
@@ -29,7 +30,7 @@ def test_the_replies_of_a_call_are_a_table_of_rank_value_bytes_and_milliseconds(
     assert note == "* " + FOOTNOTE
     html = replies._repr_html_()
     assert html.count("<tr>") == 4
-    assert FOOTNOTE in html
+    assert escape(FOOTNOTE) in html
     for shown in (repr(replies), html, repr(replies[0])):
         assert "printed" not in shown
         assert "0.00047" not in shown

@@ -16,7 +16,7 @@ from labkit.plan.models import MODELS
 from labkit.plan.recipe import PRECISIONS
 from labkit.view.anatomy import anatomy, fits
 from tests.counting import lines
-from tests.view.page import SVG, check, told, words
+from tests.view.page import SVG, check, texts, told, words
 
 MIB = float(1 << 20)
 SIZES = dict(zip(KINDS, (4 * MIB, 3 * MIB, 8 * MIB, 16 * MIB, MIB), strict=True))
@@ -212,3 +212,18 @@ def test_a_redraw_is_little_work():
     widget = MemoryAnatomy("llama-7b")
     widget.rows.value = 2
     assert lines(lambda: setattr(widget.rows, "value", 3)) < 60_000
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_no_formula_is_cut_and_one_row_is_a_row(precision):
+    """Would catch "tempora…" in every picture of memory, "1 micro-batches of 1 rows", and 6 bytes a parameter that are
+    explained by 2 N."""
+    shape = ModelShape.preset("llama-7b")
+    found = predict_memory(shape, Layout(), Recipe(batch_size=1, precision=precision))
+    shown = texts(anatomy(found, found, shape.n_params))
+    assert not [word for word in shown if "…" in word]
+    assert "1 micro-batch of 1 row in flight" in shown
+    assert ("2 N, and 4 N in fp32 for the masters" in shown) == (precision == "bf16")
+    long = Breakdown([Item("parameters", 8.0, "B", "a formula of many words " * 6, "")])
+    check(anatomy(long))
+    assert not [word for word in texts(anatomy(long)) if "…" in word]
