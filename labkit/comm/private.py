@@ -49,7 +49,7 @@ class NeverRaised(Exception):
 def _has_storage(tensor: Any) -> bool:
     try:
         tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return False
     return True
 
@@ -231,15 +231,15 @@ def absent() -> tuple[str, ...]:
     return tuple(path for path in wanted if _look_up(path) is None)
 
 
-def tried(version: str) -> bool:
+def is_tried(version: str) -> bool:
     """True for a version whose release labkit was tried with: "2.14.1+cu130" is one of 2.14."""
     return ".".join(version.split(".")[:2]) in TRIED
 
 
 @cache
-def tell(version: str, lacking: tuple[str, ...] = ()) -> None:
+def warn(version: str, lacking: tuple[str, ...] = ()) -> None:
     """Warn, once in a process, of a version that nobody has tried; `lacking` are the names that it does not have."""
-    if not tried(version):
+    if not is_tried(version):
         warnings.warn("\n".join([untried(version), *map(without, lacking)]), UntriedTorch, stacklevel=2)
 
 
@@ -247,8 +247,8 @@ def tell(version: str, lacking: tuple[str, ...] = ()) -> None:
 def _look_at_version() -> None:
     """Once in a process, and not in those that are forked from it: a rank of the judge could not read torch's files."""
     version = str(importlib.import_module("torch").__version__)
-    if not tried(version):
-        tell(version, absent())
+    if not is_tried(version):
+        warn(version, absent())
 
 
 def untried(version: str) -> str:
