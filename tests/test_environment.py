@@ -103,7 +103,7 @@ def exact(name: str) -> str:
 
 def test_the_pinned_torch_is_one_that_labkit_says_it_was_tried_with():
     """Would catch a new pin whose users are warned of a version that nobody has tried."""
-    assert private.is_tried(exact("torch"))
+    assert private.was_tried(exact("torch"))
 
 
 def test_what_the_dependencies_depend_on_is_pinned_too():

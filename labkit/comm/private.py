@@ -6,7 +6,7 @@ torch's private names change with its releases, and no promise holds for them. S
     private("torch.UntypedStorage._cdata")   an attribute of torch's objects: a function that gets it, of an object
     have("torch._C._has_storage")            whether this torch has it
 
-A version that nobody has tried is no error: it is told once in a process, with the names that it lacks (`tell`). What
+A version that nobody has tried is no error: it is told once in a process, with the names that it lacks. What
 has nothing to stand in for it refuses when it is called, and says what does not work without it.
 
 One kind of name only objects have: `_raw_saved_...` of autograd's nodes (probe/owners.py). Without them, what autograd
@@ -231,15 +231,15 @@ def absent() -> tuple[str, ...]:
     return tuple(path for path in wanted if _look_up(path) is None)
 
 
-def is_tried(version: str) -> bool:
+def was_tried(version: str) -> bool:
     """True for a version whose release labkit was tried with: "2.14.1+cu130" is one of 2.14."""
     return ".".join(version.split(".")[:2]) in TRIED
 
 
 @cache
-def warn(version: str, lacking: tuple[str, ...] = ()) -> None:
+def warn_if_untried(version: str, lacking: tuple[str, ...] = ()) -> None:
     """Warn, once in a process, of a version that nobody has tried; `lacking` are the names that it does not have."""
-    if not is_tried(version):
+    if not was_tried(version):
         warnings.warn("\n".join([untried(version), *map(without, lacking)]), UntriedTorch, stacklevel=2)
 
 
@@ -247,8 +247,8 @@ def warn(version: str, lacking: tuple[str, ...] = ()) -> None:
 def _look_at_version() -> None:
     """Once in a process, and not in those that are forked from it: a rank of the judge could not read torch's files."""
     version = str(importlib.import_module("torch").__version__)
-    if not is_tried(version):
-        warn(version, absent())
+    if not was_tried(version):
+        warn_if_untried(version, absent())
 
 
 def untried(version: str) -> str:

@@ -28,7 +28,7 @@ import time
 import warnings
 from typing import NamedTuple
 
-from labkit.comm.private import UntriedTorch, absent, is_tried, warn
+from labkit.comm.private import UntriedTorch, absent, warn_if_untried, was_tried
 from labkit.launch import linux
 from labkit.launch.progress import REDRAW_S, WaitBar
 
@@ -102,7 +102,7 @@ class Zygote:
                     raise Gone(f"the process that imports torch for all ranks was killed by signal {-code}")
                 raise RuntimeError(f"the process that imports torch for all ranks ended ({code}): is torch installed?")
             self.hello = pickle.loads(data)
-            warn(self.hello.torch, self.hello.absent)
+            warn_if_untried(self.hello.torch, self.hello.absent)
         return self.hello
 
     def warden(self) -> socket.socket:
@@ -166,7 +166,7 @@ def main(fd: int, kernel_pid: int) -> None:
         for name in FIRST:
             importlib.import_module(name)
     version = str(sys.modules["torch"].__version__)
-    lacking = () if is_tried(version) else absent()
+    lacking = () if was_tried(version) else absent()
     hello = Hello(os.getpid(), version, lacking, _gpus(), sys.platform == "linux")
     connection.send(pickle.dumps(hello))
     linux.adopt_orphans()

@@ -27,7 +27,7 @@ def without(monkeypatch):
     """`without(path, ...)`: this torch has lost these names, for the length of a test."""
 
     def clear() -> None:
-        for function in (private, names.have, names.tell, names._look_at_version):
+        for function in (private, names.have, names.warn_if_untried, names._look_at_version):
             function.cache_clear()
 
     def lose(*paths: str) -> None:
@@ -41,7 +41,7 @@ def without(monkeypatch):
 
 def test_each_name_is_in_a_torch_that_is_said_to_be_tried():
     """Would catch a misspelt name, whose stand-in would be used for ever, and a release that was never looked at."""
-    assert names.tried(torch.__version__)
+    assert names.was_tried(torch.__version__)
     assert names.absent() == ()
     assert len({name.path for name in NAMES}) == len(NAMES)
 
@@ -128,7 +128,7 @@ def test_an_unknown_version_is_told_once_with_those_that_were_tried(without):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         for version in ("2.14.1+cu130", "2.13.0+cpu", "2.99.0", "2.99.0"):
-            names.tell(version, ("torch._scaled_mm",))
+            names.warn_if_untried(version, ("torch._scaled_mm",))
     (warning,) = heard
     assert warning.category is UntriedTorch
     for word in ("2.13", "2.14", "2.99.0", "torch._scaled_mm"):

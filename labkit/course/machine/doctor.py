@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from labkit.comm.group import Group
-from labkit.comm.private import TRIED, is_tried, untried, without
+from labkit.comm.private import TRIED, untried, was_tried, without
 from labkit.course.judge.prefork import prefork_server
 from labkit.course.judge.wall_trials import missing
 from labkit.launch.choice import choose
@@ -150,7 +150,7 @@ def _machine() -> Iterator[Finding]:
 
 def torch_findings(hello: Hello) -> Iterator[Finding]:
     """What the doctor says of torch and its GPUs, from the greeting of the process that has imported it."""
-    words = f"labkit was tried with {' and '.join(TRIED)}" if is_tried(hello.torch) else untried(hello.torch)
+    words = f"labkit was tried with {' and '.join(TRIED)}" if was_tried(hello.torch) else untried(hello.torch)
     yield Finding("torch", hello.torch, "", f"imported once, by the process that starts all ranks; {words}")
     for path in hello.absent:
         yield Finding(path, "absent", "", without(path))
