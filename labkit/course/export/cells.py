@@ -26,6 +26,8 @@ ONLY_IN_A_NOTEBOOK = re.compile(
     r'<!-- a picture -->\n|<style>[^<]*</style>|<img class="lk-image"[^>]*>|(?<=class="lk-drawing") hidden="hidden"'
 )
 """What a notebook needs to show a picture where drawings are forbidden; pages allow them, and site.css styles them."""
+FOLDED = re.compile(r'<details class="lk-fold"><summary>.*?</summary>(.*)</details>', re.DOTALL)
+"""What a notebook folds until a number is committed; a page folds the whole cell."""
 TO_ITSELF = re.compile(r'<a class="anchor-link".*?</a>')
 NEEDS_A_KERNEL = re.compile(r"\s*<!-- needs a kernel -->.*?<!-- end -->", re.DOTALL)
 """Sentences between these two comments speak to a reader who can run the cells; pages leave them out."""
@@ -67,8 +69,8 @@ def printed(text: str) -> Markup:
 
 
 def drawn(output: str) -> Markup:
-    """The HTML of an output, with each picture once: as a drawing."""
-    return Markup(ONLY_IN_A_NOTEBOOK.sub("", output))
+    """The HTML of an output, unfolded, with each picture once: as a drawing."""
+    return Markup(ONLY_IN_A_NOTEBOOK.sub("", FOLDED.sub(r"\1", output)))
 
 
 def templates(files: Mapping[str, str]) -> jinja2.Environment:

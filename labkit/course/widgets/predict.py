@@ -120,14 +120,14 @@ class Fold:
         return printed + "".join(data.get("text/html") or escape(data.get("text/plain", "")) for data in bundles)
 
     def kept(self) -> dict[str, Any]:
-        """The question before whose answer this stays folded, also on a static page."""
-        return {"folds": self.question.question}
+        """Nothing: a static page folds the whole cell."""
+        return {}
 
     def _repr_html_(self) -> str:
         if self.question.committed:
             return self.page()
         asked = f"{NOT_YET}. Commit a number above, and then look here; or open this to see the answer at once."
-        return f"<details><summary>{asked}</summary>{self.page()}</details>"
+        return f'<details class="lk-fold"><summary>{asked}</summary>{self.page()}</details>'
 
     def __repr__(self) -> str:
         assert self.shown

@@ -16,7 +16,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from labkit.course.exercises.catalogue import problems
-from labkit.course.export.cells import html
+from labkit.course.export.cells import drawn, html
 from labkit.course.export.export import EXERCISES, Progress, export
 from labkit.course.export.gallery import gallery
 from labkit.course.export.links import relinked
@@ -145,6 +145,17 @@ def test_an_answer_without_a_question_and_a_question_asked_twice_are_told(guess)
         groups([new_code_cell("a", outputs=[shown(guess.overlay(measured=5).kept())]), asks(guess)])
     with pytest.raises(ValueError, match="asks again: 'How many <bytes>"):
         groups([asks(guess), asks(guess)])
+
+
+def test_what_a_lab_folds_until_a_number_is_committed_is_folded_once_on_its_page():
+    """Would catch a fold that asks for a number which the page has already, and an answer that stands open."""
+    for path in STORED:
+        for group in groups(nbformat.read(path, as_version=4).cells):
+            for cell in group.cells:
+                pages = [output.get("data", {}).get("text/html", "") for output in cell.source.get("outputs", ())]
+                folded = [page for page in pages if 'class="lk-fold"' in page]
+                assert not folded or cell.waits or group.waits, f"{path.name}: {cell.source.id}"
+                assert not any("<summary>" in drawn(page) for page in folded), f"{path.name}: {cell.source.id}"
 
 
 def test_links_lead_to_pages_of_the_site_or_nowhere():

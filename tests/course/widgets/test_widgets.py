@@ -159,13 +159,13 @@ def test_a_prediction_is_observable_and_overlaid_with_law_and_measurement():
 def test_what_tells_the_answer_is_folded_until_a_number_is_committed(monkeypatch):
     """Would catch a table right under the question that prints what is asked, and one that stays folded for ever."""
     pages: list = []
-    monkeypatch.setattr(predict, "publish_display_data", lambda data, transient, update: pages.append((data, update)))
+    monkeypatch.setattr(predict, "publish_display_data", lambda data, metadata, transient, update: pages.append((data, update)))
     guess = Predict("How many messages?", value=7, unit="messages")
     with guess.folded():
         print("48 messages <in all>")
     ((page, anew),) = pages
     assert not anew
-    assert page["text/html"].startswith("<details><summary>You have not predicted yet.")
+    assert page["text/html"].startswith('<details class="lk-fold"><summary>You have not predicted yet.')
     assert "48 messages &lt;in all&gt;" in page["text/html"]
     guess.field.value = "50"
     page, anew = pages[-1]
@@ -202,7 +202,7 @@ def test_nothing_is_overlaid_before_a_number_is_committed_and_each_commit_draws_
     answer._ipython_display_()
     assert guess.picture.value == ""
     (page,) = shown.values()
-    assert page.startswith("<details><summary>You have not predicted yet")
+    assert page.startswith('<details class="lk-fold"><summary>You have not predicted yet')
     assert "prediction" not in words(answer)
     assert "7 B" not in words(guess.static())
     for number in (600, 300):
