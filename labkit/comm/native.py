@@ -10,7 +10,10 @@ textbook law of a ring, whatever the backend does inside (gloo's reduce_scatter,
     all_to_all       (n-1)/n N, with ragged parts N but for the part that stays
     broadcast        N from the source, 0 from the others
 
-With gloo a CUDA tensor is staged through host memory: right numbers on any machine, not the speed of a GPU.
+NCCL carries collectives only. A message of a CUDA tensor goes by way of host memory, over gloo, under its tag: NCCL
+knows no tags and has one queue for each pair of ranks, so that messages that are received in another order than they
+were sent would be taken for one another, and ranks that send to each other in a circle would wait for ever. Without
+NCCL all else is staged through host memory, too: right numbers on any machine, not the speed of a GPU.
 """
 
 from __future__ import annotations
@@ -219,6 +222,17 @@ class UnderWay:
         return self.work is None or bool(self.work.is_completed())
 
 
+class Through:
+    """In place of a handle of torch's that has been waited for: gloo's would wait for one more message."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
+
+
 class Message(UnderWay):
     """A message under gloo. Its handle says that it is done only if a thread waits for it, so `done` starts one."""
 
@@ -246,7 +260,8 @@ class Message(UnderWay):
 
     def _ask(self) -> None:
         try:
-            super().wait()
+            self.work.wait()  # no more: what remains is done by whoever waits, on that thread's device and stream
+            self.work = Through()
         except BaseException as error:
             self.error = error
 
@@ -254,20 +269,16 @@ class Message(UnderWay):
 class Native:
     """Wire and collectives over one process group. Peers are indexes in the group."""
 
-    def __init__(self, process_group: Any, device: str, size: int, interface: str = ""):
+    def __init__(self, process_group: Any, device: str, size: int, interface: str = "", messages: Any = None):
         self.pg, self.device, self.size, self.interface = process_group, device, size, interface
         # without a group, torch's own error says what was left out; one that is in none of torch's lists has its name
         self.backend = dist.get_backend() if process_group is None else process_group.name()
         self.on_device = self.backend == "nccl"
         self.rank = 0 if process_group is None else process_group.rank()  # None: a group of one rank
-        self.headers = self.up = self.down = process_group
-        if self.on_device:
-            # NCCL queues all sends and receives between two GPUs on one stream, so two ranks that both send first would
-            # wait for each other. So messages to higher members and messages to lower ones have a group each.
-            # NCCL also ignores tags: headers, which must find their receive by tag, go over gloo.
+        self.messages = process_group if messages is None else messages
+        if self.on_device and messages is None:
             with loops.asleep(interface):
-                self.headers = companion(process_group, "gloo", "headers")
-            self.up, self.down = companion(process_group, "nccl", "up"), companion(process_group, "nccl", "down")
+                self.messages = companion(process_group, "gloo", "messages")
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
         self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in
@@ -279,23 +290,20 @@ class Native:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def isend(self, x: Tensor, to: int, tag: int) -> UnderWay:
-        """Start sending to member `to`; a CUDA tensor under gloo goes by way of host memory."""
+        """Start sending to member `to`; a CUDA tensor goes by way of host memory."""
         if not x.numel():
             return UnderWay(None)
-        if x.is_cuda and not self.on_device:
-            x = x.cpu()
-        group = (self.up if to > self.rank else self.down) if x.is_cuda else self.headers
-        return Message(group.send([x], to, 0 if x.is_cuda else tag), x)
+        x = x.cpu()
+        return Message(self.messages.send([x], to, tag), x)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> UnderWay:
         """Start receiving from member `source` into `buffer`."""
         if not buffer.numel():
             return UnderWay(None)
-        if buffer.is_cuda and not self.on_device:
+        if buffer.is_cuda:
             staged = torch.empty_like(buffer, device="cpu", pin_memory=True)
-            return Message(self.pg.recv([staged], source, tag), staged, buffer)
-        group = (self.up if self.rank > source else self.down) if buffer.is_cuda else self.headers
-        return Message(group.recv([buffer], source, 0 if buffer.is_cuda else tag), buffer)
+            return Message(self.messages.recv([staged], source, tag), staged, buffer)
+        return Message(self.messages.recv([buffer], source, tag), buffer)
 
     # -- collectives under way ---------------------------------------------------------------------------------------
 

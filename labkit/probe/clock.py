@@ -43,7 +43,6 @@ from torch import nn
 
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
-from labkit.comm.message import wire_is_device
 from labkit.probe.recording import Recording, Shares, bubble_share, overlap_share
 from labkit.probe.rows import Row, Span
 from labkit.probe.verb_listener import VerbListener
@@ -189,7 +188,7 @@ class Clock:
             reference=0 if group is None else group.ranks[0],
             earlier=tuple((r, sent[r], self._received[r]) for r in sorted({*sent, *self._received})),
             unseen=tuple(sorted(rank for rank, n in came.items() if n > heard[rank])),
-            queued=group is not None and wire_is_device(group.wire),
+            queued=group is not None and bool(getattr(group.wire, "on_device", False)),
         )
 
 
