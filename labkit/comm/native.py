@@ -18,24 +18,18 @@ NCCL all else is staged through host memory, too: right numbers on any machine, 
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import secrets
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.comm import hops, loops
+from labkit.comm import hops
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
+from labkit.comm.process_groups import Pair, ProcessGroups
 
 # a mean is a sum that is divided afterwards, on every backend
 _REDUCE = (
@@ -46,151 +40,25 @@ _REDUCE = (
 )
 
 
-def start(
-    rank: int,
-    size: int,
-    store_file: str,
-    generation: int,
-    backend: str = "gloo",
-    device: str = "cpu",
-    timeout_s: float | None = None,
-    strict: bool = False,
-    interface: str = "",
-) -> None:
-    """Meet the other ranks through `store_file` (fresh for each generation) and form torch's process group. Ranks of
-    several machines meet in a store of torch's instead, `tcp://host:port/` (`host_store`).
-
-    `strict` lets torch compare every collective's shape first. With the name of the network `interface`, gloo's threads
-    of this group sleep while nothing happens (loops.py). Raises RuntimeError if the others do not come."""
-    level = dist.DebugLevel.DETAIL if strict else dist.DebugLevel.OFF
-    dist.set_debug_level(level)
-    store = dist.PrefixStore(f"gen{generation}", _store(store_file, size))
-    limit = timedelta(seconds=timeout_s or 1800)
-    extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
-    with loops.asleep(interface):
-        dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
-
-
-@contextlib.contextmanager
-def by_agent(rank: int, size: int, device: str, timeout_s: float) -> Iterator[bool]:
-    """Form torch's process group of the first `size` ranks at the store that an engine's variables name.
-
-    Gives True in them. A later rank waits at the store until they have left the context, and then gives False."""
-    backend, limit = "nccl" if device.startswith("cuda") else "gloo", timedelta(seconds=timeout_s)
-    agents, _, n_started = next(iter(dist.rendezvous("env://", timeout=limit)))
-    store = _round(dist.PrefixStore("labkit", agents), rank, n_started, timeout_s)
-    if rank >= size:
-        store.wait(["over"], timedelta(days=365))
-        yield False
-        return
-    extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
-    dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
-    yield True
-    dist.barrier()
-    if rank == 0:
-        store.set("over", "")
-    stop()
-
-
-def _round(store: Any, rank: int, size: int, timeout_s: float) -> Any:
-    """A part of the store for the processes that are alive now. RuntimeError if not all come.
-
-    An engine keeps its store when it starts the processes anew, and with it the addresses of those that are gone. So
-    each process says hello with a word that nobody has used; rank 0 answers to each word that it finds, and a process
-    knows by the answer to its own that rank 0 is of its round, too."""
-    word = secrets.token_hex(8)
-    if rank:
-        store.set(f"hello/{rank}", word)
-        store.wait([f"answer/{word}"], timedelta(seconds=timeout_s))
-        word = store.get(f"answer/{word}").decode()
-        store.set(f"{word}/here/{rank}", "")
-        return dist.PrefixStore(word, store)
-    missing, ends = set(range(1, size)), time.monotonic() + timeout_s
-    while missing:
-        for other in sorted(missing):
-            if store.check([f"{word}/here/{other}"]):
-                missing.remove(other)
-            elif store.check([f"hello/{other}"]):  # perhaps of a process that is gone: then nobody reads the answer
-                store.set(f"answer/{store.get(f'hello/{other}').decode()}", word)
-        if missing and time.monotonic() > ends:
-            raise RuntimeError(f"ranks {sorted(missing)} have not come within {timeout_s:g} s")
-        time.sleep(0.01)
-    return dist.PrefixStore(word, store)
-
-
-def host_store(host: str) -> Any:
-    """A store in which ranks of several machines meet, served by a thread of this process on a free `.port`. What is in
-    it is neither encrypted nor guarded: torch wants a network that can be trusted."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-
-
-def _store(place: str, size: int) -> Any:
-    if not place.startswith("tcp://"):
-        return dist.FileStore(place, size)
-    parts = urlsplit(place)
-    return dist.TCPStore(parts.hostname or "", parts.port or 0, is_master=False, wait_for_workers=False)
-
-
-def stop() -> None:
-    """Leave every process group, whatever state it is in."""
-    with loops.hurried():
-        companion.cache_clear()
-        if dist.is_initialized():
-            with contextlib.suppress(RuntimeError):  # a group whose connections were cut cannot say goodbye
-                dist.destroy_process_group()
-        gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
-
-
-def abort() -> None:
-    """End what NCCL has in flight, from another thread than the one that waits."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        with contextlib.suppress(RuntimeError):
-            dist.distributed_c10d._abort_process_group()
-
-
-def world(
-    rank: int, size: int, device: str, ledger: Ledger, state: dict[str, Any] | None = None, interface: str = ""
-) -> Group:
-    """The group of all ranks, over the process group that `start` formed with the same `interface`."""
-    return over(dist.group.WORLD, "world", tuple(range(size)), rank, device, ledger, state, interface)
+def world(groups: ProcessGroups, ledger: Ledger, state: dict[str, Any] | None = None) -> Group:
+    """The group of all ranks of a generation."""
+    return over(groups.world, "world", tuple(range(groups.size)), groups.rank, groups.device, ledger, state, groups)
 
 
 def over(
-    process_group: Any,
+    pair: Pair,
     axis: str,
     ranks: tuple[int, ...],
     rank: int,
     device: str,
     ledger: Ledger,
     state: dict[str, Any] | None = None,
-    interface: str = "",
+    groups: ProcessGroups | None = None,
 ) -> Group:
-    """A group over one of torch's process groups; `rank` is the index in `ranks`."""
-    wire = Native(process_group, device, len(ranks), interface)
+    """A group over two of torch's process groups, or one twice; `rank` is the index in `ranks`. A mesh can be connected
+    over it only where it knows the `groups` of its generation."""
+    wire = Native(pair, device, len(ranks), groups)
     return Group(axis, ranks, rank, wire, wire.algorithms(), ledger, device, state)
-
-
-def subgroup(ranks: tuple[int, ...], interface: str = "") -> Any:
-    """One of torch's process groups for `ranks`. Every rank of the world must call this, members or not. Its threads
-    sleep as those of the world do, if `interface` is the world's."""
-    with loops.asleep(interface):
-        return dist.new_group(list(ranks))
-
-
-def apart(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """gloo between those who meet at `store`, in none of torch's lists of groups: what another group stands on."""
-    made = dist.ProcessGroup(store, rank, size)
-    made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-    return made
-
-
-@lru_cache(maxsize=256)
-def companion(process_group: Any, backend: str, use: str) -> Any:
-    """A second group of the same ranks for one `use`, the same each time. All its members call this, nobody else."""
-    ranks = dist.get_process_group_ranks(process_group)
-    return dist.new_group(ranks, backend=backend, use_local_synchronization=True, group_desc=use)
 
 
 class UnderWay:
@@ -269,16 +137,11 @@ class Message(UnderWay):
 class Native:
     """Wire and collectives over one process group. Peers are indexes in the group."""
 
-    def __init__(self, process_group: Any, device: str, size: int, interface: str = "", messages: Any = None):
-        self.pg, self.device, self.size, self.interface = process_group, device, size, interface
-        # without a group, torch's own error says what was left out; one that is in none of torch's lists has its name
-        self.backend = dist.get_backend() if process_group is None else process_group.name()
-        self.on_device = self.backend == "nccl"
-        self.rank = 0 if process_group is None else process_group.rank()  # None: a group of one rank
-        self.messages = process_group if messages is None else messages
-        if self.on_device and messages is None:
-            with loops.asleep(interface):
-                self.messages = companion(process_group, "gloo", "messages")
+    def __init__(self, pair: Pair, device: str, size: int, groups: ProcessGroups | None = None):
+        self.pg, self.messages = pair
+        self.device, self.size, self.groups = device, size, groups
+        self.on_device = groups is not None and groups.backend == "nccl"
+        self.rank = 0 if self.pg is None else self.pg.rank()  # None: a group of one rank
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
         self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in

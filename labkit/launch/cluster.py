@@ -241,11 +241,13 @@ class BareCluster:
         return replies
 
     def _sweep(self, call: Call) -> None:
-        """Messages that nobody received must not be found by the next call: a new generation throws them away."""
+        """Messages that nobody received must not be found by the next call, and receives that nobody answered must not
+        take its messages: a new generation throws both away."""
         lost = undelivered(call)
         if lost:
             listed = ", ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in lost.items())
             print(f"Messages were sent and never received: {listed}. They are thrown away.", flush=True)
+        if lost or any(answer.n_expected for answer, _ in call.answers.values()):
             self._processes.heal()
 
     def restart(self, *ranks: int) -> None:

@@ -23,6 +23,7 @@ from labkit.comm.ledger import Ledger
 from labkit.comm.local import Exchange, LocalWire
 from labkit.comm.message import Receiving
 from labkit.comm.native import Message, Native
+from labkit.comm.process_groups import Pair
 
 
 class Handle:
@@ -65,9 +66,6 @@ class Lanes:
         self.wire, self.exchange = wire, wire.exchange
         with self.exchange.changed:
             self.queues: defaultdict[Any, Queue] = self.exchange.__dict__.setdefault("queues", defaultdict(Queue))
-
-    def name(self) -> str:
-        return "nccl"
 
     def rank(self) -> int:
         return self.wire.rank
@@ -112,7 +110,7 @@ class OnGpus(Native):
 
     def __init__(self, wire: LocalWire):
         self.wire = wire
-        super().__init__(Lanes(wire), "cpu", len(wire.ranks), messages=Letters(wire))
+        super().__init__(Pair(Lanes(wire), Letters(wire)), "cpu", len(wire.ranks))
 
     def along(self, world: Group, axis: str, ranks: tuple[int, ...], rank: int) -> Group:
         """A group of some of the world's ranks, as a mesh wants it."""

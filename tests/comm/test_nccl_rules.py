@@ -10,6 +10,7 @@ from labkit import Layout, Mesh, ring, run_threads, star, tree
 from labkit.assemble import assemble
 from labkit.comm import hierarchy, hops
 from labkit.comm.native import Native
+from labkit.comm.process_groups import Pair
 from labkit.parallel.context import ring_attention
 from labkit.plan.recipe import Recipe
 from labkit.train.config import GPTConfig
@@ -180,11 +181,8 @@ def test_larger_layouts_train_between_gpus(name):
 class Spoken:
     """A process group that notes what it is asked to carry."""
 
-    def __init__(self, backend):
-        self.backend, self.calls = backend, []
-
-    def name(self):
-        return self.backend
+    def __init__(self):
+        self.calls = []
 
     def rank(self):
         return 0
@@ -198,8 +196,8 @@ class Spoken:
 
 def test_a_message_of_a_gpus_tensor_goes_through_host_memory_under_its_tag():
     """Would catch payloads on NCCL again, and a message that has lost its tag."""
-    collectives, messages = Spoken("nccl"), Spoken("gloo")
-    wire = Native(collectives, "cuda:0", 2, messages=messages)
+    collectives, messages = Spoken(), Spoken()
+    wire = Native(Pair(collectives, messages), "cuda:0", 2)
     with FakeTensorMode():
         wire.isend(torch.ones(3, device="cuda"), 1, 7)
         wire.irecv(torch.empty(5, device="cuda"), 1, 9)
