@@ -17,7 +17,7 @@ OWN = {"GLOO_SOCKET_IFNAME": "lo", "RANK": "2", "WORLD_SIZE": "4"}
 
 
 def test_ranks_on_nccl_get_what_labkit_needs_of_it():
-    """Would catch a port that listens beyond this machine, and torch's watchdog, which ends a rank that labkit frees."""
+    """Would catch a port that listens beyond this machine, and torch's watchdog, which ends ranks that labkit frees."""
     assert variables(SPEC) == {"HOME": "/home/me", **OWN, **PLACE}
     assert variables({**SPEC, "backend": "nccl"}) == {"HOME": "/home/me", **NCCLS, **OWN, **PLACE}
 
