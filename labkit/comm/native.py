@@ -19,7 +19,7 @@ NCCL all else is staged through host memory, too: right numbers on any machine, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,8 +71,10 @@ class UnderWay:
         back_to: Tensor | None = None,
         divide: int = 1,
         source: Tensor | None = None,
+        finish: Callable[[], None] | None = None,
     ):
         self.work, self.x, self.back_to, self.divide, self.source = work, x, back_to, divide, source
+        self.finish = finish
 
     def wait(self) -> Tensor | None:
         """Block until torch is through, then finish the rest."""
@@ -83,6 +85,8 @@ class UnderWay:
                 self.x.div_(self.divide)
             if self.back_to is not None and self.x is not None:
                 self.back_to.copy_(self.x)
+            if self.finish is not None:
+                self.finish()
         return self.x if self.back_to is None else self.back_to
 
     def done(self) -> bool:
@@ -141,6 +145,8 @@ class Native:
         self.pg, self.messages = pair
         self.device, self.size, self.groups = device, size, groups
         self.on_device = groups is not None and groups.backend == "nccl"
+        self.finish = None if groups is None else groups.finish
+        self.queues = self.on_device and groups is not None and not groups.blocking  # verbs return before they are over
         self.rank = 0 if self.pg is None else self.pg.rank()  # None: a group of one rank
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
@@ -174,7 +180,8 @@ class Native:
         """Start the sum of x over the group, in place."""
         staged = self._staged(x)
         work = dist.all_reduce(staged, _op(op), self.pg, async_op=True)
-        return UnderWay(work, staged, None if staged is x else x, self.size if op == "mean" else 1)
+        back, divide = None if staged is x else x, self.size if op == "mean" else 1
+        return UnderWay(work, staged, back, divide, finish=self.finish)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> UnderWay:
         """Start a reduce_scatter; x is kept alive until it is done.   [n*k, ...] -> [k, ...]"""
@@ -182,7 +189,7 @@ class Native:
         y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         work = _reduce_scatter()(y, source, _op(op), group=self.pg, async_op=True)
         back = None if source is x else torch.empty_like(y, device=x.device)
-        return UnderWay(work, y, back, self.size if op == "mean" else 1, source)
+        return UnderWay(work, y, back, self.size if op == "mean" else 1, source, self.finish)
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> UnderWay:
         """Start an all_gather; x is kept alive until it is done.   [k, ...] -> [n*k, ...]"""
@@ -190,14 +197,14 @@ class Native:
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
         y = out if source is x else torch.empty_like(out, device=source.device)
         work = _all_gather()(y, source, group=self.pg, async_op=True)
-        return UnderWay(work, y, None if y is out else out, 1, source)
+        return UnderWay(work, y, None if y is out else out, 1, source, self.finish)
 
     def all_to_all_start(self, x: Tensor) -> UnderWay:
         """Start an all_to_all of equal parts; x is kept alive until it is done.   [n*k, ...] -> [n*k, ...]"""
         source = self._staged(x)
         y = torch.empty_like(source)
         work = dist.all_to_all_single(y, source, group=self.pg, async_op=True)
-        return UnderWay(work, y, None if source is x else torch.empty_like(x), 1, source)
+        return UnderWay(work, y, None if source is x else torch.empty_like(x), 1, source, self.finish)
 
     # -- collectives: f(x, group) -> new tensor ----------------------------------------------------------------------
 
@@ -253,13 +260,16 @@ class Native:
     def barrier(self, x: Tensor, group: Group) -> Tensor:
         """Wait for everybody."""
         dist.barrier(self.pg)
-        return x
+        return self._back_on(x, x)
 
     def _staged(self, x: Tensor) -> Tensor:
         return x.cpu() if x.is_cuda and not self.on_device else x
 
     def _back_on(self, y: Tensor, like: Tensor) -> Tensor:
-        return y.to(like.device)
+        y = y.to(like.device)
+        if self.finish is not None:
+            self.finish()
+        return y
 
 
 def _op(op: str) -> Any:

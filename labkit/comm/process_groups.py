@@ -8,6 +8,10 @@ A group costs threads and sockets, on a GPU memory too, and torch keeps it until
 connected once more gets the groups that are there. Two axes with the same ranks have a group each: what they send at
 the same time may carry the same tags.
 
+Collectives of NCCL return when the device has them in its queue. `finish`, with which each blocking verb ends, waits
+on the host until the device is through: so a hang is in the verb that hangs, and a rank that waits there can be found.
+With `blocking=False` it returns at once, as CUDA's own calls do, and `drain` waits at the end of a call.
+
 torch forms a group only if all ranks of the world ask for it, members or not, in one order. Both groups of a pair are
 formed there and then, where everybody is present: made later, by whoever uses it first, a group would wait for ranks
 that have no reason to come.
@@ -43,8 +47,17 @@ class ProcessGroups:
     """The groups of one generation, seen from one rank. With the name of the network `interface`, gloo's threads sleep
     while nothing happens (loops.py)."""
 
-    def __init__(self, rank: int, size: int, backend: str = "gloo", device: str = "cpu", interface: str = ""):
-        self.rank, self.size, self.backend, self.device, self.interface = rank, size, backend, device, interface
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        backend: str = "gloo",
+        device: str = "cpu",
+        interface: str = "",
+        blocking: bool = True,
+    ):
+        self.rank, self.size, self.backend, self.device = rank, size, backend, device
+        self.interface, self.blocking = interface, blocking
         self.limit = timedelta(seconds=TIMEOUT_S)
         self.store: Any = None
         self.beside: Any = None
@@ -99,6 +112,19 @@ class ProcessGroups:
             return None
         store = dist.PrefixStore(f"messages of {axis} {ranks}", self.store)
         return apart(store, ranks.index(self.rank), len(ranks), self.limit)
+
+    def finish(self) -> None:
+        """The end of a blocking verb: `drain`, or with `blocking=False` nothing."""
+        if self.blocking:
+            self.drain()
+
+    def drain(self) -> None:
+        """Wait until the device is through with what its current stream has. RuntimeError if the groups were aborted
+        meanwhile: then what was waited for has no result."""
+        if self.device.startswith("cuda"):
+            torch.cuda.current_stream(self.device).synchronize()
+        if self.aborted:
+            raise RuntimeError("NCCL communicator was aborted while this rank waited for a collective")
 
     def abort(self) -> None:
         """End what NCCL has in flight, from another thread than the one that waits for it.

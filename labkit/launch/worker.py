@@ -131,7 +131,8 @@ class Rank:
     def _no_groups(self) -> ProcessGroups:
         """The process groups of a generation that has not begun."""
         spec = self.spec
-        return ProcessGroups(self.rank, spec["n_ranks"], spec["backend"], spec["device"], spec["interface"])
+        place = self.rank, spec["n_ranks"], spec["backend"], spec["device"], spec["interface"]
+        return ProcessGroups(*place, spec["blocking"])
 
     def _shape(self, generation: int) -> None:
         """Open the page on which ranks keep the traffic of this generation, if links are shaped; forget the last."""
@@ -222,10 +223,12 @@ class Rank:
         self.send("answer", call_id, answer, frames=frames)
 
     def _wait_for_device(self) -> None:
-        if self.spec["device"].startswith("cuda"):
-            import torch
+        with contextlib.nullcontext() if self.spec["blocking"] else self.page.in_the_last_collective():
+            self.groups.drain()
+            if self.spec["device"].startswith("cuda"):
+                import torch
 
-            torch.cuda.synchronize()
+                torch.cuda.synchronize()
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):
