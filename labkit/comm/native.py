@@ -1,8 +1,7 @@
 """Groups over torch.distributed: gloo between processes on CPUs (or on one shared GPU), NCCL between GPUs.
 
-Only this file knows how torch spells its collectives. Long because most of them stand here twice, waited for and
-started. What a backend sends is charged to the ledger by the
-textbook law of a ring, whatever the backend does inside (gloo's reduce_scatter, for one, is an all_reduce in disguise):
+Only this file knows how torch spells its collectives. What a backend sends is charged to the ledger by the textbook law
+of a ring, whatever the backend does inside (gloo's reduce_scatter, for one, is an all_reduce in disguise):
 
     all_reduce      2(n-1)/n N     N = bytes of the whole tensor
     reduce_scatter   (n-1)/n N
@@ -95,10 +94,12 @@ class UnderWay:
 
 
 class Through:
-    """In place of a handle of torch's that has been waited for: gloo's would wait for one more message."""
+    """The handle of what is done already. It takes the place of one of gloo's that has been waited for, which would
+    wait for one more message."""
 
     def wait(self) -> None:
         """Return at once."""
+        return None
 
     def is_completed(self) -> bool:
         """True."""

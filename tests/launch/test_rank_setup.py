@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.launch.rank_setup import variables
 
-SPEC = {"rank": 2, "n_ranks": 4, "interface": "lo", "backend": "gloo", "environment": {"HOME": "/home/me"}}
+SPEC = {"rank": 2, "n_ranks": 4, "interface": "lo", "backend": "gloo", "environment": {"TERM": "xterm"}}
 NCCLS = {
     "NCCL_SOCKET_IFNAME": "lo",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -18,8 +18,8 @@ OWN = {"GLOO_SOCKET_IFNAME": "lo", "RANK": "2", "WORLD_SIZE": "4"}
 
 def test_ranks_on_nccl_get_what_labkit_needs_of_it():
     """Would catch a port that listens beyond this machine, and torch's watchdog, which ends ranks that labkit frees."""
-    assert variables(SPEC) == {"HOME": "/home/me", **OWN, **PLACE}
-    assert variables({**SPEC, "backend": "nccl"}) == {"HOME": "/home/me", **NCCLS, **OWN, **PLACE}
+    assert variables(SPEC) == {"TERM": "xterm", **OWN, **PLACE}
+    assert variables({**SPEC, "backend": "nccl"}) == {"TERM": "xterm", **NCCLS, **OWN, **PLACE}
 
 
 def test_what_the_user_has_set_stays():
