@@ -14,7 +14,10 @@ def text_table(rows: Rows, numbers: Sequence[int] = ()) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(row: Sequence[str]) -> str:
-        cells = [cell.rjust(n) if i in numbers else cell.ljust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.rjust(n) if i in numbers else cell.ljust(n)
+            for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+        ]
         return "  ".join(cells).rstrip()
 
     return "\n".join(map(line, rows))

@@ -76,7 +76,12 @@ def export(notebooks: Sequence[Path], folder: Path, progress: Callable[[Progress
     frame["has_exercises"] = any(draft.file == EXERCISES for draft in drafts)
     for done, draft in enumerate(drafts):
         progress(Progress(done, len(drafts), draft.title))
-        place = {"here": draft.file, "root": "../" * draft.file.count("/"), "before": draft.before, "after": draft.after}
+        place = {
+            "here": draft.file,
+            "root": "../" * draft.file.count("/"),
+            "before": draft.before,
+            "after": draft.after,
+        }
         text = environment.get_template(draft.template).render(title=draft.title, **place, **frame, **draft.shown)
         target = folder / draft.file
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -107,11 +112,15 @@ def _exercise_drafts(exercises: Sequence[ExercisePage]) -> list[Draft]:
     if not exercises:
         return []
     count = sum(len(page.list) for page in exercises)
-    drafts = [Draft(EXERCISES, "Exercises", "exercise_index.html.j2", {"pages": exercises, "count": count, "dots": dots})]
+    drafts = [
+        Draft(EXERCISES, "Exercises", "exercise_index.html.j2", {"pages": exercises, "count": count, "dots": dots})
+    ]
     ends = [Neighbour(f"exercises {page.number}", page.name) for page in exercises]
     for page, before, after in zip(exercises, [None, *ends], [*ends[1:], None], strict=False):
         shown = {"page": page, "verbs": verbs()}
-        drafts.append(Draft(page.file, f"Exercises {page.number}: {page.title}", "exercises.html.j2", shown, before, after))
+        drafts.append(
+            Draft(page.file, f"Exercises {page.number}: {page.title}", "exercises.html.j2", shown, before, after)
+        )
     return drafts
 
 

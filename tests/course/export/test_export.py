@@ -149,7 +149,9 @@ def test_an_answer_without_a_question_and_a_question_asked_twice_are_told(guess)
 
 def test_links_lead_to_pages_of_the_site_or_nowhere():
     """Would catch a link to a file that the site has not."""
-    page = html("[a](03_x.ipynb#cell-id=b), [c](../src/d.py), [e](https://f.g), [h](#i) <!-- needs a kernel -->j<!-- end -->")
+    page = html(
+        "[a](03_x.ipynb#cell-id=b), [c](../src/d.py), [e](https://f.g), [h](#i) <!-- needs a kernel -->j<!-- end -->"
+    )
     assert re.sub("</?p>|\n", "", relinked(page, {"03_x.ipynb": "03_x.html"}, "../")) == (
         '<a href="../03_x.html#cell-id=b">a</a>, c, <a href="https://f.g">e</a>, <a href="#i">h</a>'
     )
