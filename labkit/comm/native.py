@@ -22,7 +22,7 @@ from torch import Tensor
 from labkit.comm.charge import charged_bytes
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
-from labkit.comm.process_groups import Pair, ProcessGroups
+from labkit.comm.process_groups import Pair, ProcessGroups, adopted
 
 # a mean is a sum that is divided afterwards, on every backend
 _REDUCE = (
@@ -33,9 +33,19 @@ _REDUCE = (
 )
 
 
-def world(groups: ProcessGroups, ledger: Ledger, state: dict[str, Any] | None = None) -> Group:
-    """The group of all ranks of a generation."""
-    return over(groups.world, "world", tuple(range(groups.size)), groups.rank, groups.device, ledger, state, groups)
+def world(
+    rank: int,
+    size: int,
+    device: str,
+    ledger: Ledger,
+    state: dict[str, Any] | None = None,
+    groups: ProcessGroups | None = None,
+) -> Group:
+    """The group of all ranks, over torch's process group, whoever has formed it.
+
+    Without the `groups` of a generation every rank must call this, once: with NCCL it forms a group for messages."""
+    groups = adopted(rank, size, device) if groups is None else groups
+    return over(groups.world, "world", tuple(range(size)), rank, device, ledger, state, groups)
 
 
 def over(
@@ -139,7 +149,7 @@ class Native:
     def __init__(self, pair: Pair, device: str, size: int, groups: ProcessGroups | None = None):
         self.pg, self.messages = pair
         self.device, self.size, self.groups = device, size, groups
-        self.on_device = groups is not None and groups.backend == "nccl"
+        self.on_device = groups is not None and groups.on_device
         self.finish = None if groups is None else groups.finish
         self.queues = self.on_device and groups is not None and not groups.blocking  # verbs return before they are over
         self.rank = 0 if self.pg is None else self.pg.rank()  # None: a group of one rank

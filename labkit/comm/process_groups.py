@@ -66,9 +66,14 @@ class ProcessGroups:
         self.aborted = False
 
     @property
+    def on_device(self) -> bool:
+        """True if NCCL carries the collectives."""
+        return "nccl" in self.backend  # "cpu:gloo,cuda:nccl" in a program that names no backend
+
+    @property
     def apart(self) -> bool:
         """True if messages have groups of their own."""
-        return self.backend == "nccl"
+        return self.on_device
 
     def start(self, place: str, generation: int, timeout_s: float | None = None, strict: bool = False) -> None:
         """Meet the other ranks at `place` and form the world's groups. It is a file, fresh for each generation, or a
@@ -82,7 +87,7 @@ class ProcessGroups:
     def meet(self, store: Any, timeout_s: float) -> None:
         """Form the world's groups at a store of torch's that nobody has used."""
         self.store, self.limit = store, timedelta(seconds=timeout_s)
-        extra: dict[str, Any] = {"device_id": torch.device(self.device)} if self.backend == "nccl" else {}
+        extra: dict[str, Any] = {"device_id": torch.device(self.device)} if self.on_device else {}
         with loops.asleep(self.interface):
             dist.init_process_group(
                 self.backend, rank=self.rank, world_size=self.size, store=store, timeout=self.limit, **extra
@@ -107,10 +112,12 @@ class ProcessGroups:
         return pair
 
     def _beside(self, axis: str, ranks: tuple[int, ...]) -> Any:
-        # Not by torch's new_group: with a GPU bound to the world, ranks that are no members would split the world's
-        # communicator, for which NCCL needs all ranks, and members would not.
+        # Not by all ranks, as torch's new_group is called: with a GPU bound to the world, those that are no members
+        # would split the world's communicator, for which NCCL needs all ranks, and members would not.
         if not self.apart or self.rank not in ranks:
             return None
+        if self.store is None:  # of a world that somebody else has formed
+            return dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True, group_desc="messages")
         store = dist.PrefixStore(f"messages of {axis} {ranks}", self.store)
         return apart(store, ranks.index(self.rank), len(ranks), self.limit)
 
@@ -131,7 +138,7 @@ class ProcessGroups:
         """End what NCCL has in flight, from another thread than the one that waits for it.
 
         torch's lists of groups stay as they are: the waiting thread looks into them, and `stop` clears them."""
-        if self.backend != "nccl" or not dist.is_initialized():
+        if not self.on_device or not dist.is_initialized():
             return
         self.aborted = True  # first: a wait that ends now has no result
         world = private("torch.distributed.distributed_c10d._world")
@@ -162,11 +169,18 @@ class ProcessGroups:
             self.beside = self.store = None
             if dist.is_initialized():
                 with contextlib.suppress(RuntimeError):  # a group whose connections were cut cannot say goodbye
-                    if self.backend == "nccl":
+                    if self.on_device:
                         private("torch.distributed.distributed_c10d._abort_process_group")()
                     else:
                         dist.destroy_process_group()
             gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
+
+
+def adopted(rank: int, size: int, device: str) -> ProcessGroups:
+    """The groups of a world that a program has formed by torch's means. Every rank must call this."""
+    groups = ProcessGroups(rank, size, dist.get_backend(), device)
+    groups.beside = groups._beside("world", tuple(range(size)))
+    return groups
 
 
 @contextlib.contextmanager

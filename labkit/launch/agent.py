@@ -51,4 +51,4 @@ def agent_world(size: int, device: str = "auto", timeout_s: float = 600) -> Iter
         torch.cuda.set_device(torch.device(device))
     rank = int(os.environ["RANK"])
     with by_agent(rank, size, device, timeout_s) as groups:
-        yield None if groups is None else native.world(groups, Ledger())
+        yield None if groups is None else native.world(rank, size, device, Ledger(), groups=groups)

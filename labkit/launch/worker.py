@@ -146,7 +146,8 @@ class Rank:
 
     def group(self) -> Group:
         """A fresh view of the world for one call: collectives are counted from 1."""
-        world = native.world(self.groups, self.ledger, self.state)
+        n_ranks, device = self.spec["n_ranks"], self.spec["device"]
+        world = native.world(self.rank, n_ranks, device, self.ledger, self.state, self.groups)
         if self.traffic is not None:
             return shaped.shape(world, self.traffic)
         return world if self.box is None else shared.share(world, self.box)

@@ -81,6 +81,18 @@ def test_a_part_of_a_world_is_not_cut_further(four):
         four.run(cut)
 
 
+def test_a_world_that_somebody_else_has_formed_is_as_good(four):
+    """Would catch a script under torchrun whose ranks get a group that cannot send, or form no mesh."""
+
+    def adopt(group, layout):
+        from labkit import Ledger
+        from labkit.comm.native import world
+
+        return sums(world(group.rank, group.size, "cpu", Ledger()), layout)
+
+    assert values(four.run(adopt, Layout(dp=2, tp=2)))[0] == ([101, 11], [10, 10, 100])
+
+
 def lives(group, layout, times):
     """Groups that torch keeps and threads of this process, after so many meshes more."""
     import os
