@@ -145,8 +145,9 @@ def test_nccls_groups_are_aborted_and_the_next_generation_works(four):
     with pytest.raises(WorkerError, match="Hang: ranks 0, 1 and 2 wait in all_reduce #1"):
         four.run(forgetful)
     assert four.pids == pids
-    # those who waited were freed by an abort; the last one did not wait
-    assert values(four.run(lambda group: group.state["groups"].aborted)) == [True, True, True, False]
+    aborted = values(four.run(lambda group: group.state["groups"].aborted))
+    assert any(aborted[:3])  # not all: once the first is free, gloo tells the others
+    assert not aborted[3]  # it did not wait
     assert values(four.run(sums, Layout(dp=2, tp=2)))[0] == ([101, 11], [10, 10, 100])
 
 
