@@ -159,7 +159,9 @@ def test_a_prediction_is_observable_and_overlaid_with_law_and_measurement():
 def test_what_tells_the_answer_is_folded_until_a_number_is_committed(monkeypatch):
     """Would catch a table right under the question that prints what is asked, and one that stays folded for ever."""
     pages: list = []
-    monkeypatch.setattr(predict, "publish_display_data", lambda data, metadata, transient, update: pages.append((data, update)))
+    monkeypatch.setattr(
+        predict, "publish_display_data", lambda data, metadata, transient, update: pages.append((data, update))
+    )
     guess = Predict("How many messages?", value=7, unit="messages")
     with guess.folded():
         print("48 messages <in all>")
