@@ -1,7 +1,8 @@
 """Groups over torch.distributed: gloo between processes on CPUs (or on one shared GPU), NCCL between GPUs.
 
 Only this file knows how torch spells its collectives. What a backend sends inside of a collective it does not say
-(gloo's reduce_scatter, for one, is an all_reduce in disguise): the ledger is charged what a ring would send (charge.py).
+(gloo's reduce_scatter, for one, is an all_reduce in disguise). So the ledger is charged what a ring would send
+(charge.py).
 
 NCCL carries collectives only. A message of a CUDA tensor goes by way of host memory, over gloo, under its tag: NCCL
 knows no tags and has one queue for each pair of ranks, so that messages that are received in another order than they
