@@ -36,8 +36,11 @@ def race(group: Any, n_bytes: int, repeats: int) -> tuple[dict[str, float], int]
 
     from labkit import ring, star, tree
     from labkit.comm import native
+    from labkit.comm.process_groups import Pair
 
-    gloo = native.over(group.wire.pg, group.axis, group.ranks, group.rank, group.device, group.ledger)
+    gloo = native.over(
+        Pair(group.wire.pg, group.wire.pg), group.axis, group.ranks, group.rank, group.device, group.ledger
+    )
     gloo.counted = group.counted  # one group to the witness, which compares the ranks' numbers
     x = torch.ones(n_bytes // 4)
     own = x.clone()

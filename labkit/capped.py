@@ -58,6 +58,8 @@ class Cluster(BareCluster):
     quiet          do not print the line that says what was chosen
     wire           "shared": messages and blocking collectives of ranks on CPUs go through memory that they share,
                    where the system allows it (if not, the first line says why); "gloo": all goes over loopback
+    blocking       a verb returns when it is over, on GPUs too, so that a hang is in the verb that hangs. False: when a
+                   GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk through
     shared memory and over loopback, and meet through files in a private folder; nothing listens beyond this machine.
@@ -76,10 +78,11 @@ class Cluster(BareCluster):
         fresh: bool = False,
         quiet: bool = False,
         wire: str = "shared",
+        blocking: bool = True,
     ):
         cap = None if memory_bytes is None else Cap(bytes_of(memory_bytes))
         self.memory_bytes = None if cap is None else cap.n_bytes
-        super().__init__(n_ranks, device, timeout_s, links, strict, fresh, quiet, cap, wire)
+        super().__init__(n_ranks, device, timeout_s, links, strict, fresh, quiet, cap, wire, blocking)
 
     def script(
         self, path: str | Path, *arguments: str | float | Path, timeout_s: float | None = 300.0, watch: bool = True

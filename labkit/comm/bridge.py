@@ -57,6 +57,7 @@ from labkit.comm import native
 from labkit.comm.group import VERBS, Algorithm, Group, Watched, Work as Message
 from labkit.comm.ledger import Aside, Call, Ledger
 from labkit.comm.libraries import within
+from labkit.comm.process_groups import Pair, apart
 from labkit.comm.stream import Apart, Started, Stream
 
 BACKEND = "labkit"
@@ -83,8 +84,8 @@ def register(ledger: Ledger | None = None, **algorithms: Algorithm) -> Ledger:
         rank, size = options.group_rank, options.group_size
         ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
         axis = "world" if not options.global_ranks_in_group else f"group {options.group_id[:8]}"
-        apart = native.apart(options.store, rank, size, options.timeout)
-        return ProcessGroup(native.over(apart, axis, ranks, rank, "cpu", book).using(**algorithms))
+        gloo = apart(options.store, rank, size, options.timeout)
+        return ProcessGroup(native.over(Pair(gloo, gloo), axis, ranks, rank, "cpu", book).using(**algorithms))
 
     dist.Backend.register_backend(BACKEND, form, extended_api=True, devices=["cpu", "cuda"])
     return book

@@ -33,7 +33,7 @@ from labkit.comm.charge import charged_bytes
 from labkit.comm.group import Group, Work, check_in_place, check_message, check_peer, check_tag
 from labkit.comm.ledger import Ledger
 from labkit.comm.message import EAGER_BYTES, PIECE_BYTES, as_bytes
-from labkit.comm.native import UnderWay
+from labkit.comm.native import Through, UnderWay
 
 Hear = Callable[[str, int, int], Tensor | None]
 """(axis, global rank of the sender, tag) -> the tensor that it sends, or None to go by the echo."""
@@ -127,8 +127,6 @@ class Prompt:
         """True: there is no peer to wait for."""
         return True
 
-    is_completed = done
-
 
 class Unreceived(Prompt):
     """A message that nobody receives. It keeps its tensor alive until `wait`, as a message on a real wire does."""
@@ -169,14 +167,6 @@ class Unsent(Prompt):
         return self.result
 
 
-class Over(Prompt):
-    """The handle of an operation that is done already."""
-
-    def wait(self) -> None:
-        """Return at once."""
-        return None
-
-
 class Nobody:
     """Wire and collectives without peers: what native.py allocates and charges on gloo, and nothing else."""
 
@@ -192,21 +182,21 @@ class Nobody:
 
     def all_reduce_start(self, x: Tensor, op: str) -> UnderWay:
         """As on gloo, an all_reduce in place; the values of x do not change."""
-        return UnderWay(Over(), _fake(x), None, self.size if op == "mean" else 1)
+        return UnderWay(Through(), _fake(x), None, self.size if op == "mean" else 1)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> UnderWay:
         """Keeps x alive until it is waited for.   [n*k, ...] -> [k, ...]"""
         y = _fake(x).new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        return UnderWay(Over(), y, None, self.size if op == "mean" else 1, x)
+        return UnderWay(Through(), y, None, self.size if op == "mean" else 1, x)
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> UnderWay:
         """Keeps x alive until it is waited for.   [k, ...] -> [n*k, ...]"""
         y = _fake(x).new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
-        return UnderWay(Over(), y, None, 1, x)
+        return UnderWay(Through(), y, None, 1, x)
 
     def all_to_all_start(self, x: Tensor) -> UnderWay:
         """Keeps x alive until it is waited for.   [n*k, ...] -> [n*k, ...]"""
-        return UnderWay(Over(), torch.empty_like(_fake(x)), None, 1, x)
+        return UnderWay(Through(), torch.empty_like(_fake(x)), None, 1, x)
 
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """Same shape; charges 2(n-1)/n N."""

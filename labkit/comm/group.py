@@ -307,13 +307,6 @@ class Work:
             self._finish()
         return self.result
 
-    def open(self) -> None:
-        """For a message: wait for its announcement and ask for the payload. A wire without tags, such as NCCL's, gives
-        payloads in the order of these calls, which must be that of the sends."""
-        if not self.finished:
-            with Watched(self.ledger, self.call):
-                self.under_way.open()
-
     def pieces(self) -> Iterator[Tensor]:
         """The message as flat pieces in order, each as soon as it has arrived, so that it can be used at once."""
         with Watched(self.ledger, self.call):

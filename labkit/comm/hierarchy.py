@@ -31,7 +31,7 @@ from torch import Tensor
 
 from labkit.comm import ring
 from labkit.comm.group import Group, check_op
-from labkit.comm.message import Handle, Lane, wire_is_device
+from labkit.comm.message import Handle, Lane
 
 
 def all_reduce(x: Tensor, group: Group, op: str = "sum", nodes: Sequence[Sequence[int]] | None = None) -> Tensor:
@@ -83,7 +83,6 @@ class Part:
 
     def __init__(self, wire: Any, members: tuple[int, ...]):
         self.wire, self.members = wire, members
-        self.on_device = wire_is_device(wire)
         if hasattr(wire, "lane"):
             self.lane = self._lane
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from labkit.comm import fake, local, native, shaped, shared
 from labkit.comm.group import Group
+from labkit.comm.process_groups import Pair, ProcessGroups
 from labkit.plan.layout import CUT_AXES, GRID, Layout
 
 
@@ -116,8 +117,8 @@ def among(axis: str, ranks: Iterable[int], world: Group) -> Group:
 
 
 def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group) -> Group:
-    mine = ranks_of(world.rank)
-    index = mine.index(world.rank)
+    members = ranks_of(world.rank)
+    index, mine = members.index(world.rank), _named(members, world)
     if isinstance(world.wire, local.LocalWire):
         return local.group_on(world.wire.exchange, axis, mine, index, world.ledger)
     if isinstance(world.wire, fake.Nobody):
@@ -125,15 +126,26 @@ def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group
     along: Callable[..., Group] | None = getattr(world.wire, "along", None)
     if along is not None:  # a wire that knows how to make its groups
         return along(world, axis, mine, index)
-    handle, below = None, world.wire.wire if isinstance(world.wire, shaped.Shaped) else world.wire
-    interface: str = getattr(below, "interface", "")
-    for ranks in sorted({ranks_of(rank) for rank in range(world.size)}):
+    below = world.wire.wire if isinstance(world.wire, shaped.Shaped) else world.wire
+    groups: ProcessGroups | None = getattr(below, "groups", None)
+    if groups is None or groups.size != world.size:
+        raise ValueError(
+            f"groups are formed by all ranks of a cluster's world, and {world!r} is not that world: connect a mesh "
+            "over the world, and leave the part of a world that Mesh.within gives uncut"
+        )
+    pair = Pair(None, None)
+    for ranks in sorted({_named(ranks_of(rank), world) for rank in range(world.size)}):
         if len(ranks) == 1:
             continue  # nobody to talk to
-        formed = native.subgroup(ranks, interface)  # of the whole world: every rank helps to form every group
-        handle = formed if ranks == mine else handle
-    group = native.over(handle, axis, mine, index, world.device, world.ledger, interface=interface)
+        formed = groups.of(axis, ranks)  # of the whole world: every rank helps to form every group
+        pair = formed if ranks == mine else pair
+    group = native.over(pair, axis, mine, index, world.device, world.ledger, groups=groups)
     if isinstance(world.wire, shaped.Shaped):
         return shaped.shape(group, world.wire.traffic)
     alone = len(mine) == 1  # nobody to share memory with
     return shared.share(group, world.wire.box) if isinstance(world.wire, shared.Shared) and not alone else group
+
+
+def _named(members: tuple[int, ...], world: Group) -> tuple[int, ...]:
+    """Members of a world, which may be a part of another, as global ranks."""
+    return tuple(world.ranks[member] for member in members)

@@ -131,7 +131,7 @@ class Receiving:
         self.header = wire.irecv(self.slab, source, _announcing(tag))
         self.pieces: list[Handle] = []
         self.lane, self.stamp = _lane(wire, source, False), UNSTAMPED
-        n_bytes = 0 if into is None or wire_is_device(wire) else into.numel() * into.element_size()
+        n_bytes = 0 if into is None else into.numel() * into.element_size()
         if into is not None and n_bytes and travels_apart(wire, n_bytes):
             self._ask(as_bytes(into))  # the size is known: the payload need not wait for the header
         self.result: Tensor | None = None
@@ -231,16 +231,11 @@ def _cut(raw: Tensor) -> tuple[Tensor, ...]:
     return raw.split(PIECE_BYTES)
 
 
-def wire_is_device(wire: Any) -> bool:
-    """True if payloads travel between GPUs, and so cannot be part of the header, which lies in host memory."""
-    return bool(getattr(wire, "on_device", False))
-
-
 def travels_apart(wire: Any, n_bytes: int) -> bool:
     """True if a payload of this size is a wire message of its own, and no part of the header's.
 
     A wire that `reads_late` wants them all apart: what is copied into a header has been read at once."""
-    if wire_is_device(wire) or n_bytes > EAGER_BYTES:
+    if n_bytes > EAGER_BYTES:
         return True
     return n_bytes > 0 and bool(getattr(wire, "reads_late", False))
 

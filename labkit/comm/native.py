@@ -1,34 +1,29 @@
 """Groups over torch.distributed: gloo between processes on CPUs (or on one shared GPU), NCCL between GPUs.
 
-Only this file knows how torch spells its collectives. Long because most of them stand here twice, waited for and
-started. What a backend sends inside of a collective it does not say (gloo's reduce_scatter, for one, is an all_reduce
-in disguise): the ledger is charged what a ring would send (charge.py).
+Only this file knows how torch spells its collectives. What a backend sends inside of a collective it does not say
+(gloo's reduce_scatter, for one, is an all_reduce in disguise). So the ledger is charged what a ring would send
+(charge.py).
 
-With gloo a CUDA tensor is staged through host memory: right numbers on any machine, not the speed of a GPU.
+NCCL carries collectives only. A message of a CUDA tensor goes by way of host memory, over gloo, under its tag: NCCL
+knows no tags and has one queue for each pair of ranks, so that messages that are received in another order than they
+were sent would be taken for one another, and ranks that send to each other in a circle would wait for ever. Without
+NCCL all else is staged through host memory, too: right numbers on any machine, not the speed of a GPU.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import secrets
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.comm import loops
 from labkit.comm.charge import charged_bytes
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
-from labkit.comm.private import private
+from labkit.comm.process_groups import Pair, ProcessGroups, adopted
 
 # a mean is a sum that is divided afterwards, on every backend
 _REDUCE = (
@@ -39,153 +34,35 @@ _REDUCE = (
 )
 
 
-def start(
+def world(
     rank: int,
     size: int,
-    store_file: str,
-    generation: int,
-    backend: str = "gloo",
-    device: str = "cpu",
-    timeout_s: float | None = None,
-    strict: bool = False,
-    interface: str = "",
-) -> None:
-    """Meet the other ranks through `store_file` (fresh for each generation) and form torch's process group. Ranks of
-    several machines meet in a store of torch's instead, `tcp://host:port/` (`host_store`).
-
-    `strict` lets torch compare every collective's shape first. With the name of the network `interface`, gloo's threads
-    of this group sleep while nothing happens (loops.py). Raises RuntimeError if the others do not come."""
-    level = dist.DebugLevel.DETAIL if strict else dist.DebugLevel.OFF
-    dist.set_debug_level(level)
-    store = dist.PrefixStore(f"gen{generation}", _store(store_file, size))
-    limit = timedelta(seconds=timeout_s or 1800)
-    extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
-    with loops.asleep(interface):
-        dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
-
-
-@contextlib.contextmanager
-def by_agent(rank: int, size: int, device: str, timeout_s: float) -> Iterator[bool]:
-    """Form torch's process group of the first `size` ranks at the store that an engine's variables name.
-
-    Gives True in them. A later rank waits at the store until they have left the context, and then gives False."""
-    backend, limit = "nccl" if device.startswith("cuda") else "gloo", timedelta(seconds=timeout_s)
-    agents, _, n_started = next(iter(dist.rendezvous("env://", timeout=limit)))
-    store = _round(dist.PrefixStore("labkit", agents), rank, n_started, timeout_s)
-    if rank >= size:
-        store.wait(["over"], timedelta(days=365))
-        yield False
-        return
-    extra: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
-    dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=limit, **extra)
-    yield True
-    dist.barrier()
-    if rank == 0:
-        store.set("over", "")
-    stop()
-
-
-def _round(store: Any, rank: int, size: int, timeout_s: float) -> Any:
-    """A part of the store for the processes that are alive now. RuntimeError if not all come.
-
-    An engine keeps its store when it starts the processes anew, and with it the addresses of those that are gone. So
-    each process says hello with a word that nobody has used; rank 0 answers to each word that it finds, and a process
-    knows by the answer to its own that rank 0 is of its round, too."""
-    word = secrets.token_hex(8)
-    if rank:
-        store.set(f"hello/{rank}", word)
-        store.wait([f"answer/{word}"], timedelta(seconds=timeout_s))
-        word = store.get(f"answer/{word}").decode()
-        store.set(f"{word}/here/{rank}", "")
-        return dist.PrefixStore(word, store)
-    missing, ends = set(range(1, size)), time.monotonic() + timeout_s
-    while missing:
-        for other in sorted(missing):
-            if store.check([f"{word}/here/{other}"]):
-                missing.remove(other)
-            elif store.check([f"hello/{other}"]):  # perhaps of a process that is gone: then nobody reads the answer
-                store.set(f"answer/{store.get(f'hello/{other}').decode()}", word)
-        if missing and time.monotonic() > ends:
-            raise RuntimeError(f"ranks {sorted(missing)} have not come within {timeout_s:g} s")
-        time.sleep(0.01)
-    return dist.PrefixStore(word, store)
-
-
-def host_store(host: str) -> Any:
-    """A store in which ranks of several machines meet, served by a thread of this process on a free `.port`. What is in
-    it is neither encrypted nor guarded: torch wants a network that can be trusted."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-
-
-def _store(place: str, size: int) -> Any:
-    if not place.startswith("tcp://"):
-        return dist.FileStore(place, size)
-    parts = urlsplit(place)
-    return dist.TCPStore(parts.hostname or "", parts.port or 0, is_master=False, wait_for_workers=False)
-
-
-def stop() -> None:
-    """Leave every process group, whatever state it is in."""
-    with loops.hurried():
-        companion.cache_clear()
-        if dist.is_initialized():
-            with contextlib.suppress(RuntimeError):  # a group whose connections were cut cannot say goodbye
-                dist.destroy_process_group()
-        gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
-
-
-def abort() -> None:
-    """End what NCCL has in flight, from another thread than the one that waits."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        with contextlib.suppress(RuntimeError):
-            private("torch.distributed.distributed_c10d._abort_process_group")()
-
-
-def world(
-    rank: int, size: int, device: str, ledger: Ledger, state: dict[str, Any] | None = None, interface: str = ""
+    device: str,
+    ledger: Ledger,
+    state: dict[str, Any] | None = None,
+    groups: ProcessGroups | None = None,
 ) -> Group:
-    """The group of all ranks, over the process group that `start` formed with the same `interface`."""
-    return over(dist.group.WORLD, "world", tuple(range(size)), rank, device, ledger, state, interface)
+    """The group of all ranks, over torch's process group, whoever has formed it.
+
+    Without the `groups` of a generation every rank must call this, once: with NCCL it forms a group for messages."""
+    groups = adopted(rank, size, device) if groups is None else groups
+    return over(groups.world, "world", tuple(range(size)), rank, device, ledger, state, groups)
 
 
 def over(
-    process_group: Any,
+    pair: Pair,
     axis: str,
     ranks: tuple[int, ...],
     rank: int,
     device: str,
     ledger: Ledger,
     state: dict[str, Any] | None = None,
-    interface: str = "",
+    groups: ProcessGroups | None = None,
 ) -> Group:
-    """A group over one of torch's process groups; `rank` is the index in `ranks`."""
-    wire = Native(process_group, device, len(ranks), interface)
+    """A group over two of torch's process groups, or one twice; `rank` is the index in `ranks`. A mesh can be connected
+    over it only where it knows the `groups` of its generation."""
+    wire = Native(pair, device, len(ranks), groups)
     return Group(axis, ranks, rank, wire, wire.algorithms(), ledger, device, state)
-
-
-def subgroup(ranks: tuple[int, ...], interface: str = "") -> Any:
-    """One of torch's process groups for `ranks`. Every rank of the world must call this, members or not. Its threads
-    sleep as those of the world do, if `interface` is the world's."""
-    with loops.asleep(interface):
-        return dist.new_group(list(ranks))
-
-
-def apart(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """gloo between those who meet at `store`, in none of torch's lists of groups: what another group stands on."""
-    made = dist.ProcessGroup(store, rank, size)
-    private("torch.distributed.ProcessGroup._set_default_backend")(made)(dist.ProcessGroup.BackendType.GLOO)
-    gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    private("torch.distributed.ProcessGroup._register_backend")(made)(
-        torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo
-    )
-    return made
-
-
-@lru_cache(maxsize=256)
-def companion(process_group: Any, backend: str, use: str) -> Any:
-    """A second group of the same ranks for one `use`, the same each time. All its members call this, nobody else."""
-    ranks = dist.get_process_group_ranks(process_group)
-    return dist.new_group(ranks, backend=backend, use_local_synchronization=True, group_desc=use)
 
 
 class UnderWay:
@@ -198,8 +75,10 @@ class UnderWay:
         back_to: Tensor | None = None,
         divide: int = 1,
         source: Tensor | None = None,
+        finish: Callable[[], None] | None = None,
     ):
         self.work, self.x, self.back_to, self.divide, self.source = work, x, back_to, divide, source
+        self.finish = finish
 
     def wait(self) -> Tensor | None:
         """Block until torch is through, then finish the rest."""
@@ -210,11 +89,26 @@ class UnderWay:
                 self.x.div_(self.divide)
             if self.back_to is not None and self.x is not None:
                 self.back_to.copy_(self.x)
+            if self.finish is not None:
+                self.finish()
         return self.x if self.back_to is None else self.back_to
 
     def done(self) -> bool:
         """True if `wait` would return at once."""
         return self.work is None or bool(self.work.is_completed())
+
+
+class Through:
+    """The handle of what is done already. It takes the place of one of gloo's that has been waited for, which would
+    wait for one more message."""
+
+    def wait(self) -> None:
+        """Return at once."""
+        return None
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
 
 
 class Message(UnderWay):
@@ -244,7 +138,8 @@ class Message(UnderWay):
 
     def _ask(self) -> None:
         try:
-            super().wait()
+            self.work.wait()  # no more: what remains is done by whoever waits, on that thread's device and stream
+            self.work = Through()
         except BaseException as error:
             self.error = error
 
@@ -252,20 +147,13 @@ class Message(UnderWay):
 class Native:
     """Wire and collectives over one process group. Peers are indexes in the group."""
 
-    def __init__(self, process_group: Any, device: str, size: int, interface: str = ""):
-        self.pg, self.device, self.size, self.interface = process_group, device, size, interface
-        # without a group, torch's own error says what was left out; one that is in none of torch's lists has its name
-        self.backend = dist.get_backend() if process_group is None else process_group.name()
-        self.on_device = self.backend == "nccl"
-        self.rank = 0 if process_group is None else process_group.rank()  # None: a group of one rank
-        self.headers = self.up = self.down = process_group
-        if self.on_device:
-            # NCCL queues all sends and receives between two GPUs on one stream, so two ranks that both send first would
-            # wait for each other. So messages to higher members and messages to lower ones have a group each.
-            # NCCL also ignores tags: headers, which must find their receive by tag, go over gloo.
-            with loops.asleep(interface):
-                self.headers = companion(process_group, "gloo", "headers")
-            self.up, self.down = companion(process_group, "nccl", "up"), companion(process_group, "nccl", "down")
+    def __init__(self, pair: Pair, device: str, size: int, groups: ProcessGroups | None = None):
+        self.pg, self.messages = pair
+        self.device, self.size, self.groups = device, size, groups
+        self.on_device = groups is not None and groups.on_device
+        self.finish = None if groups is None else groups.finish
+        self.queues = self.on_device and groups is not None and not groups.blocking  # verbs return before they are over
+        self.rank = 0 if self.pg is None else self.pg.rank()  # None: a group of one rank
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
         self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in
@@ -277,23 +165,20 @@ class Native:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def isend(self, x: Tensor, to: int, tag: int) -> UnderWay:
-        """Start sending to member `to`; a CUDA tensor under gloo goes by way of host memory."""
+        """Start sending to member `to`; a CUDA tensor goes by way of host memory."""
         if not x.numel():
             return UnderWay(None)
-        if x.is_cuda and not self.on_device:
-            x = x.cpu()
-        group = (self.up if to > self.rank else self.down) if x.is_cuda else self.headers
-        return Message(group.send([x], to, 0 if x.is_cuda else tag), x)
+        x = x.cpu()
+        return Message(self.messages.send([x], to, tag), x)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> UnderWay:
         """Start receiving from member `source` into `buffer`."""
         if not buffer.numel():
             return UnderWay(None)
-        if buffer.is_cuda and not self.on_device:
+        if buffer.is_cuda:
             staged = torch.empty_like(buffer, device="cpu", pin_memory=True)
-            return Message(self.pg.recv([staged], source, tag), staged, buffer)
-        group = (self.up if self.rank > source else self.down) if buffer.is_cuda else self.headers
-        return Message(group.recv([buffer], source, 0 if buffer.is_cuda else tag), buffer)
+            return Message(self.messages.recv([staged], source, tag), staged, buffer)
+        return Message(self.messages.recv([buffer], source, tag), buffer)
 
     # -- collectives under way ---------------------------------------------------------------------------------------
 
@@ -301,7 +186,8 @@ class Native:
         """Start the sum of x over the group, in place."""
         staged = self._staged(x)
         work = dist.all_reduce(staged, _op(op), self.pg, async_op=True)
-        return UnderWay(work, staged, None if staged is x else x, self.size if op == "mean" else 1)
+        back, divide = None if staged is x else x, self.size if op == "mean" else 1
+        return UnderWay(work, staged, back, divide, finish=self.finish)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> UnderWay:
         """Start a reduce_scatter; x is kept alive until it is done.   [n*k, ...] -> [k, ...]"""
@@ -309,7 +195,7 @@ class Native:
         y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         work = _reduce_scatter()(y, source, _op(op), group=self.pg, async_op=True)
         back = None if source is x else torch.empty_like(y, device=x.device)
-        return UnderWay(work, y, back, self.size if op == "mean" else 1, source)
+        return UnderWay(work, y, back, self.size if op == "mean" else 1, source, self.finish)
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> UnderWay:
         """Start an all_gather; x is kept alive until it is done.   [k, ...] -> [n*k, ...]"""
@@ -317,14 +203,14 @@ class Native:
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
         y = out if source is x else torch.empty_like(out, device=source.device)
         work = _all_gather()(y, source, group=self.pg, async_op=True)
-        return UnderWay(work, y, None if y is out else out, 1, source)
+        return UnderWay(work, y, None if y is out else out, 1, source, self.finish)
 
     def all_to_all_start(self, x: Tensor) -> UnderWay:
         """Start an all_to_all of equal parts; x is kept alive until it is done.   [n*k, ...] -> [n*k, ...]"""
         source = self._staged(x)
         y = torch.empty_like(source)
         work = dist.all_to_all_single(y, source, group=self.pg, async_op=True)
-        return UnderWay(work, y, None if source is x else torch.empty_like(x), 1, source)
+        return UnderWay(work, y, None if source is x else torch.empty_like(x), 1, source, self.finish)
 
     # -- collectives: f(x, group) -> new tensor ----------------------------------------------------------------------
 
@@ -381,13 +267,16 @@ class Native:
     def barrier(self, x: Tensor, group: Group) -> Tensor:
         """Wait for everybody."""
         dist.barrier(self.pg)
-        return x
+        return self._back_on(x, x)
 
     def _staged(self, x: Tensor) -> Tensor:
         return x.cpu() if x.is_cuda and not self.on_device else x
 
     def _back_on(self, y: Tensor, like: Tensor) -> Tensor:
-        return y.to(like.device)
+        y = y.to(like.device)
+        if self.finish is not None:
+            self.finish()
+        return y
 
 
 def _op(op: str) -> Any:

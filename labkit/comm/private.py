@@ -122,6 +122,18 @@ NAMES = (
     Name("torch._C._distributed_c10d._dump_nccl_trace", "torch's flight recorder on NCCL", _LEDGER, None, build="nccl"),
     Name(f"{_C10D}._world", "the ranks of each group in the flight recorder", "groups are told by name only", None),
     Name(f"{_C10D}._abort_process_group", "a stuck NCCL collective is ended", "its rank is ended instead", _nothing),
+    Name(
+        "torch.distributed.ProcessGroup._get_backend", "a stuck NCCL collective is ended", "its rank is ended",
+        kind=ATTRIBUTE,
+    ),
+    Name(
+        f"{_C10D}.ProcessGroupNCCL._group_start", "NCCL's groups are aborted together", "one after the other",
+        kind=WORD, build="nccl",
+    ),
+    Name(
+        f"{_C10D}.ProcessGroupNCCL._group_end", "NCCL's groups are aborted together", "one after the other",
+        kind=WORD, build="nccl",
+    ),
     Name("torch.distributed.ProcessGroup._set_default_backend", "the bridge", "the bridge refuses", kind=ATTRIBUTE),
     Name("torch.distributed.ProcessGroup._register_backend", "the bridge", "the bridge refuses", kind=ATTRIBUTE),
     Name("torch.distributed.ProcessGroup._allgather_base", "the bridge", "torch does not ask for it", kind=WORD),

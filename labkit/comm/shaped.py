@@ -44,7 +44,6 @@ def shape(group: Group, traffic: Traffic) -> Group:
 class Shaped:
     """Wire and collectives of one group; members by their index in it."""
 
-    on_device = False  # through host memory, as gloo does: a kernel of NCCL cannot be held back
     lends = True
 
     def __init__(self, wire: Wire, traffic: Traffic, ranks: tuple[int, ...], rank: int, device: str):

@@ -33,6 +33,7 @@ from labkit.comm.group import Group
 from labkit.comm.mailbox import PIECE_BYTES, In, Letter, Mailbox, Out
 from labkit.comm.message import EAGER_BYTES
 from labkit.comm.native import Native, UnderWay
+from labkit.comm.process_groups import Pair, ProcessGroups
 from labkit.comm.ring import combine
 
 WHOLE_BYTES = 256 << 10
@@ -45,7 +46,7 @@ def share(group: Group, box: Mailbox) -> Group:
     """The same group, whose messages and blocking collectives go through shared memory."""
     box.sweep()
     native: Native = group.wire  # type: ignore[assignment]
-    wire = Shared(box, native.pg, group.device, group.ranks, native.interface)
+    wire = Shared(box, native.pg, group.device, group.ranks, native.groups)
     return Group(group.axis, group.ranks, group.rank, wire, wire.algorithms(), group.ledger, group.device, group.state)
 
 
@@ -83,11 +84,13 @@ class Patient:
 class Shared(Native):
     """Wire and collectives of one group; members by their index in it."""
 
-    def __init__(self, box: Mailbox, process_group: Any, device: str, ranks: tuple[int, ...], interface: str = ""):
+    def __init__(
+        self, box: Mailbox, process_group: Any, device: str, ranks: tuple[int, ...], groups: ProcessGroups | None
+    ):
         self.box, self.ranks = box, ranks
         name = str(process_group.group_name)  # torch gives a group the same name on all of its ranks
         self.key, self.raw_key = zlib.crc32(name.encode()), zlib.crc32(f"bytes of {name}".encode())
-        super().__init__(process_group, device, len(ranks), interface)
+        super().__init__(Pair(process_group, process_group), device, len(ranks), groups)
         self.peers = [member for member in range(self.size) if member != self.rank]
 
     # -- messages ----------------------------------------------------------------------------------------------------

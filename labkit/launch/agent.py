@@ -19,6 +19,7 @@ import torch
 from labkit.comm import native
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
+from labkit.comm.process_groups import by_agent
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -49,5 +50,5 @@ def agent_world(size: int, device: str = "auto", timeout_s: float = 600) -> Iter
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
         torch.cuda.set_device(torch.device(device))
     rank = int(os.environ["RANK"])
-    with native.by_agent(rank, size, device, timeout_s) as is_member:
-        yield native.world(rank, size, device, Ledger()) if is_member else None
+    with by_agent(rank, size, device, timeout_s) as groups:
+        yield None if groups is None else native.world(rank, size, device, Ledger(), groups=groups)

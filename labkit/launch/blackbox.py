@@ -21,7 +21,8 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.comm.allocated import allocated
@@ -140,13 +141,14 @@ class Page:
         self.progress = self.total = 0.0
         self.stack: list[tuple[Call, tuple]] = []
         self.last = ""
+        self.collective: tuple[Call, tuple] | None = None
         self.around: Around | None = None
 
     def begin(self, call_id: int) -> None:
         """A new call starts: nothing is waited for, no progress is known."""
         self.call_id, self.done, self.progress, self.total = call_id, 0, 0.0, 0.0
         self.stack.clear()
-        self.last = ""
+        self.last, self.collective = "", None
         self._write()
 
     def track(self, done: float, total: float) -> None:
@@ -168,6 +170,7 @@ class Page:
         self.last = str(Entry._make(fields))
         self._write()
         if peer is None and len(call.ranks) > 1:
+            self.collective = self.stack[-1]
             self._compare(call)
 
     def leave(self, call: Call) -> None:
@@ -177,6 +180,19 @@ class Page:
             del self.stack[len(calls) - 1 - calls[::-1].index(call) if call in calls else -1]
         self.done += 1
         self._write()
+
+    @contextmanager
+    def in_the_last_collective(self) -> Iterator[None]:
+        """For the end of a call whose collectives were only queued: this rank waits for the last one of them."""
+        if self.collective is None:
+            yield
+            return
+        self.stack.append(self.collective)
+        self._write()
+        try:
+            yield
+        finally:
+            self.leave(self.collective[0])
 
     def weigh(self) -> None:
         """Write down how full the rank is, if that is counted."""

@@ -42,6 +42,8 @@ class BareCluster:
     quiet          do not print the line that says what was chosen
     wire           "shared": messages and blocking collectives of ranks on CPUs go through memory that they share,
                    where the system allows it (if not, the first line says why); "gloo": all goes over loopback
+    blocking       a verb returns when it is over, on GPUs too, so that a hang is in the verb that hangs. False: when a
+                   GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
     around         made once in each rank and entered around each of its calls (launch/around.py)
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk through
@@ -61,6 +63,7 @@ class BareCluster:
         quiet: bool = False,
         around: MakesAround | None = None,
         wire: str = "shared",
+        blocking: bool = True,
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
@@ -68,7 +71,7 @@ class BareCluster:
 
         def start() -> None:
             choice = choose(n_ranks, device, links=links, around=around, wire=wire)
-            self._begin(RankProcesses(n_ranks, choice, strict, fresh, links, around), choice, timeout_s)
+            self._begin(RankProcesses(n_ranks, choice, strict, fresh, links, around, blocking), choice, timeout_s)
             try:
                 self._processes.heal(everybody=True)
             except BaseException:
@@ -106,6 +109,7 @@ class BareCluster:
         lost_s: float = 2,
         strict: bool = False,
         quiet: bool = False,
+        blocking: bool = True,
     ) -> Self:
         """A cluster of ranks that torchrun, Slurm, Kubernetes or Ray starts, on this machine or on others.
 
@@ -120,6 +124,7 @@ class BareCluster:
         start_s          how long a call waits for ranks that have not joined, or that their engine starts again
         lost_s           how long a node may be unreachable before its ranks are given up for dead. That it is
                          unreachable is noticed within 2.5 s, and said. A call outlives a shorter cut
+        strict, blocking   as for a cluster on this machine
 
         Placement, restarts and supervision are the engine's: a rank that it starts again rejoins, as does the world, in
         a new generation, without its names. `close()` lets the ranks end, and the engine's command returns 0.
@@ -131,7 +136,7 @@ class BareCluster:
         """
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
-        processes = JoinedRanks(n_ranks, nodes, device, strict, file, host, start_s, lost_s)
+        processes = JoinedRanks(n_ranks, nodes, device, strict, file, host, start_s, lost_s, blocking)
         cluster = cls.__new__(cls)
         cluster._begin(processes, processes.choice, timeout_s)
         if not quiet:
@@ -242,11 +247,13 @@ class BareCluster:
         return replies
 
     def _sweep(self, call: Call) -> None:
-        """Messages that nobody received must not be found by the next call: a new generation throws them away."""
+        """Messages that nobody received must not be found by the next call, and receives that nobody answered must not
+        take its messages: a new generation throws both away."""
         lost = undelivered(call)
         if lost:
             listed = ", ".join(f"{count} from rank {a} to rank {b}" for (a, b), count in lost.items())
             print(f"Messages were sent and never received: {listed}. They are thrown away.", flush=True)
+        if lost or any(answer.n_expected for answer, _ in call.answers.values()):
             self._processes.heal()
 
     def restart(self, *ranks: int) -> None:

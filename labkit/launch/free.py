@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from labkit.comm import flight, native
+from labkit.comm import flight
 from labkit.comm.libraries import within
 from labkit.launch.blackbox import Position
 
@@ -78,7 +78,6 @@ def cut(endpoints: frozenset[tuple[str, int]]) -> int:
     # a connection is gloo's if its far end is a socket of another rank: `endpoints` are those of all ranks, seen from
     # outside, and `mine` are taken out, since a connection with both ends in this process is the learner's.
     mine = frozenset(address for fd in sockets() for address in _ends(fd)[:1])
-    native.abort()  # NCCL's collectives wait on no socket; its own abort works from another thread
     count = 0
     for fd in sockets():
         ends = _ends(fd)

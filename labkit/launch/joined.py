@@ -76,9 +76,10 @@ class JoinedRanks(Ranks):
         host: str | None,
         start_s: float,
         lost_s: float,
+        blocking: bool = True,
     ):
         self.choice = _choose(n_ranks, nodes, device)
-        self.n_ranks, self.owner, self.strict = n_ranks, os.getpid(), strict
+        self.n_ranks, self.owner, self.strict, self.blocking = n_ranks, os.getpid(), strict, blocking
         self.start_s, self.lost_s, self.devices = start_s, lost_s, self.choice.devices
         self.gate = Gate(host)
         super().__init__()
@@ -360,6 +361,7 @@ class JoinedRanks(Ranks):
             "backend": self.choice.backend,
             "device": self.devices[rank],
             "strict": self.strict,
+            "blocking": self.blocking,
             "torch_timeout_s": TORCH_TIMEOUT_S,
             "shares_memory": False,
             "mail": None,

@@ -30,7 +30,7 @@ import psutil
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from labkit.comm import native
+from labkit.comm import process_groups
 from labkit.launch import places, ticket, warden
 from labkit.launch.blackbox import PAGE, BlackBox
 from labkit.launch.engine import Place, place_of
@@ -213,7 +213,7 @@ class Post:
     def _hello(self) -> dict[str, Any]:
         host, self.interface = ticket.interface_to(self.notebook.hostname or "", self.notebook.port or 0)
         if self.rank == 0:
-            self.store = native.host_store(host)
+            self.store = process_groups.host_store(host)
         return {
             **self.place,
             "pid": os.getpid(),

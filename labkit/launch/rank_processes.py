@@ -135,6 +135,7 @@ class RankProcesses(Channels):
         fresh: bool,
         links: Links | None = None,
         around: MakesAround | None = None,
+        blocking: bool = True,
     ):
         self.n_ranks, self.owner = n_ranks, os.getpid()
         cwd = places.working_folder()
@@ -166,6 +167,7 @@ class RankProcesses(Channels):
             "mail": None,
             "threads": threads,
             "strict": strict,
+            "blocking": blocking,
             "fresh": fresh or not can_fork,
             "torch_timeout_s": TORCH_TIMEOUT_S,
             "interface": "lo0" if sys.platform == "darwin" else "lo",

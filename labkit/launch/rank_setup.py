@@ -25,6 +25,8 @@ from labkit.launch import places
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
+RECORDS = 2000
+"""As many as torch's flight recorder keeps of gloo's collectives by itself."""
 
 
 class Screen(io.TextIOWrapper):
@@ -57,11 +59,7 @@ def set_up_rank(spec: dict[str, Any]) -> None:
     sys.path[:] = spec["path"]
     sys.argv[:] = [""]
     os.environ.clear()
-    os.environ.update(spec["environment"])
-    os.environ.update(GLOO_SOCKET_IFNAME=spec["interface"], RANK=str(spec["rank"]), WORLD_SIZE=str(spec["n_ranks"]))
-    os.environ.update(
-        spec.get("on_node") or {"LOCAL_RANK": str(spec["rank"]), "LOCAL_WORLD_SIZE": str(spec["n_ranks"])}
-    )
+    os.environ.update(variables(spec))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each other rank
     places.shorten_sockets(os.path.dirname(spec["blackbox"]))
@@ -75,6 +73,33 @@ def set_up_rank(spec: dict[str, Any]) -> None:
         sys.modules["numpy"].random.seed(0)
     if spec["device"].startswith("cuda"):
         torch.cuda.set_device(torch.device(spec["device"]))
+
+
+def variables(spec: dict[str, Any]) -> dict[str, str]:
+    """The environment variables of a rank: those of the kernel, its place, and for NCCL what it needs here.
+
+        NCCL_SOCKET_IFNAME                 loopback, so that nothing listens beyond this machine; not for ranks of
+                                           several machines, who find each other by NCCL's own rules
+        TORCH_NCCL_ASYNC_ERROR_HANDLING    0: a hang is labkit's to name and to end; torch's watchdog ends the process
+        TORCH_NCCL_ENABLE_MONITORING       0: nor does its heartbeat, for which an aborted group looks dead
+        TORCH_FR_BUFFER_SIZE               records that the flight recorder keeps
+        TORCH_NCCL_SHOW_EAGER_...          false: no warning of messages over NCCL, since none go there
+
+    What the user has set of these five stays."""
+    place = spec.get("on_node")
+    nccl: dict[str, str] = {}
+    if spec["backend"] == "nccl":
+        nccl = {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+            "TORCH_NCCL_ENABLE_MONITORING": "0",
+            "TORCH_FR_BUFFER_SIZE": str(RECORDS),
+            "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
+        }
+        if place is None:
+            nccl["NCCL_SOCKET_IFNAME"] = spec["interface"]
+    own = {"GLOO_SOCKET_IFNAME": spec["interface"], "RANK": str(spec["rank"]), "WORLD_SIZE": str(spec["n_ranks"])}
+    alone = {"LOCAL_RANK": str(spec["rank"]), "LOCAL_WORLD_SIZE": str(spec["n_ranks"])}
+    return {**nccl, **spec["environment"], **own, **(place or alone)}
 
 
 def _print_lines_at_once() -> None:

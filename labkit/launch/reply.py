@@ -50,12 +50,14 @@ class Failure(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The part of a rank's answer that is not its value: seconds, ledger, and failure if there was one."""
+    """The part of a rank's answer that is not its value: seconds, ledger, and failure if there was one; `n_expected`
+    messages were asked for and have not come."""
 
     rank: int
     seconds: float
     ledger: Ledger
     failure: Failure | None
+    n_expected: int = 0
 
 
 def failure_of(error: BaseException, last_call: str) -> Failure:

@@ -23,6 +23,7 @@ from labkit.comm import native, shaped, shared
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.comm.mailbox import Mailbox
+from labkit.comm.process_groups import ProcessGroups
 from labkit.comm.traffic import Traffic
 from labkit.launch import free, serialize
 from labkit.launch.blackbox import BlackBox, Page
@@ -54,6 +55,7 @@ class Rank:
         self.sent: serialize.Parcel | None = None
         self.traffic: Traffic | None = None
         self.box: Mailbox | None = None
+        self.groups = self._no_groups()
         self.page = Page(BlackBox(spec["blackbox"], spec["n_ranks"]), self.rank)
         self.around = None if spec["around"] is None else pickle.loads(spec["around"])(spec["device"])
         self.page.around = self.around
@@ -113,26 +115,24 @@ class Rank:
             self.box = None
             self.ledger.under_way.clear()  # messages of the old world, which hold its memory
             self.spec["store"] = store or self.spec["store"]
-            native.stop()
+            self.groups.stop()
             self._shape(generation)
             self.box = None if mail is None else Mailbox(mail, self.spec["n_ranks"], self.rank)
             self.page.weigh()
             spec = self.spec
-            native.start(
-                self.rank,
-                spec["n_ranks"],
-                spec["store"] + str(generation),
-                generation,
-                backend=spec["backend"],
-                device=spec["device"],
-                timeout_s=spec["torch_timeout_s"],
-                strict=spec["strict"],
-                interface=spec["interface"],
-            )
+            place = spec["store"] + str(generation)
+            self.groups = self._no_groups()
+            self.groups.start(place, generation, spec["torch_timeout_s"], spec["strict"])
         except Exception as error:
             self.send("joined", None, generation, f"{type(error).__name__}: {error}")
             return
         self.send("joined", None, generation, None)
+
+    def _no_groups(self) -> ProcessGroups:
+        """The process groups of a generation that has not begun."""
+        spec = self.spec
+        place = self.rank, spec["n_ranks"], spec["backend"], spec["device"], spec["interface"]
+        return ProcessGroups(*place, spec["blocking"])
 
     def _shape(self, generation: int) -> None:
         """Open the page on which ranks keep the traffic of this generation, if links are shaped; forget the last."""
@@ -146,8 +146,8 @@ class Rank:
 
     def group(self) -> Group:
         """A fresh view of the world for one call: collectives are counted from 1."""
-        n_ranks, device, interface = (self.spec[name] for name in ("n_ranks", "device", "interface"))
-        world = native.world(self.rank, n_ranks, device, self.ledger, self.state, interface)
+        n_ranks, device = self.spec["n_ranks"], self.spec["device"]
+        world = native.world(self.rank, n_ranks, device, self.ledger, self.state, self.groups)
         if self.traffic is not None:
             return shaped.shape(world, self.traffic)
         return world if self.box is None else shared.share(world, self.box)
@@ -163,6 +163,7 @@ class Rank:
             return 0
         if box is not None:
             box.cut()
+        self.groups.abort()  # NCCL's collectives wait on no socket
         del box  # the main thread may be on its way to the next one, and memory ends with the last that holds it
         return free.cut(endpoints)
 
@@ -182,7 +183,7 @@ class Rank:
         seconds = time.perf_counter() - started
         self.page.weigh()
         self._flush()
-        self._reply(call_id, value, failure, seconds)
+        self._reply(call_id, value, failure, seconds, 0 if failure else self._n_expected())
         self._retire_threads()
 
     def _run(self, frames: list[Any]) -> Any:
@@ -200,7 +201,17 @@ class Rank:
             self.busy = False  # before anything else: the stop button must not interrupt the report
         return value
 
-    def _reply(self, call_id: int, value: Any, failure: Failure | None, seconds: float) -> None:
+    def _n_expected(self) -> int:
+        """Messages that the call has asked for and not taken."""
+        count = 0
+        for message in [message for message in self.ledger.under_way.values() if hasattr(message, "arrive")]:
+            try:
+                count += not message.done()
+            except Exception:  # it has come and does not fit: that would have been raised where it is waited for
+                count += 1
+        return count
+
+    def _reply(self, call_id: int, value: Any, failure: Failure | None, seconds: float, n_expected: int) -> None:
         frames: list[Any] = []
         if failure is None:
             try:
@@ -209,13 +220,16 @@ class Rank:
             except Exception as error:
                 where = serialize.why_unpicklable(value, "the value that it returned") or "the value that it returned"
                 failure = Failure("TypeError", f"rank {self.rank} cannot send back {where}: {error}", "", False, None)
-        self.send("answer", call_id, Answer(self.rank, seconds, self.ledger, failure), frames=frames)
+        answer = Answer(self.rank, seconds, self.ledger, failure, n_expected)
+        self.send("answer", call_id, answer, frames=frames)
 
     def _wait_for_device(self) -> None:
-        if self.spec["device"].startswith("cuda"):
-            import torch
+        with contextlib.nullcontext() if self.spec["blocking"] else self.page.in_the_last_collective():
+            self.groups.drain()
+            if self.spec["device"].startswith("cuda"):
+                import torch
 
-            torch.cuda.synchronize()
+                torch.cuda.synchronize()
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -239,7 +253,7 @@ class Rank:
 
     def leave(self) -> None:
         """End this rank in good order."""
-        native.stop()
+        self.groups.stop()
         self._flush()
         self.socket.close()
         os._exit(0)

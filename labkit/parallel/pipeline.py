@@ -35,7 +35,7 @@ arXiv:2401.10241, section 1; copies: DeepSeek-AI, arXiv:2412.19437, section 3.2.
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -45,9 +45,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from labkit.comm.group import Group, Work
-from labkit.comm.message import wire_is_device
 from labkit.plan.program import KINDS
-from labkit.plan.schedule import Action, Schedule, Span, needs, simulate, validate
+from labkit.plan.schedule import Action, Schedule, Span, needs, validate
 
 
 class Sync(Protocol):
@@ -109,7 +108,7 @@ class Pipeline:
             )
         self.program, self.splits = schedule.programs[group.rank], schedule.splits
         self.last = {(action.stage, action.kind): action for action in self.program}  # later ones replace earlier ones
-        self.end, self.order = schedule.n_stages - 1, one_order(schedule, group)
+        self.end = schedule.n_stages - 1
         self.sharded = {stage for stage, params in self.params.items() if any(map(_is_sharded, params))}
         self.spans: list[Span] = []
         counts = {len(schedule.ranks_of(stage)) for stage in range(schedule.n_stages)}
@@ -146,7 +145,7 @@ class Pipeline:
         self.held: dict[tuple[int, int], Held] = {}
         self.weights: dict[tuple[int, int], Callable[[], None]] = {}  # the W's whose B is done
         self.total: Tensor | None = None
-        self.messages = StageMessages(self.schedule, self.group, self.order)
+        self.messages = StageMessages(self.schedule, self.group)
         earlier = self._set_aside()
         self.spans, self.begin = [], time.perf_counter()
         for action in self.program:
@@ -186,10 +185,7 @@ class Pipeline:
         tag = len(KINDS) * self.schedule.n_stages * self.schedule.n_micro + stage  # behind those of actions
         parts = {self.group.rank: x}
         for other in sorted(set(ranks) - {self.group.rank}):
-            # of two ranks the lower sends first: on a wire without tags two sends would wait for each other
-            sent = self.group.send(x, other, tag) if self.group.rank < other else None
-            parts[other] = self.group.recv(other, tag).view_as(x)
-            (sent or self.group.send(x, other, tag)).wait()
+            parts[other] = self.group.exchange(x, other, other, tag).view_as(x)
         first, *more = (parts[rank] for rank in sorted(parts))
         return sum(more, start=first)
 
@@ -276,11 +272,10 @@ class StageMessages:
     """One step's messages on one rank: `receive` what an action needs from another stage, `send` what it made.
 
     Sends never wait; all receives are posted before the first action, so that a message is welcome whenever it comes.
-    A sent tensor is freed when a later result arrives from its receiver, which proves delivery. `order` is what
-    `one_order` returns for this schedule and group: a wire without tags needs it."""
+    A sent tensor is freed when a later result arrives from its receiver, which proves delivery."""
 
-    def __init__(self, schedule: Schedule, group: Group, order: Sequence[Action] = ()):
-        self.schedule, self.group, self.order = schedule, group, deque(order)
+    def __init__(self, schedule: Schedule, group: Group):
+        self.schedule, self.group = schedule, group
         self.position = {action: k for program in schedule.programs for k, action in enumerate(program)}
         self.local: dict[Action, Tensor] = {}  # made on this rank for another stage of this rank
         self.sent: list[tuple[int, int, Work]] = []  # to which rank, needed at which position of its program
@@ -297,7 +292,6 @@ class StageMessages:
         if maker in self.local:
             x = self.local.pop(maker)
         elif maker is not None:
-            self._open_until(maker)
             x = self.coming.pop(maker).wait()
             self._free_delivered(self._home(maker), self.position[maker])
         return x
@@ -311,7 +305,6 @@ class StageMessages:
         if rank == self.group.rank:
             self.local[action] = x.detach()  # as if it had come by wire: each stage has a graph of its own
             return
-        self._open_until(action)
         needed_at = self.position[Action(action.kind, to, action.micro)]
         self.sent.append((rank, needed_at, self.group.send(x, rank, self._tag(action))))
 
@@ -328,12 +321,6 @@ class StageMessages:
                 work.wait()
         self.sent = [(to, at, work) for to, at, work in self.sent if to != rank or at > position]
 
-    def _open_until(self, action: Action) -> None:
-        # on NCCL: queue all receives that the agreed order has before `action` (see one_order)
-        while self.order and action in self.order:
-            if (maker := self.order.popleft()) in self.coming:
-                self.coming[maker].open()
-
     def _home(self, action: Action) -> int:
         return self.schedule.rank_of(action.stage, action.micro)
 
@@ -345,22 +332,6 @@ def action_of_tag(tag: int, n_micro: int) -> Action:
     """The action whose result travels under `tag`."""
     stage_and_micro, kind = divmod(tag, len(KINDS))
     return Action(KINDS[kind], *divmod(stage_and_micro, n_micro))
-
-
-def one_order(schedule: Schedule, group: Group) -> tuple[Action, ...]:
-    """For a wire without tags: the actions whose results this rank sends or receives, in an order that all ranks share.
-
-    NCCL ignores tags, and a send blocks everything queued behind it until the other side receives it. If rank 0 has
-    queued "send 0F1, receive 1B0" while rank 1 has queued "send 1B0, receive 0F1", both are stuck. So there every rank
-    queues its messages in the order in which a simulated step makes them: before a rank sends, it queues the receives
-    of all that was made earlier. What one rank sends next is then what the other receives next, for any schedule, over
-    a single group."""
-    if not wire_is_device(group.wire):
-        return ()
-    spans = sorted(simulate(schedule), key=lambda span: span.end)
-    ends = [(span, _next_stage(span.action, schedule)) for span in spans]
-    meets = [(span, schedule.rank_of(to, span.action.micro)) for span, to in ends if to is not None]
-    return tuple(span.action for span, to in meets if span.rank != to and group.rank in (span.rank, to))
 
 
 def _maker(action: Action, schedule: Schedule) -> Action | None:

@@ -22,8 +22,8 @@ one machine share a clock, so their offset is near 0. Clocks of different machin
 record a step, not an hour.
 
 On CUDA `span` also puts an event before and after itself on the current stream, which tells when the device did the
-work. Under NCCL a verb returns as soon as the device has it in its queue, so the host seldom waits: there compute,
-exposed and bubble are only what the host saw.
+work. In a cluster with `blocking=False` a verb of NCCL returns as soon as the device has it in its queue, so the host
+seldom waits: there compute, exposed and bubble are only what the host saw.
 
 Source: Cristian 1989, Distributed Computing 3, section 3; Mills, RFC 5905, section 8 (the offset) and 10 (the filter).
 """
@@ -43,7 +43,6 @@ from torch import nn
 
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
-from labkit.comm.message import wire_is_device
 from labkit.probe.recording import Recording, Shares, bubble_share, overlap_share
 from labkit.probe.rows import Row, Span
 from labkit.probe.verb_listener import VerbListener
@@ -189,7 +188,7 @@ class Clock:
             reference=0 if group is None else group.ranks[0],
             earlier=tuple((r, sent[r], self._received[r]) for r in sorted({*sent, *self._received})),
             unseen=tuple(sorted(rank for rank, n in came.items() if n > heard[rank])),
-            queued=group is not None and wire_is_device(group.wire),
+            queued=group is not None and bool(getattr(group.wire, "queues", False)),
         )
 
 

@@ -24,8 +24,7 @@ needs the result of the one before. That is why a pipeline shortens nobody's wai
 models and more rows, and tp makes the wait shorter.
 
 Draws are taken group by group on the last rank, so `generator` gives other tokens than in one process; the most
-probable ones (temperature 0) are the same. It has been run over gloo and between threads, and not over NCCL, where the
-tokens that go back would need a communicator of their own.
+probable ones (temperature 0) are the same. It has been run over gloo and between threads, and not on GPUs.
 
 Source: Aminabadi et al. (DeepSpeed-Inference), arXiv:2207.00032, section IV, on groups of rows that hide the wait.
 """

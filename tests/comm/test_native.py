@@ -224,30 +224,3 @@ def test_a_message_whose_work_is_dropped_still_arrives(cluster):
         return [group.recv(0)[0].item() for _ in range(3)] if group.rank == 1 else None
 
     assert values(cluster, careless)[1] == [0.0, 1.0, 2.0]
-
-
-def test_companions_of_groups_that_share_no_rank_do_not_meet(four):
-    """A bug: on NCCL groups of a mesh made their gloo companions under one name, so {0, 1} met {2, 3}; and each call
-    made new ones. Companions are what NCCL's groups send headers and either direction's payloads through."""
-
-    def talk(group):
-        import torch.distributed as dist
-
-        from labkit import Layout, Mesh
-        from labkit.comm import native
-
-        mesh = Mesh.connect(Layout(dp=2, tp=2), group)
-        heard = []
-        for axis in (mesh.dp, mesh.tp, mesh.world):
-            pair = [native.companion(axis.wire.pg, "gloo", use) for use in ("up", "down")]
-            assert pair[0] is native.companion(axis.wire.pg, "gloo", "up")
-            assert pair[0] is not pair[1]
-            x = torch.tensor([float(group.rank)])
-            for each in pair:
-                dist.all_reduce(x, group=each)
-            heard.append(x.item())
-        return heard
-
-    for _ in range(2):
-        # twice the sum of the group's ranks, since the second group sums what the first has summed
-        assert values(four, talk) == [[2.0 * (r % 2 + r % 2 + 2), 2.0 * (4 * (r // 2) + 1), 24.0] for r in range(4)]

@@ -6,7 +6,6 @@ import copy
 import gc
 import random
 import weakref
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,8 +18,6 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
 
 from labkit import Cluster, Layout, Mesh, run_threads
-from labkit.comm.group import Group
-from labkit.comm.local import LocalWire, _Sent
 from labkit.parallel import saved
 from labkit.parallel.ddp import DDP
 from labkit.parallel.pipeline import Pipeline, input_first
@@ -29,7 +26,6 @@ from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.schedule import bubble, gpipe, in_flight, interleaved, naive, one_f_one_b, validate, zero_bubble
 from labkit.train.checkpoint import checkpoint
-from tests.cases import selection
 
 WIDTH = 6
 
@@ -116,11 +112,11 @@ def work(group, schedule, stages, inputs, targets, **more):
     return loss, {stage: [p.grad for p in module.parameters()] for stage, module in mine.items()}, made.spans
 
 
-def assert_equal_to_one_process(schedule, kind="plain", stages=None, shares=None, on=lambda group: group, **more):
+def assert_equal_to_one_process(schedule, kind="plain", stages=None, shares=None, **more):
     stages = make_stages(schedule.n_stages, kind) if stages is None else stages
     inputs, targets = make_batch(schedule.n_micro)
     loss, grads = alone(stages, inputs, targets, shares)
-    results = run_threads(lambda group: work(on(group), schedule, stages, inputs, targets, **more), schedule.n_ranks)
+    results = run_threads(lambda group: work(group, schedule, stages, inputs, targets, **more), schedule.n_ranks)
     for rank, (found, mine, spans) in enumerate(results):
         assert (found is not None) == (rank in schedule.ranks_of(schedule.n_stages - 1))
         if found is not None:
@@ -192,7 +188,6 @@ def test_random_orders_run_if_they_validate_and_are_refused_before_anything_runs
         refused = str(error)
     if refused is None:
         assert_equal_to_one_process(schedule)
-        assert_equal_to_one_process(schedule, on=lambda group: queued(group, "one for all"))
         return
     ran = []
     stages = [nn.Identity()] * schedule.n_stages
@@ -553,74 +548,6 @@ def test_no_rank_holds_more_micro_batches_than_the_plan_says(name):
     """Would catch activations that outlive their backward."""
     schedule = MAKERS[name](3, 6)
     assert most_alive(schedule) == in_flight(schedule)
-
-
-class Queued(LocalWire):
-    """A wire like NCCL's: payloads have no tags, and what a rank has queued goes one after the other, so that
-    a send blocks all behind it until the other side has the receive at the head of its own queue."""
-
-    on_device = True
-
-    def __init__(self, wire, lanes):
-        super().__init__(wire.exchange, wire.axis, wire.ranks, wire.rank)
-        self.lanes = lanes
-        self.queues = self.exchange.__dict__.setdefault("queues", {})
-
-    def isend(self, x, to, tag):
-        return super().isend(x, to, tag) if tag % 2 == 0 else self.queue("send", to, x.clone())
-
-    def irecv(self, buffer, source, tag):
-        return super().irecv(buffer, source, tag) if tag % 2 == 0 else self.queue("recv", source, buffer)
-
-    def queue(self, what, peer, x):
-        op = _Sent(self.exchange, type("Op", (), {"taken": False})(), f"{what} of rank {self.rank} with {peer}")
-        op.what_it_is, op.me, op.peer, op.x = what, self.rank, peer, x
-        with self.exchange.changed:
-            self.queues.setdefault(self.queue_of(self.rank, peer), deque()).append(op)
-            while any(self.match(queue_of) for queue_of in self.queues.values() if queue_of):
-                self.exchange.changed.notify_all()
-        return op
-
-    def queue_of(self, me, peer):
-        return (me, peer) if self.lanes == "one for each peer" else me
-
-    def match(self, queue_of):
-        op = queue_of[0]
-        other = self.queues.get(self.queue_of(op.peer, op.me))
-        if not other or other[0].peer != op.me or {op.what_it_is, other[0].what_it_is} != {"send", "recv"}:
-            return False
-        source, into = (op, other[0]) if op.what_it_is == "send" else (other[0], op)
-        assert source.x.numel() == into.x.numel()
-        into.x.copy_(source.x)
-        op.message.taken = other[0].message.taken = True
-        queue_of.popleft()
-        other.popleft()
-        return True
-
-
-def queued(group, lanes):
-    wire = Queued(group.wire, lanes)
-    return Group(group.axis, group.ranks, group.rank, wire, group.algorithms, group.ledger)
-
-
-LANES = ("one for each peer", "one for all")
-FIRST = [(name, LANES[place % 2]) for place, name in enumerate(MAKERS)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "lanes"), selection(FIRST, MAKERS, LANES))
-def test_a_wire_without_tags_whose_sends_block_each_other_does_not_block_any_schedule(name, lanes):
-    """Would catch what happens on NCCL and nowhere else: messages taken for one another, sends that wait crosswise."""
-    for p, m in ((2, 4), (3, 5), (4, 3)):
-        assert_equal_to_one_process(MAKERS[name](p, m), on=lambda group: queued(group, lanes))
-
-
-def test_that_wire_does_block_who_sends_in_program_order(monkeypatch):
-    """Would catch a test wire that is too kind to prove anything."""
-    monkeypatch.setattr("labkit.parallel.pipeline.one_order", lambda schedule, group: ())
-    schedule, stages, (inputs, targets) = one_f_one_b(2, 4), make_stages(2), make_batch(4)
-    with pytest.raises(RuntimeError, match="nobody answers"):
-        run_threads(lambda g: work(queued(g, "one for each peer"), schedule, stages, inputs, targets), 2, timeout_s=0.5)
 
 
 # -- bad input

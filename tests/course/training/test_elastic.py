@@ -135,7 +135,7 @@ def test_the_store_of_a_round_is_that_of_the_living():
 
     import torch.distributed as dist
 
-    from labkit.comm.native import _round
+    from labkit.comm.process_groups import _round
 
     store = dist.HashStore()
     for generation in ("one", "two"):

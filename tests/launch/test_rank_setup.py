@@ -1,0 +1,37 @@
+"""What a rank finds in its environment."""
+
+from __future__ import annotations
+
+from labkit.launch.rank_setup import variables
+
+SPEC = {"rank": 2, "n_ranks": 4, "interface": "lo", "backend": "gloo", "environment": {"TERM": "xterm"}}
+NCCLS = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
+}
+PLACE = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}
+OWN = {"GLOO_SOCKET_IFNAME": "lo", "RANK": "2", "WORLD_SIZE": "4"}
+
+
+def test_ranks_on_nccl_get_what_labkit_needs_of_it():
+    """Would catch a port that listens beyond this machine, and torch's watchdog, which ends ranks that labkit frees."""
+    assert variables(SPEC) == {"TERM": "xterm", **OWN, **PLACE}
+    assert variables({**SPEC, "backend": "nccl"}) == {"TERM": "xterm", **NCCLS, **OWN, **PLACE}
+
+
+def test_what_the_user_has_set_stays():
+    """Would catch a network or a watchdog that somebody has chosen and that is chosen again."""
+    chosen = dict.fromkeys(NCCLS, "mine")
+    got = variables({**SPEC, "backend": "nccl", "environment": chosen})
+    assert got == {**chosen, **OWN, **PLACE}
+
+
+def test_ranks_of_several_machines_are_not_bound_to_loopback():
+    """Would catch joined ranks whose NCCL cannot reach the other nodes."""
+    place = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    got = variables({**SPEC, "backend": "nccl", "on_node": place, "interface": "eth0"})
+    assert "NCCL_SOCKET_IFNAME" not in got
+    assert (got["GLOO_SOCKET_IFNAME"], got["LOCAL_RANK"], got["RANK"]) == ("eth0", "0", "2")
