@@ -215,7 +215,10 @@ def test_make_lab_says_how_labkit_is_called_from_a_shell(copy):
     pretend(copy / ".venv/bin/labkit", 'echo "labkit $@"')
     done = make(copy, "lab")
     assert done.returncode == 0
-    assert done.stdout.splitlines()[-2:] == ["    source .venv/bin/activate", "labkit lab"]
+    assert [line for line in done.stdout.splitlines() if "ing directory" not in line][-2:] == [
+        "    source .venv/bin/activate",
+        "labkit lab",
+    ]
     assert "source .venv/bin/activate" in README
 
 

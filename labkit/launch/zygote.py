@@ -28,6 +28,7 @@ import time
 import warnings
 from typing import NamedTuple
 
+from labkit.comm.libraries import within
 from labkit.comm.private import UntriedTorch, absent, warn_if_untried, was_tried
 from labkit.launch import linux
 from labkit.launch.progress import REDRAW_S, WaitBar
@@ -165,6 +166,7 @@ def main(fd: int, kernel_pid: int) -> None:
         warnings.simplefilter("ignore", UntriedTorch)  # the kernel tells it, where it is seen
         for name in FIRST:
             importlib.import_module(name)
+    within(__file__)  # where libraries lie is found once, for all ranks
     version = str(sys.modules["torch"].__version__)
     lacking = () if was_tried(version) else absent()
     hello = Hello(os.getpid(), version, lacking, _gpus(), sys.platform == "linux")

@@ -120,9 +120,8 @@ def apart(n_ranks: int, n_nodes: int = 2) -> list[list[int]]:
 
 def _dealt(n_ranks: int, n_nodes: int, home: Callable[[int, int], int]) -> list[list[int]]:
     if n_nodes < 1 or n_ranks < n_nodes or n_ranks % n_nodes:
-        raise ValueError(
-            f"{n_ranks} ranks do not lie evenly on {n_nodes} nodes: {multiples('n_ranks', n_ranks, n_nodes)}"
-        )
+        mend = multiples("n_ranks", n_ranks, n_nodes) if n_nodes > 0 else "n_nodes=1 or more would do"
+        raise ValueError(f"{n_ranks} ranks do not lie evenly on {n_nodes} nodes: {mend}")
     nodes: list[list[int]] = [[] for _ in range(n_nodes)]
     for rank in range(n_ranks):
         nodes[home(rank, n_ranks // n_nodes)].append(rank)

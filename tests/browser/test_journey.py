@@ -87,7 +87,7 @@ def test_the_tour_opens_by_itself_and_an_answer_waits_for_a_prediction(page, ser
     open_notebook(page, server)
     expect(page.locator(TAB, has_text="ten_minutes.ipynb")).to_be_visible()
     places = places_of(server.read("notebooks/ten_minutes.ipynb"))
-    question, answer = places["10-09"], outputs(page, places["10-10"])
+    question, answer = places["10-09"], outputs(page, places["10-10-answer"])
     outputs(page, question).scroll_into_view_if_needed()
     expect(outputs(page, question).locator(".lk-twin")).to_be_visible()
     expect(outputs(page, question).get_by_text("Error displaying widget")).to_be_hidden()  # its kernel is gone

@@ -17,12 +17,16 @@ NOTEBOOKS, COURSE = ROOT / "notebooks", ROOT / "labkit/course"
 OF_THE_EXERCISES = {"HintPanel", "ProgressPanel"}  # a test of the journey plays them
 
 
+SHARED = {"Explorer", "FilmPlayer"}
+"""Classes that widgets are made from, and that no cell shows."""
+
+
 def widgets() -> set[str]:
     """The names of all classes of widgets that a cell shows: those with a twin."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in COURSE.rglob("*.py")]
     classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     bases = {node.name: {base.id for base in node.bases if isinstance(base, ast.Name)} for node in classes}
-    return {name for name in bases if bases[name] & {"Twin", "Explorer"}} - {"Explorer"}
+    return {name for name in bases if bases[name] & (SHARED | {"Twin"})} - SHARED
 
 
 def test_the_table_has_all_labs():

@@ -69,7 +69,7 @@ def test_the_place_in_lists_and_dicts_is_named_and_dots_take_anything() -> None:
     """A wrong leaf in a tree, and a rank of which nothing is asked."""
     found = wrong({"a": [1, X], "b": 2}, {"a": [1, X * 2], "b": 2}, 2)
     assert found is not None
-    assert found.expected.endswith("at ['a'][1]")
+    assert found.expected.endswith("in result['a'][1]")
     assert wrong([1, "anything"], [1, ...], 2) is None
     assert seen([1], [1, 2]) == "[1]"
     assert seen(float("inf"), float("inf")) == ""

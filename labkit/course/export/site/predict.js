@@ -14,6 +14,15 @@ function general(value, digits) { // Python's f"{value:,.{digits}g}"
   return commas(whole) + (rest ? `.${rest}` : "");
 }
 
+const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+function plain(value, digits) { // plain_text
+  const [mantissa, power] = general(value, digits).split("e");
+  if (power === undefined) return mantissa;
+  if (Number(power) > 0 && Math.abs(value) < 1e15) return commas(Number(`${mantissa}e${power}`).toFixed(0));
+  return `${mantissa}·10${[...String(Number(power))].map((letter) => RAISED[letter]).join("")}`;
+}
+
 const commas = (whole) => whole.replace(/\B(?=(\d{3})+$)/g, ",");
 const short = (value) => (Math.abs(value) < 1000 ? general(value, 3) : commas(value.toFixed(0)));
 
@@ -30,17 +39,19 @@ function words(value, unit) { // value_text
     return exact + (large ? inLargest(value, units) : `${general(value, 6)} B`);
   }
   if (unit === "s") return inLargest(value, [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]]);
-  return `${general(value, Math.abs(value) >= 1000 ? 6 : 4)} ${unit}`.trim();
+  const noun = value === 1 && /^[a-z]{3,}[^s]s$/.test(unit) ? unit.slice(0, -1) : unit; // 1 message, 2 messages
+  return `${plain(value, Math.abs(value) >= 1000 ? 6 : 4)} ${noun}`.trim();
 }
 
 function apart(value, seen, base) { // how far a number is from what was seen
   if (value === seen) return "exact";
-  if (seen === 0 || value / seen < 0) return `${value < seen ? "" : "+"}${general(value - seen, 3)} from ${base}`;
+  if (seen === 0) return `${base} is 0`;
   const ratio = value / seen;
-  if (ratio >= 0.5 && ratio <= 2) {
+  if (ratio < 0) return `${plain(Math.abs(value - seen), 3)} ${value > seen ? "above" : "below"} ${base}`;
+  if (ratio === 0 || (ratio >= 0.5 && ratio <= 2)) {
     return `${general(100 * Math.abs(ratio - 1), 3)}% ${ratio > 1 ? "above" : "below"} ${base}`;
   }
-  return `${ratio >= 100 && ratio < 1e9 ? commas(ratio.toFixed(0)) : general(ratio, 3)} times ${base}`;
+  return `${ratio >= 100 && ratio < 1e9 ? commas(ratio.toFixed(0)) : plain(ratio, 3)} times ${base}`;
 }
 
 function parsed(typed, unit, scales) { // the number, or NaN
