@@ -55,6 +55,13 @@ def plural(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 'es' if what.endswith(('ch', 'sh', 's', 'x')) else 's'}"
 
 
+def singular(nouns: str) -> str:
+    """One of several: `messages` -> `message`, `processes` -> `process`; a sign such as GB/s stays as it is."""
+    if re.fullmatch(r"[a-z]+(?:ss|x|ch|sh)es", nouns):
+        return nouns[:-2]
+    return nouns[:-1] if re.fullmatch(r"[a-z]{3,}[^s]s", nouns) else nouns
+
+
 def value_text(value: float, unit: str) -> str:
     """A number with its unit: bytes ("B") exact and scaled, seconds ("s") scaled, others as they are."""
     if unit in ("B", "bytes"):
@@ -62,8 +69,8 @@ def value_text(value: float, unit: str) -> str:
         return exact + bytes_text(value)
     if unit in ("s", "seconds"):
         return seconds_text(value)
-    if value == 1 and re.fullmatch(r"[a-z]{3,}[^s]s", unit):
-        unit = unit[:-1]  # 1 message, 2 messages
+    if value == 1:
+        unit = singular(unit)
     return f"{plain_text(value, 6 if abs(value) >= 1000 else 4)} {unit}".strip()
 
 

@@ -121,7 +121,7 @@ LABS = (
             slides(0, "ArrowRight"), sees("2,097,152 bytes"),
             GOES_ON,
         ),
-        predicted("00-47", "How many processes are new afterwards?", "1", "you predict 1 processes", sees("measured")),
+        predicted("00-47", "How many processes are new afterwards?", "1", "you predict 1 process", sees("measured")),
         printed("00-52", sees("torchrun", "spawn", "labkit", "rank 0 of 2 has 2.0", "rank 1 of 2 has 2.0")),
     ), also=("c20", "00-43", "00-48", "00-56")),
     Lab("01_one_step_all_its_bytes", (

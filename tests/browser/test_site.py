@@ -173,7 +173,7 @@ def test_pages_read_and_say_numbers_as_labkit_does(site, window):
             )
             assert read == [pytest.approx(right)], (text, unit)
     numbers = (0, 1, 64, 999.4, 1234.6, 9999, 10_000, 10_000.4, 6e6, 5.7 * 2**20, 3.5e15, 2.5e-7, 8.04e-4, 0.169)
-    for unit in ("B", "s", "%", "flops", ""):
+    for unit in ("B", "s", "%", "flops", "messages", "processes", ""):
         for number in numbers:
             assert window.evaluate("([n, unit]) => words(n, unit)", [number, unit]) == value_text(number, unit)
     for number in numbers:

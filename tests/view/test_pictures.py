@@ -260,6 +260,7 @@ def test_units_are_scaled_and_marked():
     assert [units.seconds_text(s) for s in (8.5e-5, 0.0015, 3, 2e-9)] == ["85 us", "1.5 ms", "3 s", "2 ns"]
     assert units.value_text(28_800, "B") == "28,800 B = 28.1 KiB"
     assert [units.value_text(n, "messages") for n in (6, 1)] == ["6 messages", "1 message"]
+    assert [units.value_text(1, unit) for unit in ("processes", "batches")] == ["1 process", "1 batch"]
     assert [units.value_text(1, unit) for unit in ("GB/s", "B", "loss")] == ["1 GB/s", "1 B", "1 loss"]
     assert [units.number_text(v) for v in (712.0, -0.5333, 1.25e9, math.nan)] == ["712", "-0.533", "1.25·10⁹", "–"]
     assert [units.plain_text(v) for v in (0.274454, 1.187e7, 1.5e-7, -2e20)] == [

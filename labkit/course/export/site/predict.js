@@ -31,6 +31,11 @@ function inLargest(value, units) {
   return `${short(value / size)} ${unit}`;
 }
 
+function singular(nouns) {
+  if (/^[a-z]+(ss|x|ch|sh)es$/.test(nouns)) return nouns.slice(0, -2);
+  return /^[a-z]{3,}[^s]s$/.test(nouns) ? nouns.slice(0, -1) : nouns;
+}
+
 function words(value, unit) { // value_text
   if (unit === "B") {
     const large = Math.abs(value) >= 10_000;
@@ -39,7 +44,7 @@ function words(value, unit) { // value_text
     return exact + (large ? inLargest(value, units) : `${general(value, 6)} B`);
   }
   if (unit === "s") return inLargest(value, [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]]);
-  const noun = value === 1 && /^[a-z]{3,}[^s]s$/.test(unit) ? unit.slice(0, -1) : unit; // 1 message, 2 messages
+  const noun = value === 1 ? singular(unit) : unit;
   return `${plain(value, Math.abs(value) >= 1000 ? 6 : 4)} ${noun}`.trim();
 }
 
