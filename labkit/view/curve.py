@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.ticker import MaxNLocator
 
@@ -16,11 +16,18 @@ Points = Sequence[tuple[float, float]]
 
 
 @chart.style()
-def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step", upward: str = "") -> chart.Chart:
+def curve(
+    series: Mapping[str, Points],
+    title: str = "loss",
+    across: str = "step",
+    upward: str = "",
+    x_text: Callable[[float], str] = "{:g}".format,
+) -> chart.Chart:
     """Each series of (step, value) as a line, with its first and last value; values that are not finite leave a gap.
 
     `across` and `upward` name the axes, with their units. Without `upward` that axis is "loss" if the title speaks of
-    one, and otherwise what the title says before its first comma. Raises ValueError if there is nothing finite to
+    one, and otherwise what the title says before its first comma. `x_text` writes a number of the axis across: with
+    `lambda log2: bytes_text(2**log2)` points at 10 and 20 stand at 1,024 B and 1 MiB. Raises ValueError if there is nothing finite to
     draw."""
     values = [value for points in series.values() for _, value in points if math.isfinite(value)]
     if not values:
@@ -29,8 +36,8 @@ def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step
     margin = (high - low or abs(high) or 1.0) * 0.06
     steps = [step for points in series.values() for step, value in points if math.isfinite(value)]
     label = "; ".join(
-        f"{name}: {number_text(points[0][1])} at {across} {points[0][0]:g}, {number_text(points[-1][1])} at "
-        f"{points[-1][0]:g}"
+        f"{name}: {number_text(points[0][1])} at {across} {x_text(points[0][0])}, {number_text(points[-1][1])} at "
+        f"{x_text(points[-1][0])}"
         for name, points in series.items()
         if points
     )
@@ -42,7 +49,7 @@ def curve(series: Mapping[str, Points], title: str = "loss", across: str = "step
         axes.plot([step for step, _ in points], heights, label=name)
     axes.set_xlabel(across)
     chart.upward(axes, upward or ("loss" if re.search(r"\bloss\b", title) else title.partition(",")[0]))
-    chart.marks(axes, x_text="{:g}".format, y_text="{:.6g}".format)
+    chart.marks(axes, x_text=x_text, y_text="{:.6g}".format)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     if len(series) > 1:
         figure.keys(64, 38, axes, fontsize=13)

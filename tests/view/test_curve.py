@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from labkit.view.curve import curve
+from labkit.view.units import bytes_text
 from tests.view.page import check, line_of
 
 
@@ -70,3 +71,10 @@ def test_both_axes_have_names(title, named):
 def test_numbers_at_close_ends_do_not_lie_on_each_other():
     """Would catch 19.9 on 18.2, which nobody can read."""
     check(curve({name: [(0, 5.0), (1, 1 + k / 100)] for k, name in enumerate("abc")}, "ends that are close"))
+
+
+def test_an_axis_of_powers_is_written_as_what_they_stand_for():
+    """Would catch "log2 of the bytes": a number that no reader has in mind."""
+    picture = curve({"rate": [(10, 1.0), (20, 2.0)]}, "GB/s", "bytes", x_text=lambda log2: bytes_text(2**log2))
+    assert "1 at bytes 1,024 B, 2 at 1 MiB" in repr(picture)
+    assert "1 MiB" in [mark.get_text() for mark in picture.axes[0].get_xticklabels()]
