@@ -27,8 +27,8 @@ def curve(
 
     `across` and `upward` name the axes, with their units. Without `upward` that axis is "loss" if the title speaks of
     one, and otherwise what the title says before its first comma. `x_text` writes a number of the axis across: with
-    `lambda log2: bytes_text(2**log2)` points at 10 and 20 stand at 1,024 B and 1 MiB. Raises ValueError if there is nothing finite to
-    draw."""
+    `lambda log2: bytes_text(2**log2)` points at 10 and 20 stand at 1,024 B and 1 MiB. Raises ValueError if there is
+    nothing finite to draw."""
     values = [value for points in series.values() for _, value in points if math.isfinite(value)]
     if not values:
         raise ValueError(f"{title}: no series holds a finite value; got {', '.join(series) or 'no series'}")
