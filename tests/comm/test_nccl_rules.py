@@ -152,6 +152,8 @@ TRAINING = {
     "interleaved": lambda n: (Layout(pp=n), recipe(n, schedule="interleaved", stages_per_rank=2, n_micro=n)),
     "zero bubble": lambda n: (Layout(pp=n), recipe(n, schedule="zero_bubble", n_micro=n)),
     "zb_h2": lambda n: (Layout(pp=n), recipe(n, schedule="zb_h2", n_micro=2 * n)),
+    "zb_v": lambda n: (Layout(pp=n), recipe(n, schedule="zb_v", stages_per_rank=2, n_micro=n)),
+    "v_half": lambda n: (Layout(pp=n), recipe(n, schedule="v_half", stages_per_rank=2, n_micro=n)),
     "v_min": lambda n: (Layout(pp=n), recipe(n, schedule="v_min", stages_per_rank=2, n_micro=n)),
     "dualpipe_v": lambda n: (Layout(pp=n), recipe(n, schedule="dualpipe_v", stages_per_rank=2, n_micro=2 * n)),
 }

@@ -19,14 +19,12 @@ from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min,
 from labkit.plan.schedule import in_flight
 from tests.cases import cases, selection
 from tests.parallel.test_pipeline import (
-    LANES,
     alone,
     assert_equal_to_one_process,
     make_batch,
     make_stages,
     most_alive,
     mse,
-    queued,
     work,
 )
 
@@ -145,14 +143,6 @@ def test_with_a_strategy_around_each_copy_the_weights_after_two_steps_are_those_
             for piece, start, value in mine:
                 expected = weights[piece].detach().view(-1)[start : start + value.numel()]
                 torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_wire_without_tags_does_not_block_them(name):
-    """Would catch what happens on NCCL and nowhere else, also in the exchange between copies."""
-    for p, m, lanes in ((2, 4, LANES[0]), (4, 8, LANES[1])):
-        assert_equal_to_one_process(MAKERS[name](p, m), on=lambda group, lanes=lanes: queued(group, lanes))
 
 
 def on_processes(group, name, m):

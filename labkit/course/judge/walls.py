@@ -82,7 +82,8 @@ def confine(parent: int, keep: Collection[int] = ()) -> None:
     _close(keep)  # before the limit on open files, which would let nobody list more of them
     _limit()
     forget()
-    trees = _trees()  # found while this process may still look
+    trees = _trees()  # found while this process may still look, and so are the calls: its home may be closed to nobody
+    _calls(platform.machine())
     os.chdir("/")
     rules = _rules(trees)
     prctl(_NO_NEW_PRIVS, 1)
@@ -219,9 +220,10 @@ def _syscall(number: int, *args: Any) -> int:
 def _filter(may_open: bool) -> bool:
     """Allow only the calls of the list from now on. False where this machine's calls are not known."""
     machine = platform.machine()
-    if sys.platform != "linux" or machine not in _MACHINES:
+    calls = _calls(machine)
+    if not calls:
         return False
-    program = b"".join(filter_program(machine, _calls(machine), os.getpid(), may_open))
+    program = b"".join(filter_program(machine, calls, os.getpid(), may_open))
     held = ctypes.create_string_buffer(program)
     sock_fprog = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held))
     return int(ctypes.CDLL(None).prctl(_SECCOMP, ctypes.c_ulong(2), sock_fprog, 0, 0)) == 0
@@ -229,7 +231,9 @@ def _filter(may_open: bool) -> bool:
 
 @functools.cache
 def _calls(machine: str) -> dict[str, int]:
-    """The calls that a confined process may make, by name."""
+    """The calls that a confined process may make, by name; none where this machine's calls are not known."""
+    if sys.platform != "linux" or machine not in _MACHINES:
+        return {}
     with (Path(__file__).parent / "syscalls.csv").open(encoding="utf-8") as file:
         return {row["call"]: int(row[machine]) for row in csv.DictReader(file) if row[machine]}
 
