@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.search import Plan, gb
 from labkit.plan.shape import ModelShape
-from labkit.plan.words import with_noun
+from labkit.plan.words import plural
 
 GB = 1e9
 WAITS = ("tp", "cp", "ep", "pp", "dp", "overlap", "bubble")
@@ -271,6 +271,6 @@ def _batch(plans: Sequence[Plan]) -> str:
     )
     return (
         f"5 batch          {r.batch_size} rows x {plan.shape.seq} = {tokens:,} tokens a step = dp {plan.layout.dp} x "
-        f"{with_noun(r.n_micro, 'micro-batch', 'es')} x {with_noun(micro_rows, 'row')}{bubble}. At most "
+        f"{plural(r.n_micro, 'micro-batch')} x {plural(micro_rows, 'row')}{bubble}. At most "
         f"dp = {r.batch_size} has a row for each."
     )

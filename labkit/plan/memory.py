@@ -42,7 +42,7 @@ from labkit.plan.rank import Rank
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Segment
-from labkit.plan.words import with_noun
+from labkit.plan.words import plural
 
 
 def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, device: str = "cpu") -> Breakdown:
@@ -260,11 +260,11 @@ class Walk(Rank):
             size = f"{r.state_bytes} N" if r.strategy == "ddp" else f"{r.state_bytes} N{share}"  # ZeRO's narrow ones go
             widened = f", and {size} in fp32 for the masters" if r.strategy == "ddp" else f", then {size} in fp32"
         grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
-        flying = with_noun(sum(self.in_flight), "micro-batch", "es")
+        flying = plural(sum(self.in_flight), "micro-batch")
         return {
             "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
             "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones") + widened,
             "optimizer": f"{state} ({r.optimizer}{', masters' * r.has_masters})",
-            "activations": f"{flying} of {with_noun(self.setting.rows, 'row')} in flight{cut}{routed}",
+            "activations": f"{flying} of {plural(self.setting.rows, 'row')} in flight{cut}{routed}",
             "other": "gradients of activations, buckets and units in use, temporaries",
         }

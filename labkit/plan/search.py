@@ -43,7 +43,7 @@ from labkit.plan.recipe import CONTEXTS, EMULATED, PRECISIONS, STRATEGIES, Recip
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import check_plan, counts_rows, micro_rows
 from labkit.plan.time import predict_step
-from labkit.plan.words import with_noun
+from labkit.plan.words import plural
 
 WORDS = 128
 MICRO_ROWS = (1, 2, 4, 8, 16)
@@ -103,7 +103,7 @@ class Plan:
         parts = [f"dp={lay.dp} " * (lay.dp > 1) + f"pp={lay.pp} tp={lay.tp}"]
         parts[0] += f" cp={lay.cp} by {r.context}" * (lay.cp > 1) + f" ep={lay.ep}" * (lay.ep > 1)
         parts += [r.sharded] * (lay.dp * lay.cp > 1)
-        parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else with_noun(r.n_micro, "micro-batch", "es")]
+        parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else plural(r.n_micro, "micro-batch")]
         parts += [str(self.adapter)] * (self.adapter is not None)
         parts += [r.again] * bool(r.again)
         end = self.refused or f"{self.step_s:.3g} s, {100 * self.mfu:.0f}% MFU, {gb(self.memory.total)}"

@@ -54,7 +54,7 @@ from labkit.plan.stages import (
     state_params,
 )  # fmt: skip
 from labkit.plan.wire import dp_moves, moves, sums_again
-from labkit.plan.words import with_noun
+from labkit.plan.words import plural
 from labkit.plan.work import seconds_of
 
 SIMULATED = 6_000
@@ -373,7 +373,7 @@ class StepTime:
         behind = max(0.0, pp - sent)
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
         n = self.states[0].ranks
-        batch = f"{with_noun(self.setting.rows, 'row')} x {with_noun(self.recipe.n_micro, 'micro-batch', 'es')}"
+        batch = f"{plural(self.setting.rows, 'row')} x {plural(self.recipe.n_micro, 'micro-batch')}"
         host = spent.host + self.hardware.practice.step_s
         routed = ""
         if self.shape.n_expert:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def with_noun(number: int, noun: str, ending: str = "s") -> str:
-    """`1 row`, `2 rows`; with the ending "es": `1 micro-batch`, `2 micro-batches`."""
-    return f"{number} {noun}{ending * (number != 1)}"
+def plural(count: int, noun: str) -> str:
+    """A count with its noun in the right number: `1 hint`, `2,000 hints`, `3 micro-batches`."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith(('ch', 'sh', 's', 'x')) else 's'}"
 
 
 def multiples(name: str, value: int, parts: int) -> str:

@@ -7,6 +7,7 @@ import re
 from types import MappingProxyType
 
 from labkit.plan.breakdown import MEASURED, REHEARSED
+from labkit.plan.words import plural as plural
 
 SCALES = MappingProxyType(
     {
@@ -48,11 +49,6 @@ def seconds_text(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{_short(seconds / size)} {unit}"
     return f"{_short(seconds * 1e9)} ns"
-
-
-def plural(count: int, what: str) -> str:
-    """A count with its noun in the right number: `1 hint`, `2,000 hints`, `3 micro-batches`."""
-    return f"{count:,} {what}{'' if count == 1 else 'es' if what.endswith(('ch', 'sh', 's', 'x')) else 's'}"
 
 
 def singular(nouns: str) -> str:
