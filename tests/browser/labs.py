@@ -485,7 +485,7 @@ LABS = (
         predicted("14-13", "how long for a trillion", "700", "you predict 700 days"),
         predicted("14-14", "what is left beside the state", "32 GB", "you predict 32,000,000,000 B"),
         predicted("14-15", "activations of ONE block", "2 GB", "you predict 2,000,000,000 B"),
-        predicted("14-16", "flops of one token", "2e10", "you predict 2e+10 flops"),
+        predicted("14-16", "flops of one token", "2e10", "you predict 20,000,000,000 flops"),
         widget(
             "14-65", "PlannerPanel",
             sees("eight devices of 80 GB, 60 GB of state", "opened: dp 8, pp 1, tp 1, ZeRO-1"),
