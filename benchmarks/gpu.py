@@ -101,7 +101,7 @@ def products(device: str, quick: bool) -> list[Row]:
     kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
     if torch.device(device).type == "cuda":
         kinds["tf32"] = torch.float32
-    for size in (256, 512) if quick else (1024, 2048, 4096, 8192):
+    for size in (128, 256) if quick else (1024, 2048, 4096, 8192):
         for kind, dtype in kinds.items():
             torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
             a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

@@ -202,7 +202,7 @@ def test_the_feedback_names_what_is_wrong_and_why(graded: SimpleNamespace) -> No
     }.items():
         assert words in feedback(graded, student), student
     told = feedback(graded, "ben")
-    assert re.search(r"expected:.*in \[", told)
+    assert re.search(r"expected:.* at \[", told)
     assert re.search(r"where: .*2 ranks, float32, rows 3, width 5", told)
 
 
