@@ -128,11 +128,11 @@ NAMES = (
     ),
     Name(
         f"{_C10D}.ProcessGroupNCCL._group_start", "NCCL's groups are aborted together", "one after the other",
-        kind=WORD, build="nccl",
+        kind=ATTRIBUTE, build="nccl",
     ),
     Name(
         f"{_C10D}.ProcessGroupNCCL._group_end", "NCCL's groups are aborted together", "one after the other",
-        kind=WORD, build="nccl",
+        kind=ATTRIBUTE, build="nccl",
     ),
     Name("torch.distributed.ProcessGroup._set_default_backend", "the bridge", "the bridge refuses", kind=ATTRIBUTE),
     Name("torch.distributed.ProcessGroup._register_backend", "the bridge", "the bridge refuses", kind=ATTRIBUTE),
