@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 FOOTNOTE = "charged: a ring's bytes, since the backend does not say what it sent; the rest was counted."
-"""What stands below a table of bytes of which some were charged."""
+"""The footnote below a table in which some bytes are charged and not counted."""
 
 
 class Transfer(NamedTuple):

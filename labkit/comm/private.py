@@ -264,7 +264,7 @@ def _look_at_version() -> None:
 
 
 def untried(version: str) -> str:
-    """What to expect of a version that nobody has tried."""
+    """The warning for a torch version that labkit was not tried with."""
     return (
         f"labkit was tried with torch {' and '.join(TRIED)}, and this is torch {version}: what uses its private names "
         f'may fail or be left out. If something does, pip install "torch=={TRIED[-1]}.*"'
@@ -272,7 +272,7 @@ def untried(version: str) -> str:
 
 
 def without(path: str) -> str:
-    """What happens where torch lacks this name, in a line."""
+    """One line that says what labkit does if torch lacks this name."""
     name = _named(path)
     return f"it has no {path} ({name.use}): {name.without}"
 

@@ -64,7 +64,7 @@ def code(source: str) -> Markup:
 
 
 def printed(text: str) -> Markup:
-    """What a program printed, as HTML, with the colours of a terminal."""
+    """Printed text as HTML, with the colours of a terminal."""
     return Markup(ansi2html(text))
 
 

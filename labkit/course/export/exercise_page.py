@@ -29,7 +29,7 @@ class ExercisePage:
 
     @property
     def minutes(self) -> int:
-        """How long all of them take."""
+        """The minutes that all exercises of the page take together."""
         return sum(exercise.minutes for exercise in self.list)
 
     def facts(self, exercise: Problem) -> tuple[tuple[str, str], ...]:

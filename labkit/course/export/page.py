@@ -35,7 +35,7 @@ class Page:
 
     @property
     def name(self) -> str:
-        """What links to it say."""
+        """The text of links to this page."""
         return f"{self.number} {self.title}".strip()
 
     @property
