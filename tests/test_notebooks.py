@@ -26,6 +26,7 @@ from nbval.plugin import IPyNbCell, coalesce_streams
 
 from labkit.course.export.export import export
 from labkit.course.reading.glossary import plain
+from tests.kernels import KernelOnFiles
 
 ROOT = Path(__file__).resolve().parents[1]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
@@ -53,21 +54,22 @@ Execute = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def shared_kernel() -> Iterator[AsyncKernelManager]:
-    """A kernel in which one lab after the other runs: the first one starts it."""
-    kernel = AsyncKernelManager(kernel_name="python3")
-    yield kernel
-    end(kernel)
+def idle_kernels() -> Iterator[list[AsyncKernelManager]]:
+    """Kernels in which a lab has run well, and in which the next one may run: one, or none before the first."""
+    idle: list[AsyncKernelManager] = []
+    yield idle
+    for kernel in idle:
+        end(kernel)
 
 
 def end(kernel: AsyncKernelManager) -> None:
-    """Whoever runs something in this kernel then, starts it anew."""
+    """After this the manager is of no use: its sockets are closed for good."""
     if kernel.has_kernel:
         run_sync(kernel.shutdown_kernel)(now=True)
 
 
 @pytest.fixture(scope="session")
-def execute(request, tmp_path_factory, shared_kernel) -> Execute:
+def execute(request, tmp_path_factory, idle_kernels) -> Execute:
     """Runs a lab as papermill does and gives the notebook that comes out; the second call gives the same file."""
     long, finished = request.config.getoption("--long"), {}
 
@@ -81,11 +83,13 @@ def execute(request, tmp_path_factory, shared_kernel) -> Execute:
             if n_ranks != 4:
                 lab = nbformat.read(notebook, 4)
                 lab.cells.insert(1, nbformat.v4.new_code_cell(FORGET.format(folder=str(folder))))
-                notebook, kernel = folder / "lab.ipynb", {"km": shared_kernel}
+                notebook = folder / "lab.ipynb"
+                kernel = {"km": idle_kernels.pop() if idle_kernels else KernelOnFiles(kernel_name="python3")}
                 nbformat.write(lab, notebook)
             with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as if_it_fails:
                 environment.setenv("XDG_DATA_HOME", str(folder))  # whoever runs the tests has a board of scores, too
-                if_it_fails.callback(end, shared_kernel)
+                for shared in kernel.values():
+                    if_it_fails.callback(end, shared)
                 papermill.execute_notebook(
                     notebook,
                     folder / f"{stem}.ipynb",
@@ -93,10 +97,13 @@ def execute(request, tmp_path_factory, shared_kernel) -> Execute:
                     kernel_name="python3",
                     cwd=folder,
                     progress_bar=False,
+                    start_timeout=600,
                     execution_timeout=3600 if long else 900,
+                    kernel_manager_class=KernelOnFiles,
                     **kernel,
                 )
                 if_it_fails.pop_all()
+            idle_kernels.extend(kernel.values())
         return finished[stem, n_ranks, device]
 
     return run
