@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,9 +46,11 @@ def devices() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--long` runs the labs as a person would, with quick=False; `--minutes FILE` adds up the runs that name it."""
+    """`--long` runs the labs as a person would, with quick=False; `--minutes FILE` adds up the runs that name it;
+    `--until SECONDS` (since 1970) begins no test after that time, so that a slow machine ends with what it could do."""
     parser.addoption("--long", action="store_true", help="run the labs with quick=False")
     parser.addoption("--minutes", type=Path, help="add this run's minutes by folder to those in a file")
+    parser.addoption("--until", type=float, help="begin no test after this time, in seconds since 1970")
 
 
 def unit_of(test: str) -> str:
@@ -126,7 +129,10 @@ def processor_s() -> float:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Remember how much processor time was spent before this test."""
+    """No test begins when the time of the run is over. Remember how much processor time was spent before this one."""
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        pytest.skip("not run: this machine was too slow for all tests in the time that they had")
     item.stash[BEFORE] = processor_s()
 
 

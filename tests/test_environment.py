@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import warnings
 import zipfile
@@ -253,8 +254,8 @@ def test_ci_runs_the_command_that_the_readme_names_and_then_the_rest():
 
 @pytest.mark.parametrize(("name", "code"), [("\u00dcbung #1 [x] 50%", 0), ("labkit", 0), ("checkout", 3)])
 def test_ci_runs_in_a_folder_named_labkit_and_ends_as_the_tests_end(name, code, tmp_path):
-    """Would catch a CI that tests in a folder of another name than a newcomer's, that leaves its clone behind, or that
-    ends well though a test has failed."""
+    """Would catch a CI that tests in a folder of another name than a newcomer's, that leaves its clone behind, that
+    ends well though a test has failed, or that is cut off in the middle since it begins tests for ever."""
     checkout, programs, log = tmp_path / name, tmp_path / "bin", tmp_path / "log"
     (checkout / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
@@ -266,12 +267,17 @@ def test_ci_runs_in_a_folder_named_labkit_and_ends_as_the_tests_end(name, code, 
     (programs / "make").write_text(f'#!/bin/sh\necho "$PWD|$(ls -A)|$*" >>"$LOG"\nexit {code}\n')
     (programs / "make").chmod(0o755)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "LOG": str(log), "TMPDIR": str(tmp_path)}
+    began = int(time.time())
     done = subprocess.run([".ci/run"], cwd=checkout, env=environment | {"MORE": "-k some"}, stdin=subprocess.DEVNULL)
     assert done.returncode == code
-    runs = [line.split("|") for line in re.split(r"\n(?=/)", log.read_text().rstrip())]
+    written = log.read_text().rstrip()
+    ends = [int(end) for end in re.findall(r"--until (\d+) ", written)]
+    assert all(began + 4200 <= end <= time.time() + 4200 for end in ends)
+    runs = [line.split("|") for line in re.split(r"\n(?=/)", re.sub(r"--until \d+", "--until ITS_END", written))]
     assert [words for _, _, words in runs] == [
-        f"{half} MORE=--minutes .venv/minutes.json -k some" for half in (("test", "rest") if code == 0 else ("test",))
-    ]
+        "test MORE=--minutes .venv/minutes.json -k some",
+        "rest MORE=--until ITS_END --minutes .venv/minutes.json -k some",
+    ][: 2 if code == 0 else 1]
     for folder, content, _ in runs:
         assert Path(folder).name == "labkit"
         assert ("draft" in content) == (folder == str(checkout)) == (name == "labkit")
