@@ -39,20 +39,22 @@ Hear = Callable[[str, int, int], Tensor | None]
 """(axis, global rank of the sender, tag) -> the tensor that it sends, or None to go by the echo."""
 
 
-def world(n_ranks: int, rank: int = 0, hear: Hear | None = None, ledger: Ledger | None = None) -> Group:
+def world(
+    n_ranks: int, rank: int = 0, hear: Hear | None = None, ledger: Ledger | None = None, device: str = "cpu"
+) -> Group:
     """The group of all `n_ranks` ranks, seen from `rank`; `Mesh.connect` makes those of a layout from it.
 
-    Sends nothing, waits for nobody. ValueError for a rank that is not there."""
+    `device` is where its tensors are. Sends nothing, waits for nobody. ValueError for a rank that is not there."""
     if n_ranks < 1 or not 0 <= rank < n_ranks:
         raise ValueError(f"a world of n_ranks={n_ranks} has ranks 0 to {n_ranks - 1}, at least one; got rank={rank}")
     wire: Any = Nobody(n_ranks, hear)
-    return FakeGroup("world", tuple(range(n_ranks)), rank, wire, wire.bound, ledger)
+    return FakeGroup("world", tuple(range(n_ranks)), rank, wire, wire.bound, ledger, device)
 
 
 def along(whole: Group, axis: str, ranks: tuple[int, ...], rank: int) -> Group:
     """A group of some ranks of a fake world, with the same ledger and the same `hear`."""
     wire: Any = Nobody(len(ranks), whole.wire.hear)  # type: ignore[attr-defined]
-    return FakeGroup(axis, ranks, rank, wire, wire.bound, whole.ledger)
+    return FakeGroup(axis, ranks, rank, wire, wire.bound, whole.ledger, whole.device)
 
 
 class FakeGroup(Group):

@@ -102,6 +102,7 @@ REFUSES, ATTRIBUTE, WORD = "refuses", "an attribute", "a word"
 _MEMORY = "memory cannot be measured: MemoryProbe, a cluster's memory_bytes and the judge refuse"
 _REHEARSAL = "rehearse refuses"
 _BACKWARD = "what is gathered or counted in backward cannot be told from forward: ZeRO-2, ZeRO-3 and the probes refuse"
+_CALLS = "calls of autograd's threads cannot be told from those of strangers: Clock and OwnTime refuse"
 _LEDGER = "collectives in flight are known from labkit's own ledger alone: those of a Group, and not torch's own"
 _TREE = "nested arguments cannot be taken apart: ZeRO-3, autocast's table and the probes refuse"
 _PUNCTUAL = "gloo's threads look at their sockets 100 times a second, as torch has it: some idle load, nothing else"
@@ -151,6 +152,9 @@ NAMES = (
         "torch.Tensor._post_accumulate_grad_hooks", "a module that belongs to two strategies is refused",
         "it is not refused, and its gradients are sent twice", _nothing, ATTRIBUTE,
     ),
+    Name("torch._C._stash_obj_in_tls", "whose call it is", _CALLS),
+    Name("torch._C._get_obj_in_tls", "whose call it is", _CALLS),
+    Name("torch._C._is_key_in_tls", "whose call it is", _CALLS),
     # storages and tensors
     Name("torch.UntypedStorage._cdata", "which tensors share a storage", _MEMORY, kind=ATTRIBUTE),
     Name("torch._C._has_storage", "whether a tensor has a storage", "it is asked for one", _has_storage),

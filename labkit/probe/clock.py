@@ -30,7 +30,6 @@ Source: Cristian 1989, Distributed Computing 3, section 3; Mills, RFC 5905, sect
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -43,6 +42,7 @@ from torch import nn
 
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
+from labkit.probe.own_calls import OwnCalls
 from labkit.probe.recording import Recording, Shares, bubble_share, overlap_share
 from labkit.probe.rows import Row, Span
 from labkit.probe.verb_listener import VerbListener
@@ -78,14 +78,14 @@ class Clock:
         self._spans: list[Span] = []
         self._events: list[tuple[str, Any, Any]] = []
         self._received = self._ledger.received.copy()
-        self._thread = threading.get_ident()
         if self._cuda:
             torch.cuda.synchronize()
             self._zero = torch.cuda.Event(enable_timing=True)
             self._zero.record()
             self._zero.synchronize()
+        self._own = OwnCalls().__enter__()
         self._begin = time.perf_counter()
-        self._listener = self._ledger.witness = VerbListener(self._ledger)
+        self._listener = self._ledger.witness = VerbListener(self._ledger, self._own)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -97,6 +97,7 @@ class Clock:
             with suppress(ValueError) if error[0] is not None else nullcontext():
                 self._row = self._read(listener)
         finally:
+            self._own.__exit__()
             listener.deaf, self._listener = True, None
             if self._ledger.witness is listener:  # else a later witness listens through ours, which then only passes on
                 self._ledger.witness = listener.inner
@@ -152,8 +153,8 @@ class Clock:
         return self.recording.to_perfetto(path)
 
     def _passed(self, span: Span) -> bool:
-        """Keep a watched module's span if it ran in this clock's thread while the clock ran. Returns True if it did."""
-        ours = self._listener is not None and threading.get_ident() == self._thread
+        """Keep a watched module's span if it ran under this clock while the clock ran. Returns True if it did."""
+        ours = self._listener is not None and self._own.here()
         if ours and span.t1 > span.t0:
             self._spans.append(span)
         return ours

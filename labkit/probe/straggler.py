@@ -14,7 +14,6 @@ stragglers were found (arXiv:2407.21783, section 3.3.4).
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 
 from labkit.comm.group import Group
 from labkit.comm.ledger import Call
+from labkit.probe.own_calls import OwnCalls
 
 SLOW = 1.5
 """A straggler's own time is at least so many times the median of the others'."""
@@ -35,31 +35,34 @@ class OwnTime:
         """Hear the waits of all groups that share this one's ledger."""
         self.ledger, self.seconds = group.ledger, list[float]()
         self._inner: Any = None
-        self._thread = self._depth = 0
+        self._own, self._depth = OwnCalls(), 0
         self._began = self._since = self._waited = 0.0
 
     def __enter__(self) -> OwnTime:
         self._inner, self.ledger.witness = self.ledger.witness, self
-        self._thread, self._depth, self._waited = threading.get_ident(), 0, 0.0
+        self._own.__enter__()
+        self._depth, self._waited = 0, 0.0
         self._began = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.seconds.append(time.perf_counter() - self._began - self._waited)
         self.ledger.witness = self._inner
+        self._own.__exit__()
 
     def enter(self, call: Call) -> None:
-        """A wait begins. Waits inside of others count once, and those of other threads not at all."""
+        """A wait begins. Waits inside of others count once, and those of other threads not at all,
+        but for autograd's, in which the backward of a GPU waits."""
         if self._inner is not None:
             self._inner.enter(call)
-        if threading.get_ident() == self._thread:
+        if self._own.here():
             self._depth += 1
             if self._depth == 1:
                 self._since = time.perf_counter()
 
     def leave(self, call: Call) -> None:
         """A wait ends."""
-        if threading.get_ident() == self._thread and self._depth:
+        if self._own.here() and self._depth:
             self._depth -= 1
             if not self._depth:
                 self._waited += time.perf_counter() - self._since

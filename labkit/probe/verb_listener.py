@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
 from labkit.comm.ledger import Call, Ledger
+from labkit.probe.own_calls import OwnCalls
 from labkit.probe.rows import Entry
 
 
@@ -30,13 +31,14 @@ class Open(NamedTuple):
 class VerbListener:
     """A `Witness` that notes every call and passes it on to the one before it. Once it is `deaf` it only passes on."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        """Listen to the thread that makes it. The caller puts it into `ledger.witness`, and takes it out."""
+    def __init__(self, ledger: Ledger, own: OwnCalls) -> None:
+        """Of `own` calls it notes that the program waits in them; those of other threads are only noted. The caller puts
+        the listener into `ledger.witness`, and takes it out."""
         self.ledger, self.inner = ledger, ledger.witness
         self.transfers, self.first = ledger.transfers, len(ledger.transfers)
         self.deaf = False
-        self._thread = threading.get_ident()
-        self._open: dict[int, list[Open]] = defaultdict(list)  # by thread
+        self._own = own
+        self._open: dict[int, list[Open]] = defaultdict(list)  # by thread: calls lie in one another there
         self._entries: list[Entry] = []
         self._kept: list[Call] = []  # kept, so that no two have the same id
         self._numbers: dict[int, int] = {}
@@ -56,7 +58,7 @@ class VerbListener:
             self._numbers[id(call)] = len(self._kept)
             self._kept.append(call)
         inside = bool(within) if call.peer is not None else bool(around)
-        around.append(Open(call, time.perf_counter(), thread == self._thread and not around, inside, guess))
+        around.append(Open(call, time.perf_counter(), self._own.here() and not around, inside, guess))
 
     def leave(self, call: Call) -> None:
         """Note the time, then pass it on."""
