@@ -3,11 +3,11 @@
     thread of the program    with own:  forward ...  backward()  |  waits for autograd  |  step
     autograd's thread for a GPU                                  | verbs, hooks: own.here() |
 
-On a CPU autograd runs backward in the thread that asks for it; for each GPU it has a thread of its own. There a thread's
-number says that a stranger calls, and a context variable is empty. What torch itself keeps for each thread, such as
-modes and whether gradients are recorded, goes along: `backward` notes it, and autograd's threads take it over for as
-long as they work for that backward. It is there that the name of the work is kept. A thread that the program starts
-begins without it, and so its calls are a stranger's.
+On a CPU autograd runs backward in the thread that asks for it; for each GPU it has a thread of its own. There the
+number of the thread says that a stranger calls, and a context variable is empty. What torch itself keeps for each
+thread, such as modes and whether gradients are recorded, goes along: `backward` notes it, and autograd's threads take
+it over for as long as they work for that backward. There the work is noted, too. A thread that the program starts
+begins without it, and its calls are a stranger's.
 
 Source: torch's at::ThreadLocalState, which is also how modes reach backward.
 """

@@ -32,8 +32,8 @@ class VerbListener:
     """A `Witness` that notes every call and passes it on to the one before it. Once it is `deaf` it only passes on."""
 
     def __init__(self, ledger: Ledger, own: OwnCalls) -> None:
-        """Of `own` calls it notes that the program waits in them; those of other threads are only noted. The caller puts
-        the listener into `ledger.witness`, and takes it out."""
+        """Of `own` calls it notes that the program waits in them; those of others are only noted. The caller puts the
+        listener into `ledger.witness`, and takes it out."""
         self.ledger, self.inner = ledger, ledger.witness
         self.transfers, self.first = ledger.transfers, len(ledger.transfers)
         self.deaf = False

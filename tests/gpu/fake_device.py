@@ -7,7 +7,9 @@ torch has a place for devices that it does not know (PrivateUse1). With fake ten
 two devices, as a GPU does, and autograd runs backward in a thread of the device's own, as on CUDA. A fake "cuda" tensor
 would have no backward here: this torch was built without it.
 
-What it cannot show: values, the order of kernels, limits of kernels, and a generator of the wrong device."""
+What it cannot show: values, the order of kernels, limits of kernels, and a generator of the wrong device. And an error
+of an operator or a hook in backward ends the process: torch 2.13 asks the device for its type while the error is on its
+way, in Python, which then finds an error that nobody has caught. (One in a Function's own backward comes through.)"""
 
 from __future__ import annotations
 
@@ -24,6 +26,8 @@ DEVICE = f"{NAME}:0"
 
 class Kind(backend_registration._DummyBackendModule):
     """What `torch.cudalike` has: that which torch asks of any kind of device."""
+
+    fallback: Any = None
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """Autocast asks."""
@@ -82,8 +86,10 @@ class HostGenerator(torch.Generator):
 
 def install() -> None:
     """Give this process the device. What asks for CUDA by name, in labkit or torch, is answered for it."""
-    backend_registration._setup_privateuseone_for_python_backend(NAME, Kind())
-    torch.library.Library("_", "IMPL").fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    kind, fallback = Kind(), torch.library.Library("_", "IMPL")
+    kind.fallback = fallback  # it ends with this object
+    backend_registration._setup_privateuseone_for_python_backend(NAME, kind)
+    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     cuda: Any = torch.cuda
     cuda.Event, cuda.current_stream, cuda.synchronize = Event, lambda *_: Stream(), lambda *_: None
     cuda.current_device = lambda: 0

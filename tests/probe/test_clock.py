@@ -24,6 +24,7 @@ from labkit.plan.topology import Links
 from labkit.probe import clock as clock_module
 from labkit.probe.clock import Clock, Recording, bubble_share, clock_offset, overlap_share
 from labkit.probe.intervals import common, seconds, union, without
+from labkit.probe.own_calls import OwnCalls
 from labkit.probe.rows import Entry, Row, Span
 from labkit.probe.trace import LANES
 from labkit.probe.verb_listener import VerbListener
@@ -1034,7 +1035,7 @@ def test_a_span_on_a_gpu_lasts_as_long_as_the_device_works_on_it():
 def test_listening_costs_a_few_lines():
     """Would catch a clock that reads a stack, or copies the ledger, at every verb."""
     ledger = Ledger()
-    listener = ledger.witness = VerbListener(ledger)
+    listener = ledger.witness = VerbListener(ledger, OwnCalls())
     calls = [Call("barrier", "world", (0, 1), 0, None, 0, None, "", k) for k in range(2000)]
 
     def listen():
