@@ -6,9 +6,11 @@ import psutil
 import pytest
 
 from labkit import Cluster, Layout, Links, Recipe, run_threads
+from labkit.plan.collectives import Line, seconds
 from labkit.plan.time import predict_step
-from labkit.probe.machine import measure_hardware, through
+from labkit.probe.machine import hops_of, measure_hardware, measured_link, sizes_of, through
 from labkit.train.config import GPTConfig
+from tests.cases import cases
 
 
 @pytest.mark.slow
@@ -46,3 +48,44 @@ def test_nothing_to_measure_is_refused(options):
     """Would catch a median of nothing."""
     with pytest.raises(ValueError, match="at least 1"):
         run_threads(measure_hardware, 1, *options)
+
+
+@cases("free_bytes", [2**24, 2**31, 15 * 2**30, 80 * 2**30])
+def test_a_gpu_is_measured_beyond_its_caches_and_its_launches(free_bytes):
+    """A bug: 16 MB of memory lay in the cache of an A100, and products of 512 took less than a launch."""
+    sizes, on_cpu = sizes_of("cuda:1", free_bytes), sizes_of("cpu", free_bytes)
+    assert 2 * sizes.memory_bytes <= max(2**21, free_bytes / 4)
+    assert sizes.memory_bytes >= min(free_bytes / 16, 8 * 130e6)
+    assert max(sizes.link_bytes) <= sizes.memory_bytes
+    assert 4096 <= sizes.product <= 8192
+    assert min(sizes.in_a_row, sizes.starts) > 1  # else what is measured is the wait for the device
+    assert (on_cpu.product, on_cpu.in_a_row, on_cpu.starts) == (512, 1, 1)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_the_link_of_nccl_is_the_one_with_which_a_ring_takes_as_long(n):
+    """Would catch 2(n-1) hops counted as n, and the bytes of a hop taken for those of the tensor."""
+    line = Line(7e-6, 1 / 200e9)
+    sums = [(size, seconds("ring", "all_reduce", n, size, line)) for size in sizes_of("cuda", 80 * 2**30).link_bytes]
+    link = through(hops_of(sums, n))
+    assert (link.alpha_s, link.bytes_per_s) == (pytest.approx(7e-6), pytest.approx(200e9))
+
+
+def on_the_device(group):
+    """The same measurement on a wire that says nothing, and on one that says it is NCCL's."""
+    plain = measured_link(group, (64, 2**16), 2)
+    sent = len(group.ledger)
+    group.wire.on_device = True
+    return plain, measured_link(group, (64, 2**16), 2), {transfer.verb for transfer in group.ledger.transfers[sent:]}
+
+
+def test_where_nccl_carries_collectives_no_message_is_timed():
+    """A bug: the link of NCCL was told from labkit's messages, which travel by way of the host."""
+    with Cluster(2, device="cpu", quiet=True) as two:
+        here, there = (reply.value for reply in two.run(on_the_device))
+    assert here == there
+    messages, sums, verbs = here
+    assert verbs == {"all_reduce", "barrier"}
+    assert messages.source.startswith("ping-pong")
+    assert sums.source == "all_reduces of NCCL"
+    assert min(messages.bytes_per_s, sums.bytes_per_s) > 1e3
