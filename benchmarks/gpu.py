@@ -95,7 +95,7 @@ def seconds_of(op: Callable[[], object], device: str, repeats: int) -> float:
 def products(device: str, quick: bool) -> list[Row]:
     """Rates of [n, n] x [n, n] products."""
     from labkit.train.formats import E4M3
-    from labkit.train.fp8 import eight_bits
+    from labkit.train.fp8 import eight_bits, emulated, of_codes
 
     rows, sheet = [], sheet_of(device)
     kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
@@ -108,10 +108,11 @@ def products(device: str, quick: bool) -> list[Row]:
             op: Callable[[], object] = lambda a=a, b=b: a @ b  # noqa: E731 - one of two
             if kind == "fp8":
                 (left, one), (right, other) = eight_bits(a, E4M3), eight_bits(b, E4M3)
-                op = lambda: torch._scaled_mm(left, right.t(), one, other, out_dtype=torch.bfloat16)  # noqa: E731, B023
+                op = lambda: of_codes(left, one, right, other, None, torch.bfloat16)  # noqa: E731, B023
             rate = 2 * size**3 / seconds_of(op, device, 3 if quick else 20)
             peak = sheet.peak(kind) if sheet is not None and kind in sheet.flops else None
-            rows.append({"product": kind, "size": size, "Tflop/s": rate / 1e12, "of the sheet": peak and rate / peak})
+            row = {"product": kind, "size": size, "Tflop/s": rate / 1e12, "of the sheet": peak and rate / peak}
+            rows.append(row | ({"note": emulated(a.device)} if kind == "fp8" and emulated(a.device) else {}))
     torch.backends.cuda.matmul.allow_tf32 = False
     return rows
 

@@ -70,7 +70,8 @@ def _unscale(grads: Sequence[Any], found: Any, inverse: Any) -> None:
         grad.mul_(inverse)
 
 
-def _scaled_product(left: Any, right: Any, left_unit: Any, right_unit: Any, bias: Any, out_dtype: Any) -> Any:
+def scaled_product(left: Any, right: Any, left_unit: Any, right_unit: Any, bias: Any, out_dtype: Any) -> Any:
+    """What torch._scaled_mm gives of the same codes, in fp32: for a torch without it, and GPUs without 8-bit units."""
     product = (left.float() @ right.float()) * left_unit * right_unit
     return (product if bias is None else product + bias).to(out_dtype)
 
@@ -202,7 +203,7 @@ NAMES = (
     # kernels
     Name("torch._foreach_norm", "norms of many gradients in one call", "one call for each gradient", _norms),
     Name("torch._foreach_mul_", "many gradients are clipped in one call", "one call for each gradient", _multiply),
-    Name("torch._scaled_mm", "8-bit products", "the same product of the same codes in fp32", _scaled_product),
+    Name("torch._scaled_mm", "8-bit products", "the same product of the same codes in fp32", scaled_product),
     Name(
         "torch._amp_foreach_non_finite_check_and_unscale_", "gradients are unscaled and checked in one call",
         "one call for each gradient", _unscale,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 
-Samples = list[tuple[int, float]]
+Samples = list[tuple[float, float]]
 
 
 QUICKEST = 0.25

@@ -44,9 +44,11 @@ those ranks that hold the same ones. What was not seen in a step, such as the ro
 leaves its history as it was. Histories are not saved with a checkpoint.
 
 On a GPU the product is one kernel; on a CPU `torch._scaled_mm` multiplies the very same codes in fp32, more slowly than
-fp32 itself. Both are one call, so that a rehearsal counts what a GPU holds. A GPU wants sides that 16 divides; of the
-product over tokens, of which an expert may have any number, it gets rows of zeros besides, which change no sum (they
-are bf16 copies of x and g that a rehearsal does not count). Sends nothing.
+fp32 itself. Both are one call, so that a rehearsal counts what a GPU holds. NVIDIA's GPUs have 8-bit units since sm_89
+(L4, RTX 40, H100). On an older one, such as a T4, a V100 or an A100, the codes are multiplied in fp32, as on a CPU: the
+numbers are those of 8 bits, the speed and the memory are not (`emulated` says so). 8-bit units want sides that 16
+divides; of the product over tokens, of which an expert may have any number, it gets rows of zeros besides, which change
+no sum (they are bf16 copies of x and g that a rehearsal does not count). Sends nothing.
 
 Sources: Micikevicius et al., arXiv:2209.05433, sections 3 and 4 (formats, scaling per tensor); torchao/float8 (recipe;
 operands held in high precision); TransformerEngine's user guide, "FP8 Delayed Scaling" (history, clipping);
@@ -67,13 +69,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from labkit.comm.private import private
+from labkit.comm.private import private, scaled_product
 from labkit.plan.recipe import HISTORY
 from labkit.train.blocks import InMX, InNVFP4, InTiles
 from labkit.train.formats import E4M3, E5M2, Format
 
 TINY = 2.0**-60
 """The smallest unit, for a tensor of zeros: the product of two is still a normal fp32 number."""
+UNITS_SINCE = (8, 9)
+"""The compute capability of the first GPUs whose units multiply 8-bit floating-point numbers."""
 SIDES = 16
 """What an 8-bit unit of a GPU wants both sides of a matrix to be a multiple of."""
 Multiply = Callable[..., Tensor]
@@ -111,14 +115,32 @@ def encode(x: Tensor, unit: Tensor, format: Format = E4M3) -> Tensor:
 def product(a: Tensor, b: Tensor, kind: Format = E4M3, bias: Tensor | None = None) -> Tensor:
     """a b^T + bias, of 8-bit copies: a's of this kind, b's in e4m3; in a's dtype.   [M, K], [N, K] -> [M, N]
 
-    ValueError on a GPU for sides that 16 does not divide."""
+    ValueError on a GPU with 8-bit units for sides that 16 does not divide."""
     _check_sides(a, b)
-    (left, left_unit), (right, right_unit) = eight_bits(a, kind), eight_bits(b, E4M3)
-    return private("torch._scaled_mm")(left, right.t(), left_unit, right_unit, bias, out_dtype=a.dtype)
+    return of_codes(*eight_bits(a, kind), *eight_bits(b, E4M3), bias, a.dtype)
+
+
+def of_codes(
+    left: Tensor, left_unit: Tensor, right: Tensor, right_unit: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """(left right^T) left_unit right_unit + bias, added up in fp32.   8 bits [M, K], [N, K] -> [M, N] in dtype"""
+    multiply = scaled_product if emulated(left.device) else private("torch._scaled_mm")
+    return multiply(left, right.t(), left_unit, right_unit, bias, out_dtype=dtype)
+
+
+def emulated(device: torch.device) -> str:
+    """A sentence for a GPU that has no 8-bit units; "" for one that has, and for a CPU."""
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) >= UNITS_SINCE:
+        return ""
+    major, minor = torch.cuda.get_device_capability(device)
+    return (
+        f"{torch.cuda.get_device_name(device)} (sm_{major}{minor}) has no 8-bit units: fp8 rounds as it should and "
+        "multiplies in fp32, slower than bf16"
+    )
 
 
 def _check_sides(a: Tensor, b: Tensor) -> None:
-    if a.is_cuda and (a.shape[1] % SIDES or b.shape[0] % SIDES):
+    if a.is_cuda and (a.shape[1] % SIDES or b.shape[0] % SIDES) and not emulated(a.device):
         raise ValueError(
             f"8-bit products of a GPU want sides that {SIDES} divides, got [{a.shape[0]}, {a.shape[1]}] x "
             f"[{a.shape[1]}, {b.shape[0]}]: choose widths (over tp) so, or precision='bf16'"
@@ -150,8 +172,7 @@ class Delayed:
         """a b^T + bias.   [M, K], [N, K], [N] -> [M, N] in a's dtype"""
         _check_sides(a, b)
         first, second = {"y": (0, 1), "gx": (2, 1), "gw": (2, 0)}[role]
-        (left, left_unit), (right, right_unit) = self._cast(a, first), self._cast(b, second)
-        return private("torch._scaled_mm")(left, right.t(), left_unit, right_unit, bias, out_dtype=a.dtype)
+        return of_codes(*self._cast(a, first), *self._cast(b, second), bias, a.dtype)
 
     def _cast(self, x: Tensor, which: int) -> tuple[Tensor, Tensor]:
         format = E5M2 if which == 2 else E4M3

@@ -16,11 +16,12 @@ from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.owners import held_bytes
+from labkit.train import fp8
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.formats import E4M3, E5M2, round_to
-from labkit.train.fp8 import in_fp8_, linear
+from labkit.train.fp8 import Delayed, emulated, in_fp8_, linear, product
 from labkit.train.gpt import GPT
 from tests.cases import cases
 
@@ -127,6 +128,31 @@ def test_a_linear_that_is_cut_errs_no_more_than_a_whole_one_may(cut):
         assert (off > rounding).any()  # which is all that bf16 errs by
         assert ((gx.double() - G @ W).abs() <= bound(G, W.t(), E5M2) + again * (G.abs() @ W.abs())).all()
         assert ((gw.double() - G.t() @ X).abs() <= bound(G.t(), X.t(), E5M2)).all()
+
+
+@cases(
+    ("capability", "name", "has_units"),
+    [((7, 0), "V100", False), ((7, 5), "Tesla T4", False), ((8, 0), "A100", False), ((8, 6), "RTX 3090", False),
+     ((8, 9), "L4", True), ((9, 0), "H100", True), ((12, 0), "RTX 5090", True)],
+)  # fmt: skip
+def test_a_gpu_without_8_bit_units_is_known_by_its_capability(capability, name, has_units):
+    """A bug: on a T4, a V100 or an A100 a RuntimeError came from the depth of a step."""
+    with pytest.MonkeyPatch.context() as gpu:
+        gpu.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        gpu.setattr(torch.cuda, "get_device_name", lambda device: name)
+        words = emulated(torch.device("cuda:0"))
+        assert emulated(torch.device("cpu")) == ""
+    assert words == "" if has_units else (name in words and f"sm_{capability[0]}{capability[1]}" in words)
+
+
+def test_without_8_bit_units_products_are_those_of_the_same_codes(monkeypatch):
+    """Would catch a fallback that multiplies numbers which were never rounded to 8 bits, or leaves out a unit."""
+    a, b, bias = drawn(24, 40), drawn(9, 40, seed=1, spread=2.0), drawn(9, seed=2)
+    monkeypatch.setattr(fp8, "private", lambda path: pytest.fail(f"{path} wants units"))
+    monkeypatch.setattr(fp8, "emulated", lambda device: "an old GPU")
+    for kind in (E4M3, E5M2):
+        assert between(product(a, b, kind, bias), by_hand(a, b, kind, bias))
+    assert between(Delayed(a.device)("y", a, b, bias), by_hand(a, b, E4M3, bias))
 
 
 CONFIG = GPTConfig(n_layer=2, d_model=32, n_head=4, seq=32, tied=False)
