@@ -44,7 +44,7 @@ class Cluster(BareCluster):
     """`n_ranks` warm processes that run functions on demand and keep what they know between calls.
 
         with Cluster(4) as cluster:
-            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3)))
+            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3, device=group.device)))
 
     n_ranks        how many processes
     device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo)

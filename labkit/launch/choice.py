@@ -25,6 +25,12 @@ class Choice(NamedTuple):
     wire: str = "backend"
 
     @property
+    def device(self) -> str:
+        """What another cluster is given to be on the same kind of device: "cpu", "cuda" (a GPU for each rank) or
+        "cuda:0" (all ranks on this GPU)."""
+        return "cuda" if self.backend == "nccl" else self.devices[0]
+
+    @property
     def carrier(self) -> str:
         """What carries messages, in words: "shared memory", "gloo", "nccl"."""
         return "shared memory" if self.wire == "shared" else self.backend

@@ -30,7 +30,7 @@ class BareCluster:
     """`n_ranks` warm processes that run functions on demand and keep what they know between calls.
 
         with Cluster(4) as cluster:
-            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3)))
+            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3, device=group.device)))
 
     n_ranks        how many processes
     device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo)
@@ -284,6 +284,12 @@ class BareCluster:
             finally:
                 self._lock.release()
         return status_of(self._processes, self.choice.sentence)
+
+    @property
+    def device(self) -> str:
+        """Where its ranks are, for other clusters and for tensors of this process that are to be there too: "cpu",
+        "cuda" (a GPU for each rank) or "cuda:0" (all ranks on one GPU); never "auto"."""
+        return self.choice.device
 
     @property
     def pids(self) -> list[int]:

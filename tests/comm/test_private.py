@@ -178,13 +178,13 @@ def hang(group):
 
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    with labkit.Cluster(2, wire="gloo", quiet=True) as cluster:
+    with labkit.Cluster(2, device="cpu", wire="gloo", quiet=True) as cluster:
         print([reply.value for reply in cluster.run(look)])
         try:
             cluster.run(hang)
         except labkit.WorkerError as error:
             print(error)
-    with labkit.Cluster(2, wire="gloo", quiet=True) as cluster:
+    with labkit.Cluster(2, device="cpu", wire="gloo", quiet=True) as cluster:
         print([reply.value for reply in cluster.run(look)])
 untried = [warning for warning in heard if warning.category.__name__ == "UntriedTorch"]
 print(len(untried), "warnings,", sum("create_device" in str(w.message) for w in untried), "with names")

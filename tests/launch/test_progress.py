@@ -41,7 +41,7 @@ def loop(group, flag):
         while step == 10 and not os.path.exists(flag):
             time.sleep(0.01)
 
-with labkit.Cluster(2, quiet=True) as cluster:
+with labkit.Cluster(2, device="cpu", quiet=True) as cluster:
     cluster.run(loop, flag)
 """
 """The ranks go on when the bar has been drawn three times with their steps."""

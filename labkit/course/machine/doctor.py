@@ -193,7 +193,7 @@ def _measure(repeats: int, bar: Bar) -> tuple[list[Finding], Line]:
         bar.draw(0.2 * number, f"starting a cluster of 4 ranks and calling it, {number} of 3 times")
         timings.append(_time_cluster(20 * repeats))
     bar.draw(0.8, "sending messages between two ranks")
-    with BareCluster(2, quiet=True) as cluster:
+    with BareCluster(2, device="auto", quiet=True) as cluster:
         link = line_of(through(cluster.run(ping_pong, SIZES, repeats)[0].value))
         where = f"{cluster.choice.devices[0]}, {cluster.choice.carrier}"
     fresh, warm, private = (statistics.median(column) for column in zip(*timings, strict=True))

@@ -77,7 +77,7 @@ def test_numbers_are_of_this_machine_and_in_their_units(look):
 @pytest.mark.slow
 def test_the_choice_is_the_one_that_a_cluster_makes(report):
     """Would catch a doctor that says one thing and a cluster that does another."""
-    with BareCluster(2, quiet=True) as cluster:
+    with BareCluster(2, device="cpu", quiet=True) as cluster:
         devices = [reply.value for reply in cluster.run(_device)]
         assert report["2 ranks use"] == f"{cluster.choice.devices[0]}, {cluster.choice.carrier}"
         carriers = {reply.value for reply in cluster.run(lambda group: type(group.wire).__name__)}
