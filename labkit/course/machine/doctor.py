@@ -19,8 +19,10 @@ from labkit.comm.group import Group
 from labkit.comm.private import TRIED, untried, was_tried, without
 from labkit.course.judge.prefork import prefork_server
 from labkit.course.judge.wall_trials import missing
+from labkit.launch.ask_gpus import facts_here
 from labkit.launch.choice import choose
 from labkit.launch.cluster import BareCluster
+from labkit.launch.gpu_facts import GpuFacts, remarks, trouble, usable
 from labkit.launch.progress import Bar
 from labkit.launch.zygote import Hello, zygote
 from labkit.plan.collectives import Line
@@ -111,6 +113,7 @@ def doctor(quick: bool = False) -> MachineReport:
         hello = zygote().ready()
         _rest(hello.pid)
         findings += torch_findings(hello)
+        findings += gpu_findings(facts_here())
         measured, link = _measure(3 if quick else 15, bar)
         findings += measured
         bar.draw(0.9, "trying what an attempt at an exercise must not be able to do")
@@ -149,20 +152,32 @@ def _machine() -> Iterator[Finding]:
 
 
 def torch_findings(hello: Hello) -> Iterator[Finding]:
-    """What the doctor says of torch and its GPUs, from the greeting of the process that has imported it."""
+    """What the doctor says of torch, from the greeting of the process that has imported it."""
     words = f"labkit was tried with {' and '.join(TRIED)}" if was_tried(hello.torch) else untried(hello.torch)
     yield Finding("torch", hello.torch, "", f"imported once, by the process that starts all ranks; {words}")
     for path in hello.absent:
         yield Finding(path, "absent", "", without(path))
-    yield Finding("GPUs", len(hello.gpus), "", "" if hello.gpus else "torch finds none here: ranks run on the CPU")
-    if hello.gpus:
-        with BareCluster(1, device="cpu", quiet=True) as cluster:  # a rank may initialise CUDA; this process must not
-            sizes, nccl = cluster.run(_ask_gpus)[0].value
-        for index, (name, size) in enumerate(zip(hello.gpus, sizes, strict=True)):
-            yield Finding(f"GPU {index}", round(size / GIB, 1), "GiB", name)
-        yield Finding("NCCL", nccl, "", "the version that this torch was built with")
     forked = "from a process that has imported torch once" if hello.can_fork else "each start imports torch anew"
     yield Finding("start of a rank", "fork" if hello.can_fork else "exec", "", forked)
+
+
+def gpu_findings(facts: GpuFacts) -> Iterator[Finding]:
+    """What the doctor says of GPUs: how many can be used, why the others cannot, and what of them one should know."""
+    numbers = usable(facts)
+    cause = trouble(facts) or ("" if facts.gpus else "torch finds none here: ranks run on the CPU")
+    yield Finding("GPUs", len(numbers), "", cause or "torch has kernels for them, and has run one")
+    for number, gpu in enumerate(facts.gpus):
+        words = f"{gpu.name}, sm_{gpu.capability[0]}{gpu.capability[1]}"
+        yield Finding(f"GPU {number}", round(gpu.memory_bytes / GIB, 1), "GiB", words)
+    if facts.driver or facts.driver_cuda:
+        runs = f"runs CUDA up to {facts.driver_cuda}; " if facts.driver_cuda else ""
+        yield Finding("GPU driver", facts.driver or "unknown", "", f"{runs}torch was built for {facts.cuda or 'none'}")
+    if facts.nccl:
+        yield Finding("NCCL", facts.nccl, "", "the version that this torch was built with")
+    for number, words in enumerate(remarks(facts, numbers, len(numbers)), 1):
+        yield Finding(f"GPUs, remark {number}", "", "", words)
+    for number, words in enumerate(facts.said, 1):
+        yield Finding(f"GPUs, torch says {number}", "", "", words)
 
 
 def _walls() -> Finding:
@@ -235,10 +250,3 @@ def _first_sum(group: Group) -> float:
 
 def _nothing(group: Group) -> None:
     return None
-
-
-def _ask_gpus(group: Group) -> tuple[list[int], str]:
-    import torch
-
-    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
-    return sizes, ".".join(map(str, torch.cuda.nccl.version()))
