@@ -1,4 +1,4 @@
-"""The facts of this machine's GPUs, asked in a process that is forked for it and ends: no rank inherits its CUDA context.
+"""The facts of this machine's GPUs, asked in a process that is forked for it and ends: no rank inherits a context.
 
 They are asked under the environment that ranks get: once, and anew when that names other GPUs. A driver that never
 answers costs that process, and nobody waits longer than `LONGEST_S`.
