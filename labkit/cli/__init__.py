@@ -117,13 +117,18 @@ def _options(
 
 @app.command()
 def doctor(to: Json = None) -> None:
-    """Say what this machine can do, measured, and what labkit will use. Fails if ranks cannot be used here."""
+    """Say what this machine can do, measured, and what labkit will use. Fails if ranks cannot be used here.
+
+    GPUs are tried in a self-test of at most 30 seconds, which decides whether they are used by default. --json writes
+    all of it: what the table says, each fact about the GPUs and their driver, and each part of the self-test. It is
+    what to send along if GPUs do not pass: it names this machine and its parts, and nothing of what is on it.
+    """
     from labkit.course.machine.doctor import doctor as examine
 
     report = examine()
     with words_beside(to):
         Console().print(report)
-    write(to, report.as_dict)
+    write(to, report.everything)
     raise typer.Exit(0 if report.well else 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from labkit.comm import attach
@@ -11,6 +12,7 @@ from labkit.launch import limits
 from labkit.launch.around import MakesAround
 from labkit.launch.ask_gpus import facts_here
 from labkit.launch.gpu_facts import Gpu, GpuFacts, remarks, trouble, usable
+from labkit.launch.verdict import Verdict, doubt, kept
 from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
@@ -39,12 +41,14 @@ def choose(
     links: Links | None = None,
     around: MakesAround | None = None,
     wire: str = "shared",
+    proof: Callable[[GpuFacts], Verdict | None] = kept,
 ) -> Choice:
     """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 
     `gpus` are the facts of a machine's GPUs, or the names of some without fault; by default this machine is asked.
+    `proof` says what a self-test has found under such facts; by default what was kept of one.
 
-    "auto"    a GPU for each rank and NCCL if there are enough, else CPU and gloo
+    "auto"    a GPU for each rank and NCCL if there are enough and they have passed a self-test, else CPU and gloo
     "cpu"     CPU and gloo
     "cuda"    a GPU for each rank and NCCL, or ValueError
     "cuda:0"  every rank on this one GPU, over gloo (NCCL wants a GPU to itself); numbers are right, speed is not
@@ -57,19 +61,19 @@ def choose(
         raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
     limits.check(n_ranks)
     if around is not None:
-        choice = choose(n_ranks, device, gpus, links, wire=wire)
+        choice = choose(n_ranks, device, gpus, links, wire=wire, proof=proof)
         return choice._replace(sentence=f"{choice.sentence}; {around.words}")
     if links is not None:
         return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus, wire="gloo"), links)
-    facts = facts_here() if gpus is None else gpus
-    if not isinstance(facts, GpuFacts):
-        facts = GpuFacts(tuple(map(Gpu, facts)))
+    facts = facts_here() if gpus is None else gpus if isinstance(gpus, GpuFacts) else GpuFacts(tuple(map(Gpu, gpus)))
     numbers = usable(facts)
     cores = os.cpu_count() or 1
     shared = re.fullmatch(r"cuda:(\d+)", device)
     if device == "auto":
-        device = "cuda" if len(numbers) >= n_ranks else "cpu"
-        why = f"of {len(numbers)} GPUs" if device == "cuda" else _no_gpu(facts, n_ranks)
+        enough = len(numbers) >= n_ranks
+        doubts = doubt(proof(facts), len(numbers)) if enough and not isinstance(gpus, tuple) else ""
+        device = "cuda" if enough and not doubts else "cpu"
+        why = f"of {len(numbers)} GPUs" if device == "cuda" else doubts or _no_gpu(facts, n_ranks)
     else:
         why = "as asked"
     if device == "cpu":

@@ -24,6 +24,7 @@ from labkit.launch.choice import choose
 from labkit.launch.cluster import BareCluster
 from labkit.launch.gpu_facts import GpuFacts, remarks, trouble, usable
 from labkit.launch.progress import Bar
+from labkit.launch.verdict import LONGEST_S, Verdict, keep, prove
 from labkit.launch.zygote import Hello, zygote
 from labkit.plan.collectives import Line
 from labkit.plan.hardware import line_of
@@ -52,10 +53,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """All findings, by name: `report["cores"]`. Shown as a table. `link` is the fitted alpha-beta line of a link."""
+    """All findings, by name: `report["cores"]`. Shown as a table. `link` is the fitted alpha-beta line of a link.
+
+    `gpus` is all that is known of the GPUs here, `verdict` what labkit's self-test has found on them."""
 
     findings: tuple[Finding, ...]
     link: Line | None
+    gpus: GpuFacts | None = None
+    verdict: Verdict | None = None
 
     def __getitem__(self, name: str) -> Any:
         for finding in self.findings:
@@ -74,6 +79,13 @@ class MachineReport:
             finding.name: {"value": finding.value, "unit": finding.unit, "why": finding.why}
             for finding in self.findings
         }
+
+    def everything(self) -> dict[str, Any]:
+        """Plain data for whoever is asked about this machine: as_dict(), the machine's name, the facts of its GPUs and
+        the verdict of the self-test, with each of its parts."""
+        gpus = None if self.gpus is None else self.gpus.as_dict()
+        verdict = None if self.verdict is None else self.verdict.as_dict()
+        return {**self.as_dict(), "machine": platform.node(), "GPU facts": gpus, "self-test": verdict}
 
     def __repr__(self) -> str:
         name_width = max(len(finding.name) for finding in self.findings)
@@ -108,18 +120,25 @@ def doctor(quick: bool = False) -> MachineReport:
     Never raises for a fault of the machine: what fails becomes a finding without a value, with the reason."""
     findings = list(_machine())
     link, bar = None, Bar()
+    facts: GpuFacts | None = None
+    verdict: Verdict | None = None
     try:
         bar.draw(0.0, "importing torch, once for all ranks")
         hello = zygote().ready()
         _rest(hello.pid)
         findings += torch_findings(hello)
-        findings += gpu_findings(facts_here())
+        facts = facts_here()
+        findings += gpu_findings(facts)
+        if usable(facts):
+            bar.draw(0.1, f"trying the GPUs, for at most {LONGEST_S:g} s")
+            verdict = prove(facts)
+            findings.append(_self_test(verdict))
         measured, link = _measure(3 if quick else 15, bar)
         findings += measured
         bar.draw(0.9, "trying what an attempt at an exercise must not be able to do")
         findings.append(_walls())
         for n_ranks in (2, 4, 8):
-            choice = choose(n_ranks)
+            choice = choose(n_ranks, proof=lambda _: verdict)
             findings.append(
                 Finding(f"{n_ranks} ranks use", f"{choice.devices[0]}, {choice.carrier}", "", choice.sentence)
             )
@@ -127,7 +146,17 @@ def doctor(quick: bool = False) -> MachineReport:
         findings.append(Finding("ranks", None, "", f"cannot be used: {str(error).splitlines()[0]}"))
     finally:
         bar.end("examined")
-    return MachineReport(tuple(findings), link)
+    return MachineReport(tuple(findings), link, facts, verdict)
+
+
+def _self_test(verdict: Verdict) -> Finding:
+    """What the self-test says, which is kept: from now on "auto" goes by it."""
+    try:
+        keep(verdict)
+        kept = ""
+    except OSError as error:
+        kept = f" (it cannot be kept: {error})"
+    return Finding("self-test of the GPUs", "passed" if verdict.passed else "failed", "", verdict.sentence + kept)
 
 
 def _machine() -> Iterator[Finding]:
