@@ -69,8 +69,10 @@ class GpuFacts:
     waited_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {**asdict(self), "gpus": [gpu._asdict() for gpu in self.gpus]}
+        """Plain data, as JSON gives it back."""
+        gpus = [{**gpu._asdict(), "capability": list(gpu.capability)} for gpu in self.gpus]
+        lists = {"archs": list(self.archs), "peers": [list(row) for row in self.peers], "said": list(self.said)}
+        return {**asdict(self), **lists, "gpus": gpus}
 
 
 # What follows from the facts

@@ -101,7 +101,7 @@ def doubt(verdict: Verdict | None, n_gpus: int) -> str:
     words = "; ".join(f"{part.name}: {part.words}" for part in failed[:2]) or "nothing could be tried"
     return (
         f"{n_gpus} GPUs here failed labkit's self-test of {verdict.date} ({words}): please send what `labkit doctor "
-        '--json -` prints to labkit\'s issue tracker; device="cuda" takes them all the same'
+        '--json` prints to labkit\'s issue tracker; device="cuda" takes them all the same'
     )
 
 
