@@ -13,6 +13,7 @@ import pytest
 
 from labkit.capped import Cluster
 from labkit.launch import verdict as module
+from labkit.launch.ask_gpus import facts_here
 from labkit.launch.choice import choose
 from labkit.launch.gpu_facts import Gpu, GpuFacts
 from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part, Verdict, keep, kept, prove, proved
@@ -147,6 +148,15 @@ def test_the_first_cluster_on_a_machine_with_gpus_runs_the_self_test(cache, monk
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert "labkit tries them, once, for at most 30 s" in first
     assert "failed labkit's self-test" in second
+
+
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine_pass():
+    """Would catch what only GPUs can show: a verb, a stop or a hang over NCCL that is not as it has to be."""
+    verdict = prove(facts_here())
+    assert verdict.passed, verdict.sentence
+    outcomes = {part.name: part.outcome for part in verdict.parts}
+    assert {outcomes[name] for name in ("one rank first", "verbs", "stop", "memory", "two on one GPU")} == {PASSED}
 
 
 # The program, in a process of its own

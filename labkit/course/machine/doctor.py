@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from html import escape
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -81,11 +82,12 @@ class MachineReport:
         }
 
     def everything(self) -> dict[str, Any]:
-        """Plain data for whoever is asked about this machine: as_dict(), the machine's name, the facts of its GPUs and
-        the verdict of the self-test, with each of its parts."""
+        """Plain data for whoever is asked about this machine: as_dict(), its name, the day, labkit's version, the facts
+        of its GPUs and the verdict of the self-test, with each of its parts."""
         gpus = None if self.gpus is None else self.gpus.as_dict()
         verdict = None if self.verdict is None else self.verdict.as_dict()
-        return {**self.as_dict(), "machine": platform.node(), "GPU facts": gpus, "self-test": verdict}
+        about = {"machine": platform.node(), "date": date.today().isoformat(), "labkit": metadata.version("labkit")}
+        return {**self.as_dict(), **about, "GPU facts": gpus, "self-test": verdict}
 
     def __repr__(self) -> str:
         name_width = max(len(finding.name) for finding in self.findings)
