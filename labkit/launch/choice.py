@@ -12,7 +12,7 @@ from labkit.launch import limits
 from labkit.launch.around import MakesAround
 from labkit.launch.ask_gpus import facts_here
 from labkit.launch.gpu_facts import Gpu, GpuFacts, remarks, trouble, usable
-from labkit.launch.verdict import Verdict, doubt, kept
+from labkit.launch.verdict import Verdict, doubt, kept_verdict
 from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
@@ -41,7 +41,7 @@ def choose(
     links: Links | None = None,
     around: MakesAround | None = None,
     wire: str = "shared",
-    proof: Callable[[GpuFacts], Verdict | None] = kept,
+    proof: Callable[[GpuFacts], Verdict | None] = kept_verdict,
 ) -> Choice:
     """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 

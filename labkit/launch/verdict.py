@@ -2,7 +2,7 @@
 
     verdict = prove(facts)     runs the self-test in a process of its own, at most 30 s after it has torch
     keep(verdict)              in labkit's cache folder, under the machine's name, torch, driver and GPUs
-    kept(facts)                what was kept for these facts, or None: a change of any wants a new self-test
+    kept_verdict(facts)        what was kept for these facts, or None: a change of any wants a new self-test
     proved(facts)              what was kept, or else what a self-test says now
 
 What is tried is in labkit/self_test.py. That lies on a floor above, since it measures memory, too; so it is started as
@@ -108,7 +108,7 @@ def doubt(verdict: Verdict | None, n_gpus: int) -> str:
 # Keeping it
 
 
-def kept(facts: GpuFacts) -> Verdict | None:
+def kept_verdict(facts: GpuFacts) -> Verdict | None:
     """The verdict that was found under these facts; None if there is none. One that failed counts for the labkit that
     found it: a newer one may have mended the cause."""
     try:
@@ -130,7 +130,7 @@ def keep(verdict: Verdict) -> Path:
 
 def proved(facts: GpuFacts, quiet: bool = False) -> Verdict:
     """What was kept for these facts, or else what a self-test says now; unless `quiet`, one line tells of it first."""
-    return kept(facts) or _proved_now(facts, quiet)
+    return kept_verdict(facts) or _proved_now(facts, quiet)
 
 
 @functools.lru_cache(maxsize=4)  # where nothing can be kept, this process at least remembers

@@ -16,7 +16,7 @@ from labkit.launch import verdict as module
 from labkit.launch.ask_gpus import facts_here
 from labkit.launch.choice import choose
 from labkit.launch.gpu_facts import Gpu, GpuFacts
-from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part, Verdict, keep, kept, prove, proved
+from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part, Verdict, keep, kept_verdict, prove, proved
 from labkit.plan.topology import Links
 from tests.cases import cases
 from tests.waiting import until
@@ -76,27 +76,27 @@ def test_no_proof_is_wanted_where_auto_does_not_decide(options):
 
 def test_a_verdict_is_kept_for_these_facts_and_no_others(cache):
     """Would catch a proof that outlives the driver it was found with."""
-    assert kept(FACTS) is None
+    assert kept_verdict(FACTS) is None
     place = keep(found(PASSED))
     assert place.is_relative_to(cache)
     assert place.name.startswith(platform.node())
-    assert kept(FACTS) == found(PASSED)
-    assert kept(dataclasses.replace(FACTS, said=("a warning",), shm_bytes=1, visible="0,1,2,3")) is not None
+    assert kept_verdict(FACTS) == found(PASSED)
+    assert kept_verdict(dataclasses.replace(FACTS, said=("a warning",), shm_bytes=1, visible="0,1,2,3")) is not None
     for changed in (
         {"driver": "590.1"}, {"driver_cuda": "13.1"}, {"torch": "2.14.0+cu130"}, {"cuda": "13.2"},
         {"gpus": (H100,) * 3}, {"gpus": (H100._replace(memory_bytes=1),) * 4},
     ):  # fmt: skip
-        assert kept(dataclasses.replace(FACTS, **changed)) is None, changed
+        assert kept_verdict(dataclasses.replace(FACTS, **changed)) is None, changed
 
 
 def test_a_failure_counts_for_the_labkit_that_found_it(cache):
     """Would catch a machine that stays on its CPU after the fault in labkit was mended."""
     keep(found(FAILED))
-    assert kept(FACTS) is not None
+    assert kept_verdict(FACTS) is not None
     keep(found(FAILED, labkit="0.0.1"))
-    assert kept(FACTS) is None
+    assert kept_verdict(FACTS) is None
     keep(found(PASSED, labkit="0.0.1"))
-    assert kept(FACTS) is not None
+    assert kept_verdict(FACTS) is not None
 
 
 def test_a_torn_file_is_no_verdict(cache):
@@ -104,7 +104,7 @@ def test_a_torn_file_is_no_verdict(cache):
     place = keep(found(PASSED))
     for text in ("", "[]", '{"parts": 1}', json.dumps({**found(PASSED).as_dict(), "parts": [{"name": "x"}]})):
         place.write_text(text)
-        assert kept(FACTS) is None
+        assert kept_verdict(FACTS) is None
 
 
 def test_a_changed_driver_runs_the_self_test_anew(cache, monkeypatch, capsys):
@@ -171,7 +171,7 @@ def test_the_self_test_runs_in_a_process_of_its_own_and_leaves_none(cache):
     assert Verdict.from_dict(json.loads(json.dumps(verdict.as_dict()))) == Verdict.from_dict(verdict.as_dict())
     assert (verdict.machine, verdict.device, verdict.n_ranks) == (platform.node(), "cpu", 2)
     keep(verdict)
-    assert kept(FACTS).passed
+    assert kept_verdict(FACTS).passed
 
 
 def program(monkeypatch, tmp_path, text):

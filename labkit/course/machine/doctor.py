@@ -155,10 +155,10 @@ def _self_test(verdict: Verdict) -> Finding:
     """What the self-test says, which is kept: from now on "auto" goes by it."""
     try:
         keep(verdict)
-        kept = ""
+        unkept = ""
     except OSError as error:
-        kept = f" (it cannot be kept: {error})"
-    return Finding("self-test of the GPUs", "passed" if verdict.passed else "failed", "", verdict.sentence + kept)
+        unkept = f" (it cannot be kept: {error})"
+    return Finding("self-test of the GPUs", "passed" if verdict.passed else "failed", "", verdict.sentence + unkept)
 
 
 def _machine() -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from labkit.course.machine import doctor as module
 from labkit.course.machine.doctor import Finding, MachineReport, doctor
 from labkit.launch.cluster import BareCluster
 from labkit.launch.gpu_facts import Gpu, GpuFacts
-from labkit.launch.verdict import Part, Verdict, kept
+from labkit.launch.verdict import Part, Verdict, kept_verdict
 
 VERSION = metadata.version("labkit")
 
@@ -172,7 +172,7 @@ def test_the_doctor_tries_gpus_and_what_it_finds_counts_from_now_on(monkeypatch,
     assert report["self-test of the GPUs"] == "passed"
     assert (report["2 ranks use"], report["4 ranks use"]) == ("cuda:0, nccl", "cpu, shared memory")
     assert report["GPU 1"] == 15.0
-    assert kept(gpus) == report.verdict
+    assert kept_verdict(gpus) == report.verdict
 
 
 @pytest.mark.gpu
