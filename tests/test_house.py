@@ -37,6 +37,7 @@ FLOORS = {
     "launch": 2,
     "assemble": 3,
     "scripted": 3,
+    "self_test": 3,
     "capped": 4,
     "rehearsal": 4,
     "view": 4,

@@ -86,7 +86,7 @@ def test_whoever_waits_for_torch_sees_for_how_long_and_then_no_more(monkeypatch:
         assert share is None, "nobody knows how far an import is"
         seen.append(text)
         if len(seen) == 3:
-            theirs.send(pickle.dumps(Hello(1, metadata.version("torch"), (), (), True)))
+            theirs.send(pickle.dumps(Hello(1, metadata.version("torch"), (), "", "", True)))
 
     monkeypatch.setattr(progress.Bar, "draw", draw)
     monkeypatch.setattr(progress.Bar, "end", lambda bar, text: seen.append(text))
