@@ -75,7 +75,11 @@ def register(ledger: Ledger | None = None, **algorithms: Algorithm) -> Ledger:
     """Make `torch.distributed.init_process_group("labkit", ...)` and `new_group` known in this process.
 
     Groups formed from now on write to the one ledger that is returned, and run on gloo, but for the `algorithms` that
-    are given: `register(all_reduce=ring.all_reduce)`. Register again to change them. ValueError for an unknown verb."""
+    are given: `register(all_reduce=ring.all_reduce)`. Register again to change them. ValueError for an unknown verb.
+
+    They take tensors of the CPU and of GPUs, which go by way of host memory. In a world that was formed on NCCL with
+    `device_id=`, give `new_group` also `use_local_synchronization=True`: else torch has those ranks that are not in the
+    new group split the world's communicator, and there they wait for the others, who do not."""
     book = Ledger() if ledger is None else ledger
 
     def form(options: Any, group: Group | None) -> ProcessGroup:
@@ -85,7 +89,8 @@ def register(ledger: Ledger | None = None, **algorithms: Algorithm) -> Ledger:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
         axis = "world" if not options.global_ranks_in_group else f"group {options.group_id[:8]}"
         gloo = apart(options.store, rank, size, options.timeout)
-        return ProcessGroup(native.over(Pair(gloo, gloo), axis, ranks, rank, "cpu", book).using(**algorithms))
+        group = native.over(Pair(gloo, gloo), axis, ranks, rank, "cpu", book).using(**algorithms)
+        return ProcessGroup(group, "cpu", "cuda")
 
     dist.Backend.register_backend(BACKEND, form, extended_api=True, devices=["cpu", "cuda"])
     return book
@@ -102,6 +107,7 @@ def process_group(group: Group) -> ProcessGroup:
         )
     if BACKEND not in dist.Backend.backend_list:
         register()
+    # By the members alone: under NCCL, others that torch has in `new_group` wait for all ranks to split the world.
     made = dist.new_group(
         list(group.ranks), backend=BACKEND, pg_options=group, use_local_synchronization=True, group_desc=group.axis
     )
@@ -213,9 +219,11 @@ class MessageWork(dist.Work):
 class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
     """What torch calls, in terms of a Group. Signatures are torch's; a tensor may stand for a list of one."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Group, *devices: str):
+        """Over a group; `devices` are the kinds whose tensors it takes, as a rule that of the group alone."""
         super().__init__(group.rank, group.size)
         self.group, self.stream = group, Stream()
+        self.devices = devices or (torch.device(group.device).type,)
         # For the stream: tags that nobody else uses, and a ledger in which its verbs nest apart from other threads'.
         names = ("axis", "ranks", "rank", "wire", "algorithms", "device", "state", "tap")
         self.inside = Apart(**{name: getattr(group, name) for name in names}, ledger=Aside(group.ledger))
@@ -251,6 +259,21 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
+
+    # A world that NCCL has formed has a GPU of its own. torch then asks each group that is formed for what carries out
+    # its calls on that GPU, and whether that can be split off the world's communicator: the answer is this group, and no.
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
+    def _get_backend(self, device: Any) -> ProcessGroup:
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self.devices]  # where torch puts objects that it sends as tensors
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """False: tensors of its calls are torch's own."""
+        return False
 
     def shutdown(self) -> None:
         """Wait for what is under way, and end the thread."""
@@ -431,13 +454,14 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> MessageWork:
         """Start sending. Only the bytes count: the receiver's tensor may have another shape of that length."""
-        return MessageWork(self.group.send(listed(tensors)[0].detach().reshape(-1), to, tag))
+        x = listed(tensors)[0].detach().reshape(-1)
+        return MessageWork(self._on(x.device).send(x, to, tag))
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> MessageWork:
         """Start receiving."""
         x = listed(tensors)[0]
         if not self.asked[source, tag] and x.is_contiguous():
-            return MessageWork(self.group.recv_start(source, tag, into=x.data.view(-1)), source=source)
+            return MessageWork(self._on(x.device).recv_start(source, tag, into=x.data.view(-1)), source=source)
         asked = self.asked[source, tag].popleft() if self.asked[source, tag] else self.group.recv_start(source, tag)
         return MessageWork(asked, lambda: put(x, asked.result), source)
 
@@ -451,6 +475,12 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
                 if self.asked[rank, tag][0].done:
                     return self.recv(tensors, rank, tag)
             time.sleep(LOOK_S)
+
+    def _on(self, device: torch.device) -> Group:
+        """The group on a device whose tensors it takes. It refuses those of another itself."""
+        if device.type not in self.devices or str(device) == self.group.device:
+            return self.group
+        return self.group._with(device=str(device))
 
     # -- in the group's thread ---------------------------------------------------------------------------------------
 
@@ -504,7 +534,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
             raise ValueError(f"sparse tensors are summed, or averaged; got {op}: use x.to_dense()")
         mine = x.coalesce()
         n_kept = len(mine.values())
-        longest = int(self.inside.all_reduce(torch.tensor([n_kept]), "max"))
+        longest = int(self.inside.all_reduce(mine.indices().new_tensor([n_kept]), "max"))
         indices = mine.indices().new_zeros((longest, mine.sparse_dim()))
         values = mine.values().new_zeros((longest, *mine.values().shape[1:]))
         indices[:n_kept], values[:n_kept] = mine.indices().T, mine.values()

@@ -123,8 +123,8 @@ NAMES = (
     Name(f"{_C10D}._world", "the ranks of each group in the flight recorder", "groups are told by name only", None),
     Name(f"{_C10D}._abort_process_group", "a stuck NCCL collective is ended", "its rank is ended instead", _nothing),
     Name(
-        "torch.distributed.ProcessGroup._get_backend", "a stuck NCCL collective is ended", "its rank is ended",
-        kind=ATTRIBUTE,
+        "torch.distributed.ProcessGroup._get_backend", "a stuck NCCL collective is ended, and the bridge on GPUs",
+        "its rank is ended, and torch does not ask the bridge", kind=ATTRIBUTE,
     ),
     Name(
         f"{_C10D}.ProcessGroupNCCL._group_start", "NCCL's groups are aborted together", "one after the other",
