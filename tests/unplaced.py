@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labkit.comm.libraries import within
@@ -91,7 +92,7 @@ class Watch(AbstractContextManager["Watch"]):
 
     def __init__(self, other: Around | None, log: str):
         self.other, self.log = other, log
-        self.placed: dict[int, bool] = {}
+        self.placed: dict[tuple[int, int], bool] = {}
         self.noted: set[tuple[CodeType, int, str]] = set()
         self.stack = ExitStack()
         _have_verbs_ask(self)
@@ -146,7 +147,7 @@ class _Makers(TorchFunctionMode):
         makes = func in _device_constructors() and not isinstance((*args, None)[0], Tensor)
         if makes or func in FROM_HOST:
             named = kwargs.get("device") is not None
-            self.watch.place(made, named if makes or by_cell else None)  # labkit looks at shared memory with the latter
+            self.watch.place(made, _place_of(kwargs.get("device"), sys._getframe(1)))
             # A generator on the host makes numbers on the host, the same on every machine; they are moved afterwards.
             if makes and by_cell and not named and kwargs.get("generator") is None:
                 self.watch.note(f"torch.{func.__name__}", "does not say where")
@@ -199,12 +200,23 @@ def _have_verbs_ask(watch: Watch) -> None:
 
 
 def _has_a_place(x: Any) -> bool:
-    """A dense tensor; one that only wraps others, as a DTensor, is where those are."""
-    return isinstance(x, Tensor) and x.layout is torch.strided and not is_traceable_wrapper_subclass(x)
+    """A dense tensor on the host; what only wraps others, as a DTensor, is where those are."""
+    return type(x) in (Tensor, Parameter) and x.layout is torch.strided and x.device.type == "cpu"
 
 
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def _place_of(device: Any, caller: FrameType) -> bool | None:
+    """Where a tensor is that this line makes: on the GPU if it names a device; on the host if it, a module or labkit
+    names none. None if it writes "cpu" itself, and for what other parts of torch make for themselves: neither is held
+    against anybody."""
+    if device is not None:
+        return None if device == "cpu" and "cpu" in caller.f_code.co_consts else True
+    inside = within(caller.f_code.co_filename)
+    return None if inside.startswith("torch/") and not inside.startswith("torch/nn/") else False
+
+
+def _key(tensor: Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.data_ptr()  # both: a view of shared memory may have the address of a freed storage
 
 
 def _says_a_device(args: Any, kwargs: Any) -> bool:

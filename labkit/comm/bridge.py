@@ -260,8 +260,9 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 
-    # A world that NCCL has formed has a GPU of its own. torch then asks each group that is formed for what carries out
-    # its calls on that GPU, and whether that can be split off the world's communicator: the answer is this group, and no.
+    # A world that NCCL has formed has a GPU of its own. torch then asks each group that is formed for what carries
+    # out its calls on that GPU, and whether that can be split off the world's communicator: this group does, and it
+    # cannot.
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def _get_backend(self, device: Any) -> ProcessGroup:

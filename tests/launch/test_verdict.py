@@ -143,7 +143,7 @@ def test_the_first_cluster_on_a_machine_with_gpus_runs_the_self_test(cache, monk
     monkeypatch.setattr("labkit.launch.choice.facts_here", lambda: FACTS)
     monkeypatch.setattr(module, "prove", lambda facts: found(FAILED, facts=facts))
     module._proved_now.cache_clear()
-    with Cluster(2) as cluster:
+    with Cluster(2, device="auto") as cluster:
         assert cluster.choice.devices == ("cpu", "cpu")
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert "labkit tries them, once, for at most 30 s" in first
