@@ -159,7 +159,7 @@ def test_the_wire_says_what_it_is_and_without_memory_for_it_ranks_talk_over_gloo
         assert "No shared memory for the ranks ([Errno 28] No space" in capsys.readouterr().out
         assert values(made, talk) == [("Native", 5_000.0)] * 2
     with Cluster(2, device="cpu") as made:
-        assert "over gloo (no GPU here; no shared memory: [Errno 28] No space" in capsys.readouterr().out
+        assert "over gloo (as asked; no shared memory: [Errno 28] No space" in capsys.readouterr().out
         assert values(made, talk) == [("Native", 5_000.0)] * 2
     monkeypatch.undo()
     with Cluster(2, device="cpu", wire="gloo") as made:
