@@ -137,7 +137,8 @@ def test_groups_form_in_a_world_that_is_bound_to_a_gpu(cluster):
         try:
             whole = bridge.process_group(group)
             parts = [
-                dist.new_group(part, backend="labkit", use_local_synchronization=True) for part in (ranks[:1], ranks[1:])
+                dist.new_group(part, backend="labkit", use_local_synchronization=True)
+                for part in (ranks[:1], ranks[1:])
             ]
         finally:
             world.bound_device_id = None
