@@ -56,7 +56,7 @@ def streams_of(device: torch.device) -> Any:
 class Started:
     """A verb in a stream, on tensors of one device."""
 
-    def __init__(self, fn: Callable[[], Tensor], device: torch.device | str = "cpu"):
+    def __init__(self, fn: Callable[[], Tensor], device: torch.device | str):
         self.fn: Callable[[], Tensor] | None = fn
         self.device = torch.device(device)
         self.over = threading.Event()
@@ -109,7 +109,7 @@ class Stream:
         self.own: dict[torch.device, Any] = {}
         """The thread's stream on each GPU whose tensors it has seen."""
 
-    def start(self, fn: Callable[[], Tensor], device: torch.device | str = "cpu") -> Started:
+    def start(self, fn: Callable[[], Tensor], device: torch.device | str) -> Started:
         """Have `fn()` carried out after all that was started before; it works on tensors of `device`."""
         return self.put(Started(fn, device))
 
