@@ -18,7 +18,7 @@ from labkit.plan import collectives
 @pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2, 4))])
 def cluster(request):
     """Three ranks, for which no sum of a ring is that of gloo bit for bit."""
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
 
 

@@ -439,7 +439,7 @@ def test_the_stop_button_frees_ranks_that_sleep_and_the_wire_is_clear_afterwards
 
 def test_the_first_line_says_which_links_and_wrong_ones_are_refused(capsys):
     """Would catch a notebook that does not say that its wire is shaped, and ranks without a link."""
-    with Cluster(2, links=Links.two_nodes(1, scale=1e-3)) as two:
+    with Cluster(2, device="cpu", links=Links.two_nodes(1, scale=1e-3)) as two:
         assert values(two, lambda g: g.all_reduce(torch.ones(1)).item()) == [2.0, 2.0]
     assert (
         "2 nodes of 1, nvlink (1.9 ms, 450 MB/s) inside, infiniband (4 ms, 50 MB/s) between" in capsys.readouterr().out
@@ -447,7 +447,7 @@ def test_the_first_line_says_which_links_and_wrong_ones_are_refused(capsys):
     with pytest.raises(ValueError, match=r"join 4 ranks .* the cluster has 3"):
         Cluster(3, device="cpu", links=Links.two_nodes(2))
     with pytest.raises(ValueError, match="links= takes Links"):
-        Cluster(2, links="infiniband")
+        Cluster(2, device="cpu", links="infiniband")
 
 
 def changed_on_its_way(group):
