@@ -34,6 +34,11 @@ under "allreduce", or "_allgather_base/layers.3" where `fully_shard` has called 
     send, recv, recv_anysource                        send, recv_start: at once, beside the stream
 
 While torch has calls under way on a group, leave the group's own collectives alone: they would overtake.
+
+On GPUs a call queues the verb and an event of the caller's current stream, which may be a side stream of `fully_shard`:
+the verb begins on the GPU when that event has come (stream.py). `wait`, a future, and a call that is not asynchronous
+wait on the host until the GPU is through, with `blocking=False` too; then every stream may read what has come. A
+message is copied to the host in the caller's current stream when it is sent, and from the host when it is waited for.
 """
 
 from __future__ import annotations
@@ -58,7 +63,7 @@ from labkit.comm.group import VERBS, Algorithm, Group, Watched, Work as Message
 from labkit.comm.ledger import Aside, Call, Ledger
 from labkit.comm.libraries import within
 from labkit.comm.process_groups import Pair, apart
-from labkit.comm.stream import Apart, Started, Stream
+from labkit.comm.stream import Apart, Started, Stream, streams_of
 
 BACKEND = "labkit"
 OPS = MappingProxyType({"SUM": "sum", "AVG": "mean", "MAX": "max", "MIN": "min"})
@@ -122,11 +127,11 @@ class Work(dist.Work):
         super().__init__()
         self.started, self.ledger, self.call, self.outputs = started, ledger, call, outputs
         self.lock, self.settled = threading.Lock(), False
-        self.end: torch.futures.Future[None] = torch.futures.Future()
+        self.end: torch.futures.Future[None] | None = None
         self.future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until done, or raise what the verb raised. RuntimeError after `timeout`."""
+        """Block until done, on the GPU too, or raise what the verb raised. RuntimeError after `timeout`."""
         with Watched(self.ledger, self.call):
             if timeout and not self.started.over.wait(timeout.total_seconds()):
                 raise RuntimeError(f"{self.call.verb} has not ended in {timeout.total_seconds():g} s")
@@ -157,6 +162,8 @@ class Work(dist.Work):
         """A future of `result()`."""
         with self.lock:
             if self.future is None:
+                on_gpu = streams_of(self.started.device) is not None
+                self.end = torch.futures.Future(devices=[self.started.device] if on_gpu else None)  # of what it holds
                 # An exception that is raised in a callback reaches those who wait in C++, as DDP does; one that is set
                 # from Python is for Python alone.
                 self.future = self.end.then(self._outcome)
@@ -175,7 +182,16 @@ class Work(dist.Work):
         with self.lock:
             self.settled = True
             if self.future is not None:
-                threading.Thread(target=self.end.set_result, args=(None,), name="labkit-future").start()
+                threading.Thread(target=self._call_back, name="labkit-future").start()
+
+    def _call_back(self) -> None:
+        assert self.end is not None
+        streams = streams_of(self.started.device)
+        try:
+            if streams is not None:
+                streams.set_device(self.started.device)  # what a callback makes is made there; a thread begins on GPU 0
+        finally:
+            self.end.set_result(None)
 
 
 class MessageWork(dist.Work):
@@ -260,9 +276,8 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 
-    # A world that NCCL has formed has a GPU of its own. torch then asks each group that is formed for what carries
-    # out its calls on that GPU, and whether that can be split off the world's communicator: this group does, and it
-    # cannot.
+    # A world that NCCL has formed is bound to a GPU. torch then asks each new group for what carries out its calls on
+    # that GPU, and whether that splits communicators: the answer is this group itself, which does not.
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def _get_backend(self, device: Any) -> ProcessGroup:
@@ -379,7 +394,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
             else:
                 self._exchange({to: x}, {})
 
-        return self._start("gather", outs, run)
+        return self._start("gather", outs, run, at=x.device)
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
@@ -477,19 +492,30 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
                     return self.recv(tensors, rank, tag)
             time.sleep(LOOK_S)
 
+    def _place(self, device: torch.device) -> str:
+        """The device that the group is to talk on. It refuses tensors of one whose kind it does not take itself."""
+        return str(device) if device.type in self.devices else self.group.device
+
     def _on(self, device: torch.device) -> Group:
-        """The group on a device whose tensors it takes. It refuses those of another itself."""
-        if device.type not in self.devices or str(device) == self.group.device:
-            return self.group
-        return self.group._with(device=str(device))
+        place = self._place(device)
+        return self.group if place == self.group.device else self.group._with(device=place)
 
     # -- in the group's thread ---------------------------------------------------------------------------------------
 
     def _start(
-        self, name: str, outputs: list[Tensor], run: Callable[[], Any], like: Tensor | None = None, op: str = ""
+        self,
+        name: str,
+        outputs: list[Tensor],
+        run: Callable[[], Any],
+        like: Tensor | None = None,
+        op: str = "",
+        at: torch.device | None = None,
     ) -> Work:
-        """Have `run()` carried out in the stream under torch's name for it. Ranks whose `like` differ are told so."""
+        """Have `run()` carried out in the stream under torch's name for it. Ranks whose `like` differ are told so. It
+        is ordered with the streams of `at`, as a rule the device of the outputs."""
         group, inside, line, unit = self.group, self.inside, *called_from()
+        device = at or (outputs[0].device if outputs else torch.device(group.device))
+        place = self._place(device)
         group.counted[0] += 1
         shape, dtype = (None, "") if like is None else (tuple(like.shape), str(like.dtype)[6:])
         call = Call(name, group.axis, group.ranks, group.rank, None, 0, shape, dtype, group.counted[0], op, line)
@@ -499,6 +525,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         def verb() -> None:
             with torch.inference_mode(inference), Watched(group.ledger, call):
                 number = group.ledger.open(name, group.axis, None, 0)
+                inside.device = place  # nobody but this thread uses `inside`
                 inside.ledger.within = [(name, number)]
                 if unit:
                     inside.ledger.within.append((unit, inside.ledger.open(unit, group.axis, None, 0)))
@@ -508,7 +535,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
                     inside.ledger.within = []
                     group.ledger.close(number)
 
-        started = Started(verb)  # type: ignore[arg-type]
+        started = Started(verb, device)  # type: ignore[arg-type]
         work = Work(started, group.ledger, call, outputs)
         started.told = work.ended
         self.stream.put(started)
@@ -524,9 +551,10 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         elif op in FOLDS:
             put(x, folded(op, self.inside.all_gather(x.detach().reshape(1, -1))).view_as(x))
         else:
-            whole = x.data.contiguous()  # x itself as a rule
+            mine = x.data
+            whole = mine.contiguous()  # itself as a rule
             total = self.inside.all_reduce_start(whole, op).wait()
-            if whole.data_ptr() != x.data_ptr():
+            if whole is not mine:
                 put(x, total)
 
     def _reduce_sparse(self, x: Tensor, op: str) -> None:
@@ -540,7 +568,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         values = mine.values().new_zeros((longest, *mine.values().shape[1:]))
         indices[:n_kept], values[:n_kept] = mine.indices().T, mine.values()
         indices, values = self.inside.all_gather(indices), self.inside.all_gather(values)
-        total = torch.sparse_coo_tensor(indices.T, values, x.shape).coalesce()
+        total = torch.sparse_coo_tensor(indices.T, values, x.shape, device=x.device).coalesce()
         x.copy_(total / self.group.size if op == "mean" else total)  # not `.data`: a sparse tensor is made anew
 
     def _reduce_scatter(self, out: Tensor, x: Tensor, op: str) -> None:

@@ -138,6 +138,7 @@ NAMES = (
     Name("torch.distributed.ProcessGroup._register_backend", "the bridge", "the bridge refuses", kind=ATTRIBUTE),
     Name("torch.distributed.ProcessGroup._allgather_base", "the bridge", "torch does not ask for it", kind=WORD),
     Name("torch.distributed.ProcessGroup._reduce_scatter_base", "the bridge", "torch does not ask for it", kind=WORD),
+    Name("torch.distributed.ProcessGroup._device_types", "the bridge on GPUs", "torch does not ask for it", kind=WORD),
     Name(f"{_FSDP}.FSDPParamGroup._module_fqn", "FSDP's unit in a row", "it is left out", kind=WORD),
     Name("torch.distributed._functional_collectives", "whose a collective is", _ROWS, kind=WORD),
     # autograd: where it is, and what it holds

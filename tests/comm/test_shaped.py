@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from labkit import Cluster, Layout, Mesh, WorkerError, ring, run_threads, star, tree
-from labkit.comm import hierarchy
+from labkit.comm import hierarchy, message
 from labkit.comm.traffic import FORGIVEN_S
 from labkit.launch import call
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -473,3 +473,29 @@ def test_a_buffer_that_is_changed_while_its_sum_is_on_its_way_is_named(shaped):
     told, *others = values(shaped, changed_on_its_way)
     assert "the buffer of an all_reduce was changed while it was on its way" in told
     assert others == [""] * 3
+
+
+def test_a_message_leaves_a_gpu_when_its_tensor_is_finished(monkeypatch):
+    """Would catch a delay that begins when work is handed to the device: its computing and the link would overlap. The
+    copy to the host waits for the device."""
+    order = []
+
+    def copied(x):
+        order.append("copied")
+        return x
+
+    class Booking:
+        def book(self, n_bytes):
+            order.append("booked")
+            return message.UNSTAMPED
+
+    class Wire:
+        def lane(self, peer, outgoing):
+            return Booking()
+
+        def isend(self, x, to, tag):
+            order.append("sent")
+
+    monkeypatch.setattr(torch.Tensor, "cpu", copied)
+    message.Sending(Wire(), torch.ones(4), 1, 0)
+    assert order == ["copied", "booked", "sent"]
