@@ -55,7 +55,7 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for n_ranks in (2, 4):
-        with Cluster(n_ranks, quiet=True) as cluster:
+        with Cluster(n_ranks, device="cpu", quiet=True) as cluster:
             replies = [reply.value for reply in cluster.run(steps, 5 if given.quick else 40)]
         slowest = {
             way: [max(turn) for turn in zip(*(took[way] for took in replies), strict=True)] for way in replies[0]

@@ -79,7 +79,7 @@ def peaks(group: Group, rounds: int, every_s: float) -> list[int]:
 
 def measure(n_ranks: int, rounds: int) -> dict[str, Any]:
     """Both, over so many ranks. The lowest peak is what the program holds."""
-    with Cluster(n_ranks, quiet=True, timeout_s=300) as cluster:
+    with Cluster(n_ranks, device="cpu", quiet=True, timeout_s=300) as cluster:
         late = [each for one in cluster.run(outlived, rounds) for each in one.value]
         found = {}
         for name, every_s in (("nobody asks", 0.0), ("asked every 2 ms", 0.002)):

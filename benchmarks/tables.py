@@ -34,6 +34,12 @@ PEERS = (
 )
 
 
+NO_GPU = (
+    "No GPU has run labkit yet: the first to have one runs `labkit doctor --json benchmarks/results/boxes/NAME.json`, "
+    "and gets a row here."
+)
+
+
 class Bench(NamedTuple):
     """A benchmark: its file, the heading of its part, and what writes the part from what it found."""
 
@@ -297,6 +303,36 @@ def torch_suite(found: Any) -> list[str]:
     ]  # fmt: skip
 
 
+def boxes(results: Path) -> list[str]:
+    """What ran where: a row for each machine with GPUs and each day, from what `labkit doctor --json` wrote there."""
+    rows = []
+    for path in sorted(results.glob("boxes/*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        facts, verdict = told["GPU facts"], told["self-test"]
+        kinds = Counter(gpu["name"] for gpu in facts["gpus"])
+        gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items()) or "none"
+        driver = facts["driver"] or facts["driver_cuda"] or "unknown"
+        about = (told["machine"], told["date"], gpus, facts["torch"], driver, told["labkit"])
+        if verdict is None:  # no GPU could be tried, and the doctor says why
+            rows.append((*about, "", "", told["GPUs"]["why"]))
+            continue
+        names: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
+        for part in verdict["parts"]:
+            names[part["outcome"]].append(part["name"])
+        failed = [f"{part['name']}: {part['words']}" for part in verdict["parts"] if part["outcome"] == "failed"]
+        rows.append((*about, ", ".join(names["passed"]), ", ".join(names["skipped"]), "; ".join(failed)))
+    if not rows:
+        return [NO_GPU]
+    head = ("machine", "day", "GPUs", "torch", "driver", "labkit", "passed", "skipped", "failed")
+    cells = ([str(cell).replace("|", "\\|") for cell in row] for row in sorted(rows, key=lambda row: row[1]))
+    return [
+        "From `labkit doctor --json FILE`; each file is one of [boxes](results/boxes). A part is a check of labkit's "
+        "self-test ([self_test.py](../labkit/self_test.py)).",
+        "",
+        *table(head, cells),
+    ]
+
+
 BENCHES = (
     Bench("launch", "Starting ranks and calling them", launch),
     Bench("strategies", "Each mechanism beside torch's own", strategies),
@@ -330,7 +366,7 @@ def where(machine: dict[str, Any]) -> str:
 
 def page(results: Path = HERE / "results") -> str:
     """The whole page."""
-    lines, missing = [HEAD], []
+    lines, missing = [HEAD, "## What ran where, on GPUs", "", *boxes(results), ""], []
     for bench in BENCHES:
         path = results / f"{bench.name}.json"
         if not path.exists():

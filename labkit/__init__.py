@@ -2,7 +2,7 @@
 
     import labkit, torch
     with labkit.Cluster(4) as cluster:
-        replies = cluster.run(lambda group: group.all_reduce(torch.ones(3)))
+        replies = cluster.run(lambda group: group.all_reduce(torch.ones(3, device=group.device)))
 
 Importing labkit starts nothing and imports no torch; each name is loaded when it is first used. The public names, and
 where each is written, stand in __init__.pyi beside this file, for editors too (SPEC 1 of Scientific Python).

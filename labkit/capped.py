@@ -44,10 +44,12 @@ class Cluster(BareCluster):
     """`n_ranks` warm processes that run functions on demand and keep what they know between calls.
 
         with Cluster(4) as cluster:
-            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3)))
+            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3, device=group.device)))
 
     n_ranks        how many processes
-    device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo)
+    device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo). "auto"
+                   takes GPUs where there are enough and they have passed labkit's self-test (labkit/self_test.py),
+                   which the first cluster on such a machine runs; else the CPU
     timeout_s      how long the ranks may go without a sign of life (a finished verb, a print, a return) before the
     call is given up with an autopsy; None: for ever. Deadlocks that are certain are found in 1 to 2 s anyway
     links          `Links.two_nodes(2, scale=1e-3)` and the like: the ranks' wire takes the time of those links

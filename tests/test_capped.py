@@ -369,7 +369,7 @@ def test_sizes_are_read_as_they_are_meant(wish, n_bytes):
 def test_a_size_that_is_none_is_refused_with_the_mend_before_a_process_starts(wish):
     """Would catch a cap of zero taken for no cap, and a unit that is read halfway."""
     with pytest.raises(ValueError, match=r"memory_bytes=.*positive whole number of bytes.*\"64MiB\".*None is no cap"):
-        Cluster(2, memory_bytes=wish)
+        Cluster(2, device="cpu", memory_bytes=wish)
 
 
 def test_the_two_clusters_take_the_same_wishes():

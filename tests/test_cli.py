@@ -23,8 +23,10 @@ from labkit.cli import CHECKOUT, _find
 from labkit.course.machine import doctor
 from labkit.course.machine.doctor import Finding, MachineReport
 from labkit.course.server.headless import Channel, Jupyter
+from labkit.launch.gpu_facts import Gpu, GpuFacts
 from labkit.launch.progress import Bar
 from labkit.launch.reply import Failure
+from labkit.launch.verdict import Part, Verdict
 from labkit.launch.watch import Autopsy
 from tests.typed import typed
 from tests.waiting import LONG_S, until
@@ -100,10 +102,31 @@ def test_the_doctor_prints_plain_data_or_a_table(monkeypatch):
     monkeypatch.setattr(doctor, "doctor", lambda: MachineReport(findings, None))
     data, table = typed("doctor", "--json", "-"), typed("doctor")
     assert data.returncode == table.returncode == 0
-    assert json.loads(data.stdout)["latency alpha"] == {"value": 20.5, "unit": "us", "why": "of a message"}
+    plain = json.loads(data.stdout)
+    assert plain["latency alpha"] == {"value": 20.5, "unit": "us", "why": "of a message"}
+    assert plain["GPU facts"] is plain["self-test"] is None
     assert "latency alpha" in data.stderr
     assert "latency alpha" in table.stdout
     assert re.search(r"bandwidth 1/beta\s*│\s*1.25 GB/s", table.stdout)
+
+
+def test_what_a_stranger_sends_has_all_facts_and_each_part(monkeypatch, tmp_path):
+    """Would catch `labkit doctor --json`, which a first line asks for, refused or with less than is known."""
+    gpus = GpuFacts((Gpu("Tesla T4", (7, 5)),), torch="2.13.0", driver="535.1", said=("a warning",))
+    part = Part("verbs", "failed", "all_reduce gave rank 0 other numbers than the host", 1.5)
+    verdict = Verdict((part,), gpus.as_dict(), "cuda", 1, "box", "2026-01-02", "0.1", "3.11.7")
+    monkeypatch.setattr(doctor, "doctor", lambda: MachineReport((Finding("GPUs", 1),), None, gpus, verdict))
+    bare, named, debug = typed("doctor", "--json"), typed("doctor", "--json", "-"), typed("doctor", "--json", "--help")
+    assert bare.stdout == named.stdout
+    assert debug.returncode == 0
+    plain = json.loads(bare.stdout)
+    assert plain["GPU facts"] == gpus.as_dict()
+    assert plain["GPU facts"]["driver"] == "535.1"
+    assert plain["self-test"]["parts"] == [part._asdict()]
+    assert plain["self-test"]["passed"] is False
+    assert plain["machine"]
+    assert typed("doctor", "--json", tmp_path / "box.json").returncode == 0
+    assert json.loads((tmp_path / "box.json").read_text()) == plain
 
 
 def test_a_doctor_who_finds_no_ranks_exits_with_1(monkeypatch):

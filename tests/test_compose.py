@@ -627,7 +627,7 @@ def test_eight_real_processes_in_three_dimensions(strategy, schedule, checkpoint
 
 @pytest.fixture(scope="module")
 def eight():
-    with Cluster(8, quiet=True) as cluster:
+    with Cluster(8, device="cpu", quiet=True) as cluster:
         yield cluster
 
 

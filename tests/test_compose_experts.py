@@ -227,7 +227,7 @@ def test_real_processes_train_experts_as_one_process_does():
     """Would catch collectives of the two strategies in an order of their own on each rank, where backward overlaps with
     them."""
     config, recipe = CONFIGS["bias"], recipe_of("ddp", n_micro=2)
-    with Cluster(4, quiet=True) as cluster:
+    with Cluster(4, device="cpu", quiet=True) as cluster:
         ranks = [reply.value for reply in cluster.run(on_gloo, config, recipe, Layout(dp=4, ep=2))]
     want, _ = one_process(config, recipe)
     assert all(max(abs(a - b) for a, b in zip(losses, want, strict=True)) < 1e-12 for losses in ranks)

@@ -37,6 +37,7 @@ FLOORS = {
     "launch": 2,
     "assemble": 3,
     "scripted": 3,
+    "self_test": 3,
     "capped": 4,
     "rehearsal": 4,
     "view": 4,
@@ -440,6 +441,25 @@ def notebook_shows_short_cells(path: str, text: str) -> list[str]:
     return complaints
 
 
+def clusters_say_their_device(path: str, text: str) -> list[str]:
+    """A cluster in a test, a benchmark, a lab or the course says `device=`: with "auto" it gets the GPUs of whoever has
+    some, and a test or a lab that was written for processors fails there."""
+    if path.endswith(".ipynb"):
+        lines = ("".join(cell["source"]).splitlines() for cell in cells(text))
+        sources = ["\n".join(line for line in cell if not line.lstrip().startswith(("%", "!"))) for cell in lines]
+    else:
+        sources = [text] if path.endswith(".py") else []
+    calls = [node for source in sources for node in ast.walk(tree_of(source)) if isinstance(node, ast.Call)]
+    makers = ("Cluster", "BareCluster", "labkit.Cluster", "labkit.run")
+    return [
+        f"{path}: {ast.unparse(call)[:80]} says no device="
+        for call in calls
+        if ast.unparse(call.func) in makers
+        and "device" not in [keyword.arg for keyword in call.keywords]
+        and (len(call.args) < 2 or ast.unparse(call.func) == "labkit.run")
+    ]
+
+
 # The files
 
 
@@ -458,10 +478,10 @@ def committed() -> tuple[str, ...]:
 
 
 def read(path: str) -> str:
-    """A committed file as text; empty for what is not text."""
+    """A committed file as text; empty for what is not text, or has gone since files were listed."""
     try:
         return (ROOT / path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, FileNotFoundError):
         return ""
 
 
@@ -486,7 +506,7 @@ OURS: tuple[Rule, ...] = (
     finished,
     telling_names,
 )
-EVERYWHERE: tuple[Rule, ...] = (ends_by_id, no_machine_path)
+EVERYWHERE: tuple[Rule, ...] = (ends_by_id, no_machine_path, clusters_say_their_device)
 NOTEBOOKS: tuple[Rule, ...] = (
     notebook_defines_nothing_of_ours,
     notebook_is_free_of_errors,
@@ -556,6 +576,9 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
     (ends_by_id, "Makefile", "p" + "kill -f labkit"),
     (no_machine_path, "README.md", "cd /ho" + "me/me/labkit"),
     (no_machine_path, "a.ipynb", '"/t' + 'mp/ipykernel_12/3.py"'),
+    (clusters_say_their_device, "tests/x.py", "with Cluster(2, quiet=True) as made:\n    pass"),
+    (clusters_say_their_device, "benchmarks/x.py", "labkit.run(total, 3, n_ranks=2)"),
+    (clusters_say_their_device, "a.ipynb", notebook("%load_ext labkit\ncluster = labkit.Cluster(4)")),
     (notebook_defines_nothing_of_ours, "a.ipynb", notebook("%load_ext labkit", "%%ranks\nclass Cluster:\n    x = 1")),
     (notebook_is_free_of_errors, "a.ipynb", notebook("1 / 0", error=True)),
     (notebook_holds_no_bar, "a.ipynb", notebook("run()", page="")),
@@ -588,6 +611,12 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (torch_private_in_one_file, "labkit/x.py", "import torch\nprivate('torch._scaled_mm')\nspan._replace(t=0)"),
     (docstrings, "labkit/x.py", "'''M.'''\ndef _f():\n    return 1\ndef g():\n    '''G.'''"),
     (finished, "labkit/x.py", "class W(Protocol):\n    def f(self):\n        '''F.'''"),
+    (
+        clusters_say_their_device,
+        "tests/x.py",
+        "BareCluster(2, device='cpu')\nCluster(2, device)\nrun_threads(total, 2)",
+    ),
+    (clusters_say_their_device, "a.ipynb", notebook("labkit.run(total, 3, n_ranks=2, device=device)")),
     (no_machine_path, "README.md", "the folder benchmarks/work/results and https://example.org/home/page"),
     (notebook_defines_nothing_of_ours, "a.ipynb", notebook("from labkit import Cluster\ndef mine(group):\n    pass")),
     (notebook_is_free_of_errors, "a.ipynb", notebook("1 / 0", error=True, tags=("raises-exception",))),

@@ -1,7 +1,7 @@
 """Every lab is executed with four ranks and with another number of them; all that is asked of a run reads those two.
 
 With four ranks, which is how labs are stored, each lab has a kernel of its own. With other numbers labs share one: to
-start a kernel and its zygote takes as long as half a lab.
+start a kernel and its zygote takes as long as half a lab. Those are watched for tensors that do not say where they are.
 
 With `--long` the labs run as they do for a person, with quick=False."""
 
@@ -50,6 +50,12 @@ os.chdir({folder!r})
 os.environ["XDG_DATA_HOME"] = {folder!r}"""
 """What stands below the title of a lab in a kernel that has run another one."""
 
+WATCH = """import sys
+sys.path.append({root!r})
+from tests.unplaced import watched
+device = watched({log!r})"""
+"""What stands below the parameters of a lab that is watched for tensors which do not say where they are."""
+
 Execute = Callable[..., Path]
 
 
@@ -83,6 +89,10 @@ def execute(request, tmp_path_factory, idle_kernels) -> Execute:
             if n_ranks != 4:
                 lab = nbformat.read(notebook, 4)
                 lab.cells.insert(1, nbformat.v4.new_code_cell(FORGET.format(folder=str(folder))))
+                if device == "cpu":
+                    top = next(i for i, cell in enumerate(lab.cells) if "parameters" in cell.metadata.get("tags", []))
+                    watch = WATCH.format(root=str(ROOT), log=str(folder / "unplaced.txt"))
+                    lab.cells.insert(top + 1, nbformat.v4.new_code_cell(watch))
                 notebook = folder / "lab.ipynb"
                 kernel = {"km": idle_kernels.pop() if idle_kernels else KernelOnFiles(kernel_name="python3")}
                 nbformat.write(lab, notebook)
@@ -137,6 +147,16 @@ def test_a_lab_runs_through_and_leaves_nothing_behind(stem, n_ranks, device, exe
     printed = json.dumps(json.loads(execute(stem, n_ranks, device).read_text())["cells"])
     assert "nothing is left running" in printed
     assert f"{n_ranks} ranks on" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.rest
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("stem", "n_ranks"), [*ELSE, ("ten_minutes", 3)])
+def test_every_tensor_of_a_lab_says_where_it_is(stem, n_ranks, execute):
+    """Would catch a cell that makes a tensor on the host of a rank that has a GPU (tests/unplaced.py)."""
+    log = execute(stem, n_ranks).with_name("unplaced.txt")
+    assert not log.exists(), log.read_text()
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def clusters():
 
     def of(n_ranks):
         if n_ranks not in made:
-            made[n_ranks] = Cluster(n_ranks, quiet=True)
+            made[n_ranks] = Cluster(n_ranks, device="cpu", quiet=True)
         return made[n_ranks]
 
     yield of

@@ -21,7 +21,7 @@ from rich.console import Console
 
 import labkit
 from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
-from labkit.cli.data import STANDARD_OUTPUT, Home, Json, words_beside, write
+from labkit.cli.data import STANDARD_OUTPUT, AlsoBare, Home, Json, words_beside, write
 from labkit.cli.words import announce, say
 from labkit.course.numbers import full
 from labkit.course.server.labs import CHECKOUT, labs
@@ -115,15 +115,20 @@ def _options(
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=AlsoBare)
 def doctor(to: Json = None) -> None:
-    """Say what this machine can do, measured, and what labkit will use. Fails if ranks cannot be used here."""
+    """Say what this machine can do, measured, and what labkit will use. Fails if ranks cannot be used here.
+
+    GPUs are tried in a self-test of at most 30 seconds, which decides whether they are used by default. --json, alone
+    or with a FILE, writes all of it: what the table says, each fact about the GPUs and their driver, and each part of
+    the self-test. It is what to send along if GPUs do not pass. It names this machine, and nothing of what is on it.
+    """
     from labkit.course.machine.doctor import doctor as examine
 
     report = examine()
     with words_beside(to):
         Console().print(report)
-    write(to, report.as_dict)
+    write(to, report.everything)
     raise typer.Exit(0 if report.well else 1)
 
 

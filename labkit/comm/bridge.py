@@ -34,6 +34,11 @@ under "allreduce", or "_allgather_base/layers.3" where `fully_shard` has called 
     send, recv, recv_anysource                        send, recv_start: at once, beside the stream
 
 While torch has calls under way on a group, leave the group's own collectives alone: they would overtake.
+
+On GPUs a call queues the verb and an event of the caller's current stream, which may be a side stream of `fully_shard`:
+the verb begins on the GPU when that event has come (stream.py). `wait`, a future, and a call that is not asynchronous
+wait on the host until the GPU is through, with `blocking=False` too; then every stream may read what has come. A
+message is copied to the host in the caller's current stream when it is sent, and from the host when it is waited for.
 """
 
 from __future__ import annotations
@@ -58,7 +63,7 @@ from labkit.comm.group import VERBS, Algorithm, Group, Watched, Work as Message
 from labkit.comm.ledger import Aside, Call, Ledger
 from labkit.comm.libraries import within
 from labkit.comm.process_groups import Pair, apart
-from labkit.comm.stream import Apart, Started, Stream
+from labkit.comm.stream import Apart, Started, Stream, streams_of
 
 BACKEND = "labkit"
 OPS = MappingProxyType({"SUM": "sum", "AVG": "mean", "MAX": "max", "MIN": "min"})
@@ -75,7 +80,11 @@ def register(ledger: Ledger | None = None, **algorithms: Algorithm) -> Ledger:
     """Make `torch.distributed.init_process_group("labkit", ...)` and `new_group` known in this process.
 
     Groups formed from now on write to the one ledger that is returned, and run on gloo, but for the `algorithms` that
-    are given: `register(all_reduce=ring.all_reduce)`. Register again to change them. ValueError for an unknown verb."""
+    are given: `register(all_reduce=ring.all_reduce)`. Register again to change them. ValueError for an unknown verb.
+
+    They take tensors of the CPU and of GPUs, which go by way of host memory. In a world that was formed on NCCL with
+    `device_id=`, give `new_group` also `use_local_synchronization=True`: else torch has those ranks that are not in the
+    new group split the world's communicator, and there they wait for the others, who do not."""
     book = Ledger() if ledger is None else ledger
 
     def form(options: Any, group: Group | None) -> ProcessGroup:
@@ -85,7 +94,8 @@ def register(ledger: Ledger | None = None, **algorithms: Algorithm) -> Ledger:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
         axis = "world" if not options.global_ranks_in_group else f"group {options.group_id[:8]}"
         gloo = apart(options.store, rank, size, options.timeout)
-        return ProcessGroup(native.over(Pair(gloo, gloo), axis, ranks, rank, "cpu", book).using(**algorithms))
+        group = native.over(Pair(gloo, gloo), axis, ranks, rank, "cpu", book).using(**algorithms)
+        return ProcessGroup(group, "cpu", "cuda")
 
     dist.Backend.register_backend(BACKEND, form, extended_api=True, devices=["cpu", "cuda"])
     return book
@@ -102,6 +112,7 @@ def process_group(group: Group) -> ProcessGroup:
         )
     if BACKEND not in dist.Backend.backend_list:
         register()
+    # By the members alone: under NCCL, others that torch has in `new_group` wait for all ranks to split the world.
     made = dist.new_group(
         list(group.ranks), backend=BACKEND, pg_options=group, use_local_synchronization=True, group_desc=group.axis
     )
@@ -116,11 +127,11 @@ class Work(dist.Work):
         super().__init__()
         self.started, self.ledger, self.call, self.outputs = started, ledger, call, outputs
         self.lock, self.settled = threading.Lock(), False
-        self.end: torch.futures.Future[None] = torch.futures.Future()
+        self.end: torch.futures.Future[None] | None = None
         self.future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until done, or raise what the verb raised. RuntimeError after `timeout`."""
+        """Block until done, on the GPU too, or raise what the verb raised. RuntimeError after `timeout`."""
         with Watched(self.ledger, self.call):
             if timeout and not self.started.over.wait(timeout.total_seconds()):
                 raise RuntimeError(f"{self.call.verb} has not ended in {timeout.total_seconds():g} s")
@@ -151,6 +162,8 @@ class Work(dist.Work):
         """A future of `result()`."""
         with self.lock:
             if self.future is None:
+                on_gpu = streams_of(self.started.device) is not None
+                self.end = torch.futures.Future(devices=[self.started.device] if on_gpu else None)  # of what it holds
                 # An exception that is raised in a callback reaches those who wait in C++, as DDP does; one that is set
                 # from Python is for Python alone.
                 self.future = self.end.then(self._outcome)
@@ -169,7 +182,16 @@ class Work(dist.Work):
         with self.lock:
             self.settled = True
             if self.future is not None:
-                threading.Thread(target=self.end.set_result, args=(None,), name="labkit-future").start()
+                threading.Thread(target=self._call_back, name="labkit-future").start()
+
+    def _call_back(self) -> None:
+        assert self.end is not None
+        streams = streams_of(self.started.device)
+        try:
+            if streams is not None:
+                streams.set_device(self.started.device)  # what a callback makes is made there; a thread begins on GPU 0
+        finally:
+            self.end.set_result(None)
 
 
 class MessageWork(dist.Work):
@@ -213,9 +235,11 @@ class MessageWork(dist.Work):
 class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
     """What torch calls, in terms of a Group. Signatures are torch's; a tensor may stand for a list of one."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Group, *devices: str):
+        """Over a group; `devices` are the kinds whose tensors it takes, as a rule that of the group alone."""
         super().__init__(group.rank, group.size)
         self.group, self.stream = group, Stream()
+        self.devices = devices or (torch.device(group.device).type,)
         # For the stream: tags that nobody else uses, and a ledger in which its verbs nest apart from other threads'.
         names = ("axis", "ranks", "rank", "wire", "algorithms", "device", "state", "tap")
         self.inside = Apart(**{name: getattr(group, name) for name in names}, ledger=Aside(group.ledger))
@@ -251,6 +275,21 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
+
+    # A world that NCCL has formed is bound to a GPU. torch then asks each new group for what carries out its calls on
+    # that GPU, and whether that splits communicators: the answer is this group itself, which does not.
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
+    def _get_backend(self, device: Any) -> ProcessGroup:
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self.devices]  # where torch puts objects that it sends as tensors
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """False: tensors of its calls are torch's own."""
+        return False
 
     def shutdown(self) -> None:
         """Wait for what is under way, and end the thread."""
@@ -355,7 +394,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
             else:
                 self._exchange({to: x}, {})
 
-        return self._start("gather", outs, run)
+        return self._start("gather", outs, run, at=x.device)
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
@@ -431,13 +470,14 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> MessageWork:
         """Start sending. Only the bytes count: the receiver's tensor may have another shape of that length."""
-        return MessageWork(self.group.send(listed(tensors)[0].detach().reshape(-1), to, tag))
+        x = listed(tensors)[0].detach().reshape(-1)
+        return MessageWork(self._on(x.device).send(x, to, tag))
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> MessageWork:
         """Start receiving."""
         x = listed(tensors)[0]
         if not self.asked[source, tag] and x.is_contiguous():
-            return MessageWork(self.group.recv_start(source, tag, into=x.data.view(-1)), source=source)
+            return MessageWork(self._on(x.device).recv_start(source, tag, into=x.data.view(-1)), source=source)
         asked = self.asked[source, tag].popleft() if self.asked[source, tag] else self.group.recv_start(source, tag)
         return MessageWork(asked, lambda: put(x, asked.result), source)
 
@@ -452,13 +492,30 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
                     return self.recv(tensors, rank, tag)
             time.sleep(LOOK_S)
 
+    def _place(self, device: torch.device) -> str:
+        """The device that the group is to talk on. It refuses tensors of one whose kind it does not take itself."""
+        return str(device) if device.type in self.devices else self.group.device
+
+    def _on(self, device: torch.device) -> Group:
+        place = self._place(device)
+        return self.group if place == self.group.device else self.group._with(device=place)
+
     # -- in the group's thread ---------------------------------------------------------------------------------------
 
     def _start(
-        self, name: str, outputs: list[Tensor], run: Callable[[], Any], like: Tensor | None = None, op: str = ""
+        self,
+        name: str,
+        outputs: list[Tensor],
+        run: Callable[[], Any],
+        like: Tensor | None = None,
+        op: str = "",
+        at: torch.device | None = None,
     ) -> Work:
-        """Have `run()` carried out in the stream under torch's name for it. Ranks whose `like` differ are told so."""
+        """Have `run()` carried out in the stream under torch's name for it. Ranks whose `like` differ are told so. It
+        is ordered with the streams of `at`, as a rule the device of the outputs."""
         group, inside, line, unit = self.group, self.inside, *called_from()
+        device = at or (outputs[0].device if outputs else torch.device(group.device))
+        place = self._place(device)
         group.counted[0] += 1
         shape, dtype = (None, "") if like is None else (tuple(like.shape), str(like.dtype)[6:])
         call = Call(name, group.axis, group.ranks, group.rank, None, 0, shape, dtype, group.counted[0], op, line)
@@ -468,6 +525,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         def verb() -> None:
             with torch.inference_mode(inference), Watched(group.ledger, call):
                 number = group.ledger.open(name, group.axis, None, 0)
+                inside.device = place  # nobody but this thread uses `inside`
                 inside.ledger.within = [(name, number)]
                 if unit:
                     inside.ledger.within.append((unit, inside.ledger.open(unit, group.axis, None, 0)))
@@ -477,7 +535,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
                     inside.ledger.within = []
                     group.ledger.close(number)
 
-        started = Started(verb)  # type: ignore[arg-type]
+        started = Started(verb, device)  # type: ignore[arg-type]
         work = Work(started, group.ledger, call, outputs)
         started.told = work.ended
         self.stream.put(started)
@@ -493,9 +551,10 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         elif op in FOLDS:
             put(x, folded(op, self.inside.all_gather(x.detach().reshape(1, -1))).view_as(x))
         else:
-            whole = x.data.contiguous()  # x itself as a rule
+            mine = x.data
+            whole = mine.contiguous()  # itself as a rule
             total = self.inside.all_reduce_start(whole, op).wait()
-            if whole.data_ptr() != x.data_ptr():
+            if whole is not mine:
                 put(x, total)
 
     def _reduce_sparse(self, x: Tensor, op: str) -> None:
@@ -504,12 +563,12 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
             raise ValueError(f"sparse tensors are summed, or averaged; got {op}: use x.to_dense()")
         mine = x.coalesce()
         n_kept = len(mine.values())
-        longest = int(self.inside.all_reduce(torch.tensor([n_kept]), "max"))
+        longest = int(self.inside.all_reduce(mine.indices().new_tensor([n_kept]), "max"))
         indices = mine.indices().new_zeros((longest, mine.sparse_dim()))
         values = mine.values().new_zeros((longest, *mine.values().shape[1:]))
         indices[:n_kept], values[:n_kept] = mine.indices().T, mine.values()
         indices, values = self.inside.all_gather(indices), self.inside.all_gather(values)
-        total = torch.sparse_coo_tensor(indices.T, values, x.shape).coalesce()
+        total = torch.sparse_coo_tensor(indices.T, values, x.shape, device=x.device).coalesce()
         x.copy_(total / self.group.size if op == "mean" else total)  # not `.data`: a sparse tensor is made anew
 
     def _reduce_scatter(self, out: Tensor, x: Tensor, op: str) -> None:

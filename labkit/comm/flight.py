@@ -73,4 +73,4 @@ def in_flight() -> list[dict[str, Any]]:
 
 
 def _nccl() -> bool:
-    return dist.is_initialized() and dist.get_backend() == "nccl"
+    return dist.is_initialized() and "nccl" in dist.get_backend_config()  # "cpu:gloo,cuda:nccl", say

@@ -91,7 +91,7 @@ class Sending:
 
     def __init__(self, wire: Wire, x: Tensor, to: int, tag: int):
         x = x.detach()
-        raw = as_bytes(x)
+        raw = as_bytes(x).cpu()  # which waits for a GPU to finish x: only then does the message leave, by its stamp too
         memory = bytearray(SLAB_BYTES)
         self.lane = _lane(wire, to, True)
         self.stamp = self.lane.book(raw.numel())

@@ -125,8 +125,8 @@ NAMES = (
     Name(f"{_C10D}._world", "the ranks of each group in the flight recorder", "groups are told by name only", None),
     Name(f"{_C10D}._abort_process_group", "a stuck NCCL collective is ended", "its rank is ended instead", _nothing),
     Name(
-        "torch.distributed.ProcessGroup._get_backend", "a stuck NCCL collective is ended", "its rank is ended",
-        kind=ATTRIBUTE,
+        "torch.distributed.ProcessGroup._get_backend", "a stuck NCCL collective is ended, and the bridge on GPUs",
+        "its rank is ended, and torch does not ask the bridge", kind=ATTRIBUTE,
     ),
     Name(
         f"{_C10D}.ProcessGroupNCCL._group_start", "NCCL's groups are aborted together", "one after the other",
@@ -140,6 +140,7 @@ NAMES = (
     Name("torch.distributed.ProcessGroup._register_backend", "the bridge", "the bridge refuses", kind=ATTRIBUTE),
     Name("torch.distributed.ProcessGroup._allgather_base", "the bridge", "torch does not ask for it", kind=WORD),
     Name("torch.distributed.ProcessGroup._reduce_scatter_base", "the bridge", "torch does not ask for it", kind=WORD),
+    Name("torch.distributed.ProcessGroup._device_types", "the bridge on GPUs", "torch does not ask for it", kind=WORD),
     Name(f"{_FSDP}.FSDPParamGroup._module_fqn", "FSDP's unit in a row", "it is left out", kind=WORD),
     Name("torch.distributed._functional_collectives", "whose a collective is", _ROWS, kind=WORD),
     # autograd: where it is, and what it holds

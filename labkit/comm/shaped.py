@@ -87,7 +87,7 @@ class Shaped:
             lent.give_back()
             return lent.x.copy_(total)
 
-        return self._start(reduce)
+        return self._start(reduce, x)
 
     def reduce_scatter_start(self, x: Tensor, op: str) -> Started:
         """Start a reduce_scatter in the stream.   [n*k, ...] -> [k, ...]"""
@@ -98,7 +98,7 @@ class Shaped:
             lent.give_back()
             return part
 
-        return self._start(scatter)
+        return self._start(scatter, x)
 
     def all_gather_start(self, x: Tensor, into: Tensor | None) -> Started:
         """Start an all_gather in the stream.   [k, ...] -> [n*k, ...]"""
@@ -109,7 +109,7 @@ class Shaped:
             lent.give_back()
             return whole if into is None else into.detach().copy_(whole)
 
-        return self._start(gather)
+        return self._start(gather, x)
 
     def all_to_all_start(self, x: Tensor) -> Started:
         """Start an all_to_all of equal parts in the stream.   [n*k, ...] -> [n*k, ...]"""
@@ -120,16 +120,16 @@ class Shaped:
             lent.give_back()
             return parts
 
-        return self._start(swap)
+        return self._start(swap, x)
 
-    def _start(self, fn: Callable[[], Tensor]) -> Started:
+    def _start(self, fn: Callable[[], Tensor], x: Tensor) -> Started:
         def verb() -> Tensor:
             try:
                 return fn()
             finally:
                 self.apart.ledger.clear()  # the caller's ledger has the verb; this one would only grow
 
-        return self.stream.start(verb)
+        return self.stream.start(verb, x.device)
 
     def _in_order(self, algorithm: Algorithm) -> Algorithm:
         def verb(x: Tensor, group: Group, **options: Any) -> Tensor:

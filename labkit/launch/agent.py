@@ -20,6 +20,7 @@ from labkit.comm import native
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.comm.process_groups import by_agent
+from labkit.launch.engine import gpu_of
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -47,7 +48,14 @@ def agent_world(size: int, device: str = "auto", timeout_s: float = 600) -> Iter
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
-        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+        local, seen = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        index = gpu_of(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if index >= seen:
+            raise ValueError(
+                f"rank {os.environ['RANK']} is number {local} on its node, which shows it {seen} GPUs, and NCCL wants "
+                f"a GPU for each rank: start at most {seen} ranks on a node, or say --device cpu"
+            )
+        device = f"cuda:{index}"
         torch.cuda.set_device(torch.device(device))
     rank = int(os.environ["RANK"])
     with by_agent(rank, size, device, timeout_s) as groups:

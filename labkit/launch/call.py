@@ -264,13 +264,14 @@ def _root(call: Call, failures: dict[int, Failure], autopsy: watch.Autopsy) -> t
         return own[0], f"{watch.name_ranks(same)}{where} raised {first.kind}: {first.message}"
     if call.deaths:
         rank, ended = next(iter(call.deaths.items()))
-        return rank, f"rank {rank}{call.processes.where(rank)} {ended}{_suspicion(ended, autopsy)}"
+        suspicion = _suspicion(ended, autopsy, call.processes.devices[rank])
+        return rank, f"rank {rank}{call.processes.where(rank)} {ended}{suspicion}"
     rank = next(iter(failures))
     return rank, f"rank {rank} raised {failures[rank].kind}: {failures[rank].message}"
 
 
-def _suspicion(ended: Ended, autopsy: watch.Autopsy) -> str:
-    if ended.signal != "SIGABRT":
+def _suspicion(ended: Ended, autopsy: watch.Autopsy, device: str) -> str:
+    if ended.signal != "SIGABRT" or device != "cpu":
         return ""
     last = "; ".join(f"rank {stance.rank} in {stance.call} {stance.shape}" for stance in autopsy.ranks if stance.call)
     return (

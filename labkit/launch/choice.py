@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from labkit.comm import attach
 from labkit.launch import limits
 from labkit.launch.around import MakesAround
+from labkit.launch.ask_gpus import facts_here
+from labkit.launch.gpu_facts import Gpu, GpuFacts, remarks, trouble, usable
+from labkit.launch.verdict import Verdict, doubt, kept_verdict
 from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
@@ -25,6 +29,12 @@ class Choice(NamedTuple):
     wire: str = "backend"
 
     @property
+    def device(self) -> str:
+        """What another cluster is given to be on the same kind of device: "cpu", "cuda" (a GPU for each rank) or
+        "cuda:0" (all ranks on this GPU)."""
+        return "cuda" if self.backend == "nccl" else self.devices[0]
+
+    @property
     def carrier(self) -> str:
         """What carries messages, in words: "shared memory", "gloo", "nccl"."""
         return "shared memory" if self.wire == "shared" else self.backend
@@ -33,14 +43,18 @@ class Choice(NamedTuple):
 def choose(
     n_ranks: int,
     device: str = "auto",
-    gpus: tuple[str, ...] | None = None,
+    gpus: GpuFacts | tuple[str, ...] | None = None,
     links: Links | None = None,
     around: MakesAround | None = None,
     wire: str = "shared",
+    proof: Callable[[GpuFacts], Verdict | None] = kept_verdict,
 ) -> Choice:
     """Device and backend for `n_ranks` ranks. ValueError for what this machine, or these links, cannot give them.
 
-    "auto"    a GPU for each rank and NCCL if there are enough, else CPU and gloo
+    `gpus` are the facts of a machine's GPUs, or the names of some without fault; by default this machine is asked.
+    `proof` says what a self-test has found under such facts; by default what was kept of one.
+
+    "auto"    a GPU for each rank and NCCL if there are enough and they have passed a self-test, else CPU and gloo
     "cpu"     CPU and gloo
     "cuda"    a GPU for each rank and NCCL, or ValueError
     "cuda:0"  every rank on this one GPU, over gloo (NCCL wants a GPU to itself); numbers are right, speed is not
@@ -53,52 +67,42 @@ def choose(
         raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
     limits.check(n_ranks)
     if around is not None:
-        choice = choose(n_ranks, device, gpus, links, wire=wire)
+        choice = choose(n_ranks, device, gpus, links, wire=wire, proof=proof)
         return choice._replace(sentence=f"{choice.sentence}; {around.words}")
     if links is not None:
         return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus, wire="gloo"), links)
-    neighbour = None
-    if gpus is None:
-        hello = zygote().ready()
-        neighbour, gpus = hello.pid, hello.gpus
+    facts = facts_here() if gpus is None else gpus if isinstance(gpus, GpuFacts) else GpuFacts(tuple(map(Gpu, gpus)))
+    numbers = usable(facts)
     cores = os.cpu_count() or 1
     shared = re.fullmatch(r"cuda:(\d+)", device)
     if device == "auto":
-        device = "cuda" if len(gpus) >= n_ranks else "cpu"
-        why = f"of {len(gpus)} GPUs" if device == "cuda" else _no_gpu(len(gpus), n_ranks)
+        enough = len(numbers) >= n_ranks
+        doubts = doubt(proof(facts), len(numbers)) if enough and not isinstance(gpus, tuple) else ""
+        device = "cuda" if enough and not doubts else "cpu"
+        why = f"of {len(numbers)} GPUs" if device == "cuda" else doubts or _no_gpu(facts, n_ranks)
     else:
         why = "as asked"
     if device == "cpu":
+        neighbour = zygote().ready().pid if gpus is None else None
         return _on_cpus(n_ranks, f"{_ranks(n_ranks)} on {cores} CPU cores over gloo", why, wire, neighbour)
     if device == "cuda":
-        if len(gpus) < n_ranks:
-            if not gpus:
-                raise ValueError(
-                    f'{n_ranks} ranks want a GPU each, and torch finds none on this machine: use device="cpu", '
-                    'or device="auto", which takes GPUs where there are enough of them'
-                )
-            raise ValueError(
-                f"{n_ranks} ranks want a GPU each, this machine has {len(gpus)}: use n_ranks={len(gpus)}, "
-                f'device="cpu", or device="cuda:0" to put all ranks on one GPU'
-            )
-        devices = tuple(f"cuda:{i}" for i in range(n_ranks))
+        if len(numbers) < n_ranks:
+            raise ValueError(_too_few(facts, n_ranks))
+        numbers = numbers[:n_ranks]
+        name = facts.gpus[numbers[0]].name
+        words = f"{_ranks(n_ranks)} on {n_ranks} GPU{'s' if n_ranks > 1 else ''} ({name}) over NCCL ({why})"
         return Choice(
-            "nccl",
-            devices,
-            f"{_ranks(n_ranks)} on {n_ranks} GPU{'s' if n_ranks > 1 else ''} ({gpus[0]}) over NCCL ({why})",
+            "nccl", tuple(f"cuda:{i}" for i in numbers), "; ".join([words, *remarks(facts, numbers, n_ranks)])
         )
     if shared:
         index = int(shared[1])
-        if index >= len(gpus):
-            raise ValueError(
-                f'device="{device}" names GPU {index}, this machine has {len(gpus)} GPUs: use device="cpu"'
-            )
-        return Choice(
-            "gloo",
-            (device,) * n_ranks,
-            f"{n_ranks} ranks share {device} ({gpus[index]}) over gloo, through host memory: "
-            "right numbers, not the speed of a GPU each",
+        if index not in numbers:
+            raise ValueError(_not_this_one(facts, device, index))
+        words = (
+            f"{n_ranks} ranks share {device} ({facts.gpus[index].name}) over gloo, through host memory: "
+            "right numbers, not the speed of a GPU each"
         )
+        return Choice("gloo", (device,) * n_ranks, "; ".join([words, *remarks(facts, (index,))]))
     raise ValueError(
         f'unknown device {device!r}: use "auto", "cpu", "cuda" (a GPU for each rank) or "cuda:0" (all on one)'
     )
@@ -123,10 +127,42 @@ def _shaped(choice: Choice, links: Links) -> Choice:
     return choice._replace(sentence=f"{choice.sentence}; shaped links: {links.words}")
 
 
-def _no_gpu(n_gpus: int, n_ranks: int) -> str:
-    if n_gpus == 0:
-        return "no GPU here"
-    return f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} cannot give {n_ranks} ranks one each"
+def _no_gpu(facts: GpuFacts, n_ranks: int) -> str:
+    count, cause = len(usable(facts)), trouble(facts)
+    if count == 0:
+        return cause or "no GPU here"
+    return f"{_gpus(count)} cannot give {n_ranks} ranks one each{'; ' + cause if cause else ''}{_share(facts)}"
+
+
+def _too_few(facts: GpuFacts, n_ranks: int) -> str:
+    count, cause = len(usable(facts)), trouble(facts)
+    if count == 0:
+        found = f"none can be used: {cause}. Until then" if cause else "torch finds none on this machine:"
+        return (
+            f'{_ranks(n_ranks)} want a GPU each, and {found} use device="cpu", '
+            'or device="auto", which takes GPUs where there are enough of them'
+        )
+    return (
+        f"{n_ranks} ranks want a GPU each, this machine has {count}{f' that can be used ({cause})' if cause else ''}: "
+        f'use n_ranks={count}, device="cpu", or device="cuda:{usable(facts)[0]}" to put all ranks on one GPU'
+    )
+
+
+def _not_this_one(facts: GpuFacts, device: str, index: int) -> str:
+    cause = trouble(facts)
+    named = f'device="{device}" names GPU {index}'
+    if index < len(facts.gpus):
+        return f'{named}, which cannot be used: {cause}. Until then use device="cpu"'
+    has = f"this machine has {_gpus(len(facts.gpus))}"
+    return f'{named}, {has}{f" ({cause})" if cause else ""}: use device="cpu"'
+
+
+def _share(facts: GpuFacts) -> str:
+    return f', device="cuda:{usable(facts)[0]}" has them share one'
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _ranks(count: int) -> str:

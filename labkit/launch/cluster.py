@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 from labkit.launch import places, serialize
@@ -22,6 +23,7 @@ from labkit.launch.replies import Replies
 from labkit.launch.reply import Reply, Stopped
 from labkit.launch.state import State
 from labkit.launch.status import Status, status_of
+from labkit.launch.verdict import proved
 from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
@@ -30,10 +32,12 @@ class BareCluster:
     """`n_ranks` warm processes that run functions on demand and keep what they know between calls.
 
         with Cluster(4) as cluster:
-            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3)))
+            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3, device=group.device)))
 
     n_ranks        how many processes
-    device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo)
+    device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo). "auto"
+                   takes GPUs where there are enough and they have passed labkit's self-test (labkit/self_test.py),
+                   which the first cluster on such a machine runs; else the CPU
     timeout_s      how long the ranks may go without a sign of life (a finished verb, a print, a return) before the
     call is given up with an autopsy; None: for ever. Deadlocks that are certain are found in 1 to 2 s anyway
     links          `Links.two_nodes(2, scale=1e-3)` and the like: the ranks' wire takes the time of those links
@@ -70,7 +74,8 @@ class BareCluster:
         places.check()
 
         def start() -> None:
-            choice = choose(n_ranks, device, links=links, around=around, wire=wire)
+            proof = partial(proved, quiet=quiet)  # the first cluster on a machine with GPUs tries them
+            choice = choose(n_ranks, device, links=links, around=around, wire=wire, proof=proof)
             self._begin(RankProcesses(n_ranks, choice, strict, fresh, links, around, blocking), choice, timeout_s)
             try:
                 self._processes.heal(everybody=True)
@@ -284,6 +289,12 @@ class BareCluster:
             finally:
                 self._lock.release()
         return status_of(self._processes, self.choice.sentence)
+
+    @property
+    def device(self) -> str:
+        """Where its ranks are, for other clusters and for tensors of this process that are to be there too: "cpu",
+        "cuda" (a GPU for each rank) or "cuda:0" (all ranks on one GPU); never "auto"."""
+        return self.choice.device
 
     @property
     def pids(self) -> list[int]:

@@ -16,6 +16,14 @@ class Place(dict[str, Any]):
     """Which rank this is, of how many, and on which node."""
 
 
+def gpu_of(local: int, visible: str | None) -> int:
+    """The number of a rank's GPU as its own process counts them, from its number on its node and CUDA_VISIBLE_DEVICES.
+
+    torchrun shows all GPUs of a node to each rank. Slurm (`--gpus-per-task=1`) and Ray show each rank one, its own: it
+    is number 0 there."""
+    return 0 if visible is not None and len([name for name in visible.split(",") if name.strip()]) == 1 else local
+
+
 def place_of(environment: Mapping[str, str], rank: int | None = None, n_ranks: int | None = None) -> Place:
     """ValueError if neither the environment nor the arguments say which rank this is."""
     for names in _NAMES:

@@ -77,7 +77,7 @@ class RanksMagic(Magics):
         return max(clusters, key=lambda cluster: cluster.born, default=None)
 
     def _make(self, n_ranks: int) -> BareCluster:
-        cluster = BareCluster(n_ranks)
+        cluster = BareCluster(n_ranks, device="auto")
         self.shell.user_ns["cluster"] = cluster
         return cluster
 

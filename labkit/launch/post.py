@@ -33,7 +33,7 @@ from zmq.utils.monitor import recv_monitor_message
 from labkit.comm import process_groups
 from labkit.launch import places, ticket, warden
 from labkit.launch.blackbox import PAGE, BlackBox
-from labkit.launch.engine import Place, place_of
+from labkit.launch.engine import Place, gpu_of, place_of
 from labkit.launch.gate import BEAT_MS, BEAT_TIMEOUT_MS
 from labkit.launch.letters import Letters
 from labkit.launch.output import FILE_BYTES, Tail
@@ -307,9 +307,10 @@ class Post:
         """Start the rank."""
         threads = max(1, (os.cpu_count() or 1) // self.place["n_local"])
         local = {"LOCAL_RANK": str(self.place["local"]), "LOCAL_WORLD_SIZE": str(self.place["n_local"])}
+        gpu = gpu_of(self.place["local"], os.environ.get("CUDA_VISIBLE_DEVICES"))
         own = {
             "rank": self.rank,
-            "device": spec["device"] if spec["device"] == "cpu" else f"{spec['device']}:{self.place['local']}",
+            "device": spec["device"] if spec["device"] == "cpu" else f"{spec['device']}:{gpu}",
             "address": self.address,
             "blackbox": os.path.join(self.folder, "blackbox"),
             "output": self.tail.path,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _OURS = ("labkit/launch/", "labkit/comm/group.py", "labkit/comm/message.py")
 _CONNECTION = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|socket|gloo/transport|timed? ?out|nccl", re.IGNORECASE
+    r"connection (closed|reset|refused)|broken pipe|socket|gloo/transport|timed? ?out", re.IGNORECASE
+)
+_OTHERS_OF_NCCL = re.compile(
+    r"NCCL communicator was aborted|ncclRemoteError|remote process exited|Watchdog caught", re.IGNORECASE
 )
 
 
@@ -60,6 +63,15 @@ class Answer(NamedTuple):
     n_expected: int = 0
 
 
+def another_is_the_cause(message: str) -> bool:
+    """True if an error of the wire says no more than that another rank has ended or was cut off.
+
+    NCCL explains errors of its own in similar words ("System call (e.g. socket, malloc)"), and these are causes: no
+    memory, two ranks on one GPU, no room in /dev/shm."""
+    pattern = _OTHERS_OF_NCCL if "nccl" in message.lower() else _CONNECTION
+    return bool(pattern.search(message))
+
+
 def failure_of(error: BaseException, last_call: str) -> Failure:
     """Describe `error` where it happened. The traceback begins, and for bad input ends, at the learner's own lines."""
     report = traceback.TracebackException.from_exception(error)
@@ -70,9 +82,8 @@ def failure_of(error: BaseException, last_call: str) -> Failure:
     ):
         del report.stack[-1]  # a verb refused what it was given: the line that called it is the place to look
     text = "".join(report.format())
-    wire = type(error).__name__ in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(
-        _CONNECTION.search(str(error))
-    )
+    kinds = ("RuntimeError", "DistBackendError", "DistNetworkError")
+    wire = type(error).__name__ in kinds and another_is_the_cause(str(error))
     try:
         pickled = written(error.with_traceback(None))
     except Exception:

@@ -163,6 +163,10 @@ class Rank:
             return 0
         if box is not None:
             box.cut()
+        if self.spec["device"].startswith("cuda"):
+            import torch
+
+            torch.cuda.set_device(torch.device(self.spec["device"]))  # a thread begins on GPU 0, with a context there
         self.groups.abort()  # NCCL's collectives wait on no socket
         del box  # the main thread may be on its way to the next one, and memory ends with the last that holds it
         return free.cut(endpoints)

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.comm.libraries import within
 from labkit.comm.private import UntriedTorch, absent, warn_if_untried, was_tried
@@ -57,12 +57,14 @@ class Gone(RuntimeError):
 
 
 class Hello(NamedTuple):
-    """The zygote's greeting, which it sends when torch is imported."""
+    """The zygote's greeting, which it sends when torch is imported. `cuda` and `hip` are the versions of CUDA and of
+    ROCm's HIP that this torch was built for; "" if for none."""
 
     pid: int
     torch: str
     absent: tuple[str, ...]
-    gpus: tuple[str, ...]
+    cuda: str
+    hip: str
     can_fork: bool
 
 
@@ -167,9 +169,11 @@ def main(fd: int, kernel_pid: int) -> None:
         for name in FIRST:
             importlib.import_module(name)
     within(__file__)  # where libraries lie is found once, for all ranks
-    version = str(sys.modules["torch"].__version__)
+    torch: Any = sys.modules["torch"]
+    version = str(torch.__version__)
     lacking = () if was_tried(version) else absent()
-    hello = Hello(os.getpid(), version, lacking, _gpus(), sys.platform == "linux")
+    cuda, hip = torch.version.cuda or "", torch.version.hip or ""
+    hello = Hello(os.getpid(), version, lacking, cuda, hip, sys.platform == "linux")
     connection.send(pickle.dumps(hello))
     linux.adopt_orphans()
     ends, forks = linux.end_of(kernel_pid), set[int]()
@@ -236,23 +240,3 @@ def _reap(forks: set[int]) -> None:
         return
     for orphan in linux.children() - forks if ended else ():
         os.kill(orphan, signal.SIGKILL)  # it is there until we reap it
-
-
-def _gpus() -> tuple[str, ...]:
-    """Names of the GPUs that torch can use, asked in a child, so that no CUDA context is inherited by ranks."""
-    import torch
-
-    if torch.version.cuda is None and torch.version.hip is None:
-        return ()
-    read, write = os.pipe()
-    if os.fork() == 0:
-        try:
-            names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-            os.write(write, "\n".join(names).encode())
-        finally:
-            os._exit(0)  # an error must not send this copy on as a second zygote
-    os.close(write)
-    with open(read, encoding="utf-8") as pipe:
-        names = pipe.read().splitlines()
-    os.wait()
-    return tuple(names)

@@ -41,7 +41,7 @@ from tests.browser.steps import clicks, lacks, play, sees
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1800)]
 STARTS = """import os, time, torch, labkit
-cluster = labkit.Cluster(3)
+cluster = labkit.Cluster(3, device="cpu")
 cluster.state["k"] = 5
 before = cluster.pids
 print("kernel", os.getpid(), "ranks", *before)"""

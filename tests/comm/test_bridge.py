@@ -18,7 +18,7 @@ from labkit.plan import collectives
 @pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2, 4))])
 def cluster(request):
     """Three ranks, for which no sum of a ring is that of gloo bit for bit."""
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
 
 
@@ -122,6 +122,40 @@ def test_the_ledger_has_the_law_by_torchs_own_call_and_by_unit_of_fully_shard(cl
         assert of_unit == table["_allgather_base/1"][1] + table["_reduce_scatter_base/1"][1]
         shard = -(-4 * 24 * 48 // n)  # of one weight, at least
         assert gathers[1] >= gathers[0] * (n - 1) * shard
+
+
+def test_groups_form_in_a_world_that_is_bound_to_a_gpu(cluster):
+    """A bug: torch asked a new group for what it has on the world's GPU, and no strategy could begin under NCCL."""
+
+    def sums(group):
+        import torch.distributed as dist
+
+        from labkit.comm import bridge
+
+        world, ranks = dist.group.WORLD, list(range(group.size))
+        world.bound_device_id = torch.device("cuda:0")  # what init_process_group(device_id=) leaves behind
+        try:
+            whole = bridge.process_group(group)
+            parts = [
+                dist.new_group(part, backend="labkit", use_local_synchronization=True)
+                for part in (ranks[:1], ranks[1:])
+            ]
+        finally:
+            world.bound_device_id = None
+        totals = []
+        for made in (whole, *parts):
+            if made is not None:
+                x = torch.tensor([10.0**group.rank])
+                dist.all_reduce(x, group=made)
+                totals.append(int(x))
+        return totals, [device.type for device in whole._device_types]
+
+    if cluster.n_ranks > 1:
+        ranks = range(cluster.n_ranks)
+        all_parts = (ranks, ranks[:1], ranks[1:])
+        assert values(cluster, sums) == [
+            ([sum(10**r for r in part) for part in all_parts if rank in part], ["cpu"]) for rank in ranks
+        ]
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def talk(group):
 @pytest.mark.parametrize("wire", ["shared", "gloo"])
 def test_ledgers_of_processes_tell_charged_from_counted_bytes_in_their_table_too(wire):
     """Would catch a law that is called a count, and a rehearsal whose ledger is another."""
-    with Cluster(3, wire=wire, quiet=True) as cluster:
+    with Cluster(3, device="cpu", wire=wire, quiet=True) as cluster:
         replies = cluster.run(talk)
     assert [reply.value for reply in replies] == [(24, 16, 0), (36, 24, 0), (36, 24, 0)]
     words = repr(replies[0].ledger)

@@ -1,4 +1,4 @@
-"""What labs and cards say of torch's flight recorder: that it runs without being asked to, and how it is turned off."""
+"""torch's flight recorder: that it runs without being asked to, how it is turned off, and which one a world keeps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+
+from labkit.comm import flight
 
 JOB = """
 import pickle
@@ -38,3 +40,14 @@ def test_the_flight_recorder_keeps_the_last_2000_collectives_unless_it_is_told_o
     )
     assert job.returncode == 0, job.stderr
     assert int(job.stdout) == n_kept
+
+
+@pytest.mark.parametrize(
+    ("config", "of_nccl"), [("cpu:gloo,cuda:nccl", True), ("cuda:nccl", True), ("cpu:gloo,cuda:gloo", False)]
+)
+def test_a_world_with_a_backend_for_each_device_keeps_the_records_of_nccl(config, of_nccl, monkeypatch):
+    """Would catch an autopsy of a script that says no backend, which reads gloo's recorder and finds it empty."""
+    monkeypatch.setattr(flight.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(flight.dist, "get_backend_config", lambda: config)
+    monkeypatch.setattr(flight.dist, "get_backend", lambda: "undefined")
+    assert flight._nccl() is of_nccl

@@ -15,7 +15,7 @@ from labkit.launch import call
 )
 def cluster(request):
     """Three ranks, whose neighbours differ; the algorithms for every other number are proved in test_algorithms.py."""
-    with Cluster(request.param, quiet=True, wire="gloo") as made:
+    with Cluster(request.param, device="cpu", quiet=True, wire="gloo") as made:
         yield made
 
 
@@ -127,7 +127,7 @@ def test_the_ledger_counts_native_collectives_by_the_law(cluster):
 
 @pytest.fixture(scope="module")
 def four():
-    with Cluster(4, quiet=True, wire="gloo") as made:
+    with Cluster(4, device="cpu", quiet=True, wire="gloo") as made:
         yield made
 
 
@@ -206,7 +206,7 @@ def test_a_world_of_one_needs_no_wire():
             ring.all_reduce(x, group),
         ]
 
-    with Cluster(1, quiet=True) as cluster:
+    with Cluster(1, device="cpu", quiet=True) as cluster:
         assert all(torch.equal(each, torch.ones(3)) for each in values(cluster, alone)[0])
 
 

@@ -178,13 +178,13 @@ def hang(group):
 
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    with labkit.Cluster(2, wire="gloo", quiet=True) as cluster:
+    with labkit.Cluster(2, device="cpu", wire="gloo", quiet=True) as cluster:
         print([reply.value for reply in cluster.run(look)])
         try:
             cluster.run(hang)
         except labkit.WorkerError as error:
             print(error)
-    with labkit.Cluster(2, wire="gloo", quiet=True) as cluster:
+    with labkit.Cluster(2, device="cpu", wire="gloo", quiet=True) as cluster:
         print([reply.value for reply in cluster.run(look)])
 untried = [warning for warning in heard if warning.category.__name__ == "UntriedTorch"]
 print(len(untried), "warnings,", sum("create_device" in str(w.message) for w in untried), "with names")
@@ -216,9 +216,9 @@ def test_doctor_tells_whether_this_torch_was_tried():
     from labkit.course.machine.doctor import torch_findings
     from labkit.launch.zygote import Hello
 
-    known, *_ = torch_findings(Hello(1, metadata.version("torch"), (), (), True))
+    known, *_ = torch_findings(Hello(1, metadata.version("torch"), (), "", "", True))
     assert "tried with 2.13 and 2.14" in known.why.replace("torch ", "")
-    new, lacking, *_ = torch_findings(Hello(1, "2.99.0", ("torch._scaled_mm",), (), True))
+    new, lacking, *_ = torch_findings(Hello(1, "2.99.0", ("torch._scaled_mm",), "", "", True))
     assert "this is torch 2.99.0" in new.why
     assert (lacking.name, lacking.value, "fp32" in lacking.why) == ("torch._scaled_mm", "absent", True)
 

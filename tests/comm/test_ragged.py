@@ -72,7 +72,7 @@ def test_ragged_rows_arrive_in_rank_order_and_exactly_the_bytes_that_leave_are_b
 def cluster(request):
     link = Link("wire", 1e-5, 1e9)
     options = {"links": Links.uniform(4, link)} if request.param == "shaped" else {"wire": request.param}
-    with Cluster(4, quiet=True, **options) as made:
+    with Cluster(4, device="cpu", quiet=True, **options) as made:
         yield made
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from labkit import Cluster, Layout, Mesh, WorkerError, ring, run_threads, star, tree
-from labkit.comm import hierarchy
+from labkit.comm import hierarchy, message
 from labkit.comm.traffic import FORGIVEN_S
 from labkit.launch import call
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -439,7 +439,7 @@ def test_the_stop_button_frees_ranks_that_sleep_and_the_wire_is_clear_afterwards
 
 def test_the_first_line_says_which_links_and_wrong_ones_are_refused(capsys):
     """Would catch a notebook that does not say that its wire is shaped, and ranks without a link."""
-    with Cluster(2, links=Links.two_nodes(1, scale=1e-3)) as two:
+    with Cluster(2, device="cpu", links=Links.two_nodes(1, scale=1e-3)) as two:
         assert values(two, lambda g: g.all_reduce(torch.ones(1)).item()) == [2.0, 2.0]
     assert (
         "2 nodes of 1, nvlink (1.9 ms, 450 MB/s) inside, infiniband (4 ms, 50 MB/s) between" in capsys.readouterr().out
@@ -447,7 +447,7 @@ def test_the_first_line_says_which_links_and_wrong_ones_are_refused(capsys):
     with pytest.raises(ValueError, match=r"join 4 ranks .* the cluster has 3"):
         Cluster(3, device="cpu", links=Links.two_nodes(2))
     with pytest.raises(ValueError, match="links= takes Links"):
-        Cluster(2, links="infiniband")
+        Cluster(2, device="cpu", links="infiniband")
 
 
 def changed_on_its_way(group):
@@ -473,3 +473,29 @@ def test_a_buffer_that_is_changed_while_its_sum_is_on_its_way_is_named(shaped):
     told, *others = values(shaped, changed_on_its_way)
     assert "the buffer of an all_reduce was changed while it was on its way" in told
     assert others == [""] * 3
+
+
+def test_a_message_leaves_a_gpu_when_its_tensor_is_finished(monkeypatch):
+    """Would catch a delay that begins when work is handed to the device: its computing and the link would overlap. The
+    copy to the host waits for the device."""
+    order = []
+
+    def copied(x):
+        order.append("copied")
+        return x
+
+    class Booking:
+        def book(self, n_bytes):
+            order.append("booked")
+            return message.UNSTAMPED
+
+    class Wire:
+        def lane(self, peer, outgoing):
+            return Booking()
+
+        def isend(self, x, to, tag):
+            order.append("sent")
+
+    monkeypatch.setattr(torch.Tensor, "cpu", copied)
+    message.Sending(Wire(), torch.ones(4), 1, 0)
+    assert order == ["copied", "booked", "sent"]

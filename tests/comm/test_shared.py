@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(attach.why_not(2) != "", reason=attach.why_not(2
 
 @pytest.fixture(scope="module", params=[3, pytest.param(2, marks=pytest.mark.rest)])
 def cluster(request):
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
 
 
@@ -129,7 +129,7 @@ def test_what_a_rank_holds_is_what_it_holds_on_gloo_to_the_byte(cluster, n):
     """Would catch a tensor that this wire keeps longer than gloo, and a buffer of its own that a memory tracker takes
     for the program's. gloo's threads at times let go of a tensor a moment later, which adds to what it holds; so the
     least of several runs counts."""
-    with Cluster(cluster.n_ranks, quiet=True, wire="gloo") as other:
+    with Cluster(cluster.n_ranks, device="cpu", quiet=True, wire="gloo") as other:
         by_gloo = values(other, held, n, 6)
     for theirs, ours in zip(by_gloo, values(cluster, held, n, 2), strict=True):
         for what, (largest, rows) in ours.items():
@@ -152,21 +152,21 @@ def test_the_wire_says_what_it_is_and_without_memory_for_it_ranks_talk_over_gloo
     def talk(group):
         return type(group.wire).__name__, group.exchange(torch.ones(5_000), 1 - group.rank, 1 - group.rank).sum().item()
 
-    with Cluster(2) as made:
+    with Cluster(2, device="cpu") as made:
         assert "over gloo and shared memory (" in capsys.readouterr().out
         monkeypatch.setattr(os, "memfd_create", none)
         made.restart(1)  # the memory has gone since the cluster was made
         assert "No shared memory for the ranks ([Errno 28] No space" in capsys.readouterr().out
         assert values(made, talk) == [("Native", 5_000.0)] * 2
-    with Cluster(2) as made:
-        assert "over gloo (no GPU here; no shared memory: [Errno 28] No space" in capsys.readouterr().out
+    with Cluster(2, device="cpu") as made:
+        assert "over gloo (as asked; no shared memory: [Errno 28] No space" in capsys.readouterr().out
         assert values(made, talk) == [("Native", 5_000.0)] * 2
     monkeypatch.undo()
-    with Cluster(2, wire="gloo") as made:
+    with Cluster(2, device="cpu", wire="gloo") as made:
         assert "shared memory" not in capsys.readouterr().out
         assert values(made, talk) == [("Native", 5_000.0)] * 2
     with pytest.raises(ValueError, match="unknown wire 'udp': use 'gloo' or 'shared'"):
-        Cluster(2, wire="udp")
+        Cluster(2, device="cpu", wire="udp")
 
 
 def test_a_rank_that_waits_takes_what_it_has_asked_for(cluster):
@@ -225,7 +225,7 @@ def test_groups_of_a_mesh_and_messages_of_several_groups_keep_apart():
             work.wait()
         return heard, type(mesh.dp.wire).__name__, mesh.dp.all_reduce(torch.ones(1)).item()
 
-    with Cluster(2, quiet=True) as made:
+    with Cluster(2, device="cpu", quiet=True) as made:
         assert values(made, talk) == [([2.0, 1.0], "Shared", 2.0)] * 2
 
 
@@ -240,7 +240,7 @@ def test_a_rank_that_dies_is_named_and_its_memory_ends_with_it(monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
         return group.recv(1, tag=5) if how == "sending" else group.all_reduce(torch.ones(1 << 20))
 
-    with Cluster(3, quiet=True) as made:
+    with Cluster(3, device="cpu", quiet=True) as made:
         pids = [made.pids[0], made.pids[2]]
         for how in ("sending", "reducing"):
             with pytest.raises(WorkerError) as caught:
@@ -271,7 +271,7 @@ def test_a_rank_that_refuses_signals_is_freed_from_shared_memory_too(monkeypatch
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return group.recv(1 - group.rank)
 
-    with Cluster(2, quiet=True) as made:
+    with Cluster(2, device="cpu", quiet=True) as made:
         pids = made.pids
         with pytest.raises(WorkerError, match="Deadlock: rank 0 waits in recv from rank 1"):
             made.run(deaf)

@@ -24,7 +24,7 @@ from labkit.plan import collectives
 def cluster(request):
     """Three ranks: each has two neighbours, who are not the same."""
     n_ranks, wire = request.param
-    with Cluster(n_ranks, quiet=True, wire=wire) as made:
+    with Cluster(n_ranks, device="cpu", quiet=True, wire=wire) as made:
         yield made
 
 

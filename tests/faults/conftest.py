@@ -40,7 +40,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A fresh cluster that remembers k = 5 on every rank, and must leave nothing behind."""
     n_ranks, wire = request.param
-    with Cluster(n_ranks, quiet=True, wire=wire) as made:
+    with Cluster(n_ranks, device="cpu", quiet=True, wire=wire) as made:
         made.state["k"] = 5
         folder, pids = Path(made._processes.folder), list(made.pids)
         yield made
@@ -52,7 +52,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 @pytest.fixture
 def four() -> Iterator[Cluster]:
     """A fresh cluster of 4 that remembers k = 5."""
-    with Cluster(4, quiet=True) as made:
+    with Cluster(4, device="cpu", quiet=True) as made:
         made.state["k"] = 5
         yield made
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.faults
 @pytest.fixture(scope="module")
 def warm():
     """One cluster of 4 for tests that do no harm."""
-    with Cluster(4, quiet=True) as made:
+    with Cluster(4, device="cpu", quiet=True) as made:
         yield made
 
 
@@ -203,7 +203,7 @@ def test_f36_a_late_print_is_not_shown_under_the_next_cell(warm, capsys, tmp_pat
 def test_f38_ranks_share_directory_path_environment_seeds_and_dtype(monkeypatch):
     """Would catch ranks that differ, or that do not see what the notebook sees."""
     monkeypatch.setenv("LABKIT_TEST_COLOUR", "blue")
-    with Cluster(3, quiet=True) as cluster:
+    with Cluster(3, device="cpu", quiet=True) as cluster:
 
         def setting(group):
             import random
@@ -254,7 +254,7 @@ def test_200_mb_of_output_and_a_gib_come_back_while_dev_shm_is_tiny(tmp_path):
         "    for _ in range(50):\n"
         "        os.write(1, b'x' * 999_999 + b'\\n')\n"
         "    return torch.full((1 << 28,), float(group.rank)) if group.rank == 1 else None\n"
-        "with labkit.Cluster(4, quiet=True) as c:\n"
+        "with labkit.Cluster(4, device='cpu', quiet=True) as c:\n"
         "    replies = c.run(flood)\n"
         "    big = replies[1].value\n"
         "    print()\n"
@@ -279,7 +279,7 @@ def test_f44_a_machine_without_network_or_name_can_start_a_cluster(tmp_path):
         "def total(group):\n"
         "    import torch\n"
         "    return group.all_reduce(torch.ones(1)).item()\n"
-        "with labkit.Cluster(2, quiet=True) as c:\n"
+        "with labkit.Cluster(2, device='cpu', quiet=True) as c:\n"
         "    print([r.value for r in c.run(total)])\n"
     )
     command = ["unshare", "--net", "--uts", sys.executable, "-c", program]
@@ -301,7 +301,7 @@ def total(group):
     return group.all_reduce(torch.ones(1)).item(), os.geteuid()
 
 before = glob.glob(tempfile.gettempdir() + "/labkit-*")
-with labkit.Cluster(2, quiet=True) as cluster:
+with labkit.Cluster(2, device="cpu", quiet=True) as cluster:
     print([reply.value for reply in cluster.run(total)], any(rights()))
 print(judge_source("00.1", problem("00.1").solution))
 print([path for path in glob.glob(tempfile.gettempdir() + "/labkit-*") if path not in before and os.stat(path).st_uid])
@@ -368,7 +368,7 @@ def test_sockets_of_the_learner_survive_the_freeing_of_ranks(warm):
 def test_many_ranks_start_and_sum_on_two_cores(n, monkeypatch):
     """Would catch a design whose cost grows with the square of the ranks."""
     monkeypatch.setattr(rank_processes, "JOIN_S", LONG_S)
-    with Cluster(n, quiet=True) as cluster:
+    with Cluster(n, device="cpu", quiet=True) as cluster:
         totals = {reply.value for reply in cluster.run(lambda group: group.all_reduce(torch.ones(1)).item())}
         assert totals == {float(n)}
         pids = cluster.pids
@@ -377,6 +377,6 @@ def test_many_ranks_start_and_sum_on_two_cores(n, monkeypatch):
 
 def test_a_rank_takes_less_than_20_mb_of_its_own():
     """Would catch a rank that imports torch again, or a collector that copies every page."""
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         cluster.run(lambda group: group.all_reduce(torch.ones(1)))
         assert max(row.private_bytes for row in cluster.status()) < 20e6

@@ -78,7 +78,7 @@ def test_f14_out_of_memory_is_told_with_the_counter_that_proves_it(tmp_path):
         "from labkit import Cluster, WorkerError\n"
         "def hungry(group):\n"
         "    held = [bytearray(32 << 20) for _ in range(200)]\n"
-        "with Cluster(1, quiet=True) as cluster:\n"
+        "with Cluster(1, device='cpu', quiet=True) as cluster:\n"
         f"    pathlib.Path({str(mine / 'memory.max')!r}).write_text(str(1500 << 20))\n"
         "    try:\n"
         "        cluster.run(hungry)\n"
@@ -131,7 +131,7 @@ def test_f18_grandchildren_go_with_their_rank():
     def spawn(group):
         return subprocess.Popen(["sleep", "600"]).pid
 
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         children = [reply.value for reply in cluster.run(spawn)]
         assert all(psutil.pid_exists(pid) for pid in children)
         os.kill(cluster.pids[0], signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_f18_data_loader_workers_go_too():
         next(group.state["loader"])
         return [child.pid for child in psutil.Process().children()]
 
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         workers = [pid for reply in cluster.run(load) for pid in reply.value]
         assert len(workers) >= 4
     assert gone(workers)
@@ -167,7 +167,7 @@ def test_a_killed_warden_takes_its_ranks_along_and_says_so():
             int(subprocess.run([sys.executable, "-c", leaves], capture_output=True, check=True).stdout),
         ]
 
-    cluster = Cluster(2, quiet=True)
+    cluster = Cluster(2, device="cpu", quiet=True)
     pids = [*cluster.pids, *(pid for reply in cluster.run(spawn) for pid in reply.value)]
     assert all(psutil.pid_exists(pid) for pid in pids)
     os.kill(psutil.Process(pids[0]).ppid(), signal.SIGKILL)
@@ -182,13 +182,13 @@ def test_a_cluster_that_is_made_while_everything_is_being_killed_gets_fresh_proc
     for a warden, and dies before it forks one."""
     own = tempfile.mkdtemp(dir="/tmp")  # tests beside this one make and remove folders of clusters in the usual place
     monkeypatch.setattr(tempfile, "tempdir", own)
-    with Cluster(1, quiet=True):
+    with Cluster(1, device="cpu", quiet=True):
         folders = belongings()["temp"]
     assert folders > 0, "the folder of a cluster lies elsewhere, and nothing is compared"
     dying = zygote().process.pid
     os.kill(dying, signal.SIGSTOP)
     threading.Timer(0.2, os.kill, (dying, signal.SIGKILL)).start()
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         all_well(cluster, remembers=False)
         assert belongings()["temp"] == folders, "the first attempt left its folder behind"
     assert zygote().process.pid != dying

@@ -80,7 +80,7 @@ def test_f02_different_collectives_are_named_both(cluster):
 @pytest.mark.parametrize("strict", [False, True])
 def test_f03_different_shapes_are_named_both(strict):
     """Would catch gloo's abort of the process, which explains nothing and loses the rank's names."""
-    with Cluster(2, strict=strict, quiet=True) as cluster:
+    with Cluster(2, device="cpu", strict=strict, quiet=True) as cluster:
         cluster.state["k"] = 5
         error = fails(cluster, lambda group: group.all_reduce(torch.ones(4 + 2 * group.rank)))
         assert "(4,)" in error.reason
@@ -96,7 +96,7 @@ def test_f03_strict_mode_names_the_shapes_of_torchs_own_collectives():
 
         dist.all_reduce(torch.ones(4 + 2 * group.rank))
 
-    with Cluster(2, strict=True, quiet=True) as cluster:
+    with Cluster(2, device="cpu", strict=True, quiet=True) as cluster:
         error = fails(cluster, raw)
         assert "4" in str(error)
         assert "6" in str(error)
@@ -171,7 +171,7 @@ def test_f06_a_straggler_is_reported_and_not_stopped(monkeypatch, tmp_path):
         group.barrier()
         return "done"
 
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         assert [reply.value for reply in cluster.run(late, told)] == ["done", "done"]
     (sentence,) = heard
     assert "waiting in barrier #1" in sentence
@@ -253,7 +253,7 @@ def stay_away(group):
 def test_f08_the_stop_button_frees_ranks_from_torchs_own_strategies(n, n_times):
     """Would catch a way out that works in Python but not in torch's C++. A bug, in the constructor: SIGINT met an error
     of the cut collective while it was being reported, and the rank died of it."""
-    with Cluster(n, quiet=True) as cluster:
+    with Cluster(n, device="cpu", quiet=True) as cluster:
         cluster.state["k"] = 5
         pids = cluster.pids
         for strategy in (ddps_backward, ddps_constructor, fully_shards_gather):
@@ -268,7 +268,7 @@ def test_f08_the_stop_button_frees_ranks_from_torchs_own_strategies(n, n_times):
 def test_f08_a_request_to_free_ranks_that_comes_late_leaves_the_new_world_alone():
     """A bug: on a busy machine the second request arrived when the first had freed the rank and all had met again; the
     next collective then said that it had been freed."""
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         cluster.state["k"] = 5
         ranks = cluster._processes
         request = ranks.generation, ranks.endpoints()
@@ -370,7 +370,7 @@ def test_f11_ranks_that_cannot_meet_are_reported_stage_by_stage(monkeypatch):
 
     monkeypatch.setattr(RankProcesses, "start", wrong_interface)
     with pytest.raises(RuntimeError, match="did not all meet") as caught:
-        Cluster(2, quiet=True)
+        Cluster(2, device="cpu", quiet=True)
     assert "rank 0:" in str(caught.value)
 
 
@@ -381,7 +381,7 @@ def test_a_timeout_without_any_sign_of_life_is_reported():
         while True:
             pass
 
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         cluster.state["k"] = 5
         cluster.timeout_s = 0.5
         with pytest.raises(WorkerError) as caught:

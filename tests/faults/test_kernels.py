@@ -25,7 +25,7 @@ from tests.waiting import LONG_S, come, here, once, replaced, stop_button, until
 
 pytestmark = pytest.mark.faults
 
-START = "%load_ext labkit\nimport os, time, labkit\ncluster = labkit.Cluster(3, quiet=True)\n"
+START = "%load_ext labkit\nimport os, time, labkit\ncluster = labkit.Cluster(3, device='cpu', quiet=True)\n"
 
 
 class Kernel:
@@ -216,7 +216,7 @@ def test_f24_the_kernels_signal_handlers_are_untouched():
     """Would catch what torch elastic does: replace them and never give them back."""
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
     before = [signal.getsignal(each) for each in watched]
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         cluster.run(lambda group: None)
         with pytest.raises(WorkerError):
             cluster.run(lambda group: 1 / 0)
@@ -246,7 +246,7 @@ def test_f26_a_kernel_with_threads_can_start_a_cluster():
     torch.set_num_threads(2)
     torch.randn(500, 500) @ torch.randn(500, 500)
     try:
-        with Cluster(2, quiet=True) as cluster:
+        with Cluster(2, device="cpu", quiet=True) as cluster:
             all_well(cluster, remembers=False)
     finally:
         stop.set()
@@ -292,7 +292,7 @@ def test_f29_clusters_in_a_row_leave_nothing(n_clusters, monkeypatch):
 
     def make(n):
         for _ in range(n):
-            with Cluster(2, quiet=True) as cluster:
+            with Cluster(2, device="cpu", quiet=True) as cluster:
                 cluster.run(lambda group: group.all_reduce(torch.ones(1)))
                 pids = cluster.pids
             assert gone(pids)

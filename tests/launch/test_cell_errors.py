@@ -96,7 +96,7 @@ def test_a_hang_shows_its_picture_and_a_mistake_of_all_ranks_none(cell, monkeypa
     """Would catch an autopsy that needs an import and a try, and a picture of four ranks that all raised the same."""
     monkeypatch.setattr(call, "SURE_S", 0.2)
     monkeypatch.setattr(call, "LOOK_S", 0.1)
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         words, pictures = cell("cluster.run(lambda group: group.rank or group.barrier())", cluster=cluster)
         assert "WorkerError: Hang: rank 0 waits in barrier #1" in words
         assert len(pictures) == 1

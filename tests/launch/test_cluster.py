@@ -30,7 +30,7 @@ from tests.waiting import LONG_S, come, here, once, until
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(3, quiet=True) as made:
+    with Cluster(3, device="cpu", quiet=True) as made:
         yield made
 
 
@@ -55,15 +55,15 @@ def test_replies_hold_value_output_ledger_and_seconds_by_rank(cluster):
 
 def test_one_shot_run_leaves_nothing_open():
     """Would catch a helper that forgets its cluster."""
-    assert [reply.value for reply in run(lambda group: group.size, n_ranks=2)] == [2, 2]
+    assert [reply.value for reply in run(lambda group: group.size, n_ranks=2, device="cpu")] == [2, 2]
 
 
 BAD = [
-    (lambda: Cluster(0), "at least 1 rank, got n_ranks=0"),
-    (lambda: Cluster(-3), "got n_ranks=-3"),
-    (lambda: Cluster(2.0), "got n_ranks=2.0"),
+    (lambda: Cluster(0, device="cpu"), "at least 1 rank, got n_ranks=0"),
+    (lambda: Cluster(-3, device="cpu"), "got n_ranks=-3"),
+    (lambda: Cluster(2.0, device="cpu"), "got n_ranks=2.0"),
     (lambda: Cluster(2, device="tpu"), "unknown device 'tpu'"),
-    (lambda: Cluster(2, timeout_s=0), "timeout_s must be more than 0"),
+    (lambda: Cluster(2, device="cpu", timeout_s=0), "timeout_s must be more than 0"),
     (lambda: choose(4, "cuda", gpus=("a", "b")), "4 ranks want a GPU each, this machine has 2: use n_ranks=2"),
     (lambda: choose(2, "cuda:5", gpus=("a",)), "names GPU 5, this machine has 1"),
 ]
@@ -89,7 +89,7 @@ def test_the_choice_of_device_and_backend():
 
 def test_a_closed_cluster_says_so():
     """Would catch a call that waits for ranks that are gone."""
-    made = Cluster(2, quiet=True)
+    made = Cluster(2, device="cpu", quiet=True)
     made.close()
     made.close()
     for use in (lambda: made.run(print), made.restart, made.status, lambda: made.state["x"], made.interrupt):
@@ -178,7 +178,7 @@ def test_idle_ranks_sleep(cluster):
 
 def test_state_persists_and_restart_forgets():
     """Would catch names that vanish between calls, or survive a restart."""
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         cluster.state["lr"] = 0.1
         cluster.run(lambda group: group.state.update(me=group.rank))
         assert cluster.state["me"] == [0, 1]
@@ -296,7 +296,7 @@ def test_a_cell_on_the_ranks_keeps_its_names(capsys):
     """Would catch names that are lost between cells, and a last expression that is not shown."""
     shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "labkit")
-    with Cluster(2, quiet=True) as made:
+    with Cluster(2, device="cpu", quiet=True) as made:
         shell.user_ns["cluster"] = made
         shell.run_cell_magic("ranks", "", "x = torch.ones(2) * rank\nx")
         shell.run_cell_magic("ranks", "1", "x += 5")
@@ -403,7 +403,7 @@ def test_ranks_that_stand_at_the_same_place_share_a_line(cluster):
             raise ValueError("no")
         group.barrier()
 
-    with Cluster(5, quiet=True) as five:
+    with Cluster(5, device="cpu", quiet=True) as five:
         assert "\n  ranks 1, 2, 3 and 4 have been in barrier #1 on world for " in mistake(five, first_raises)
     same = Failure("ValueError", "no", "Traceback ...", False, None)
     stood = tuple(Whereabouts(rank, "raised", detail=str(same)) for rank in range(3))

@@ -26,7 +26,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import Cluster, WorkerError
 from labkit.launch import call, serialize, ticket
-from labkit.launch.engine import place_of
+from labkit.launch.engine import gpu_of, place_of
 from labkit.launch.letters import Letters
 from tests.waiting import LONG_S, once, stop_button, until, waiting
 
@@ -287,3 +287,11 @@ def test_ranks_that_ray_has_placed_join_as_those_of_torchrun_do(tmp_path):
     finally:
         cluster.close()
         end(engine)
+
+
+@pytest.mark.parametrize(
+    ("local", "visible", "index"), [(3, None, 3), (3, "0,1,2,3", 3), (3, "2", 0), (1, "GPU-5d5ba0d6", 0), (1, "", 1)]
+)
+def test_a_rank_that_is_shown_one_gpu_takes_that_one(local, visible, index):
+    """Would catch cuda:3 in a task to which Slurm or Ray shows a single GPU, its own, as number 0."""
+    assert gpu_of(local, visible) == index

@@ -26,7 +26,7 @@ def test_more_ranks_than_the_machine_holds_are_refused_with_the_number_that_it_h
     """Would catch minutes of silence, a machine that swaps, and an error without the mend."""
     most = min(limit.n_ranks for limit in limits.limits())
     with pytest.raises(ValueError, match=r"cannot hold 1,000,000 ranks but about [\d,]+: .*rehearse one rank"):
-        Cluster(1_000_000)
+        Cluster(1_000_000, device="cpu")
     assert 0 < most < 1_000_000
     limits.check(1)
 
@@ -87,7 +87,7 @@ def test_kernel_and_warden_do_not_both_wait_until_the_other_reads(tmp_path):
 @pytest.mark.faults
 def test_a_start_that_is_stopped_leaves_no_rank():
     """Would catch a stop that does nothing for a minute, and ranks that are left until the kernel ends."""
-    with Cluster(1, quiet=True):  # the zygote is warm
+    with Cluster(1, device="cpu", quiet=True):  # the zygote is warm
         before = {process.pid for process in psutil.Process().children(recursive=True)}
     began = threading.Event()
 
@@ -99,7 +99,7 @@ def test_a_start_that_is_stopped_leaves_no_rank():
     finger = threading.Thread(target=press)
     finger.start()
     with pytest.raises(KeyboardInterrupt):
-        Cluster(150, quiet=True)
+        Cluster(150, device="cpu", quiet=True)
     finger.join()
     assert began.is_set()
     assert until(lambda: {process.pid for process in psutil.Process().children(recursive=True)} <= before)

@@ -42,7 +42,7 @@ def test_the_pages_that_processes_share_have_their_room_at_once(tmp_path: Path, 
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     words = rf"black box of 3 ranks: {3 * PAGE:,} bytes are wanted, [\d,]+ are free in {full}/labkit-\w+\. Make room"
     with pytest.raises(OSError, match=words):
-        Cluster(3, quiet=True)
+        Cluster(3, device="cpu", quiet=True)
     full.rmdir()  # OSError if anything is left in it
 
 
@@ -52,18 +52,18 @@ def test_a_folder_that_is_gone_and_a_missing_proc_are_named(tmp_path: Path, monk
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    with Cluster(1, quiet=True) as cluster:
+    with Cluster(1, device="cpu", quiet=True) as cluster:
         work.rmdir()
         with pytest.raises(ValueError, match=r"work, in which the ranks of this cluster work, was deleted or moved"):
             cluster.restart()
         with pytest.raises(ValueError, match=r"working folder of this notebook was deleted .* os\.chdir"):
-            Cluster(1, quiet=True)
+            Cluster(1, device="cpu", quiet=True)
         work.mkdir()
         assert [reply.value for reply in cluster.run(lambda group: os.getcwd())] == [str(work)]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(places, "PROC", tmp_path / "proc")
     with pytest.raises(ValueError, match="proc is not mounted here"):
-        Cluster(1, quiet=True)
+        Cluster(1, device="cpu", quiet=True)
 
 
 def test_what_is_printed_takes_no_room_on_disk_and_a_start_without_room_says_so(tmp_path: Path, monkeypatch) -> None:
@@ -75,7 +75,7 @@ def test_what_is_printed_takes_no_room_on_disk_and_a_start_without_room_says_so(
             print("x" * 100)
         return float(group.all_reduce(torch.ones(1)))
 
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         folder = Path(cluster._processes.folder)
         assert [reply.value for reply in cluster.run(flood)] == [2.0, 2.0]
         assert sum(file.stat().st_size for file in folder.iterdir()) < 100_000
@@ -94,7 +94,7 @@ def test_an_odd_umask_a_long_path_with_spaces_and_a_thread_are_no_hindrance(tmp_
     sums: list[float] = []
 
     def work() -> None:
-        with Cluster(2, quiet=True) as cluster:
+        with Cluster(2, device="cpu", quiet=True) as cluster:
             sums.extend(reply.value for reply in cluster.run(lambda group: float(group.all_reduce(torch.ones(1)))))
 
     before = os.umask(0o377)
@@ -130,7 +130,7 @@ def total(group):
     from torch.utils.data import DataLoader
     return sum(float(x.sum()) for x in DataLoader(torch.ones(4, 2), num_workers=1))
 
-with Cluster(1, quiet=True) as cluster:
+with Cluster(1, device="cpu", quiet=True) as cluster:
     print(cluster.run(total)[0].value, cluster._processes.folder)
 """
 
@@ -154,13 +154,13 @@ def test_a_rank_can_have_a_cluster_of_its_own_which_ends_with_it(tmp_path: Path)
     """Would catch a zygote, a warden and ranks of a rank that is killed: nobody else knows of them."""
 
     def inner(group):
-        group.state["inner"] = Cluster(2, quiet=True)
+        group.state["inner"] = Cluster(2, device="cpu", quiet=True)
         total = [
             reply.value for reply in group.state["inner"].run(lambda group: float(group.all_reduce(torch.ones(1))))
         ]
         return total, [child.pid for child in psutil.Process().children(recursive=True)]
 
-    with Cluster(1, quiet=True, timeout_s=None) as cluster:
+    with Cluster(1, device="cpu", quiet=True, timeout_s=None) as cluster:
         total, family = cluster.run(inner)[0].value
         assert total == [2.0, 2.0]
         assert len(family) == 4

@@ -41,7 +41,7 @@ def loop(group, flag):
         while step == 10 and not os.path.exists(flag):
             time.sleep(0.01)
 
-with labkit.Cluster(2, quiet=True) as cluster:
+with labkit.Cluster(2, device="cpu", quiet=True) as cluster:
     cluster.run(loop, flag)
 """
 """The ranks go on when the bar has been drawn three times with their steps."""
@@ -86,7 +86,7 @@ def test_whoever_waits_for_torch_sees_for_how_long_and_then_no_more(monkeypatch:
         assert share is None, "nobody knows how far an import is"
         seen.append(text)
         if len(seen) == 3:
-            theirs.send(pickle.dumps(Hello(1, metadata.version("torch"), (), (), True)))
+            theirs.send(pickle.dumps(Hello(1, metadata.version("torch"), (), "", "", True)))
 
     monkeypatch.setattr(progress.Bar, "draw", draw)
     monkeypatch.setattr(progress.Bar, "end", lambda bar, text: seen.append(text))

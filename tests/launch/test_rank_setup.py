@@ -1,8 +1,14 @@
-"""What a rank finds in its environment."""
+"""What a rank finds in its environment, and on which GPU its threads are."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+import torch
+
 from labkit.launch.rank_setup import variables
+from labkit.launch.worker import Rank
 
 SPEC = {"rank": 2, "n_ranks": 4, "interface": "lo", "backend": "gloo", "environment": {"TERM": "xterm"}}
 NCCLS = {
@@ -35,3 +41,15 @@ def test_ranks_of_several_machines_are_not_bound_to_loopback():
     got = variables({**SPEC, "backend": "nccl", "on_node": place, "interface": "eth0"})
     assert "NCCL_SOCKET_IFNAME" not in got
     assert (got["GLOO_SOCKET_IFNAME"], got["LOCAL_RANK"], got["RANK"]) == ("eth0", "0", "2")
+
+
+@pytest.mark.parametrize(("device", "calls"), [("cuda:2", ["cuda:2", "abort"]), ("cpu", ["abort"])])
+def test_the_thread_that_frees_a_rank_is_on_the_ranks_gpu(device, calls, monkeypatch):
+    """Would catch a rank that aborts NCCL from GPU 0, where a thread begins, and leaves half a gigabyte there."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(str(device)))
+    rank = object.__new__(Rank)
+    rank.box, rank.generation, rank.spec = None, 1, {"device": device}
+    rank.groups = SimpleNamespace(abort=lambda: seen.append("abort"))
+    assert rank.cut(1, frozenset()) == 0
+    assert seen == calls

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from html import escape
 
+import pytest
 import torch
 
 from labkit.comm.ledger import FOOTNOTE, Ledger
 from labkit.launch.replies import Replies, short
-from labkit.launch.reply import Reply
+from labkit.launch.reply import Reply, another_is_the_cause
 
 
 def reply(rank: int, value: object, charged: int = 0, counted: int = 0) -> Reply:
@@ -57,3 +58,36 @@ def test_a_value_is_told_in_one_line():
     assert short({"w": torch.ones(100)}) == "{'w': Tensor (100,) float32}"
     assert "\n" not in short(torch.ones(2, 3))
     assert len(short([[x] * 9 for x in range(99)])) <= 40
+
+
+ABORTED = "NCCL error in: ProcessGroupNCCL.cpp:94, NCCL communicator was aborted on rank 1."
+REMOTE = "NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error, NCCL version 2.27.3"
+NO_MEMORY = (
+    "NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled cuda error, NCCL version 2.27.3\nncclUnhandledCudaError: \
+Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+)
+TWICE = "NCCL error in: NCCLUtils.cpp:94, invalid usage\nncclInvalidUsage: This usually reflects invalid usage of NCCL \
+library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000"
+NO_ROOM = (
+    "NCCL error in: ProcessGroupNCCL.cpp:2027, unhandled system error\nncclSystemError: System call (e.g. socket, \
+malloc) or external library call failed or device error.\nLast error:\nError while creating shared memory segment \
+/dev/shm/nccl-x (size 9637888)"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "collateral"),
+    [
+        (ABORTED, True),
+        (REMOTE, True),
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:5023", True),
+        ("Broken pipe", True),
+        (NO_MEMORY, False),
+        (TWICE, False),
+        (NO_ROOM, False),
+        ("The size of tensor a (3) must match the size of tensor b (4)", False),
+    ],
+)
+def test_an_error_of_the_wire_is_a_cause_unless_it_only_says_that_another_rank_has_gone(message, collateral):
+    """Would catch NCCL's own errors (no memory, two ranks on one GPU, no room in /dev/shm) shown as consequences."""
+    assert another_is_the_cause(message) is collateral

@@ -247,7 +247,7 @@ def test_bytes_are_one_set_of_weights_a_push_and_one_a_pull():
 
 @pytest.fixture(scope="module")
 def three():
-    with Cluster(3, quiet=True) as made:
+    with Cluster(3, device="cpu", quiet=True) as made:
         yield made
 
 

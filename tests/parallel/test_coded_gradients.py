@@ -228,7 +228,7 @@ def test_ddp_with_8_bits_trains_on_processes_and_sends_what_the_law_says(n):
         sizes = [bucket.numel() for bucket in sync.grads()]
         return losses, group.ledger.sent_bytes(), sizes, [p.detach() for p in model.parameters()]
 
-    with Cluster(n, quiet=True) as cluster:
+    with Cluster(n, device="cpu", quiet=True) as cluster:
         replies = [reply.value for reply in cluster.run(train, EightBitGradients())]
         exact = [reply.value for reply in cluster.run(train, None)]
     for (losses, sent, sizes, weights), (plain, *_) in zip(replies, exact, strict=True):

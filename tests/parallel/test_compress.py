@@ -235,7 +235,7 @@ def test_compressed_ddp_trains_on_processes_and_sends_what_the_law_says(compress
         return losses[0], losses[-1], group.ledger.sent_bytes(), sizes, [p.detach() for p in model.parameters()]
 
     n = 2
-    with Cluster(n, quiet=True) as cluster:
+    with Cluster(n, device="cpu", quiet=True) as cluster:
         replies = [reply.value for reply in cluster.run(train, compress)]
     for first, last, sent, sizes, weights in replies:
         assert last < first / 2

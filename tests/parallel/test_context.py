@@ -182,7 +182,7 @@ def test_the_ring_gives_what_torchs_own_ring_attention_gives(n):
         mine = [y.detach(), *torch.autograd.grad(y, (q, k, v), grad)]
         return max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True))
 
-    with Cluster(n, quiet=True) as cluster:
+    with Cluster(n, device="cpu", quiet=True) as cluster:
         assert max(reply.value for reply in cluster.run(parity)) < 2e-6
 
 

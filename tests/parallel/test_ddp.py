@@ -24,13 +24,13 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
 def cluster(request):
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def pair():
-    with Cluster(2, quiet=True) as made:
+    with Cluster(2, device="cpu", quiet=True) as made:
         yield made
 
 

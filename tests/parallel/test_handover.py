@@ -217,7 +217,7 @@ def test_processes_hand_over_and_the_generator_writes_what_the_whole_model_write
         pieces = {place.name: (place.start, value.clone()) for place, value in handover.offered.items()}
         return sent, law, written, pieces
 
-    with Cluster(4, quiet=True) as cluster:
+    with Cluster(4, device="cpu", quiet=True) as cluster:
         outs = [reply.value for reply in cluster.run(rank, CONFIG, recipe, prompt)]
     whole = GPT(CONFIG, seed=1).double()
     for name, p in whole.named_parameters():

@@ -176,7 +176,7 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard_on_two_axe
             optimizer.step()
         return losses, off
 
-    with Cluster(4, quiet=True) as cluster:
+    with Cluster(4, device="cpu", quiet=True) as cluster:
         for mixed, reshard in ((False, True), (True, False)):
             for reply in cluster.run(compare, mixed, reshard):
                 losses, off = reply.value

@@ -71,7 +71,7 @@ def test_on_real_processes_losses_are_those_without_offload():
                 found.append(train(strategy(ragged(torch.float32), group, make), 5))
         return found
 
-    with Cluster(3, quiet=True) as cluster:
+    with Cluster(3, device="cpu", quiet=True) as cluster:
         for reply in cluster.run(rank):
             plain1, plain3, offloaded1, offloaded3 = reply.value
             assert plain1 == offloaded1

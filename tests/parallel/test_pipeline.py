@@ -629,7 +629,7 @@ def test_pipelines_of_the_wrong_size_and_with_the_wrong_stages_are_refused():
 
 @pytest.fixture(scope="module", params=[2, 4])
 def cluster(request):
-    with Cluster(request.param, quiet=True) as started:
+    with Cluster(request.param, device="cpu", quiet=True) as started:
         yield started
 
 

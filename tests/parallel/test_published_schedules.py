@@ -158,7 +158,7 @@ def on_processes(group, name, m):
 @pytest.mark.slow
 def test_on_real_processes_they_are_those_of_one_process():
     """Would catch what threads cannot show: messages of two directions that overtake each other."""
-    with Cluster(4, quiet=True) as cluster:
+    with Cluster(4, device="cpu", quiet=True) as cluster:
         for name in MAKERS:
             replies = [reply.value for reply in cluster.run(on_processes, name, 8)]
             assert all(gap < 1e-12 and off < 1e-12 for gap, off, _ in replies), name

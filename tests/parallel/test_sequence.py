@@ -318,7 +318,7 @@ def test_a_plan_that_forgets_a_parameter_is_refused(plan, says):
 
 @pytest.fixture(scope="module", params=[2, 4])
 def cluster(request):
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
 
 

@@ -608,7 +608,7 @@ def test_a_layer_with_a_forward_of_its_own_is_not_swapped_away():
 
 @pytest.fixture(scope="module", params=[2, 4])
 def cluster(request):
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
 
 

@@ -36,7 +36,7 @@ SMALL = 200  # bytes a bucket: several buckets, one of them larger than that
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
 def cluster(request):
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
 
 

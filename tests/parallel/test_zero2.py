@@ -19,7 +19,7 @@ SMALL = 200  # bytes a bucket
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(3, quiet=True) as made:
+    with Cluster(3, device="cpu", quiet=True) as made:
         yield made
 
 

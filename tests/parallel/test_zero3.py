@@ -24,7 +24,7 @@ sgd = OPTIMIZERS["SGD momentum"]
 
 @pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2, 4))])
 def cluster(request):
-    with Cluster(request.param, quiet=True) as made:
+    with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
 
 

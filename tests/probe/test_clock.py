@@ -515,7 +515,7 @@ def test_clocks_that_are_off_are_put_right():
 
 @pytest.fixture(scope="module")
 def three():
-    with Cluster(3, quiet=True) as cluster:
+    with Cluster(3, device="cpu", quiet=True) as cluster:
         yield cluster
 
 

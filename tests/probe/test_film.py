@@ -112,7 +112,7 @@ def test_ragged_empty_and_rounded_tensors_can_be_filmed(size, dtype):
 
 def test_real_processes_are_filmed_and_the_film_is_small():
     """Would catch a recording that carries whole tensors, or clocks that do not agree."""
-    replies = run(shoot, ring.all_reduce, 30_000, n_ranks=3)
+    replies = run(shoot, ring.all_reduce, 30_000, n_ranks=3, device="cpu")
     made = Film.of([reply.value for reply in replies], "a large one")
     assert len(made.steps) == 4
     assert made.n_bytes == sum(reply.ledger.sent_bytes() for reply in replies) == 4 * 30_000 * 4

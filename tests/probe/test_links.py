@@ -15,7 +15,7 @@ from tests.simulated import simulate
 
 def test_a_ping_pong_measures_half_a_round_trip_of_the_size_that_was_asked():
     """Would catch a size in numbers taken for bytes, and ranks that go home with different samples."""
-    replies = run(ping_pong, [64, 1 << 20], 3, n_ranks=3)
+    replies = run(ping_pong, [64, 1 << 20], 3, n_ranks=3, device="cpu")
     assert all(reply.value == replies[0].value for reply in replies)
     assert [size for size, _ in replies[0].value] == [64, 1 << 20]
     assert all(seconds > 0 for _, seconds in replies[0].value)

@@ -140,7 +140,7 @@ def test_torchs_data_parallel_gets_the_gradient_of_one_big_batch():
         return [loss, *(p.grad for p in model.parameters())]
 
     expected, grads = one_big_batch(tokens, targets)
-    with labkit.Cluster(2, quiet=True) as cluster:
+    with labkit.Cluster(2, device="cpu", quiet=True) as cluster:
         for reply in cluster.run(work, tokens, targets, CONFIG):
             assert_close(reply.value, [expected, *grads])
 

@@ -182,7 +182,7 @@ def test_processes_on_a_shaped_link_bring_the_same_words_and_bytes_both_ways():
         _, sent = filled(way, model, prompt, cache, group, 1)
         return time.monotonic() - begin, sent
 
-    with Cluster(2, quiet=True, links=Links.uniform(2, bytes_per_s=n_bytes / 0.2)) as cluster:
+    with Cluster(2, device="cpu", quiet=True, links=Links.uniform(2, bytes_per_s=n_bytes / 0.2)) as cluster:
         for way in (AT_END, BY_LAYER):
             (seconds, sent), tokens = (reply.value for reply in cluster.run(rank, way))
             assert sent == n_bytes

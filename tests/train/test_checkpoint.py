@@ -599,7 +599,7 @@ def test_torchs_data_parallel_gets_the_same_gradients():
             cross_entropy(model(tokens), tokens).backward()
         return [p.grad.clone() for p in model.parameters()]
 
-    with labkit.Cluster(2, quiet=True) as cluster:
+    with labkit.Cluster(2, device="cpu", quiet=True) as cluster:
         found, expected = ([reply.value for reply in cluster.run(work, each, CONFIG)] for each in (checkpoint, plain))
     for rank in range(2):
         assert_same_bits(found[rank], expected[rank])

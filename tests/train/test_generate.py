@@ -97,7 +97,7 @@ def test_processes_and_a_gathered_head_generate_the_same():
         own = torch.Generator().manual_seed(group.rank)
         return generate(model, prompt, 6), generate(model, prompt, 6, temperature=9.0, generator=own)
 
-    with Cluster(2, quiet=True) as cluster:
+    with Cluster(2, device="cpu", quiet=True) as cluster:
         replies = [reply.value for reply in cluster.run(rank, model, prompt)]
     assert all(torch.equal(greedy, want) for greedy, _ in replies)
     # each rank draws from a stream of its own: rank 0's draw must have counted

@@ -70,7 +70,7 @@ def test_processes_generate_the_same_and_draw_on_the_last_rank():
         stage, own = Stage(model, group.rank, group.size), torch.Generator().manual_seed(group.rank)
         return generate_staged(stage, rows, 4, group, temperature=temperature, generator=own)
 
-    with Cluster(3, quiet=True) as cluster:
+    with Cluster(3, device="cpu", quiet=True) as cluster:
         greedy, drawn = (cluster.run(rank, temperature)[0].value for temperature in (0.0, 3.0))
     assert lists(greedy) == lists(alone(model, rows, 4)[0])
     assert all(

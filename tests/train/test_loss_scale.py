@@ -336,7 +336,7 @@ def test_data_parallel_with_scale_and_masters_is_one_process_with_them(n, dtype)
 
 @pytest.fixture(scope="module")
 def cluster():
-    with labkit.Cluster(2) as cluster:
+    with labkit.Cluster(2, device="cpu") as cluster:
         yield cluster
 
 

@@ -177,7 +177,7 @@ def test_an_autopsy_of_a_real_hang_can_be_drawn():
     def skips(group):
         return None if group.rank == 1 else group.all_reduce(torch.ones(2))
 
-    with Cluster(2, timeout_s=2) as cluster, pytest.raises(WorkerError) as caught:
+    with Cluster(2, device="cpu", timeout_s=2) as cluster, pytest.raises(WorkerError) as caught:
         cluster.run(skips)
     said = words(autopsy(caught.value.autopsy))
     assert "waiting, stuck" in said
@@ -187,7 +187,7 @@ def test_an_autopsy_of_a_real_hang_can_be_drawn():
 
 def test_topology_shows_who_sent_how_much_to_whom():
     """Would catch rows and columns that are swapped."""
-    said = words(topology(run(one_way, n_ranks=3)))
+    said = words(topology(run(one_way, n_ranks=3, device="cpu")))
     assert "rank 0 sent 400 bytes to rank 1" in said
     assert "rank 1 sent nothing to rank 0" in said
     assert "rank 0 sent 400 bytes in all" in said

@@ -139,7 +139,7 @@ def test_sixty_four_ranks_and_more_can_be_drawn():
 
 def test_replies_are_taken_as_ledgers_and_the_backends_own_collectives_are_told_apart():
     """Would catch bytes without a receiver that vanish, and ranks that are taken for places in a list."""
-    replies = run(lambda group: group.all_reduce(torch.ones(50)), n_ranks=2)
+    replies = run(lambda group: group.all_reduce(torch.ones(50)), n_ranks=2, device="cpu")
     total = sum(reply.ledger.sent_bytes() for reply in replies)
     picture = traffic(list(reversed(replies)))
     assert total > 0

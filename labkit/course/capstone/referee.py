@@ -60,6 +60,9 @@ class Part(NamedTuple):
 def begin(group: Group, task: Task, way: Way, make: Make, path: str) -> None:
     """Build the training step of this rank over the task's links, whose shared state is the file `path`.
 
+    Over NCCL, too: links are shaped by holding back messages, which go by way of the host and have tags, and what a
+    shaped group does is made of messages. NCCL is not asked for anything.
+
     Memory held only while it is built does not count, but what stays does: cap and peak begin with the first step."""
     forget(group)
     if isinstance(group.wire, Shaped):

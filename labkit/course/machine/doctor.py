@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from html import escape
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -19,9 +20,12 @@ from labkit.comm.group import Group
 from labkit.comm.private import TRIED, untried, was_tried, without
 from labkit.course.judge.prefork import prefork_server
 from labkit.course.judge.wall_trials import missing
+from labkit.launch.ask_gpus import facts_here
 from labkit.launch.choice import choose
 from labkit.launch.cluster import BareCluster
+from labkit.launch.gpu_facts import GpuFacts, remarks, trouble, usable
 from labkit.launch.progress import Bar
+from labkit.launch.verdict import LONGEST_S, Verdict, keep, prove
 from labkit.launch.zygote import Hello, zygote
 from labkit.plan.collectives import Line
 from labkit.plan.hardware import line_of
@@ -50,10 +54,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """All findings, by name: `report["cores"]`. Shown as a table. `link` is the fitted alpha-beta line of a link."""
+    """All findings, by name: `report["cores"]`. Shown as a table. `link` is the fitted alpha-beta line of a link.
+
+    `gpus` is all that is known of the GPUs here, `verdict` what labkit's self-test has found on them."""
 
     findings: tuple[Finding, ...]
     link: Line | None
+    gpus: GpuFacts | None = None
+    verdict: Verdict | None = None
 
     def __getitem__(self, name: str) -> Any:
         for finding in self.findings:
@@ -72,6 +80,14 @@ class MachineReport:
             finding.name: {"value": finding.value, "unit": finding.unit, "why": finding.why}
             for finding in self.findings
         }
+
+    def everything(self) -> dict[str, Any]:
+        """Plain data for whoever is asked about this machine: as_dict(), its name, the day, labkit's version, the facts
+        of its GPUs and the verdict of the self-test, with each of its parts."""
+        gpus = None if self.gpus is None else self.gpus.as_dict()
+        verdict = None if self.verdict is None else self.verdict.as_dict()
+        about = {"machine": platform.node(), "date": date.today().isoformat(), "labkit": metadata.version("labkit")}
+        return {**self.as_dict(), **about, "GPU facts": gpus, "self-test": verdict}
 
     def __repr__(self) -> str:
         name_width = max(len(finding.name) for finding in self.findings)
@@ -106,17 +122,25 @@ def doctor(quick: bool = False) -> MachineReport:
     Never raises for a fault of the machine: what fails becomes a finding without a value, with the reason."""
     findings = list(_machine())
     link, bar = None, Bar()
+    facts: GpuFacts | None = None
+    verdict: Verdict | None = None
     try:
         bar.draw(0.0, "importing torch, once for all ranks")
         hello = zygote().ready()
         _rest(hello.pid)
         findings += torch_findings(hello)
+        facts = facts_here()
+        findings += gpu_findings(facts)
+        if usable(facts):
+            bar.draw(0.1, f"trying the GPUs, for at most {LONGEST_S:g} s")
+            verdict = prove(facts)
+            findings.append(_self_test(verdict))
         measured, link = _measure(3 if quick else 15, bar)
         findings += measured
         bar.draw(0.9, "trying what an attempt at an exercise must not be able to do")
         findings.append(_walls())
         for n_ranks in (2, 4, 8):
-            choice = choose(n_ranks)
+            choice = choose(n_ranks, proof=lambda _: verdict)
             findings.append(
                 Finding(f"{n_ranks} ranks use", f"{choice.devices[0]}, {choice.carrier}", "", choice.sentence)
             )
@@ -124,7 +148,17 @@ def doctor(quick: bool = False) -> MachineReport:
         findings.append(Finding("ranks", None, "", f"cannot be used: {str(error).splitlines()[0]}"))
     finally:
         bar.end("examined")
-    return MachineReport(tuple(findings), link)
+    return MachineReport(tuple(findings), link, facts, verdict)
+
+
+def _self_test(verdict: Verdict) -> Finding:
+    """What the self-test says, which is kept: from now on "auto" goes by it."""
+    try:
+        keep(verdict)
+        unkept = ""
+    except OSError as error:
+        unkept = f" (it cannot be kept: {error})"
+    return Finding("self-test of the GPUs", "passed" if verdict.passed else "failed", "", verdict.sentence + unkept)
 
 
 def _machine() -> Iterator[Finding]:
@@ -149,20 +183,32 @@ def _machine() -> Iterator[Finding]:
 
 
 def torch_findings(hello: Hello) -> Iterator[Finding]:
-    """What the doctor says of torch and its GPUs, from the greeting of the process that has imported it."""
+    """What the doctor says of torch, from the greeting of the process that has imported it."""
     words = f"labkit was tried with {' and '.join(TRIED)}" if was_tried(hello.torch) else untried(hello.torch)
     yield Finding("torch", hello.torch, "", f"imported once, by the process that starts all ranks; {words}")
     for path in hello.absent:
         yield Finding(path, "absent", "", without(path))
-    yield Finding("GPUs", len(hello.gpus), "", "" if hello.gpus else "torch finds none here: ranks run on the CPU")
-    if hello.gpus:
-        with BareCluster(1, device="cpu", quiet=True) as cluster:  # a rank may initialise CUDA; this process must not
-            sizes, nccl = cluster.run(_ask_gpus)[0].value
-        for index, (name, size) in enumerate(zip(hello.gpus, sizes, strict=True)):
-            yield Finding(f"GPU {index}", round(size / GIB, 1), "GiB", name)
-        yield Finding("NCCL", nccl, "", "the version that this torch was built with")
     forked = "from a process that has imported torch once" if hello.can_fork else "each start imports torch anew"
     yield Finding("start of a rank", "fork" if hello.can_fork else "exec", "", forked)
+
+
+def gpu_findings(facts: GpuFacts) -> Iterator[Finding]:
+    """What the doctor says of GPUs: how many can be used, why the others cannot, and what of them one should know."""
+    numbers = usable(facts)
+    cause = trouble(facts) or ("" if facts.gpus else "torch finds none here: ranks run on the CPU")
+    yield Finding("GPUs", len(numbers), "", cause or "torch has kernels for them, and has run one")
+    for number, gpu in enumerate(facts.gpus):
+        words = f"{gpu.name}, sm_{gpu.capability[0]}{gpu.capability[1]}"
+        yield Finding(f"GPU {number}", round(gpu.memory_bytes / GIB, 1), "GiB", words)
+    if facts.driver or facts.driver_cuda:
+        runs = f"runs CUDA up to {facts.driver_cuda}; " if facts.driver_cuda else ""
+        yield Finding("GPU driver", facts.driver or "unknown", "", f"{runs}torch was built for {facts.cuda or 'none'}")
+    if facts.nccl:
+        yield Finding("NCCL", facts.nccl, "", "the version that this torch was built with")
+    for number, words in enumerate(remarks(facts, numbers, len(numbers)), 1):
+        yield Finding(f"GPUs, remark {number}", "", "", words)
+    for number, words in enumerate(facts.said, 1):
+        yield Finding(f"GPUs, torch says {number}", "", "", words)
 
 
 def _walls() -> Finding:
@@ -193,7 +239,7 @@ def _measure(repeats: int, bar: Bar) -> tuple[list[Finding], Line]:
         bar.draw(0.2 * number, f"starting a cluster of 4 ranks and calling it, {number} of 3 times")
         timings.append(_time_cluster(20 * repeats))
     bar.draw(0.8, "sending messages between two ranks")
-    with BareCluster(2, quiet=True) as cluster:
+    with BareCluster(2, device="auto", quiet=True) as cluster:
         link = line_of(through(cluster.run(ping_pong, SIZES, repeats)[0].value))
         where = f"{cluster.choice.devices[0]}, {cluster.choice.carrier}"
     fresh, warm, private = (statistics.median(column) for column in zip(*timings, strict=True))
@@ -235,10 +281,3 @@ def _first_sum(group: Group) -> float:
 
 def _nothing(group: Group) -> None:
     return None
-
-
-def _ask_gpus(group: Group) -> tuple[list[int], str]:
-    import torch
-
-    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
-    return sizes, ".".join(map(str, torch.cuda.nccl.version()))

@@ -292,7 +292,7 @@ def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dic
     from labkit.parallel.coded_gradients import EightBitGradients
     from labkit.probe.memory import MemoryProbe
 
-    probe = MemoryProbe()
+    probe = MemoryProbe(device=group.device.partition(":")[0])  # what is offloaded is not on the GPU
     for sync in (*step.syncs.values(), *step.besides):
         compress = getattr(sync, "compress", None)
         for remembered in compress.held() if isinstance(compress, EightBitGradients) else ():

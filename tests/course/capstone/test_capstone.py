@@ -8,8 +8,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
-from labkit import Cluster, Layout
+from labkit import Cluster, Layout, WorkerError
 from labkit.assemble import assemble
 from labkit.course.capstone import referee
 from labkit.course.capstone.attempts import attempt, attempting, home, least_bytes, reference, strategies, tasks
@@ -112,7 +113,6 @@ def test_nonsense_is_refused_with_the_numbers():
 
 def test_flops_of_products_and_attention():
     """Would catch a transposed product that counts other flops than its law."""
-    import torch
 
     a, b = torch.empty(3, 5), torch.empty(5, 7)
     assert flops_of("mm", (a, b)) == 2 * 3 * 5 * 7
@@ -126,7 +126,6 @@ def test_flops_of_products_and_attention():
 
 def test_a_slow_device_takes_its_time_and_counts_its_flops(monkeypatch):
     """Would catch a device that sleeps after each op for all that came before it."""
-    import torch
 
     from labkit.comm.ledger import Ledger
     from labkit.probe import slow
@@ -150,7 +149,6 @@ def test_a_slow_device_takes_its_time_and_counts_its_flops(monkeypatch):
 
 def test_a_wait_for_the_wire_is_no_lateness_that_is_caught_up(monkeypatch):
     """Would catch a pipeline whose bubble computes."""
-    import torch
 
     from labkit.comm.ledger import Ledger
     from labkit.probe import slow
@@ -191,6 +189,55 @@ def test_an_honest_attempt_counts_with_the_bytes_of_the_law(name, cluster):
     assert entry.score == entry.seconds * entry.peak
     assert sum(entry.sent_bytes) >= least_bytes(task, way) * 0.99
     assert Entry.of_json(entry.to_json()) == entry
+
+
+def as_on_nccl(group):
+    """From the next generation on, this rank's groups are those of NCCL, which refuses whatever it is asked for."""
+    import torch.distributed as dist
+
+    from labkit.comm.native import Native
+    from labkit.comm.process_groups import ProcessGroups
+
+    class NCCL:
+        def __init__(self, rank):
+            self.rank = lambda: rank
+
+        def __getattr__(self, name):
+            raise AssertionError(f"NCCL was asked for {name}")
+
+    made = Native.__init__
+
+    def make(wire, *args):
+        made(wire, *args)
+        wire.pg = NCCL(wire.rank)
+
+    ProcessGroups.on_device = property(lambda self: dist.is_initialized())
+    ProcessGroups.apart = property(lambda self: True)
+    Native.__init__ = make
+
+
+def unheard(group):
+    """What the kernel answers with a new generation."""
+    if group.rank == 0:
+        group.send(torch.ones(1), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["shards", "pipeline"])
+def test_an_attempt_over_nccl_asks_nccl_for_nothing(name):
+    """A bug: payloads of shaped links went over NCCL, from two threads and without tags: in no order, so that ranks
+    could wait for each other for ever, or take one message for another."""
+    task = quick("roomy")
+    way = strategies(task)[name]
+    with Cluster(2, device="cpu", wire="gloo", quiet=True) as two:
+        two.run(as_on_nccl)
+        two.run(unheard)
+        with pytest.raises(WorkerError, match="NCCL was asked"):
+            two.run(lambda group: group.all_reduce(torch.ones(1)))
+        assert two.run(lambda group: group.wire.on_device)[0].value
+        entry = attempt(task, way.layout, way.recipe, two, apart=way.apart)
+    assert entry.counts, entry.faults or entry.refused
+    assert abs(entry.validation - entry.alone) < task.tolerance / 20
 
 
 @pytest.mark.rest
@@ -247,7 +294,6 @@ def boastful(step, tokens, targets, number):
 
 
 def hoarding(step, tokens, targets, number):
-    import torch
 
     step.kept = [*getattr(step, "kept", ()), torch.zeros(150_000)]
     return step(tokens, targets, number)

@@ -6,6 +6,7 @@ import io
 import json
 import time
 from contextlib import redirect_stdout
+from importlib import metadata
 
 import psutil
 import pytest
@@ -15,6 +16,10 @@ from labkit.course.judge.wall_trials import Wall
 from labkit.course.machine import doctor as module
 from labkit.course.machine.doctor import Finding, MachineReport, doctor
 from labkit.launch.cluster import BareCluster
+from labkit.launch.gpu_facts import Gpu, GpuFacts
+from labkit.launch.verdict import Part, Verdict, kept_verdict
+
+VERSION = metadata.version("labkit")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +82,7 @@ def test_numbers_are_of_this_machine_and_in_their_units(look):
 @pytest.mark.slow
 def test_the_choice_is_the_one_that_a_cluster_makes(report):
     """Would catch a doctor that says one thing and a cluster that does another."""
-    with BareCluster(2, quiet=True) as cluster:
+    with BareCluster(2, device="cpu", quiet=True) as cluster:
         devices = [reply.value for reply in cluster.run(_device)]
         assert report["2 ranks use"] == f"{cluster.choice.devices[0]}, {cluster.choice.carrier}"
         carriers = {reply.value for reply in cluster.run(lambda group: type(group.wire).__name__)}
@@ -142,6 +147,32 @@ def test_a_machine_without_ranks_gets_a_report_and_not_an_exception(monkeypatch)
     assert "is torch installed?" in report.findings[-1].why
     assert "more" not in report.findings[-1].why
     assert "failed" in report._repr_html_()
+
+
+def test_the_doctor_tries_gpus_and_what_it_finds_counts_from_now_on(monkeypatch, tmp_path):
+    """Would catch a doctor that reads an old verdict after a driver was mended, or keeps the new one to itself."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gpus = GpuFacts((Gpu("Tesla T4", (7, 5), 15 << 30),) * 2, torch="2.13.0", cuda="13.0", driver="580.1")
+    outcome = ["failed"]
+
+    def prove(facts: GpuFacts) -> Verdict:
+        return Verdict((Part("hang", outcome[0], "why", 1.0),), facts.as_dict(), "cuda", 2, "box", "d", VERSION, "3.11")
+
+    monkeypatch.setattr(module, "facts_here", lambda: gpus)
+    monkeypatch.setattr("labkit.launch.choice.facts_here", lambda: gpus)
+    monkeypatch.setattr(module, "prove", prove)
+    monkeypatch.setattr(module, "_measure", lambda *_: ([], None))
+    monkeypatch.setattr(module, "_rest", lambda pid: None)
+    report = doctor()
+    assert report["self-test of the GPUs"] == "failed"
+    assert report["2 ranks use"] == "cpu, shared memory"
+    assert report.everything()["self-test"]["parts"][0]["words"] == "why"
+    outcome[0] = "passed"
+    report = doctor()
+    assert report["self-test of the GPUs"] == "passed"
+    assert (report["2 ranks use"], report["4 ranks use"]) == ("cuda:0, nccl", "cpu, shared memory")
+    assert report["GPU 1"] == 15.0
+    assert kept_verdict(gpus) == report.verdict
 
 
 @pytest.mark.gpu

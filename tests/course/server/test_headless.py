@@ -43,7 +43,7 @@ class Checked(NamedTuple):
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebooks")
-    cells = ("import labkit\ncluster = labkit.Cluster(2)", "input_is = 1\nprint(input_is)", "1 / 0")
+    cells = ("import labkit\ncluster = labkit.Cluster(2, device='cpu')", "input_is = 1\nprint(input_is)", "1 / 0")
     path = write(folder / "small.ipynb", *cells, tags=("raises-exception",))
     bad = write(folder / "bad.ipynb", "undefined_name", "import os; os._exit(1)")
     seen = Checked(path, path.read_bytes(), False, [], [], [])

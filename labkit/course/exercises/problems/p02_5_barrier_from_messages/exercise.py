@@ -28,7 +28,7 @@ def barrier_of_messages(group: Group) -> None:
     the one before was received, is longer than 2 ceil(log2 n)."""
     n, me, step = group.size, group.rank, 1
     while step < n:
-        group.exchange(torch.empty(0), to=(me + step) % n, source=(me - step) % n)
+        group.exchange(torch.empty(0, device=group.device), to=(me + step) % n, source=(me - step) % n)
         step *= 2
 
 
@@ -114,7 +114,7 @@ from labkit import Group
 
 
 def barrier_of_messages(group: Group) -> None:
-    n, me, step, token = group.size, group.rank, 1, torch.empty(0)
+    n, me, step, token = group.size, group.rank, 1, torch.empty(0, device=group.device)
     while step < n and me % (2 * step) == 0:
         if me + step < n:
             group.recv(me + step)

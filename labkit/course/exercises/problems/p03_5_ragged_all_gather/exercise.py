@@ -26,7 +26,7 @@ def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
     k differs from rank to rank, may be 0, and nobody knows that of another. Use `all_gather` and `broadcast` only: they
     want the same shape on every rank. A rank may send n - 1 times one int64, to tell k, and n - 1 times the longest
     part."""
-    lengths = group.all_gather(torch.tensor([len(x)]))
+    lengths = group.all_gather(torch.tensor([len(x)], device=group.device))
     padded = x.new_zeros(int(lengths.max()), x.shape[1])
     padded[: len(x)] = x
     gathered = group.all_gather(padded).chunk(group.size)
@@ -102,7 +102,7 @@ from torch import Tensor
 from labkit import Group
 
 def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
-    lengths = group.all_gather(torch.tensor([len(x)]))
+    lengths = group.all_gather(torch.tensor([len(x)], device=group.device))
     parts = []
     for source, length in enumerate(lengths):
         room = x if source == group.rank else x.new_empty(int(length), x.shape[1])

@@ -24,7 +24,7 @@ def backward_in_parts(model: nn.Module, x: Tensor, y: Tensor, n_micro: int) -> T
 
     The loss is `F.mse_loss(model(x), y)`, the mean over the whole batch. Cut the batch in n_micro parts of equal length
     (n_micro divides b); never hold the activations of more than one. What is in `.grad` already stays in the sum."""
-    total = torch.zeros((), dtype=x.dtype)
+    total = torch.zeros((), dtype=x.dtype, device=x.device)
     for part, wanted in zip(x.chunk(n_micro), y.chunk(n_micro), strict=True):
         loss = F.mse_loss(model(part), wanted) / n_micro
         loss.backward()

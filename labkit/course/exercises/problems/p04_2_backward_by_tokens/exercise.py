@@ -28,7 +28,7 @@ def backward_by_tokens(model: nn.Module, micros: list[tuple[Tensor, Tensor]], gr
     the mean of all gradients over the ranks: that must be the gradient of (sum of all token losses) / (number of tokens
     that count). Send one all_reduce of one number. Some token counts somewhere."""
     own = sum(int((targets != -100).sum()) for _, targets in micros)
-    total = group.all_reduce(torch.tensor(own))
+    total = group.all_reduce(torch.tensor(own, device=group.device))
     for x, targets in micros:
         loss = F.cross_entropy(model(x), targets, reduction="sum", ignore_index=-100)
         (loss * group.size / total).backward()

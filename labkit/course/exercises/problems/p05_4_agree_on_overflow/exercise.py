@@ -28,7 +28,7 @@ def agreed_step(weights: list[Tensor], grads: list[Tensor], scale: float, lr: fl
     NaN, no rank moves anything. Returns whether the step was taken, the same on all ranks.
     The ranks exchange one number, in one collective; gradients stay where they are."""
     overflow = any(not g.isfinite().all() for g in grads)
-    if group.all_reduce(torch.tensor([float(overflow)]), op="max") > 0:
+    if group.all_reduce(torch.tensor([float(overflow)], device=group.device), op="max") > 0:
         return False
     for w, g in zip(weights, grads, strict=True):
         w -= lr * g / scale

@@ -33,9 +33,10 @@ def clipped_step(
     Returns the norm before clipping, or `math.inf` for a step that is skipped: the same on all ranks.
     Ranks exchange at most two numbers a step, one a collective; gradients stay where they are."""
     overflow = any(not g.isfinite().all() for g in grads)
-    if group.all_reduce(torch.tensor([overflow]).float(), op="max"):
+    if group.all_reduce(torch.tensor([overflow], device=group.device).float(), op="max"):
         return math.inf
-    square = sum(((g / scale).double().square().sum() for g in grads), torch.zeros(1, dtype=torch.float64))
+    nothing = torch.zeros(1, dtype=torch.float64, device=group.device)
+    square = sum(((g / scale).double().square().sum() for g in grads), nothing)
     norm = group.all_reduce(square).sqrt().item()
     for w, g in zip(weights, grads, strict=True):
         w -= lr * min(1.0, max_norm / norm) * (g / scale)

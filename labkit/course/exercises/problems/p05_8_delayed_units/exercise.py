@@ -38,7 +38,7 @@ class DelayedUnits:
         """The step is over: the largest size that any rank has quantized in it becomes history, the same on all ranks.
 
         The ranks exchange one number, in one collective."""
-        seen = self.group.all_reduce(torch.tensor([self.seen]), op="max").item()
+        seen = self.group.all_reduce(torch.tensor([self.seen], device=self.group.device), op="max").item()
         self.history = [seen, *self.history][: self.length]
         self.seen = 0.0
 

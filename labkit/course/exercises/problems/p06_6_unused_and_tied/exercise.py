@@ -28,7 +28,7 @@ def average_used(params: list[Tensor], group: Group) -> None:
     `params` is in the same order on all ranks; one that the model uses in two places stands in it twice, as the same
     object, and is sent once. Besides gradients each rank may send 8 bytes for every entry of `params`."""
     own = list(dict.fromkeys(params))
-    used = torch.tensor([p.grad is not None for p in own]).float()
+    used = torch.tensor([p.grad is not None for p in own], device=group.device).float()
     for p, anywhere in zip(own, group.all_reduce(used, "max"), strict=True):
         if anywhere:
             p.grad = group.all_reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
@@ -107,7 +107,7 @@ import torch
 
 def average_used(params, group):
     own = list(dict.fromkeys(params))
-    used = group.all_reduce(torch.tensor([p.grad is not None for p in own]).float(), "max")
+    used = group.all_reduce(torch.tensor([p.grad is not None for p in own], device=group.device).float(), "max")
     own = [p for p, anywhere in zip(own, used) if anywhere]
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own])
     mean = group.all_reduce(flat, "mean")

@@ -28,8 +28,9 @@ class LowRankLinear(nn.Module):
         super().__init__()
         self.linear, self.scale = linear.requires_grad_(False), alpha / rank
         like = linear.weight
-        self.A = nn.Parameter(torch.randn(rank, linear.in_features, dtype=like.dtype) / linear.in_features**0.5)
-        self.B = nn.Parameter(torch.zeros(linear.out_features, rank, dtype=like.dtype))
+        a = torch.randn(rank, linear.in_features, dtype=like.dtype, device=like.device)
+        self.A = nn.Parameter(a / linear.in_features**0.5)
+        self.B = nn.Parameter(torch.zeros(linear.out_features, rank, dtype=like.dtype, device=like.device))
 
     def forward(self, x: Tensor) -> Tensor:
         """The frozen linear and the correction."""

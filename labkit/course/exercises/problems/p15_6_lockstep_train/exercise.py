@@ -25,9 +25,9 @@ def lockstep_train(w: Tensor, batches: list[tuple[Tensor, Tensor]], lr: float, g
     k-th batch put them together: the loss is the mean of (x w - y)^2 over all rows of the step, on whatever ranks.
     It goes on until all batches of all ranks have been used once, and all ranks end with the same weights. w stays as
     it is. Send sums: per step what an all-reduce of d numbers costs, and a few numbers besides."""
-    n_steps = int(group.all_reduce(torch.tensor([len(batches)]), "max"))
+    n_steps = int(group.all_reduce(torch.tensor([len(batches)], device=group.device), "max"))
     for step in range(n_steps):
-        total = torch.zeros(len(w) + 1, dtype=w.dtype)
+        total = torch.zeros(len(w) + 1, dtype=w.dtype, device=w.device)
         if step < len(batches):
             x, y = batches[step]
             total[:-1] = 2 * x.T @ (x @ w - y)

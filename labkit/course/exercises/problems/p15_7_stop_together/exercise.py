@@ -32,7 +32,7 @@ def stop_together(
     best, waited = math.inf, 0
     for step in range(1, most + 1):
         train()
-        stop = torch.zeros(1)
+        stop = torch.zeros(1, device=group.device)
         if group.rank == 0:
             loss = validate()
             best, waited = (loss, 0) if loss < best else (best, waited + 1)

@@ -23,7 +23,7 @@ def corrupt_ranks(summed: Tensor, group: Group) -> list[int]:
     be flipped, and two numbers may have changed places. Each rank sends at most 16 bytes to each other, by
     all_gather."""
     bits = summed.view(torch.int32).long()
-    places = torch.arange(1, len(bits) + 1)
+    places = torch.arange(1, len(bits) + 1, device=bits.device)
     checksum = (bits * places).sum()
     sums = group.all_gather(checksum.view(1)).tolist()
     common = max(set(sums), key=sums.count)

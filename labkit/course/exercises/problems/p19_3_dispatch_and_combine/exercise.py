@@ -38,7 +38,7 @@ def dispatch_and_combine(x: Tensor, chosen: Tensor, weights: Tensor, experts: li
     coming = group.all_to_all(counts).view(n, m)
     send, receive = counts.view(n, m).sum(1).tolist(), coming.sum(1).tolist()
     arrived = group.all_to_all(x[order // k], send_rows=send, receive_rows=receive)
-    by_expert = torch.arange(m).repeat(n).repeat_interleave(coming.flatten()).argsort(stable=True)
+    by_expert = torch.arange(m, device=x.device).repeat(n).repeat_interleave(coming.flatten()).argsort(stable=True)
     runs = arrived[by_expert].split(coming.sum(0).tolist())
     out = torch.empty_like(arrived)
     out[by_expert] = torch.cat([expert(run) for expert, run in zip(experts, runs, strict=True)])

@@ -31,7 +31,7 @@ class Zigzag:
 
     def positions(self, rank: int) -> Tensor:
         """The places in the padded row of the tokens that a rank holds, in its order.   -> [2 * chunk], int64"""
-        chunk = torch.arange(self.chunk)
+        chunk = torch.arange(self.chunk, device=self.group.device)
         late = 2 * self.group.size - 1 - rank
         return torch.cat([rank * self.chunk + chunk, late * self.chunk + chunk])
 

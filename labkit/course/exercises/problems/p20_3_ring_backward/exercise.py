@@ -45,7 +45,7 @@ def ring_backward(
     right, left = (me + 1) % n, (me - 1) % n
     delta = (grad * y).sum(-1, keepdim=True)
     kv, grad_q = torch.stack([k, v]), torch.zeros_like(q)
-    grads = torch.empty(0)  # of the block that is here; hop 1 begins them
+    grads = torch.empty(0, device=q.device)  # of the block that is here; hop 1 begins them
     for hop in range(1, n + 1):  # this rank's own block comes last, so that its gradient has to travel n - 1 hops
         kv = group.exchange(kv, right, left) if hop < n else torch.stack([k, v])
         hidden = positions[me][:, None] < positions[(me - hop) % n]

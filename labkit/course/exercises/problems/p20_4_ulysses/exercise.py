@@ -82,7 +82,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention in one process.   [h, T, W], twice [j, T, W] -> [h, T, W]
 
     Heads take turns, so that the scores of one of them are held at a time."""
-    hidden = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
+    hidden = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
     y = torch.empty_like(q)
     for head in range(len(q)):
         key_head = head * len(k) // len(q)

@@ -33,7 +33,7 @@ def attend_cached(query: Tensor, key: Tensor, value: Tensor, cache: tuple[Tensor
     keys[:, :, length:end], values[:, :, length:end] = key, value
     groups = query.reshape(b, k, h // k, t, w)
     scores = torch.einsum("bkgtw,bksw->bkgts", groups, keys[:, :, :end]) / w**0.5
-    mask = torch.ones(t, end, dtype=torch.bool).tril(length)
+    mask = torch.ones(t, end, dtype=torch.bool, device=query.device).tril(length)
     shares = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     return torch.einsum("bkgts,bksw->bkgtw", shares, values[:, :, :end]).reshape(b, h, t, w)
 
