@@ -119,15 +119,13 @@ def products(device: str, quick: bool) -> list[Row]:
 
 def sheet_of(device: str) -> Any:
     """The data sheet of this GPU, if labkit has one."""
+    from labkit.plan.devices import row_of
     from labkit.plan.hardware import Hardware
 
     if torch.device(device).type != "cuda":
         return None
-    name = torch.cuda.get_device_name().lower()
-    for known in ("h200", "h100", "b200", "a100-80gb", "a100-40gb", "l40s", "l4", "v100", "t4"):
-        if known.split("-")[0] in name.replace("-", " ").split():
-            return Hardware.preset(known)
-    return None
+    known = row_of(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
+    return None if known is None else Hardware.preset(known)
 
 
 def roofline(device: str, quick: bool) -> list[Row]:

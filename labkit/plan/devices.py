@@ -15,7 +15,8 @@ libraries take about 1 GB).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -125,3 +126,18 @@ DEVICES: Mapping[str, Row] = MappingProxyType(
                       device="cpu", launch_s=2e-6),
     }
 )  # fmt: skip
+
+
+def row_of(gpu: str, memory_bytes: float) -> str | None:
+    """The name of the row for a GPU that calls itself "NVIDIA A100-SXM4-40GB", say, and has so much memory; None if
+    there is none. Of two that differ in memory, the nearer. A slice of a GPU (MIG) is as fast as no data sheet says."""
+    words = re.split(r"[^a-z0-9]+", gpu.lower())
+    named = [name for name, row in DEVICES.items() if row.device != "cpu" and _called(name, words)]
+    if "mig" in words or not named:
+        return None
+    return min(named, key=lambda name: abs(DEVICES[name].memory_bytes - memory_bytes))
+
+
+def _called(name: str, words: Sequence[str]) -> bool:
+    """rtx-4090 wants both of its words; a100-40gb only the first, since not every A100 says its memory."""
+    return all(word in words for word in name.split("-") if not word.endswith("gb"))
