@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import nbformat
 import papermill
 import pytest
+import torch
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbval.plugin import IPyNbCell, coalesce_streams
@@ -144,9 +145,26 @@ def differences(stored: Path, run: Path) -> list[str]:
 @pytest.mark.parametrize(("stem", "n_ranks"), [*FOUR, *ELSE])
 def test_a_lab_runs_through_and_leaves_nothing_behind(stem, n_ranks, device, execute):
     """Would catch a cell that only works with the number of ranks, or on the device, that it was written for."""
+    if device == "cuda":
+        n_ranks, device = ranks_for(stem, n_ranks, torch.cuda.device_count())
     printed = json.dumps(json.loads(execute(stem, n_ranks, device).read_text())["cells"])
     assert "nothing is left running" in printed
     assert f"{n_ranks} ranks on" in printed
+
+
+def ranks_for(stem: str, n_ranks: int, n_gpus: int) -> tuple[int, str]:
+    """With how many ranks a lab runs where there are so many GPUs, and on which: with the other number if that is what
+    they suffice for; else all share the first."""
+    fitting = next((n for n in (n_ranks, OTHER[stem]) if n <= n_gpus), None)
+    return (n_ranks, "cuda:0") if fitting is None else (fitting, "cuda")
+
+
+def test_a_lab_takes_as_many_gpus_as_there_are():
+    """Would catch labs that are tried on boxes with four GPUs only, and one that gets a number with which it fails."""
+    assert [ranks_for(STEMS[0], 4, n) for n in (1, 2, 3, 4, 8)] == [
+        (4, "cuda:0"), (2, "cuda"), (2, "cuda"), (4, "cuda"), (4, "cuda"),
+    ]  # fmt: skip
+    assert [ranks_for("08_data_parallel_zero3", 4, n) for n in (2, 3, 4)] == [(4, "cuda:0"), (3, "cuda"), (4, "cuda")]
 
 
 @pytest.mark.slow

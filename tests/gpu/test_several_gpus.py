@@ -164,8 +164,8 @@ def in_a_ring(group, length, width):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_attention_in_a_ring_of_four_ends_with_large_keys_and_values(device):
-    """Would catch ranks whose sends wait for each other in a circle as soon as messages exceed the wire's buffers: 64 MB
-    of keys and values for each rank of a GPU."""
+    """Would catch ranks whose sends wait for each other in a circle as soon as messages exceed the wire's buffers: on a
+    GPU, 64 MB of keys and values for each rank."""
     n, width = ranks_on(device, at_least=4), 64 if device == "cpu" else 4096
     with Cluster(n, device=device, quiet=True, timeout_s=LONG_S) as cluster:
         assert max(values(cluster, in_a_ring, 2048 * n if device != "cpu" else 256 * n, width)) < 1e-4

@@ -142,11 +142,12 @@ def test_figures_that_make_no_sense_are_refused_with_the_numbers(make, said):
         ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"), ("NVIDIA A100 80GB PCIe", 79.3, "a100-80gb"),
         ("A100-PCIE-40GB", 39.4, "a100-40gb"), ("NVIDIA A100-SXM4-80GB", 79.3, "a100-80gb"), ("A100X", 79.3, None),
         ("NVIDIA H100 80GB HBM3", 79.6, "h100"), ("NVIDIA L40S", 44.4, "l40s"), ("NVIDIA L4", 22.2, "l4"),
-        ("Tesla T4", 14.6, "t4"), ("NVIDIA GeForce RTX 4090", 23.6, "rtx-4090"), ("NVIDIA GeForce RTX 3090", 23.7, None),
+        ("Tesla T4", 14.6, "t4"), ("NVIDIA GeForce RTX 4090", 23.6, "rtx-4090"),
+        ("NVIDIA GeForce RTX 3090", 23.7, None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4.9, None), ("Laptop GPU", 8.0, None),
     ],
 )  # fmt: skip
 def test_a_gpu_is_known_by_its_name_and_its_memory(gpu, gib, row):
-    """A bug: every A100 was given the sheet of the one with 80 GB. Would also catch an L40S taken for an L4, and a slice
-    of a GPU for the whole."""
+    """A bug: every A100 was given the sheet of the one with 80 GB. Would also catch an L40S taken for an L4, and a
+    slice of a GPU for the whole."""
     assert row_of(gpu, gib * 2**30) == row
