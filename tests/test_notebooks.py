@@ -164,7 +164,7 @@ def test_a_lab_takes_as_many_gpus_as_there_are():
     assert [ranks_for(STEMS[0], 4, n) for n in (1, 2, 3, 4, 8)] == [
         (4, "cuda:0"), (2, "cuda"), (2, "cuda"), (4, "cuda"), (4, "cuda"),
     ]  # fmt: skip
-    assert [ranks_for("08_data_parallel_zero3", 4, n) for n in (2, 3, 4)] == [(4, "cuda:0"), (3, "cuda"), (4, "cuda")]
+    assert [ranks_for("08_zero_3_fsdp", 4, n) for n in (2, 3, 4)] == [(4, "cuda:0"), (3, "cuda"), (4, "cuda")]
 
 
 @pytest.mark.slow
