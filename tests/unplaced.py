@@ -38,9 +38,8 @@ from labkit.launch.around import Around, MakesAround
 
 FROM_HOST = (torch.from_numpy, torch.frombuffer)
 """Makers of tensors which know no `device=`."""
-COPIES = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_", "lift_fresh", "set_", "equal")
-"""Operations that may see tensors of two places: copies, and an index, which may be on the host. `equal` answers False
-for two places with an error of its own, and the verbs of labkit ask it of what they have brought to one place."""
+COPIES = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_")
+"""Operations that may see tensors of two places: copies, and an index, which may be on the host."""
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "_scaled_dot_product_flash_attention_for_cpu")
 
 
@@ -65,8 +64,12 @@ def watched(log: str) -> Watched:
         self.asked = asked
         begin(*bound.args, **bound.kwargs)
 
+    def device(self: BareCluster) -> str:
+        """What the cluster was given: a lab passes it on to its other clusters, which are watched as this one is."""
+        return Watched("cpu") if isinstance(self.asked, Watched) or self.asked == "auto" else self.choice.device
+
     BareCluster.__init__ = begin_watched  # type: ignore[method-assign]
-    BareCluster.device = property(lambda self: "cpu" if self.asked == "cpu" else Watched("cpu"))  # type: ignore
+    BareCluster.device = property(device)  # type: ignore[assignment,method-assign]
     return Watched("cpu")
 
 

@@ -304,7 +304,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         return self._start("allreduce", xs, lambda: self._reduce_each(xs, op), xs[0], op)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
-        """Reduce each in place."""
+        """Reduce all these tensors in place."""
         xs, op = listed(tensors), op_of(opts)
         return self._start("allreduce_coalesced", xs, lambda: self._reduce_each(xs, op), None, op)
 
@@ -313,8 +313,8 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         x, to, op = listed(tensors)[0], getattr(opts, "rootRank", root), op_of(opts, op)
 
         def run() -> None:
-            mine = x if to == self.group.rank else x.detach().clone()
-            self._reduce(mine, op)
+            total = x if to == self.group.rank else x.detach().clone()
+            self._reduce(total, op)
 
         return self._start("reduce", [x], run, x, op)
 
@@ -537,7 +537,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         started = Started(verb, device)  # type: ignore[arg-type]
         work = Work(started, group.ledger, call, outputs)
-        started.told = work.ended
+        started.listener = work.ended
         self.stream.put(started)
         return work
 
@@ -551,22 +551,22 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         elif op in FOLDS:
             put(x, folded(op, self.inside.all_gather(x.detach().reshape(1, -1))).view_as(x))
         else:
-            mine = x.data
-            whole = mine.contiguous()  # itself as a rule
-            total = self.inside.all_reduce_start(whole, op).wait()
-            if whole is not mine:
+            numbers = x.data
+            row = numbers.contiguous()  # the same tensor as a rule
+            total = self.inside.all_reduce_start(row, op).wait()
+            if row is not numbers:
                 put(x, total)
 
     def _reduce_sparse(self, x: Tensor, op: str) -> None:
         """Everybody's indices and values, padded to the longest with zeros at index 0; equal indices are added up."""
         if op not in ("sum", "mean"):
             raise ValueError(f"sparse tensors are summed, or averaged; got {op}: use x.to_dense()")
-        mine = x.coalesce()
-        n_kept = len(mine.values())
-        longest = int(self.inside.all_reduce(mine.indices().new_tensor([n_kept]), "max"))
-        indices = mine.indices().new_zeros((longest, mine.sparse_dim()))
-        values = mine.values().new_zeros((longest, *mine.values().shape[1:]))
-        indices[:n_kept], values[:n_kept] = mine.indices().T, mine.values()
+        addend = x.coalesce()
+        n_kept = len(addend.values())
+        longest = int(self.inside.all_reduce(addend.indices().new_tensor([n_kept]), "max"))
+        indices = addend.indices().new_zeros((longest, addend.sparse_dim()))
+        values = addend.values().new_zeros((longest, *addend.values().shape[1:]))
+        indices[:n_kept], values[:n_kept] = addend.indices().T, addend.values()
         indices, values = self.inside.all_gather(indices), self.inside.all_gather(values)
         total = torch.sparse_coo_tensor(indices.T, values, x.shape, device=x.device).coalesce()
         x.copy_(total / self.group.size if op == "mean" else total)  # not `.data`: a sparse tensor is made anew

@@ -64,7 +64,7 @@ class Started:
         """On a GPU, the event that the caller's stream had come to when the verb was started."""
         self.result: Tensor | None = None
         self.error: BaseException | None = None
-        self.told: Callable[[], None] | None = None
+        self.listener: Callable[[], None] | None = None
         """Called in the stream's thread when the verb is over."""
 
     def run(self, ordered: AbstractContextManager[None] | None = None) -> None:
@@ -77,8 +77,8 @@ class Started:
             self.error = error
         self.fn = None
         self.over.set()
-        if self.told is not None:
-            self.told()
+        if self.listener is not None:
+            self.listener()
 
     def wait(self) -> Tensor | None:
         """The verb's result, when it is done, on a GPU too; or raise what it raised."""

@@ -36,7 +36,7 @@ class Choice(NamedTuple):
 
     @property
     def carrier(self) -> str:
-        """What carries messages, in words: "shared memory", "gloo", "nccl"."""
+        """The name of what carries messages: "shared memory", "gloo" or "nccl"."""
         return "shared memory" if self.wire == "shared" else self.backend
 
 

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Self
 
 from labkit.launch import places, serialize
@@ -74,8 +73,7 @@ class BareCluster:
         places.check()
 
         def start() -> None:
-            proof = partial(proved, quiet=quiet)  # the first cluster on a machine with GPUs tries them
-            choice = choose(n_ranks, device, links=links, around=around, wire=wire, proof=proof)
+            choice = choose(n_ranks, device, links=links, around=around, wire=wire, proof=proved)
             self._begin(RankProcesses(n_ranks, choice, strict, fresh, links, around, blocking), choice, timeout_s)
             try:
                 self._processes.heal(everybody=True)

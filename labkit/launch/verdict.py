@@ -73,7 +73,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """What passed, failed and was skipped, in one line."""
+        """One line: how many parts passed, failed and were skipped, on which day, and why those that failed did so."""
         count = {outcome: sum(part.outcome == outcome for part in self.parts) for outcome in (PASSED, FAILED, SKIPPED)}
         seconds = sum(part.seconds for part in self.parts)
         failed = "".join(f"; {part.name}: {part.words}" for part in self.parts if part.outcome == FAILED)
@@ -128,19 +128,18 @@ def keep(verdict: Verdict) -> Path:
     return place
 
 
-def proved(facts: GpuFacts, quiet: bool = False) -> Verdict:
-    """What was kept for these facts, or else what a self-test says now; unless `quiet`, one line tells of it first."""
-    return kept_verdict(facts) or _proved_now(facts, quiet)
+def proved(facts: GpuFacts) -> Verdict:
+    """What was kept for these facts, or else what a self-test finds now; one line is printed before it begins."""
+    return kept_verdict(facts) or _proved_now(facts)
 
 
 @functools.lru_cache(maxsize=4)  # where nothing can be kept, this process at least remembers
-def _proved_now(facts: GpuFacts, quiet: bool) -> Verdict:
-    if not quiet:
-        print(
-            f"{len(usable(facts))} GPUs are here for the first time (or torch, driver or GPUs have changed): labkit "
-            f"tries them, once, for at most {LONGEST_S:g} s.",
-            flush=True,
-        )
+def _proved_now(facts: GpuFacts) -> Verdict:
+    print(
+        f"{len(usable(facts))} GPUs are here for the first time (or torch, driver or GPUs have changed): labkit "
+        f"tries them, once, for at most {LONGEST_S:g} s.",
+        flush=True,
+    )
     verdict = prove(facts)
     with contextlib.suppress(OSError):
         keep(verdict)
@@ -220,7 +219,7 @@ def _parts(lines: Iterator[Any], longest_s: float, end: Any) -> tuple[Part, ...]
 
 
 def _end_of(process: subprocess.Popen[bytes], printed: IO[bytes]) -> str:
-    """How the program ended, and the last line that it has printed."""
+    """One sentence: the exit code or the signal with which the self-test ended, and the last line that it printed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(2)
     code = process.poll()

@@ -49,7 +49,7 @@ then."""
 
 
 GONE_S = 0.5
-"""How long a process that was killed may take to be gone."""
+"""Seconds that the kernel waits for a process that was killed to end."""
 
 
 class Gone(RuntimeError):

@@ -121,9 +121,9 @@ def test_a_changed_driver_runs_the_self_test_anew(cache, monkeypatch, capsys):
     for facts in (FACTS, FACTS, newer, newer, FACTS):
         assert proved(facts).passed
     assert runs == ["580.65.06", "590.1"]
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2
-    assert "4 GPUs are here for the first time" in said[0]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "4 GPUs are here for the first time" in lines[0]
 
 
 def test_where_nothing_can_be_kept_one_process_asks_once(monkeypatch, tmp_path):
@@ -133,8 +133,8 @@ def test_where_nothing_can_be_kept_one_process_asks_once(monkeypatch, tmp_path):
     runs = []
     monkeypatch.setattr(module, "prove", lambda facts: runs.append(1) or found(PASSED))
     module._proved_now.cache_clear()
-    assert proved(FACTS, quiet=True).passed
-    assert proved(FACTS, quiet=True).passed
+    assert proved(FACTS).passed
+    assert proved(FACTS).passed
     assert runs == [1]
 
 
