@@ -30,6 +30,16 @@ def says_nothing(group):
     return group.all_reduce(torch.ones(3)).tolist()
 
 
+def adds_what_was_not_moved(group):
+    drawn = torch.randn(3, generator=torch.Generator().manual_seed(0))
+    return (drawn + torch.ones(3, device=group.device)).tolist()
+
+
+def computes_on_the_host(group):
+    drawn = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    return (drawn @ drawn).tolist()
+
+
 def stays_on_the_host(group):
     model, tokens = labkit.GPT(SHAPE, seed=0), torch.zeros(2, 16, dtype=torch.int64, device=group.device)
     cross_entropy(model(tokens), tokens).backward()
@@ -58,7 +68,9 @@ def is_right(group):
     ("program", "lines"),
     [
         (says_nothing, ["torch.ones in says_nothing", "a collective or message in says_nothing"]),
-        (stays_on_the_host, ["torch.embedding in stays_on_the_host"] * 2),
+        (computes_on_the_host, ["torch.mm in computes_on_the_host"]),
+        (adds_what_was_not_moved, ["torch.add in adds_what_was_not_moved"]),
+        (stays_on_the_host, ["torch.embedding in stays_on_the_host"]),
         (comes_back_and_is_sent, ["a collective or message in comes_back_and_is_sent"]),
         (is_right, []),
     ],
@@ -84,6 +96,6 @@ def test_a_cell_that_wants_the_processors_is_left_alone(watch):
 def test_the_first_taste_in_readme_says_where_its_tensors_are(watch, capsys):
     """Would catch the first cell that a reader tries, if it fails on every machine with four GPUs."""
     (cell,) = re.findall(r"```python\n(.*?)```", README.split("## A first taste")[1].split("\n## ")[0], re.DOTALL)
-    exec(cell, {"__name__": "taste"})
+    exec(compile(cell, "<cell of README>", "exec"), {"__name__": "taste"})  # a name by which the watch knows a cell
     assert "rank 3: sum 6, sent 72 bytes" in capsys.readouterr().out
     assert not watch[1].exists(), watch[1].read_text()
