@@ -56,6 +56,11 @@ sys.path.append({root!r})
 from tests.unplaced import watched
 device = watched({log!r})"""
 """What stands below the parameters of a lab that is watched for tensors which do not say where they are."""
+OVER_NCCL = """import sys
+sys.path.append({root!r})
+from tests.gpu.ranks import over_nccl
+over_nccl()"""
+"""What stands there if its ranks share a GPU: with four of them gloo is between them, with another number NCCL."""
 
 Execute = Callable[..., Path]
 
@@ -90,10 +95,10 @@ def execute(request, tmp_path_factory, idle_kernels) -> Execute:
             if n_ranks != 4:
                 lab = nbformat.read(notebook, 4)
                 lab.cells.insert(1, nbformat.v4.new_code_cell(FORGET.format(folder=str(folder))))
-                if device == "cpu":
-                    top = next(i for i, cell in enumerate(lab.cells) if "parameters" in cell.metadata.get("tags", []))
-                    watch = WATCH.format(root=str(ROOT), log=str(folder / "unplaced.txt"))
-                    lab.cells.insert(top + 1, nbformat.v4.new_code_cell(watch))
+                top = next(i for i, cell in enumerate(lab.cells) if "parameters" in cell.metadata.get("tags", []))
+                below = {"cpu": WATCH, "cuda:0": OVER_NCCL}.get(device, "")
+                text = below.format(root=str(ROOT), log=str(folder / "unplaced.txt"))
+                lab.cells.insert(top + 1, nbformat.v4.new_code_cell(text))
                 notebook = folder / "lab.ipynb"
                 kernel = {"km": idle_kernels.pop() if idle_kernels else KernelOnFiles(kernel_name="python3")}
                 nbformat.write(lab, notebook)
@@ -149,7 +154,7 @@ def test_a_lab_runs_through_and_leaves_nothing_behind(stem, n_ranks, device, exe
         n_ranks, device = ranks_for(stem, n_ranks, torch.cuda.device_count())
     printed = json.dumps(json.loads(execute(stem, n_ranks, device).read_text())["cells"])
     assert "nothing is left running" in printed
-    assert f"{n_ranks} ranks on" in printed
+    assert f"{n_ranks} ranks {'share' if device == 'cuda:0' else 'on'}" in printed
 
 
 def ranks_for(stem: str, n_ranks: int, n_gpus: int) -> tuple[int, str]:

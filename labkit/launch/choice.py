@@ -16,7 +16,7 @@ from labkit.launch.verdict import Verdict, doubt, kept_verdict
 from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
-WIRES = ("gloo", "shared")
+WIRES = ("gloo", "shared", "nccl")
 
 
 class Choice(NamedTuple):
@@ -32,7 +32,12 @@ class Choice(NamedTuple):
     def device(self) -> str:
         """What another cluster is given to be on the same kind of device: "cpu", "cuda" (a GPU for each rank) or
         "cuda:0" (all ranks on this GPU)."""
-        return "cuda" if self.backend == "nccl" else self.devices[0]
+        return "cuda" if self.backend == "nccl" and not self.one_gpu else self.devices[0]
+
+    @property
+    def one_gpu(self) -> bool:
+        """True if several ranks have the same GPU."""
+        return self.devices[0] != "cpu" and len(set(self.devices)) < len(self.devices)
 
     @property
     def carrier(self) -> str:
@@ -57,9 +62,11 @@ def choose(
     "auto"    a GPU for each rank and NCCL if there are enough and they have passed a self-test, else CPU and gloo
     "cpu"     CPU and gloo
     "cuda"    a GPU for each rank and NCCL, or ValueError
-    "cuda:0"  every rank on this one GPU, over gloo (NCCL wants a GPU to itself); numbers are right, speed is not
+    "cuda:0"  every rank on this one GPU, over gloo; numbers are right, speed is not
 
-    On CPUs, `wire` "shared" adds shared memory to gloo where the system allows it and links are not shaped.
+    On CPUs, `wire` "shared" adds shared memory to gloo where the system allows it and links are not shaped. With
+    "cuda:0", `wire` "nccl" has NCCL itself between the ranks: it refuses two ranks of one machine on one GPU, so each
+    rank passes for a machine of its own, and what they send goes over loopback.
     """
     if wire not in WIRES:
         raise ValueError(f"unknown wire {wire!r}: use {' or '.join(map(repr, WIRES))}")
@@ -69,6 +76,8 @@ def choose(
     if around is not None:
         choice = choose(n_ranks, device, gpus, links, wire=wire, proof=proof)
         return choice._replace(sentence=f"{choice.sentence}; {around.words}")
+    if wire == "nccl" and not device.startswith("cuda"):
+        raise ValueError(f'wire="nccl" is between GPUs, got device={device!r}: use device="cuda" or "cuda:0"')
     if links is not None:
         return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus, wire="gloo"), links)
     facts = facts_here() if gpus is None else gpus if isinstance(gpus, GpuFacts) else GpuFacts(tuple(map(Gpu, gpus)))
@@ -98,11 +107,13 @@ def choose(
         index = int(shared[1])
         if index not in numbers:
             raise ValueError(_not_this_one(facts, device, index))
+        over = "NCCL, for which each is a machine of its own" if wire == "nccl" else "gloo, through host memory"
         words = (
-            f"{n_ranks} ranks share {device} ({facts.gpus[index].name}) over gloo, through host memory: "
+            f"{n_ranks} ranks share {device} ({facts.gpus[index].name}) over {over}: "
             "right numbers, not the speed of a GPU each"
         )
-        return Choice("gloo", (device,) * n_ranks, "; ".join([words, *remarks(facts, (index,))]))
+        backend = "nccl" if wire == "nccl" else "gloo"
+        return Choice(backend, (device,) * n_ranks, "; ".join([words, *remarks(facts, (index,))]))
     raise ValueError(
         f'unknown device {device!r}: use "auto", "cpu", "cuda" (a GPU for each rank) or "cuda:0" (all on one)'
     )

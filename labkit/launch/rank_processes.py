@@ -164,6 +164,7 @@ class RankProcesses(Channels):
             "links": None if links is None else pickle.dumps(links),
             "around": None if around is None else written(around),
             "backend": choice.backend,
+            "one_gpu": choice.one_gpu,
             "mail": None,
             "threads": threads,
             "strict": strict,

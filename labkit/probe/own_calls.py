@@ -14,6 +14,8 @@ Source: torch's at::ThreadLocalState, which is also how modes reach backward.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import Any
 
 from labkit.comm.private import private
@@ -25,15 +27,24 @@ class OwnCalls:
     """A context around a piece of work; `here()` says whether the code that asks runs in it."""
 
     def __enter__(self) -> OwnCalls:
-        private("torch._C._stash_obj_in_tls")(KEY, (*_entered(), self))
+        _note((*_entered(), self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        private("torch._C._stash_obj_in_tls")(KEY, tuple(own for own in _entered() if own is not self))
+        _note(tuple(own for own in _entered() if own is not self))
 
     def here(self) -> bool:
         """True in the thread that has entered it, until it leaves, and in autograd's threads while they work for it."""
         return any(own is self for own in _entered())
+
+
+def _note(entered: tuple[Any, ...]) -> None:
+    before = sys.getrefcount(entered)
+    private("torch._C._stash_obj_in_tls")(KEY, entered)
+    if sys.getrefcount(entered) == before:
+        # This torch, 2.11 say, keeps the object without a reference of its own, and gives one back when it lets go: the
+        # tuple would be freed under those who still have it, and its memory would become somebody else's arguments.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(entered))
 
 
 def _entered() -> tuple[Any, ...]:

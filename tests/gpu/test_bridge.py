@@ -1,6 +1,6 @@
-"""torch's own strategies over labkit's groups, a GPU for each rank: what one process computes in float64.
+"""torch's own strategies over labkit's groups beside NCCL: what one process computes in float64.
 
-Each runs on "cpu", too, wherever there are no two GPUs: so what it says of a program is tested itself."""
+Each runs on "cpu", too, wherever there is no GPU: so what it says of a program is tested itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from labkit import Cluster
+from tests.gpu.ranks import cluster_on
 
 N, STEPS, ROWS, WIDTH = 2, 3, 4, 24
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -16,9 +16,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.fixture(scope="module", params=DEVICES)
 def ranks(request):
-    if request.param == "cuda" and torch.cuda.device_count() < N:
-        pytest.skip(f"{N} ranks want a GPU each, this machine has {torch.cuda.device_count()}")
-    with Cluster(N, device=request.param, quiet=True) as made:
+    with cluster_on(request.param, N) as made:
         yield made
 
 

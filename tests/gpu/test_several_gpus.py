@@ -1,4 +1,4 @@
-"""Ranks on GPUs of their own, over NCCL: what one GPU, or a CPU, cannot show.
+"""Ranks over NCCL, on GPUs of their own, or where there are too few all on one (tests/gpu/ranks.py).
 
 The same programs run here on CPU ranks. What the self-test does on the way to "auto" (labkit/self_test.py: verbs, one
 rank first, subgroup, mesh, hang, stop, the next generation, memory) is one test of these; its CPU side is
@@ -9,14 +9,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit import Cluster, Layout, Mesh, WorkerError
+from labkit import Layout, Mesh, WorkerError
 from labkit.comm import hops
-from labkit.launch.cluster import BareCluster
 from labkit.launch.verdict import FAILED, PASSED
 from labkit.parallel.context import ring_attention, zigzag
 from labkit.parallel.online import positions_of
 from labkit.probe.memory import MemoryProbe
 from labkit.self_test import examine
+from tests.gpu.ranks import cluster_on, maker
 from tests.waiting import LONG_S
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -24,12 +24,10 @@ DEVICES = ["cpu", CUDA]
 MOST = 4
 
 
-def ranks_on(device, at_least=2):
-    """As many ranks as there are GPUs, four at most. Fewer than `at_least`: the test is skipped."""
-    there = MOST if device == "cpu" else min(MOST, torch.cuda.device_count())
-    if there < at_least:
-        pytest.skip(f"needs {at_least} GPUs, and torch finds {there}")
-    return there
+def number_of_ranks(device):
+    """As many ranks as there are GPUs, four at most; four on a CPU and on one GPU."""
+    there = torch.cuda.device_count() if device == "cuda" else MOST
+    return min(there, MOST) if there > 1 else MOST
 
 
 def values(cluster, fn, *args):
@@ -38,9 +36,10 @@ def values(cluster, fn, *args):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [CUDA])
-def test_the_self_test_passes_on_several_gpus(device):
+def test_the_self_test_passes_over_nccl(device):
     """Would catch whatever keeps a cluster of GPUs from working, part by part, and says which."""
-    parts = list(examine(BareCluster, device, ranks_on(device)))
+    n = number_of_ranks(device)
+    parts = list(examine(*maker(device, n), n))
     assert [part for part in parts if part.outcome == FAILED] == []
     assert {part.name for part in parts if part.outcome == PASSED} >= {"verbs", "hang", "stop", "memory"}
 
@@ -60,8 +59,8 @@ def of_each_dtype(group):
 @pytest.mark.parametrize("device", DEVICES)
 def test_verbs_of_every_dtype_give_the_same_whole_numbers(device):
     """Would catch a dtype that NCCL does not know, or that is added up in another one."""
-    n = ranks_on(device)
-    with Cluster(n, device=device, quiet=True) as cluster:
+    n = number_of_ranks(device)
+    with cluster_on(device, n) as cluster:
         replies = values(cluster, of_each_dtype)
     rows = [[k + rank for k in range(2 * n)] for rank in range(n)]
     total = [sum(column) for column in zip(*rows, strict=True)]
@@ -86,8 +85,8 @@ def lives(group, times):
 @pytest.mark.parametrize("device", DEVICES)
 def test_ten_meshes_take_the_groups_of_one(device):
     """Would catch a communicator of NCCL, 100 MB of a GPU or more, for every call of `Mesh.connect`."""
-    n = ranks_on(device)
-    with Cluster(n, device=device, quiet=True) as cluster:
+    n = number_of_ranks(device)
+    with cluster_on(device, n) as cluster:
         first = values(cluster, lives, 1)
         assert values(cluster, lives, 10) == first
         assert first[0][0] == n
@@ -102,8 +101,8 @@ def forgetful(group):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_hang_is_named_with_its_line_and_the_same_ranks_go_on(device):
     """Would catch a hang that is noticed where the host waits for the device, and an abort that takes ranks along."""
-    n = ranks_on(device)
-    with Cluster(n, device=device, quiet=True, timeout_s=LONG_S) as cluster:
+    n = number_of_ranks(device)
+    with cluster_on(device, n, timeout_s=LONG_S) as cluster:
         pids = cluster.pids
         with pytest.raises(WorkerError) as caught:
             cluster.run(forgetful)
@@ -136,7 +135,7 @@ def over_the_cap(group):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cap_refuses_what_is_beyond_it_and_the_allocator_agrees(device):
     """Would catch a cap that counts the host's memory, and a refused tensor that stays allocated."""
-    with Cluster(ranks_on(device), device=device, quiet=True) as cluster:
+    with cluster_on(device, number_of_ranks(device)) as cluster:
         for n_held, counted, allocated in values(cluster, over_the_cap):
             assert (n_held, counted) == (5, 40 << 20)
             assert allocated == counted
@@ -166,8 +165,8 @@ def in_a_ring(group, length, width):
 def test_attention_in_a_ring_of_four_ends_with_large_keys_and_values(device):
     """Would catch ranks whose sends wait for each other in a circle as soon as messages exceed the wire's buffers: on a
     GPU, 64 MB of keys and values for each rank."""
-    n, width = ranks_on(device, at_least=4), 64 if device == "cpu" else 4096
-    with Cluster(n, device=device, quiet=True, timeout_s=LONG_S) as cluster:
+    n, width = MOST, 64 if device == "cpu" else 4096
+    with cluster_on(device, n, timeout_s=LONG_S) as cluster:
         assert max(values(cluster, in_a_ring, 2048 * n if device != "cpu" else 256 * n, width)) < 1e-4
 
 
@@ -181,7 +180,7 @@ def dealt(group, rows):
 @pytest.mark.parametrize("device", DEVICES)
 def test_everybody_may_send_to_everybody_at_the_same_time(device):
     """Would catch three ranks or more that wait for each other, each for the one that it has not heard yet."""
-    with Cluster(ranks_on(device), device=device, quiet=True, timeout_s=LONG_S) as cluster:
+    with cluster_on(device, number_of_ranks(device), timeout_s=LONG_S) as cluster:
         assert values(cluster, dealt, 4096 if device != "cpu" else 512) == [[True, True]] * cluster.n_ranks
 
 
@@ -219,7 +218,7 @@ def sharded_by_torch(group):
 @pytest.mark.parametrize("device", DEVICES)
 def test_fully_shard_over_the_bridge_trains_as_one_process_does(device):
     """Would catch unfinished copies that are sent, and a bridge that torch finds no backend in for these tensors."""
-    with Cluster(ranks_on(device), device=device, quiet=True) as cluster:
+    with cluster_on(device, number_of_ranks(device)) as cluster:
         for ours, alone, off in values(cluster, sharded_by_torch):
             assert ours == pytest.approx(alone, rel=1e-4)
             assert off < 1e-4
