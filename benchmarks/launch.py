@@ -157,8 +157,16 @@ def many_ranks() -> float:
     return timed(whole)
 
 
+def begin(bar: Bar, share: float, part: str) -> None:
+    """Say that a part begins."""
+    bar.draw(share, part)
+    if not sys.stderr.isatty():
+        print(part, file=sys.stderr, flush=True)
+
+
 def measure(quick: bool) -> dict[str, Any]:
-    """All numbers by name, those of peers that are not installed as None; a bar says which is being measured."""
+    """All numbers by name, those of peers that are not installed as None. A bar says which is being measured, or, where
+    there is no terminal, a line on standard error as each part begins."""
     few, many = (3, 50) if quick else (9, 300)
     fresh, ray = list[tuple[float, float]](), list[float | None]()
     steps: dict[str, Callable[[], float | None]] = {
@@ -178,11 +186,11 @@ def measure(quick: bool) -> dict[str, Any]:
         "ray start, s": lambda: ray[1],
     }
     bar = Bar()
-    bar.draw(0.0, "importing torch")
+    begin(bar, 0.0, "importing torch")
     zygote().ready()
     found = dict[str, Any]()
     for place, (name, step) in enumerate(steps.items()):
-        bar.draw(place / len(steps), f"{place + 1} of {len(steps)}: {name.rpartition(',')[0]}")
+        begin(bar, place / len(steps), f"{place + 1} of {len(steps)}: {name.rpartition(',')[0]}")
         found[name] = step()
     bar.end("measured")
     return found

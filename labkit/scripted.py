@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.comm.tally import Row
+from labkit.comm.tally import ROOTLESS, Row, Span
 from labkit.launch.script import ScriptRun, watch_script
 from labkit.launch.watch import lines, name_ranks
 from labkit.plan.breakdown import KINDS
@@ -33,10 +33,14 @@ LATE_SHARE, EXPOSED_SHARE, OFF = 0.1, 0.3, 0.15
 SMALL_BYTES, WORTH_BYTES, LISTED = 1024, 1 << 20, 12
 CHARGED = "of collectives charged by the law of a ring: torch does not say what the backend sends; messages are counted"
 """What stands below a table of the bytes of a script."""
+OF_A_MEAN = "those of broadcast and reduce are a mean over the ranks, since no record names the root"
+"""What stands below that, where there are such."""
+SHOWN = "of each rank in the whole run; from least to most where ranks differ"
+"""What the calls and the bytes of a table are."""
 
 
 class Law(NamedTuple):
-    """Bytes that a rank sends in a step for what was recognised, beside its law."""
+    """Bytes that a rank sends in a step for what was recognised, as a mean over the ranks, beside its law."""
 
     what: str
     sent_bytes: float
@@ -78,11 +82,10 @@ class ScriptReport:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The collectives and messages by line, most bytes first; calls and bytes are of a rank."""
-        n = self.run.n_ranks
+        """The collectives and messages by line, most bytes first."""
         messages = [
-            Row(verb, "your own", frame, "messages", 2, calls / n, n_bytes / n * (verb == "send"), 0)
-            for (verb, frame), (calls, n_bytes) in self.run.messages.items()
+            Row(verb, "your own", frame, "messages", 2, shares, 0)
+            for (verb, frame), shares in self.run.messages.items()
         ]
         return sorted([*self.run.tally.rows(), *messages], key=lambda row: (-row.sent_bytes, -row.calls))
 
@@ -228,14 +231,14 @@ class ScriptReport:
         if run.autopsy is not None:
             parts.append("\n".join(["Where everybody was:", *(f"  {line}" for line in lines(run.autopsy.ranks))]))
         if self.rows:
-            parts.append("\n".join(["Collectives (of a rank, whole run):", *self._table()]))
+            parts.append("\n".join([f"Collectives and messages ({SHOWN}):", *self._table()]))
         if self.laws:
             law = "\n".join(
                 f"  {law.what:5} {law.sent_bytes:>14,.0f} B charged a step   {law.law_bytes:>14,.0f} B by law   "
                 f"{law.ratio:5.2f}   {law.formula}"
                 for law in self.laws
             )
-            parts.append(f"Bytes beside the law:\n{law}")
+            parts.append(f"Bytes beside the law (a mean over the ranks):\n{law}")
         if self.overlap:
             at = self.overlap
             parts.append(
@@ -250,25 +253,41 @@ class ScriptReport:
         return "\n\n".join([*parts, *self.notes])
 
     @property
+    def rootless(self) -> bool:
+        """True if bytes of a listed row are a mean over the ranks, for want of a root."""
+        return any(row.verb in ROOTLESS and row.sent_bytes for row in self.rows[:LISTED])
+
+    @property
     def notes(self) -> list[str]:
         """What could not be seen, and why."""
         share, out = self.run.tally.share, []
         if share < 0.999:
             out.append(f"{share:.0%} of the collectives were seen before they were overwritten; the rest is estimated.")
+        if self.rows and self.run.tally.silent:
+            out.append(f"No record has come from {name_ranks(self.run.tally.silent)}: no number above is of theirs.")
         unseen = {rank: seen["unseen"] for rank, seen in self.run.seen.items() if "unseen" in seen}
         for rank, why in unseen.items():
             out.append(f"Memory or overlap of {name_ranks([rank])} could not be measured: {why}.")
         return out
 
     def _table(self) -> list[str]:
-        out = [f"  {'bytes sent *':>14} {'calls':>8}  {'collective':16} {'by':18} line"]
-        for row in self.rows[:LISTED]:
-            out.append(f"  {row.sent_bytes:>14,.0f} {row.calls:>8,.3g}  {row.verb:16} {row.origin:18} {row.place}")
+        listed = self.rows[:LISTED]
+        sent = ["bytes sent *", *(span_text(row.bytes_span) for row in listed)]
+        calls = ["calls", *(span_text(row.calls_span) for row in listed)]
+        rest = [f"{'collective':16} {'by':18} line", *(f"{row.verb:16} {row.origin:18} {row.place}" for row in listed)]
+        wide, narrow = max(14, *map(len, sent)), max(8, *map(len, calls))
+        out = [f"  {a:>{wide}} {b:>{narrow}}  {c}" for a, b, c in zip(sent, calls, rest, strict=True)]
         if len(self.rows) > LISTED:
             out.append(f"  ... and {len(self.rows) - LISTED} more lines")
-        return [*out, f"  * {CHARGED}"]
+        return [*out, f"  * {CHARGED}", *([f"    {OF_A_MEAN}"] if self.rootless else [])]
 
     def _repr_html_(self) -> str:
         from html import escape
 
         return f"<pre>{escape(self.words())}</pre>"
+
+
+def span_text(span: Span) -> str:
+    """`12` where all ranks did the same, `0 to 12` where they did not; what was estimated has three digits."""
+    least, most = (f"{number:,.0f}" if number >= 100 else f"{number:.3g}" for number in span)
+    return least if least == most else f"{least} to {most}"

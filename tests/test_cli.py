@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -217,6 +219,39 @@ def test_every_command_gives_its_data_to_a_file_or_to_standard_output(words, tmp
     assert beside.returncode == alone.returncode
     assert type(json.loads(alone.stdout)) is type(json.loads((tmp_path / "data.json").read_text()))
     assert alone.stderr.count("\n") == beside.stdout.count("\n") > 0
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_launchers_benchmark_says_which_part_begins_where_there_is_no_terminal(terminal, monkeypatch, capsys):
+    """A bug: labkit bench launch said nothing for 100 s to whoever read it through a pipe. Would catch lines that come
+    when a part is over, too."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    spec = importlib.util.spec_from_file_location("launch_benchmark", ROOT / "benchmarks/launch.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    began, drawn = list[tuple[str, str]](), list[str]()
+
+    def part(name, value):
+        def run(*_):
+            began.append((name, capsys.readouterr().err))
+            return value
+
+        return run
+
+    for name in ("median_of", "warm_calls", "bandwidth", "private_memory", "many_ranks"):
+        monkeypatch.setattr(bench, name, part(name, 1.0))
+    for name, value in {"fresh_cluster": (1.0, 1.0), "ipyparallel_call": None, "ray_call": None}.items():
+        monkeypatch.setattr(bench, name, part(name, value))
+    monkeypatch.setattr(bench, "zygote", lambda: SimpleNamespace(ready=part("torch", None)))
+    monkeypatch.setattr(Bar, "draw", lambda self, share, text: drawn.append(text))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    found = bench.measure(True)
+    assert len(drawn) == len(found) + 1
+    told = dict(reversed(began))  # what had been said when it began for the first time
+    lines = {"torch": "importing torch\n", "fresh_cluster": "1 of 12: fresh cluster of 4 to the first all_reduce\n"}
+    lines |= {"bandwidth": "6 of 12: 256 MB come back\n", "many_ranks": "8 of 12: 64 ranks, whole life\n"}
+    assert {name: told[name] for name in lines} == (dict.fromkeys(lines, "") if terminal else lines)
+    assert capsys.readouterr().err == ("" if terminal else "12 of 12: ray start\n")
 
 
 def test_every_comparison_that_can_be_named_is_there():

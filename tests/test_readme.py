@@ -165,6 +165,13 @@ def test_every_command_in_readme_is_one_with_these_options():
         commands[name].make_context(name, words).close()
 
 
+def test_what_readme_says_to_type_can_be_typed_as_it_stands():
+    """Would catch `git clone <address of this repository>`: a first line that a shell refuses."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert blocks
+    assert not [line for block in blocks for line in block.splitlines() if re.search(r"<\w[^>]*>", line)]
+
+
 def test_readme_is_short():
     """Would catch a front page that grows back into a manual."""
     assert len(README.splitlines()) <= 200

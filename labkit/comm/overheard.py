@@ -1,7 +1,8 @@
 """Messages of a script that nobody has changed: send, recv, isend and irecv, as the script and torch call them.
 
 torch's flight recorder keeps no messages on gloo. So the four functions are replaced, before the script runs, by ones
-that note what they do and then do it; `batch_isend_irecv` and torch's pipelines call the same four.
+that note what they do and then do it; `batch_isend_irecv` and torch's pipelines call the same four. torch's own send
+calls isend, and recv may call irecv: what one of them calls inside of another is the same message, and is noted once.
 
     recv from 2, tag 0, train.py:31     noted when it begins, struck out when it is done
 """
@@ -28,7 +29,7 @@ class Overheard:
     """The messages of this process: those under way, and the calls and bytes of each line since the beginning."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._inside = threading.Lock(), threading.local()
         self._under_way: dict[int, tuple[Message, Any]] = {}
         self._last = 0
         self._groups: list[Any] = []
@@ -74,12 +75,15 @@ class Overheard:
         @functools.wraps(original)
         def call(tensor: Any, peer: Any = None, group: Any = None, tag: int = 0, *args: Any, **kwargs: Any) -> Any:
             other = kwargs.pop("dst" if verb == "send" else "src", peer)
+            if getattr(self._inside, "call", False):
+                return original(tensor, other, group, tag, *args, **kwargs)
             in_group = args[0] if args else kwargs.get(f"group_{'dst' if verb == 'send' else 'src'}")
             key = self._begin(verb, _global(other, in_group, group), tag, tensor)
-            work = None
+            work, self._inside.call = None, True
             try:
                 work = original(tensor, other, group, tag, *args, **kwargs)
             finally:
+                self._inside.call = False
                 with self._lock:
                     if name == verb or work is None:
                         self._under_way.pop(key, None)

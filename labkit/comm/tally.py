@@ -4,16 +4,18 @@ Bytes are those that a rank sends by the law of a ring, whatever the backend doe
 
     all_reduce                                  2(n-1)/n N
     reduce_scatter, all_gather, all_to_all       (n-1)/n N
-    broadcast, gather, scatter                   (n-1)/n N    a mean over the ranks
+    broadcast, reduce                            (n-1)/n N    a mean over the ranks: no record names the root
+    gather                                       N/n of a rank that is not the root, straight to it
+    scatter                                      (n-1)/n N of the root, straight to the others
 
 A record is counted once, in whatever dump it comes; those that were overwritten before they were fetched are estimated
-from the counters of their group. Of each collective whose records came from all members, the last to come is noted.
+from the counters of their rank. Of each collective whose records came from all members, the last to come is noted.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -40,17 +42,57 @@ CALLING = (
 RECENT = 200
 
 
+ROOTLESS = ("broadcast", "reduce")
+"""Collectives whose bytes are a mean over the ranks, for no record names the root."""
+
+
+class Share(NamedTuple):
+    """What one rank did of a row: its calls, and the bytes that it sent."""
+
+    calls: float
+    sent_bytes: float
+
+
+class Span(NamedTuple):
+    """The least and the most that a rank did."""
+
+    least: float
+    most: float
+
+
 class Row(NamedTuple):
-    """One collective at one line: `calls` of a rank, bytes that a rank sends, `n_ranks` of its group."""
+    """One collective at one line, of groups of `n_ranks`. `shares` has every rank of which records have come, also one
+    that never calls it."""
 
     verb: str
     origin: str
     caller: Frame | None
     group: str
     n_ranks: int
-    calls: float
-    sent_bytes: float
+    shares: Mapping[int, Share]
     largest_bytes: int
+
+    @property
+    def calls(self) -> float:
+        """The calls of a rank, as a mean over the ranks."""
+        return sum(share.calls for share in self.shares.values()) / len(self.shares)
+
+    @property
+    def sent_bytes(self) -> float:
+        """The bytes that a rank sends, as a mean over the ranks."""
+        return sum(share.sent_bytes for share in self.shares.values()) / len(self.shares)
+
+    @property
+    def calls_span(self) -> Span:
+        """The calls of the rank that calls it least often, and of the one that calls it most often."""
+        calls = [share.calls for share in self.shares.values()]
+        return Span(min(calls), max(calls))
+
+    @property
+    def bytes_span(self) -> Span:
+        """The bytes of the rank that sends least, and of the one that sends most."""
+        sent = [share.sent_bytes for share in self.shares.values()]
+        return Span(min(sent), max(sent))
 
     @property
     def place(self) -> str:
@@ -89,9 +131,13 @@ def origin_of(record: Record) -> str:
 
 
 def sent_bytes(record: Record, n_ranks: int) -> float:
-    """Bytes that a rank of `n_ranks` sends, by the law of a ring."""
+    """Bytes that the rank of this record sends in a group of `n_ranks`, by the laws at the head of this file."""
     if n_ranks < 2 or record.called == "barrier":
         return 0.0
+    if record.called == "gather":
+        return 0.0 if record.out_bytes else record.n_bytes
+    if record.called in ("scatter", "all_to_all"):
+        return (n_ranks - 1) / n_ranks * record.n_bytes
     if record.called == "all_reduce":
         return 2 * (n_ranks - 1) / n_ranks * record.n_bytes
     return (n_ranks - 1) / n_ranks * max(record.n_bytes, record.out_bytes)
@@ -107,7 +153,8 @@ class Tally:
         self.members: dict[str, tuple[int, ...]] = {}
         self.recent: dict[int, deque[Record]] = {rank: deque(maxlen=RECENT) for rank in range(n_ranks)}
         self.newest: dict[int, int] = dict.fromkeys(range(n_ranks), -1)
-        self._rows: dict[tuple[str, str, Frame | None, str, int], list[float]] = {}
+        self._rows: dict[tuple[str, str, Frame | None, str, int], dict[int, Share]] = {}
+        self._largest: Counter[tuple[str, str, Frame | None, str, int]] = Counter()
         self._open: dict[tuple[str, int], dict[int, int]] = {}
         self._last: Counter[int] = Counter()
         self._waited: Counter[int] = Counter()
@@ -126,12 +173,13 @@ class Tally:
                 self._count(dump, record)
 
     def rows(self) -> list[Row]:
-        """A row for each collective at each line, most bytes first; calls and bytes are a mean over the ranks."""
-        share = self.share
-        rows = [
-            Row(*key, calls / self.n_ranks / share, n_bytes / self.n_ranks / share, int(largest))
-            for key, (calls, n_bytes, largest) in self._rows.items()
-        ]
+        """A row for each collective at each line, most bytes first."""
+        parts = {rank: self._share(rank) for rank in sorted(self.called)}
+        rows = list[Row]()
+        for key, seen in self._rows.items():
+            shares = dict.fromkeys(parts, Share(0.0, 0.0))
+            shares |= {rank: Share(calls / parts[rank], sent / parts[rank]) for rank, (calls, sent) in seen.items()}
+            rows.append(Row(*key, shares, self._largest[key]))
         return sorted(rows, key=lambda row: (-row.sent_bytes, -row.calls))
 
     @property
@@ -139,6 +187,11 @@ class Tally:
         """The part of all collectives whose record was seen; 1.0 if none was overwritten."""
         called = sum(n for groups in self.called.values() for n in groups.values())
         return min(1.0, sum(self.seen.values()) / called) if called else 1.0
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """The ranks of which no record has come."""
+        return tuple(rank for rank in range(self.n_ranks) if rank not in self.called)
 
     def late(self) -> list[Late]:
         """The ranks, by how long others waited for them alone, longest first."""
@@ -166,12 +219,16 @@ class Tally:
         world = tuple(range(self.n_ranks)) if record.name == "world" else ()
         members = self.members.get(record.group) or world or members_of(record.group, [dump])
         key = (record.called, origin_of(record), record.caller, record.name, len(members))
-        row = self._rows.setdefault(key, [0.0, 0.0, 0.0])
-        row[0] += 1
-        row[1] += sent_bytes(record, len(members))
-        row[2] = max(row[2], record.n_bytes, record.out_bytes)
+        row = self._rows.setdefault(key, {})
+        calls, sent = row.get(dump.rank, Share(0.0, 0.0))
+        row[dump.rank] = Share(calls + 1, sent + sent_bytes(record, len(members)))
+        self._largest[key] = max(self._largest[key], record.n_bytes, record.out_bytes)
         if len(members) > 1:
             self._meet(record, dump.rank, len(members))
+
+    def _share(self, rank: int) -> float:
+        called = sum(self.called[rank].values())
+        return min(1.0, self.seen[rank] / called) if called and self.seen[rank] else 1.0
 
     def _meet(self, record: Record, rank: int, n_members: int) -> None:
         came = self._open.setdefault((record.group, record.seq), {})

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ import psutil
 from labkit.comm.dumps import Dump, Frame, Message, load, read
 from labkit.comm.libraries import within
 from labkit.comm.meeting_point import HOST
-from labkit.comm.tally import Tally
+from labkit.comm.tally import Share, Tally
 from labkit.launch import output, places, watch
 from labkit.launch.blackbox import Position
 from labkit.launch.choice import choose
@@ -68,7 +67,7 @@ class ScriptRun:
     error     None if all ranks ended well, else the root cause first
     found_s   seconds from the last sign of life to the explanation of a hang, from the first failure for the rest
     seen      rank -> what the observer in that rank saw
-    messages  (verb, line) -> calls and bytes of sends and receives, added up over the ranks
+    messages  (verb, line) -> rank -> what that rank sent or received there; ranks whose script came to an end
     """
 
     path: str
@@ -78,7 +77,7 @@ class ScriptRun:
     codes: dict[int, int | None]
     tally: Tally = field(repr=False)
     seen: dict[int, Any] = field(repr=False)
-    messages: dict[tuple[str, Frame], tuple[int, int]] = field(repr=False)
+    messages: dict[tuple[str, Frame], dict[int, Share]] = field(repr=False)
     error: WorkerError | None = None
     autopsy: watch.Autopsy | None = None
     found_s: float | None = None
@@ -139,8 +138,7 @@ class Watched:
         self.over_at: dict[int, float] = {}
         self.ended: dict[int, Ended] = {}
         self.seen: dict[int, Any] = {}
-        self.messages: Counter[tuple[str, Frame]] = Counter()
-        self.message_bytes: Counter[tuple[str, Frame]] = Counter()
+        self.messages: dict[tuple[str, Frame], dict[int, Share]] = {}
         self.positions: dict[int, tuple[Position | None, list[Message], Dump | None]] = {}
         self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
         self.stances: tuple[watch.Whereabouts, ...] = ()
@@ -226,7 +224,8 @@ class Watched:
         """Everything that is known at the end."""
         error = self._error()
         codes = {rank: self.ended[rank].code if rank in self.ended else None for rank in range(self.n_ranks)}
-        messages = {key: (n, self.message_bytes[key]) for key, n in self.messages.items()}
+        none = dict.fromkeys(sorted(self.over), Share(0, 0))
+        messages = {key: none | shares for key, shares in self.messages.items()}
         return ScriptRun(
             path, arguments, self.n_ranks, time.monotonic() - self.began, codes, self.tally, self.seen, messages,
             error, error.autopsy if error else None, self.found_s,
@@ -254,8 +253,8 @@ class Watched:
                 if seen is not None:
                     self.seen[event.rank] = seen
                 for verb, frame, n, n_bytes in messages:
-                    self.messages[verb, frame] += n
-                    self.message_bytes[verb, frame] += n_bytes
+                    sent = n_bytes if verb == "send" else 0
+                    self.messages.setdefault((verb, frame), {})[event.rank] = Share(n, sent)
                 self._add(event.rank, event.frames[0], members)
                 self.processes.tell(event.rank, "leave")
                 if code:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 
+from labkit.comm.tally import Span
 from labkit.plan.breakdown import KINDS
-from labkit.scripted import LISTED, ScriptReport
+from labkit.scripted import LISTED, OF_A_MEAN, SHOWN, ScriptReport, span_text
 from labkit.view.autopsy import autopsy
 from labkit.view.svg import KIND_COLOURS, PALETTE
 from labkit.view.units import bytes_text, plural, seconds_text
@@ -81,15 +82,15 @@ def _traffic(report: ScriptReport) -> list[str]:
     if not report.rows:
         return []
     rows = [
-        (row.verb, row.origin, _code(row.place), f"{row.calls:,.3g}", bytes_text(row.sent_bytes), row.group)
+        (row.verb, row.origin, _code(row.place), span_text(row.calls_span), _sent(row.bytes_span), row.group)
         for row in report.rows[:LISTED]
     ]
     more = len(report.rows) - LISTED
     return [
         "<h2>Collectives by line</h2>",
-        '<p class="soft">Of one rank (a mean), over the whole run; bytes that it sends. Those of collectives are '
-        "charged by the law of a ring, since torch tells their sizes and not what the backend sends; those of messages "
-        "are counted.</p>",
+        f'<p class="soft">Calls, and bytes sent, {SHOWN}. Bytes of collectives are charged by the law of a ring, since '
+        "torch tells their sizes and not what the backend sends; those of messages are counted"
+        f"{f'; {OF_A_MEAN}' if report.rootless else ''}.</p>",
         _table(("collective", "by", "line", "calls", "bytes sent", "group"), rows, numbers=(3, 4)),
         f'<p class="soft">and {plural(more, "more line")}</p>' if more > 0 else "",
     ]
@@ -103,7 +104,13 @@ def _laws(report: ScriptReport) -> list[str]:
         for law in report.laws
     ]
     head = ("recognised", "charged a step", "by law", "ratio", "law")
-    return ["<h2>Bytes beside the law</h2>", _table(head, rows, numbers=(1, 2, 3))]
+    mean = '<p class="soft">Of a step, as a mean over the ranks.</p>'
+    return ["<h2>Bytes beside the law</h2>", mean, _table(head, rows, numbers=(1, 2, 3))]
+
+
+def _sent(span: Span) -> str:
+    least, most = map(bytes_text, span)
+    return least if least == most else f"{least} to {most}"
 
 
 def _overlap(report: ScriptReport) -> list[str]:

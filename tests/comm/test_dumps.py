@@ -144,6 +144,20 @@ def test_bytes_are_counted_once_by_line_and_by_the_law_of_a_ring():
     assert tally.share == 1.0
     tally.add(read(dump_of(entry(9, 9)), 0))
     assert tally.share == pytest.approx(13 / 17)
+    rows = {(row.verb, row.place): row for row in tally.rows()}
+    assert rows["all_gather", "train.py:31"].calls_span == (1, pytest.approx(9 / 5)), "only rank 0 has lost records"
+
+
+def test_a_row_tells_the_least_and_the_most_that_a_rank_did_and_leaves_out_who_told_nothing():
+    """Would catch a mean that is told as one rank's, a rank that never calls and is left out, and one of which nothing
+    is known that is told as one that did nothing."""
+    tally = Tally(4)
+    for rank, n in enumerate((3, 1, 0)):
+        tally.add(read(dump_of(*GOOD[:n], ranks=(0, 1, 2, 3)), rank))
+    (row,) = tally.rows()
+    assert (row.calls_span, row.calls) == ((0, 3), pytest.approx(4 / 3))
+    assert row.bytes_span == (0, pytest.approx(3 * 2 * 3 / 4 * 256))
+    assert tally.silent == (3,)
 
 
 @pytest.mark.slow
