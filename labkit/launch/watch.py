@@ -67,7 +67,8 @@ class Whereabouts:
             "dead": self.detail,
             "idle": f"{stands} not part of this call",
         }
-        return f"{name_ranks(ranks)} {words[self.state]}{where}"
+        each = "each of " if len(ranks) > 1 and self.state in ("raised", "dead") else ""  # a detail is about one rank
+        return f"{each}{name_ranks(ranks)} {words[self.state]}{where}"
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Region:
         for key in self.tensors:
             self.known[key] = None
         anchor = torch.empty(0, requires_grad=True)  # else there would be no node for inputs that need no gradient
-        self.inputs = Inputs.apply(anchor, *tensors).grad_fn
+        self.inputs = Inputs.apply(anchor, *tensors)  # the tensor, not its node: before torch 2.13 it alone keeps that
         self.surroundings = Surroundings(tensors)
         self.places: list[weakref.ref[Place]] = []  # weak: a place that autograd has freed need not be filled
 
@@ -178,7 +178,7 @@ class Region:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of the first run, tensors as leaves that need a gradient where they did."""
-        leaves = [x.detach().requires_grad_(x.requires_grad) for x in self.inputs.saved_tensors]
+        leaves = [x.detach().requires_grad_(x.requires_grad) for x in self.inputs.grad_fn.saved_tensors]
         known = self.known | dict(zip(self.tensors, leaves, strict=True))
         args = [argument for key, argument in known.items() if isinstance(key, int)]
         return args, {key: argument for key, argument in known.items() if isinstance(key, str)}

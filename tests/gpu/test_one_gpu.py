@@ -99,7 +99,7 @@ def test_codes_of_eight_bits_are_those_of_the_cpu(device, format):
     codes, unit = eight_bits(x.to(device), format)
     expected, expected_unit = eight_bits(x, format)
     assert torch.equal(codes.cpu().view(torch.uint8), expected.view(torch.uint8))
-    assert torch.equal(unit.cpu(), expected_unit)
+    torch.testing.assert_close(unit.cpu(), expected_unit, rtol=2**-22, atol=0)  # a GPU multiplies by 1/x to divide by x
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "fp8"])

@@ -66,6 +66,7 @@ BAD = [
     (lambda: Cluster(2, device="cpu", timeout_s=0), "timeout_s must be more than 0"),
     (lambda: choose(4, "cuda", gpus=("a", "b")), "4 ranks want a GPU each, this machine has 2: use n_ranks=2"),
     (lambda: choose(2, "cuda:5", gpus=("a",)), "names GPU 5, this machine has 1"),
+    (lambda: choose(2, "auto", gpus=(), wire="nccl"), "is between GPUs, got device='auto'"),
 ]
 
 
@@ -85,6 +86,10 @@ def test_the_choice_of_device_and_backend():
     assert one.devices == ("cpu",) * 4
     assert "1 GPU cannot give 4 ranks one each" in one.sentence
     assert choose(3, "cuda:0", gpus=("a",))[:2] == ("gloo", ("cuda:0",) * 3)
+    shared = choose(3, "cuda:0", gpus=("a",), wire="nccl")
+    assert shared[:2] == ("nccl", ("cuda:0",) * 3)
+    assert (shared.device, shared.carrier, shared.one_gpu) == ("cuda:0", "nccl", True)
+    assert choose(2, "cuda", gpus=("a", "b"), wire="nccl").one_gpu is False
 
 
 def test_a_closed_cluster_says_so():

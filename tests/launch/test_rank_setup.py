@@ -28,6 +28,15 @@ def test_ranks_on_nccl_get_what_labkit_needs_of_it():
     assert variables({**SPEC, "backend": "nccl"}) == {"TERM": "xterm", **NCCLS, **OWN, **PLACE}
 
 
+def test_ranks_that_share_a_gpu_are_machines_of_their_own_for_nccl():
+    """Would catch two ranks that NCCL refuses as duplicates, and a user's name for the machine that all ranks get."""
+    spec = {**SPEC, "backend": "nccl", "one_gpu": True, "environment": {"NCCL_HOSTID": "mine"}}
+    names = [variables({**spec, "rank": rank})["NCCL_HOSTID"] for rank in range(3)]
+    assert len(set(names)) == 3
+    assert variables(spec)["NCCL_NET"] == "Socket"
+    assert variables({**spec, "one_gpu": False})["NCCL_HOSTID"] == "mine"
+
+
 def test_what_the_user_has_set_stays():
     """Would catch a network or a watchdog that somebody has chosen and that is chosen again."""
     chosen = dict.fromkeys(NCCLS, "mine")

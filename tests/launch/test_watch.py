@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from labkit.launch import free
-from labkit.launch.watch import Whereabouts, diagnose
+from labkit.launch.watch import Whereabouts, diagnose, lines
 
 
 def waits(rank, *others, axis="world", seq=1, verb="all_reduce", peer_call=""):
@@ -127,6 +127,14 @@ def test_the_paragraph_says_where_every_rank_stands():
     assert words.splitlines()[0] == found.headline
     assert all(f"rank {rank} " in words for rank in range(3))
     assert "<pre>" in found._repr_html_()
+
+
+def test_several_ranks_with_one_fate_stand_in_one_line_that_reads_as_a_sentence():
+    """A bug: "ranks 0, 2 and 3 was killed by SIGSEGV"."""
+    fates = [gone(rank, "dead", "was killed by SIGSEGV") for rank in (0, 2, 3)]
+    assert lines(fates) == ["each of ranks 0, 2 and 3 was killed by SIGSEGV"]
+    assert lines(fates[:1]) == ["rank 0 was killed by SIGSEGV"]
+    assert lines([gone(rank, "finished") for rank in range(3)]) == ["ranks 0, 1 and 2 have finished"]
 
 
 def test_a_frame_between_two_lines_has_a_position_too(monkeypatch):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import time
 from collections import defaultdict
 
@@ -21,7 +22,7 @@ from labkit.parallel.ddp import DDP
 from labkit.parallel.pipeline import Pipeline
 from labkit.plan.schedule import bubble, one_f_one_b, simulate as simulate_schedule
 from labkit.plan.topology import Links
-from labkit.probe import clock as clock_module
+from labkit.probe import clock as clock_module, own_calls
 from labkit.probe.clock import Clock, Recording, bubble_share, clock_offset, overlap_share
 from labkit.probe.intervals import common, seconds, union, without
 from labkit.probe.own_calls import OwnCalls
@@ -1045,3 +1046,16 @@ def test_listening_costs_a_few_lines():
 
     assert lines(listen) < 100 * len(calls)
     assert len(listener.read(time.perf_counter())) == 2000
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_whose_call_it_is_has_one_reference_more_while_torch_keeps_it(counts, monkeypatch):
+    """A bug: torch 2.11 keeps the object without a reference of its own. The tuple was freed while it was in use, and
+    ranks crashed, or got other functions' arguments, as soon as a clock ran."""
+    kept = []
+    stash = (lambda key, thing: kept.append(thing)) if counts else (lambda key, thing: None)
+    monkeypatch.setattr(own_calls, "private", lambda path: stash)
+    entered = (object(), object())
+    before = sys.getrefcount(entered)
+    own_calls._note(entered)
+    assert sys.getrefcount(entered) == before + 1
