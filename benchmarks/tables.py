@@ -333,6 +333,38 @@ def boxes(results: Path) -> list[str]:
     ]
 
 
+def gpu(found: Any) -> list[str]:
+    """The checks in one table, then each table of numbers."""
+    checks = [
+        part for part in found if "result" in (part["rows"] or [{}])[-1] or part["part"] in ("machine", "self-test")
+    ]
+    lines = table(
+        ("check", "seconds", "what came of it"),
+        [(part["part"], f"{part['seconds']:.0f}", "; ".join(map(_first_line, part["wrong"])) or _end(part))
+         for part in checks],
+    )  # fmt: skip
+    for part in found:
+        if part not in checks:
+            names = list(dict.fromkeys(name for row in part["rows"] for name in row))
+            rows = [[_number(row.get(name, "")) for name in names] for row in part["rows"]]
+            lines += ["", f"{part['part']}: {'; '.join(map(_first_line, part['wrong'])) or 'as it has to be'}", ""]
+            lines += table(names, rows)
+    return lines
+
+
+def _end(part: dict[str, Any]) -> str:
+    rows = part["rows"]
+    return str(rows[-1]["result"]) if "result" in rows[-1] else f"{len(rows)} answers, none of them wrong"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:200]
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 BENCHES = (
     Bench("launch", "Starting ranks and calling them", launch),
     Bench("strategies", "Each mechanism beside torch's own", strategies),
@@ -350,6 +382,7 @@ BENCHES = (
     Bench("capstone", "The capstone's reference", capstone),
     Bench("mutation", "How good the checks of the exercises are", mutation),
     Bench("draws", "Whether chance can hide a mistake", draws),
+    Bench("gpu", "On GPUs", gpu),
 )
 
 

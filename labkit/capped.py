@@ -59,7 +59,8 @@ class Cluster(BareCluster):
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
     quiet          do not print the line that says what was chosen
     wire           "shared": messages and blocking collectives of ranks on CPUs go through memory that they share,
-                   where the system allows it (if not, the first line says why); "gloo": all goes over loopback
+                   where the system allows it (if not, the first line says why); "gloo": all goes over loopback;
+                   "nccl": NCCL between ranks that share one GPU, each of which passes for a machine of its own
     blocking       a verb returns when it is over, on GPUs too, so that a hang is in the verb that hangs. False: when a
                    GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
 

@@ -244,6 +244,7 @@ class Group:
         return self.size > 1 and hasattr(self.wire, f"{verb}_start") and self.algorithms[verb] is native
 
     def _begin(self, verb: str, x: Tensor, **options: Any) -> Work:
+        check_dtype(self, verb, x)
         self.counted[0] += 1
         call = self._call(verb, x, shape=tuple(x.shape), op=options.get("op", "sum"))
         sent = charged_bytes(verb, x, self.rank, self.size)
@@ -253,6 +254,7 @@ class Group:
 
     def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
         x = checked(self, x)
+        check_dtype(self, verb, x)
         self.counted[0] += 1
         if self.size == 1:
             return x.clone()
@@ -377,11 +379,20 @@ def check_op(group: Group, x: Tensor, op: str) -> None:
     checked(group, x)
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+    if op in ("max", "min") and x.is_complex():
+        raise ValueError(f"complex numbers have no {op}, for they have no order: use x.abs()")
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):
         raise ValueError(
             f"the mean of {str(x.dtype)[6:]} tensors is not a whole number: "
             'use x.float(), or op="sum" and divide yourself'
         )
+
+
+def check_dtype(group: Group, verb: str, x: Tensor) -> None:
+    """ValueError if the wire's own algorithm carries the verb out, and takes no tensors of this dtype."""
+    own = getattr(group.wire, verb, None)
+    if own is not None and group.algorithms[verb] is own and hasattr(group.wire, "check_dtype"):
+        group.wire.check_dtype(verb, x.dtype)
 
 
 def check_peer(group: Group, peer: int, what: str, itself: bool = False) -> None:

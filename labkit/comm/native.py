@@ -32,6 +32,12 @@ _REDUCE = (
     ("max", dist.ReduceOp.MAX),
     ("min", dist.ReduceOp.MIN),
 )
+_ON_GLOO = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8,
+    torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+_ON_NCCL = (*_ON_GLOO, torch.float8_e4m3fn, torch.float8_e5m2)
+"""What torch's collectives take. The others end in an error from its depth, on some ranks after others have begun."""
 
 
 def world(
@@ -162,6 +168,16 @@ class Native:
         """{verb: the function that carries it out on this backend}."""
         return dict(self.bound)
 
+    def check_dtype(self, verb: str, dtype: torch.dtype) -> None:
+        """ValueError for a dtype that the backend's own collectives do not take."""
+        carried = _ON_NCCL if self.on_device else _ON_GLOO
+        if dtype not in carried:
+            mend = "x.float()" if dtype.is_floating_point else "x.to(torch.int64)"
+            raise ValueError(
+                f"{verb} over {'NCCL' if self.on_device else 'gloo'} takes no {_name(dtype)}: use {mend}, or move the "
+                f"bits as they are with x.view(torch.uint8); it takes {', '.join(map(_name, carried))}"
+            )
+
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def isend(self, x: Tensor, to: int, tag: int) -> UnderWay:
@@ -277,6 +293,10 @@ class Native:
         if self.finish is not None:
             self.finish()
         return y
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _op(op: str) -> Any:

@@ -21,6 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import os
+import platform
 import secrets
 import time
 from collections.abc import Iterator
@@ -88,6 +91,8 @@ class ProcessGroups:
         """Form the world's groups at a store of torch's that nobody has used."""
         self.store, self.limit = store, timedelta(seconds=timeout_s)
         extra: dict[str, Any] = {"device_id": torch.device(self.device)} if self.on_device else {}
+        if self.on_device:
+            refuse_one_gpu(store, self.rank, self.size, _gpu(self.device))
         with loops.asleep(self.interface):
             dist.init_process_group(
                 self.backend, rank=self.rank, world_size=self.size, store=store, timeout=self.limit, **extra
@@ -174,6 +179,26 @@ class ProcessGroups:
                     else:
                         dist.destroy_process_group()
             gc.collect()  # groups of the old world lie in reference cycles, and their sockets with them
+
+
+def refuse_one_gpu(store: Any, rank: int, size: int, gpu: tuple[str, str]) -> None:
+    """ValueError, on all ranks, if two of them have the same GPU: (name of the machine, name of the GPU). NCCL itself
+    says it later, and in words of its own. Every rank must call this, with a `store` of torch's."""
+    store.set(f"gpu of {rank}", json.dumps(gpu))
+    told = [tuple(json.loads(text)) for text in store.multi_get([f"gpu of {other}" for other in range(size)])]
+    for one, names in enumerate(told):
+        same = [other for other in range(size) if told[other] == names]
+        if len(same) > 1 and same[0] == one:
+            listed = f"{', '.join(map(str, same[:-1]))} and {same[-1]}"
+            raise ValueError(
+                f"ranks {listed} have the same GPU, {names[1]} of {names[0]}, and NCCL wants one for each: let each "
+                "see one of its own (--gpus-per-task=1 in Slurm, CUDA_VISIBLE_DEVICES elsewhere), or start fewer ranks"
+            )
+
+
+def _gpu(device: str) -> tuple[str, str]:
+    machine = os.environ.get("NCCL_HOSTID") or platform.node()  # NCCL goes by the former where it is set
+    return machine, str(torch.cuda.get_device_properties(device).uuid)
 
 
 def adopted(rank: int, size: int, device: str) -> ProcessGroups:

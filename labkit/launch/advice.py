@@ -27,6 +27,13 @@ ADVICE = (
     ),
 )
 """Pairs: words of an error of torch or Python, and what to do instead."""
+DEVICE_LOST = (
+    "The GPU of {ranks} answers nothing more after this error, and what was there is lost. A GPU works behind "
+    "Python's back, so the line above may come later than the one at fault: "
+    'os.environ["CUDA_LAUNCH_BLOCKING"] = "1" before a new cluster is made has each line wait for the GPU, and then '
+    "the right one is named."
+)
+"""What is said of a rank that has to be replaced because its GPU refuses every call."""
 ELSEWHERE = MappingProxyType(
     {
         "allgather": "all_gather",

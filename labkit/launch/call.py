@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.launch import output, watch
-from labkit.launch.advice import advice
+from labkit.launch.advice import DEVICE_LOST, advice
 from labkit.launch.blackbox import Position
 from labkit.launch.progress import CallBar
 from labkit.launch.ranks import Event, Ranks
@@ -168,6 +168,12 @@ class Call:
             whereabouts.append(watch.observe(box, rank, state, position, now, detail, self.call_id))
         return watch.join_torch(whereabouts)
 
+    @property
+    def without_device(self) -> list[int]:
+        """Ranks whose failure has left them a GPU that answers no more."""
+        failures = {rank: answer.failure for rank, (answer, _) in self.answers.items()}
+        return [rank for rank, failure in failures.items() if failure is not None and failure.device_lost]
+
     def snapshot(self) -> None:
         """Ask once more where everybody is, before anything is disturbed."""
         if self.autopsy is None:
@@ -199,6 +205,10 @@ class Call:
                     rank, self.processes.pids.get(rank, 0), None, "SIGKILL by labkit, since nothing else freed it", None
                 )
             self.processes.kill(list(self.deaths))
+        lost = self.without_device
+        if lost:
+            self.snapshot()  # they have raised: that they are killed now is no part of the story
+            self.processes.kill(lost)
         self.replaced = self.processes.heal() or self.replaced
 
 
@@ -242,6 +252,8 @@ def error_of(call: Call) -> WorkerError | None:
     if call.replaced:
         names = watch.name_ranks(call.replaced)
         notes.append(f"A fresh process took the place of {names} (its names are gone); the other ranks kept theirs.")
+    if call.without_device:
+        notes.append(DEVICE_LOST.format(ranks=watch.name_ranks(call.without_device)))
     if rank in failures:
         notes += advice(failures[rank].message)
     cause = {rank: failures[rank]} if rank in failures and _is_cause(rank, failures[rank], autopsy) else {}

@@ -183,7 +183,8 @@ class Rank:
             with self.around or contextlib.nullcontext():
                 value = self._run(frames)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end the call, not the rank
-            failure = failure_of(error, self.page.last)
+            lost = isinstance(error, RuntimeError) and not device_answers(self.spec["device"])
+            failure = failure_of(error, self.page.last, lost)
         seconds = time.perf_counter() - started
         self.page.weigh()
         self._flush()
@@ -261,6 +262,20 @@ class Rank:
         self._flush()
         self.socket.close()
         os._exit(0)
+
+
+def device_answers(device: str) -> bool:
+    """False if an earlier kernel has failed so that this process can use its GPU no more: an index out of range, say,
+    ends in an assertion on the device, after which CUDA answers every call of the process with the same error."""
+    if not device.startswith("cuda"):
+        return True
+    import torch
+
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 if __name__ == "__main__":  # the name that torchrun, srun, Kubernetes and Ray are given; the post imports this file

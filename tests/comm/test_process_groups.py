@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from labkit import Cluster, Layout, Mesh, WorkerError
+from labkit.comm.process_groups import refuse_one_gpu
 
 
 def as_with_gpus(group):
@@ -186,3 +190,26 @@ def test_a_message_that_comes_and_does_not_fit_ends_no_rank(four):
     four.run(pour)
     assert values(four.run(rank_of)) == [0, 1, 2, 3]
     assert four.pids == pids
+
+
+def told_by_all(store, gpus):
+    """What each of several ranks is told, which meet at a store with these GPUs."""
+
+    def told(rank):
+        try:
+            return refuse_one_gpu(store, rank, len(gpus), gpus[rank])
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(gpus)) as ranks:
+        return list(ranks.map(told, range(len(gpus))))
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_ranks_with_one_gpu_are_all_told_which_and_ranks_that_nccl_tells_apart_are_not(kind, tmp_path):
+    """Would catch "Duplicate GPU detected" in NCCL's words, on some ranks, and a refusal of GPUs of several machines."""
+    store = lambda name: dist.FileStore(str(tmp_path / name), 3) if kind == "file" else dist.HashStore()  # noqa: E731
+    same = told_by_all(store("same"), [("a", "GPU-1"), ("a", "GPU-2"), ("a", "GPU-1")])
+    assert len(set(same)) == 1
+    assert same[0].startswith("ranks 0 and 2 have the same GPU, GPU-1 of a, and NCCL wants one for each")
+    assert told_by_all(store("apart"), [("a", "GPU-1"), ("b", "GPU-1"), ("a", "GPU-2")]) == [None] * 3

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from labkit import Cluster, WorkerError, ring, star, tree
 from labkit.comm.local import run_threads
+from labkit.comm.native import Native
 from labkit.launch import call
 from labkit.plan import collectives
 
@@ -276,3 +280,42 @@ def test_what_is_no_tensor_is_refused_with_a_mend_that_works(thing, mend):
     """Would catch the advice to write torch.tensor(None)."""
     with pytest.raises(ValueError, match=mend):
         run_threads(lambda group: group.all_reduce(thing), 2)
+
+
+def narrow(group, dtype):
+    """What each verb says of a dtype, what was counted meanwhile, and what messages of it give."""
+    x, said = torch.ones(group.size).to(dtype), []
+    for verb in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "all_gather_start"):
+        try:
+            getattr(group, verb)(x)
+        except ValueError as error:
+            said.append(f"{verb}: {error}")
+    counted = group.ledger.sent_bytes()
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    return (
+        said,
+        counted,
+        torch.equal(group.exchange(x, right, left), x),
+        torch.equal(ring.all_gather(x, group)[:1], x[:1]),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float8_e5m2], ids=str)
+def test_a_dtype_that_the_backend_does_not_take_is_refused_before_anything_is_sent(cluster, dtype):
+    """A bug: torch's "Invalid scalar type" over gloo, and over shared memory a rank that waited for one that had
+    failed in the middle of a sum. Messages, and what is made of them, take such numbers."""
+    for said, counted, exchanged, gathered in values(cluster, narrow, dtype):
+        assert len(said) == 6
+        assert all(f"takes no {str(dtype)[6:]}: use x." in words and "x.view(torch.uint8)" in words for words in said)
+        assert (counted, exchanged, gathered) == (0, True, True)
+    assert values(cluster, lambda g: g.all_reduce(torch.ones(1)).item()) == [cluster.n_ranks] * cluster.n_ranks
+
+
+@pytest.mark.parametrize(("over_nccl", "taken"), [(True, True), (False, False)])
+def test_codes_of_eight_bits_go_over_nccl_and_not_over_gloo(over_nccl, taken):
+    """Would catch one table for both backends."""
+    wire = SimpleNamespace(on_device=over_nccl)
+    with nullcontext() if taken else pytest.raises(ValueError, match="over gloo takes no float8_e4m3fn"):
+        Native.check_dtype(wire, "all_gather", torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=f"over {'NCCL' if over_nccl else 'gloo'} takes no int16: use x.to"):
+        Native.check_dtype(wire, "all_gather", torch.int16)

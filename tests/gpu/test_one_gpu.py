@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from labkit import Cluster, Links, ring, run_threads
+from labkit import Cluster, Links, WorkerError, ring, run_threads
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel.saved import load, save
@@ -21,6 +21,7 @@ from labkit.plan.recipe import Recipe
 from labkit.train.config import GPTConfig
 from labkit.train.formats import E4M3, E5M2
 from labkit.train.fp8 import eight_bits, product
+from tests.gpu.ranks import cluster_on
 
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 CONFIG = GPTConfig(n_layer=2, d_model=32, n_head=4, vocab=64, seq=16, tied=False)
@@ -90,6 +91,28 @@ def test_what_a_device_has_saved_goes_on_elsewhere_in_another_layout(device, tmp
     assert here == pytest.approx(there, rel=2e-4)
 
 
+def out_of_range(group):
+    """A token outside of the vocabulary: on a GPU an assertion of the kernel, of which Python hears later."""
+    tokens = torch.tensor([99 if group.rank == 1 else 0], device=group.device)
+    rows = torch.nn.functional.embedding(tokens, torch.ones(10, 4, device=group.device))
+    return group.all_reduce(rows)[0, 0].item()
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda:0", "cuda"])
+def test_a_rank_whose_kernel_has_failed_is_replaced_and_the_next_call_is_right(device):
+    """Would catch a rank that CUDA refuses everything from then on, over gloo and over NCCL."""
+    with cluster_on(device, 2) as cluster:
+        pids = cluster.pids
+        with pytest.raises(WorkerError, match="device-side assert") as caught:
+            cluster.run(out_of_range)
+        assert "CUDA_LAUNCH_BLOCKING" in str(caught.value)
+        assert caught.value.rank == 1
+        assert [pid == was for pid, was in zip(cluster.pids, pids, strict=True)] == [True, False]
+        assert [reply.value for reply in cluster.run(every_verb)][0][0][0].shape == (4, 2)
+
+
 @pytest.mark.parametrize("format", [E4M3, E5M2])
 @pytest.mark.parametrize("device", DEVICES)
 def test_codes_of_eight_bits_are_those_of_the_cpu(device, format):
@@ -134,11 +157,13 @@ def test_the_page_of_a_gpu_is_written_with_every_part_on_it(tmp_path):
         "--json",
         tmp_path / "gpu.json",
     ]
-    run = subprocess.run([*command, "--only", "products,roofline,memory,strategies,offload"], cwd=ROOT, text=True)
+    run = subprocess.run(
+        [*command, "--only", "machine,self-test,products,roofline,memory,strategies,offload"], cwd=ROOT, text=True
+    )
     results = json.loads((tmp_path / "gpu.json").read_text())["found"]
     assert run.returncode == 0, results
     assert [result["part"] for result in results if result["rows"]] == [
-        "products", "roofline", "memory", "strategies", "offload",
+        "machine", "self-test", "products", "roofline", "memory", "strategies", "offload",
     ]  # fmt: skip
     page = (tmp_path / "gpu.md").read_text()
     assert page.startswith("# no GPU")

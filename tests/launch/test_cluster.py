@@ -16,7 +16,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import Cluster, Layout, Mesh, WorkerError, run, track
-from labkit.launch import call, watch
+from labkit.launch import call, watch, worker
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.choice import choose
 from labkit.launch.cluster import BareCluster
@@ -414,3 +414,30 @@ def test_ranks_that_stand_at_the_same_place_share_a_line(cluster):
     stood = tuple(Whereabouts(rank, "raised", detail=str(same)) for rank in range(3))
     error = WorkerError(0, "ranks 0, 1 and 2 raised ValueError: no", {0: same}, watch.Autopsy("", stood))
     assert "Meanwhile" not in str(error)
+
+
+def poisoned(group):
+    """As if a kernel of rank 1 had ended in an assertion, after which CUDA refuses every call of the process."""
+    if group.rank == 1:
+        worker.device_answers = lambda device: False
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    group.barrier()
+
+
+def divided(group):
+    return 1 / (group.rank - 1)
+
+
+def test_a_rank_whose_gpu_answers_no_more_is_replaced_and_the_others_go_on():
+    """Would catch a rank that fails in every call from then on, and advice to look at the wrong line."""
+    with Cluster(3, device="cpu", quiet=True) as three:
+        pids = three.pids
+        words = mistake(three, poisoned)
+        assert words.startswith("rank 1 raised RuntimeError: CUDA error: device-side assert triggered")
+        assert "A fresh process took the place of rank 1" in words
+        assert "The GPU of rank 1 answers nothing more" in words
+        assert "CUDA_LAUNCH_BLOCKING" in words
+        assert "SIGKILL" not in words
+        assert [pid == was for pid, was in zip(three.pids, pids, strict=True)] == [True, False, True]
+        assert [reply.value for reply in three.run(lambda group: group.all_reduce(torch.ones(1)).item())] == [3.0] * 3
+        assert "took the place" not in mistake(three, divided)

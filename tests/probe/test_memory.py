@@ -898,7 +898,7 @@ def test_on_a_gpu_the_live_bytes_are_the_allocators_to_one_percent(how):
     tokens = torch.randint(1024, (8, 256), device="cuda")
     cross_entropy(model(tokens), tokens).backward()  # libraries take their workspace at the first call
     model.zero_grad()
-    gc.collect()  # torch's reentrant checkpoint leaves activations in reference cycles, which may go at any later moment
+    gc.collect()  # the reentrant checkpoint leaves activations in reference cycles, which go at any later moment
     torch.cuda.reset_peak_memory_stats()
     start = torch.cuda.memory_allocated()
     with MemoryProbe(model, optimizer, device="cuda") as probe:
