@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import platform
 import secrets
 import time
@@ -49,7 +48,7 @@ class Pair(NamedTuple):
 
 class ProcessGroups:
     """The groups of one generation, seen from one rank. With the name of the network `interface`, gloo's threads sleep
-    while nothing happens (loops.py)."""
+    while nothing happens (loops.py). `machine` is what NCCL takes for this one's name, by default the host's."""
 
     def __init__(
         self,
@@ -59,9 +58,10 @@ class ProcessGroups:
         device: str = "cpu",
         interface: str = "",
         blocking: bool = True,
+        machine: str = "",
     ):
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
-        self.interface, self.blocking = interface, blocking
+        self.interface, self.blocking, self.machine = interface, blocking, machine or platform.node()
         self.limit = timedelta(seconds=TIMEOUT_S)
         self.store: Any = None
         self.beside: Any = None
@@ -92,7 +92,8 @@ class ProcessGroups:
         self.store, self.limit = store, timedelta(seconds=timeout_s)
         extra: dict[str, Any] = {"device_id": torch.device(self.device)} if self.on_device else {}
         if self.on_device:
-            refuse_one_gpu(store, self.rank, self.size, _gpu(self.device))
+            uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+            refuse_one_gpu(store, self.rank, self.size, (self.machine, uuid))
         with loops.asleep(self.interface):
             dist.init_process_group(
                 self.backend, rank=self.rank, world_size=self.size, store=store, timeout=self.limit, **extra
@@ -196,11 +197,6 @@ def refuse_one_gpu(store: Any, rank: int, size: int, gpu: tuple[str, str]) -> No
             )
 
 
-def _gpu(device: str) -> tuple[str, str]:
-    machine = os.environ.get("NCCL_HOSTID") or platform.node()  # NCCL goes by the former where it is set
-    return machine, str(torch.cuda.get_device_properties(device).uuid)
-
-
 def adopted(rank: int, size: int, device: str) -> ProcessGroups:
     """The groups of a world that a program has formed by torch's means. Every rank must call this."""
     groups = ProcessGroups(rank, size, dist.get_backend(), device)
@@ -209,7 +205,7 @@ def adopted(rank: int, size: int, device: str) -> ProcessGroups:
 
 
 @contextlib.contextmanager
-def by_agent(rank: int, size: int, device: str, timeout_s: float) -> Iterator[ProcessGroups | None]:
+def by_agent(rank: int, size: int, device: str, timeout_s: float, machine: str = "") -> Iterator[ProcessGroups | None]:
     """The groups of the first `size` ranks, formed at the store that an engine's variables name.
 
     A later rank waits at the store until they have left the context, and then gives None."""
@@ -220,7 +216,7 @@ def by_agent(rank: int, size: int, device: str, timeout_s: float) -> Iterator[Pr
         store.wait(["over"], timedelta(days=365))
         yield None
         return
-    groups = ProcessGroups(rank, size, backend, device)
+    groups = ProcessGroups(rank, size, backend, device, machine=machine)
     groups.meet(store, timeout_s)
     yield groups
     dist.barrier()

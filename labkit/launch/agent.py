@@ -58,5 +58,5 @@ def agent_world(size: int, device: str = "auto", timeout_s: float = 600) -> Iter
         device = f"cuda:{index}"
         torch.cuda.set_device(torch.device(device))
     rank = int(os.environ["RANK"])
-    with by_agent(rank, size, device, timeout_s) as groups:
+    with by_agent(rank, size, device, timeout_s, os.environ.get("NCCL_HOSTID", "")) as groups:
         yield None if groups is None else native.world(rank, size, device, Ledger(), groups=groups)

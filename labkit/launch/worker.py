@@ -132,7 +132,7 @@ class Rank:
         """The process groups of a generation that has not begun."""
         spec = self.spec
         place = self.rank, spec["n_ranks"], spec["backend"], spec["device"], spec["interface"]
-        return ProcessGroups(*place, spec["blocking"])
+        return ProcessGroups(*place, spec["blocking"], os.environ.get("NCCL_HOSTID", ""))
 
     def _shape(self, generation: int) -> None:
         """Open the page on which ranks keep the traffic of this generation, if links are shaped; forget the last."""

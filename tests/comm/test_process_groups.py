@@ -207,7 +207,7 @@ def told_by_all(store, gpus):
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_ranks_with_one_gpu_are_all_told_which_and_ranks_that_nccl_tells_apart_are_not(kind, tmp_path):
-    """Would catch "Duplicate GPU detected" in NCCL's words, on some ranks, and a refusal of GPUs of several machines."""
+    """Would catch "Duplicate GPU detected", in NCCL's words and late, and a refusal of GPUs of several machines."""
     store = lambda name: dist.FileStore(str(tmp_path / name), 3) if kind == "file" else dist.HashStore()  # noqa: E731
     same = told_by_all(store("same"), [("a", "GPU-1"), ("a", "GPU-2"), ("a", "GPU-1")])
     assert len(set(same)) == 1

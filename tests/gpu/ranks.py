@@ -11,7 +11,7 @@ from labkit import Cluster
 from labkit.launch.cluster import BareCluster
 
 
-def place(device: str, n_ranks: int) -> dict[str, str]:
+def place(device: str, n_ranks: int) -> dict[str, Any]:
     """What a cluster of `n_ranks` is given to be on "cpu", or over NCCL on "cuda"."""
     if device == "cuda" and torch.cuda.device_count() < n_ranks:
         return {"device": "cuda:0", "wire": "nccl"}
@@ -20,13 +20,15 @@ def place(device: str, n_ranks: int) -> dict[str, str]:
 
 def cluster_on(device: str, n_ranks: int, **more: Any) -> Cluster:
     """A quiet cluster of `n_ranks` on "cpu", or over NCCL on "cuda"."""
-    return Cluster(n_ranks, **place(device, n_ranks), **{"quiet": True, **more})  # type: ignore[arg-type]
+    where = place(device, n_ranks)
+    return Cluster(n_ranks, device=where.pop("device"), **{"quiet": True, **where, **more})
 
 
 def maker(device: str, n_ranks: int) -> tuple[Any, str]:
     """What makes the ranks of a self-test, and on which device."""
     where = place(device, n_ranks)
-    return partial(BareCluster, **{name: value for name, value in where.items() if name != "device"}), where["device"]
+    there = where.pop("device")
+    return partial(BareCluster, **where), there
 
 
 def over_nccl() -> None:
