@@ -8,7 +8,7 @@
 # make test-all  everything, 40 minutes
 # make test-newest  the tests of make check and the tour with today's newest packages, in an environment of its own; CI
 #                never runs it: it fetches the newest torch, on Linux with CUDA, 5 GB
-# make gpu       on a machine with a GPU: its tests and its numbers, nine minutes at most; installs nothing
+# make gpu       on a machine with a GPU or several: all checks in order, then numbers; half an hour at most; installs nothing
 # make bench     measure everything on this machine, and write benchmarks/README.md
 # make pictures  those of README anew: one run of four ranks, and the screens of what the labs store
 # make notebooks | clean

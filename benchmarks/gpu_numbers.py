@@ -91,7 +91,7 @@ def products(device: str, quick: bool) -> list[Row]:
                 (left, one), (right, other) = eight_bits(a, E4M3), eight_bits(b, E4M3)
                 op = lambda: of_codes(left, one, right, other, None, torch.bfloat16)  # noqa: E731, B023
             rate = 2 * size**3 / seconds_of(op, device, 3 if quick else 20)
-            peak = sheet.peak(kind) if sheet is not None and kind in sheet.flops else None
+            peak = sheet.peak(kind) if sheet is not None and kind in {item.name for item in sheet.flops} else None
             row = {"product": kind, "size": size, "Tflop/s": rate / 1e12, "of the sheet": peak and rate / peak}
             rows.append(row | ({"note": emulated(a.device)} if kind == "fp8" and emulated(a.device) else {}))
     torch.backends.cuda.matmul.allow_tf32 = False

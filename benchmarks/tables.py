@@ -347,7 +347,7 @@ def gpu(found: Any) -> list[str]:
         if part not in checks:
             names = list(dict.fromkeys(name for row in part["rows"] for name in row))
             rows = [[_number(row.get(name, "")) for name in names] for row in part["rows"]]
-            lines += ["", f"{part['part']}: {'; '.join(map(_first_line, part['wrong'])) or 'as it has to be'}", ""]
+            lines += ["", ": ".join([part["part"], *map(_first_line, part["wrong"])]), ""]
             lines += table(names, rows)
     return lines
 
@@ -393,7 +393,7 @@ def where(machine: dict[str, Any]) -> str:
     load = f"{machine['load']:.1f} at the end" if before is None else f"{before:.1f}"
     return (
         f"{machine['when']}, {machine['cores']} cores ({machine['processor']}), {gpus}, torch {machine['torch']}, "
-        f"Python {machine['python']}, load average {load}."
+        f"Python {machine['python']}, load average {load}.{' ' + machine['note'] if 'note' in machine else ''}"
     )
 
 

@@ -78,7 +78,7 @@ class Verdict:
         seconds = sum(part.seconds for part in self.parts)
         failed = "".join(f"; {part.name}: {part.words}" for part in self.parts if part.outcome == FAILED)
         counted = ", ".join(f"{number} {outcome}" for outcome, number in count.items() if number)
-        return f"{counted}, on {self.n_ranks} ranks, in {seconds:.0f} s on {self.date}{failed}"
+        return f"{counted}, on {self.n_ranks} rank{'s' * (self.n_ranks > 1)}, in {seconds:.0f} s on {self.date}{failed}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

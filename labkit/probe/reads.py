@@ -129,10 +129,14 @@ def formulas() -> dict[Any, Callable[..., int]]:
     """Operator -> its flops, from its arguments and result: torch's table and the attention of CPUs."""
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-        return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+        return int(sdpa_flop_count(query.shape, spread(key, query), spread(value, query)))
 
     def backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-        return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+        return int(sdpa_backward_flop_count(grad.shape, query.shape, spread(key, query), spread(value, query)))
+
+    def spread(few: Tensor, query: Tensor) -> tuple[int, ...]:
+        # the shape with as many heads as queries have: before torch 2.13 its table refuses fewer
+        return (few.shape[0], query.shape[1], *few.shape[2:])
 
     on_cpu = {
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": forward,

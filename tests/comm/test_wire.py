@@ -317,5 +317,7 @@ def test_codes_of_eight_bits_go_over_nccl_and_not_over_gloo(over_nccl, taken):
     wire = SimpleNamespace(on_device=over_nccl)
     with nullcontext() if taken else pytest.raises(ValueError, match="over gloo takes no float8_e4m3fn"):
         Native.check_dtype(wire, "all_gather", torch.float8_e4m3fn)
+    with nullcontext() if not over_nccl else pytest.raises(ValueError, match="complex64: use torch.view_as_real"):
+        Native.check_dtype(wire, "reduce_scatter", torch.complex64)
     with pytest.raises(ValueError, match=f"over {'NCCL' if over_nccl else 'gloo'} takes no int16: use x.to"):
         Native.check_dtype(wire, "all_gather", torch.int16)

@@ -11,7 +11,7 @@ from torch import nn
 from tests.gpu.ranks import cluster_on
 
 N, STEPS, ROWS, WIDTH = 2, 3, 4, 24
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu", *(pytest.param(device, marks=pytest.mark.gpu) for device in ("cuda", "cuda:0"))]
 
 
 @pytest.fixture(scope="module", params=DEVICES)

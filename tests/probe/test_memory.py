@@ -908,5 +908,7 @@ def test_on_a_gpu_the_live_bytes_are_the_allocators_to_one_percent(how):
         now = probe.allocator
         assert now is not None
         assert probe.now.total - before == pytest.approx(now.allocated_bytes - start, rel=0.01)
-        assert probe.peak.total - before == pytest.approx(now.peak_allocated_bytes - start, rel=0.05)
+        # inside of torch's reentrant backward autograd adds up gradients in a buffer that no operator of Python's makes
+        off = 0.1 if how == "reentrant" else 0.05
+        assert probe.peak.total - before == pytest.approx(now.peak_allocated_bytes - start, rel=off)
         assert now.reserved_bytes >= now.allocated_bytes
