@@ -205,10 +205,8 @@ class Call:
                     rank, self.processes.pids.get(rank, 0), None, "SIGKILL by labkit, since nothing else freed it", None
                 )
             self.processes.kill(list(self.deaths))
-        lost = self.without_device
-        if lost:
-            self.snapshot()  # they have raised: that they are killed now is no part of the story
-            self.processes.kill(lost)
+        if self.without_device:
+            self.processes.kill(self.without_device)
         self.replaced = self.processes.heal() or self.replaced
 
 
