@@ -382,8 +382,11 @@ BENCHES = (
     Bench("capstone", "The capstone's reference", capstone),
     Bench("mutation", "How good the checks of the exercises are", mutation),
     Bench("draws", "Whether chance can hide a mistake", draws),
-    Bench("gpu", "On GPUs", gpu),
 )
+
+
+ON_GPUS = Bench("gpu", "On GPUs", gpu)
+"""Not one of `make bench`: `make gpu` runs it."""
 
 
 def where(machine: dict[str, Any]) -> str:
@@ -400,7 +403,7 @@ def where(machine: dict[str, Any]) -> str:
 def page(results: Path = HERE / "results") -> str:
     """The whole page."""
     lines, missing = [HEAD, "## What ran where, on GPUs", "", *boxes(results), ""], []
-    for bench in BENCHES:
+    for bench in (ON_GPUS, *BENCHES):
         path = results / f"{bench.name}.json"
         if not path.exists():
             missing.append(f"[{bench.name}.py]({bench.name}.py)")

@@ -37,7 +37,7 @@ _ON_GLOO = (
     torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 _ON_NCCL = (*_ON_GLOO, torch.float8_e4m3fn, torch.float8_e5m2)
-_NOT_ON_NCCL = {"reduce_scatter": (torch.complex64, torch.complex128)}
+_COMPLEX = torch.complex64, torch.complex128
 """What torch's collectives take. The others end in an error from its depth, on some ranks after others have begun."""
 
 
@@ -171,9 +171,8 @@ class Native:
 
     def check_dtype(self, verb: str, dtype: torch.dtype) -> None:
         """ValueError for a dtype that the backend's own collectives do not take."""
-        carried = _ON_GLOO
-        if self.on_device:
-            carried = tuple(known for known in _ON_NCCL if known not in _NOT_ON_NCCL.get(verb, ()))
+        lacking = _COMPLEX if self.on_device and verb == "reduce_scatter" else ()
+        carried = [known for known in (_ON_NCCL if self.on_device else _ON_GLOO) if known not in lacking]
         if dtype not in carried:
             whole = "torch.view_as_real(x)" if dtype.is_complex else "x.to(torch.int64)"
             mend = "x.float()" if dtype.is_floating_point else whole

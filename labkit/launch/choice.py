@@ -17,6 +17,10 @@ from labkit.launch.zygote import Gone, zygote
 from labkit.plan.topology import Links
 
 WIRES = ("gloo", "shared", "nccl")
+NOT_BY_NCCL = (
+    "shaped links carry collectives as messages through host memory, so NCCL would carry none of them: use "
+    'device="cpu" or "cuda:0", and no wire="nccl"'
+)
 
 
 class Choice(NamedTuple):
@@ -79,6 +83,8 @@ def choose(
     if wire == "nccl" and not device.startswith("cuda"):
         raise ValueError(f'wire="nccl" is between GPUs, got device={device!r}: use device="cuda" or "cuda:0"')
     if links is not None:
+        if wire == "nccl":
+            raise ValueError(NOT_BY_NCCL)
         return _shaped(choose(n_ranks, "cpu" if device == "auto" else device, gpus, wire="gloo"), links)
     facts = facts_here() if gpus is None else gpus if isinstance(gpus, GpuFacts) else GpuFacts(tuple(map(Gpu, gpus)))
     numbers = usable(facts)
@@ -134,7 +140,7 @@ def _shaped(choice: Choice, links: Links) -> Choice:
         raise ValueError(f"links= takes Links, such as Links.two_nodes(2, scale=1e-3); got {links!r}")
     links.check(len(choice.devices))
     if choice.backend == "nccl":
-        raise ValueError('shaped links hold messages back, which NCCL allows nobody: use device="cpu" or "cuda:0"')
+        raise ValueError(NOT_BY_NCCL)
     return choice._replace(sentence=f"{choice.sentence}; shaped links: {links.words}")
 
 

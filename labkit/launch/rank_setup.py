@@ -85,7 +85,7 @@ def variables(spec: dict[str, Any]) -> dict[str, str]:
         TORCH_FR_BUFFER_SIZE               records that the flight recorder keeps
         TORCH_NCCL_SHOW_EAGER_...          false: no warning of messages over NCCL, since none go there
 
-    What the user has set of these five stays. Ranks that share a GPU have two more, which are theirs alone:
+    What the user has set of these five stays. Ranks that share a GPU over NCCL have two more, for themselves:
 
         NCCL_HOSTID                        another one for each rank: NCCL refuses two ranks of one machine on one GPU
         NCCL_NET                           Socket: no network card takes part
@@ -101,7 +101,9 @@ def variables(spec: dict[str, Any]) -> dict[str, str]:
         }
         if place is None:
             nccl["NCCL_SOCKET_IFNAME"] = spec["interface"]
-    machine = {"NCCL_HOSTID": f"labkit-{spec['rank']}", "NCCL_NET": "Socket"} if spec.get("one_gpu") else {}
+    machine: dict[str, str] = {}
+    if spec["backend"] == "nccl" and spec.get("one_gpu"):
+        machine = {"NCCL_HOSTID": f"labkit-{spec['rank']}", "NCCL_NET": "Socket"}
     own = {"GLOO_SOCKET_IFNAME": spec["interface"], "RANK": str(spec["rank"]), "WORLD_SIZE": str(spec["n_ranks"])}
     alone = {"LOCAL_RANK": str(spec["rank"]), "LOCAL_WORLD_SIZE": str(spec["n_ranks"])}
     return {**nccl, **spec["environment"], **own, **machine, **(place or alone)}

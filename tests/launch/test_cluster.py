@@ -67,6 +67,10 @@ BAD = [
     (lambda: choose(4, "cuda", gpus=("a", "b")), "4 ranks want a GPU each, this machine has 2: use n_ranks=2"),
     (lambda: choose(2, "cuda:5", gpus=("a",)), "names GPU 5, this machine has 1"),
     (lambda: choose(2, "auto", gpus=(), wire="nccl"), "is between GPUs, got device='auto'"),
+    (
+        lambda: choose(2, "cuda:0", gpus=("a",), wire="nccl", links=Links.uniform(2, bytes_per_s=1e9)),
+        "NCCL would carry none of them",
+    ),
 ]
 
 
