@@ -21,7 +21,7 @@ import typer
 import websocket
 
 import labkit
-from labkit.cli import CHECKOUT, _find
+from labkit.cli import SHIPPED, _find
 from labkit.course.machine import doctor
 from labkit.course.machine.doctor import Finding, MachineReport
 from labkit.course.server.headless import Channel, Jupyter
@@ -74,7 +74,7 @@ def test_a_workshop_opens_its_agenda_and_an_unknown_one_is_answered_with_those_t
 
 def test_a_failure_exits_with_1_and_one_sentence_and_debug_shows_the_traceback(monkeypatch):
     """Would catch a traceback for a learner, and a failure that cannot be looked into."""
-    monkeypatch.setattr("labkit.cli.CHECKOUT", Path("elsewhere"))
+    monkeypatch.setattr("labkit.cli.SHIPPED", Path("elsewhere"))
     done = typed("bench", "launch")
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
@@ -146,10 +146,10 @@ def test_a_doctor_who_finds_no_ranks_exits_with_1(monkeypatch):
 @pytest.mark.parametrize("name", ["0", "00", "00_doctor", "00_doctor_and_first_cluster.ipynb"])
 def test_a_lab_is_found_by_number_name_and_path(name, tmp_path, monkeypatch):
     """Would catch a command that works in one folder only."""
-    lab = CHECKOUT / "notebooks" / "00_doctor_and_first_cluster.ipynb"
+    lab = SHIPPED / "notebooks" / "00_doctor_and_first_cluster.ipynb"
     monkeypatch.chdir(tmp_path)
     assert _find(name) == lab
-    monkeypatch.chdir(CHECKOUT)
+    monkeypatch.chdir(SHIPPED)
     assert _find("notebooks/00_doctor_and_first_cluster.ipynb") == lab
     with pytest.raises(typer.BadParameter):
         _find("*")
@@ -160,7 +160,7 @@ def test_a_benchmark_gets_the_path_of_its_numbers(tmp_path, monkeypatch, capfd):
     (tmp_path / "benchmarks").mkdir()
     program = '"""How long it takes."""\nimport sys; print(sys.argv[1:]); sys.exit(3)'
     (tmp_path / "benchmarks" / "launch.py").write_text(program)
-    monkeypatch.setattr("labkit.cli.CHECKOUT", tmp_path)
+    monkeypatch.setattr("labkit.cli.SHIPPED", tmp_path)
     done = typed("bench", "launch", "--json", "numbers.json")
     assert (done.returncode, done.stdout.splitlines()[0]) == (3, "How long it takes.")
     assert capfd.readouterr().out.strip() == "['--json', 'numbers.json']"
@@ -344,7 +344,7 @@ def test_a_cell_and_a_terminal_find_the_labkit_that_has_opened_them(opened):
 @pytest.mark.parametrize("place", ["aaa", "zzz"])
 def test_a_lab_in_the_present_folder_comes_before_that_of_the_checkout(place, tmp_path, monkeypatch):
     """A bug: of two labs with one name, the one whose path came first in the alphabet was opened."""
-    monkeypatch.setattr("labkit.cli.CHECKOUT", tmp_path / "mmm")
+    monkeypatch.setattr("labkit.cli.SHIPPED", tmp_path / "mmm")
     for folder in ("mmm", place):
         (tmp_path / folder / "notebooks").mkdir(parents=True)
         (tmp_path / folder / "notebooks/00_doctor_and_first_cluster.ipynb").touch()

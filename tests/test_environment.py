@@ -21,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from labkit.comm import private
+from labkit.course.server.copies import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -152,10 +153,62 @@ def test_the_wheel_holds_every_file_of_the_package(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("labkit/")}
-    ours = {p.relative_to(ROOT).as_posix() for p in (ROOT / "labkit").rglob("*") if p.is_file() and p.suffix != ".pyc"}
-    assert packed == ours
-    assert "labkit/py.typed" in packed
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    code = {p.relative_to(ROOT).as_posix() for p in (ROOT / "labkit").rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    course = [p for name in FOLDERS for p in (ROOT / name).iterdir() if p.is_file()]
+    course += [ROOT / "benchmarks" / name for name in ("launch.py", "machine.py")]
+    assert packed == code | {f"labkit/shipped/{p.relative_to(ROOT).as_posix()}" for p in course}
+    assert {"labkit/py.typed", "labkit/shipped/notebooks/SHA256SUMS"} <= packed
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The wheel, unpacked where no checkout is, and the variables with which Python finds it there."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    (folder / "home").mkdir()
+    return folder, {**os.environ, "PYTHONPATH": str(folder / "site"), "HOME": str(folder / "home")}
+
+
+def labkit_of(installed, *words):
+    """What `labkit WORDS` prints there, in an empty folder."""
+    folder, environment = installed
+    done = subprocess.run(
+        [sys.executable, "-m", "labkit", *words], cwd=folder / "home", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_brings_the_course_to_any_folder(installed):
+    """Would catch notebooks that only a checkout has, and a learner's copy that an update overwrites."""
+    folder, _ = installed
+    theirs = folder / "home" / "here"
+    assert labkit_of(installed, "lab", "--copy", str(theirs)).startswith(f"Your copies are in {theirs}.")
+    for name in FOLDERS:
+        assert {p.name for p in (theirs / name).iterdir()} == {
+            p.name for p in (ROOT / name).iterdir() if p.suffix in (".ipynb", ".md")
+        }
+    lab = theirs / "notebooks" / "03_collectives.ipynb"
+    lab.write_text("mine")
+    (folder / "site/labkit/shipped/notebooks/03_collectives.ipynb").write_text("{}")
+    assert "03_collectives.new.ipynb lies beside yours" in labkit_of(installed, "lab", "--copy", str(theirs))
+    assert lab.read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.rest
+def test_commands_of_an_installed_labkit_find_the_course(installed):
+    """Would catch a command that looks for a checkout: each is run in an empty folder, with an empty home."""
+    folder, _ = installed
+    solved = folder / "site/labkit/shipped/solutions/01_one_step_all_its_bytes.ipynb"
+    assert "✓ liveness" in labkit_of(installed, "check", "01.1", "--in", str(solved))
+    labkit_of(installed, "lab", "02", "--check")
+    labkit_of(installed, "export", "site")
+    assert "03_collectives.html" in {path.name for path in (folder / "home" / "site").iterdir()}
 
 
 # The make targets, in a folder of their own with a Python that only pretends

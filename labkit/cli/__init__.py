@@ -24,7 +24,7 @@ from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, AlsoBare, Home, Json, words_beside, write
 from labkit.cli.words import announce, say
 from labkit.course.numbers import full
-from labkit.course.server.labs import CHECKOUT, labs
+from labkit.course.server.labs import SHIPPED, home_of, labs
 from labkit.view.units import plural
 
 FIRST_LAB = "ten_minutes.ipynb"
@@ -140,8 +140,16 @@ def lab(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     port: Annotated[int, typer.Option(help="Port on this machine; the next free one if it is taken.")] = 8888,
     home: Home = None,
+    copy: Annotated[
+        Path | None, typer.Option(help="Bring notebooks, exercises and solutions to this folder, and open nothing.")
+    ] = None,
 ) -> None:
     """Open JupyterLab on your copy of a lab, or of the agenda of a workshop."""
+    if copy is not None:
+        from labkit.course.server.copies import bring
+
+        print("\n".join([f"Your copies are in {copy}.", *bring(SHIPPED, copy)]))
+        raise typer.Exit
     if workshop:
         from labkit.course.workshops.workshop import workshops
 
@@ -159,9 +167,9 @@ def lab(
     from labkit.course.server.server import command, environment
     from labkit.course.server.trust import SUMS, trust
 
-    if (path.parent / SUMS).exists() and path.parent.name == "notebooks":  # a notebook of the checkout
+    if (path.parent / SUMS).exists() and path.parent.name == "notebooks":  # as shipped
         root = path.parents[1]
-        home = home or root / "my"
+        home = home or home_of(root)
         print("\n".join([f"Your copies are in {home}.", *bring(root, home)]))
         path, shipped = home.resolve() / "notebooks" / path.name, path.parent
         trust(path.parent.glob("*.ipynb"), shipped)
@@ -329,7 +337,7 @@ def bench(
     """Run a comparison with peers, side by side, on this machine."""
     if to == STANDARD_OUTPUT:
         raise typer.BadParameter("a benchmark tells how it goes on standard output: name a file for its data")
-    script = CHECKOUT / "benchmarks" / f"{name}.py"
+    script = SHIPPED / "benchmarks" / f"{name}.py"
     if not script.is_file():
         raise ValueError(f"{script} is not there: benchmarks are run from a checkout of labkit")
     title = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or name.value).splitlines()[0]
@@ -347,5 +355,7 @@ def _find(name: str) -> Path:
         if path.name.startswith(full(name)) or path.name == f"{name}.ipynb":
             return path
     if not numbered:
-        raise ValueError("no notebooks here: run labkit lab in a checkout of labkit, or name a notebook by its path")
+        raise ValueError(
+            f"no notebooks here, and none in {SHIPPED}: install labkit anew, or name a notebook by its path"
+        )
     raise typer.BadParameter(f"no lab {name!r}; there are {', '.join(path.stem for path in numbered)}")

@@ -19,7 +19,10 @@ from typer.core import TyperCommand
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the data there, too; - for standard output.")]
 Home = Annotated[
-    Path | None, typer.Option(envvar="LABKIT_HOME", help="Where your copies of the notebooks are; my/ by default.")
+    Path | None,
+    typer.Option(
+        envvar="LABKIT_HOME", help="Where your copies of the notebooks are; my/ in a checkout, else ~/labkit."
+    ),
 ]
 STANDARD_OUTPUT = Path("-")
 

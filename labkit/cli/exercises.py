@@ -15,7 +15,7 @@ from rich.table import Table
 from labkit.cli.data import Home, Json, words_beside, write
 from labkit.course.classroom.file_names import shown
 from labkit.course.numbers import full, natural
-from labkit.course.server.labs import CHECKOUT
+from labkit.course.server.labs import SHIPPED, home_of
 from labkit.launch.zygote import zygote
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def check(
     with words_beside(to):
         console = Console()
         for exercise in problems() if everything else chosen:
-            path = file or _notebook(exercise.lab, home or CHECKOUT / "my")
+            path = file or _notebook(exercise.lab, home or home_of(SHIPPED))
             if path not in read:
                 console.print(_saved(path), style="dim", highlight=False, soft_wrap=True)
                 read.add(path)
@@ -71,7 +71,7 @@ def check(
 
 def build(
     new: Annotated[str | None, typer.Argument(help="A new exercise, 06.8_quiet_ring: make its folder.")] = None,
-    root: Annotated[Path, typer.Option(help="The folder that holds exercises/ and solutions/.")] = CHECKOUT,
+    root: Annotated[Path, typer.Option(help="The folder that holds exercises/ and solutions/.")] = SHIPPED,
     force: Annotated[bool, typer.Option("--force", help="Also where somebody has worked in a notebook.")] = False,
     nbgrader: Annotated[Path | None, typer.Option(help="Make an nbgrader course in this folder instead.")] = None,
 ) -> None:
@@ -82,7 +82,7 @@ def build(
         print(f"{new_exercise(new)}: a skeleton that passes; rewrite its three files, then `labkit build`")
         return
     titles = [
-        path.stem for path in sorted((CHECKOUT / "notebooks").glob("[0-9]*.ipynb"), key=lambda path: natural(path.name))
+        path.stem for path in sorted((SHIPPED / "notebooks").glob("[0-9]*.ipynb"), key=lambda path: natural(path.name))
     ]
     if nbgrader is not None:
         from labkit.course.classroom.nbgrader_course import build as build_course
@@ -147,7 +147,7 @@ def _notebook(lab: str, home: Path) -> Path:
     one in which somebody has worked last; where nobody has, the first. ValueError if there is none."""
     from labkit.course.exercises.build import worked_in
 
-    folders = (Path(), Path("exercises"), home / "exercises", CHECKOUT / "exercises")
+    folders = (Path(), Path("exercises"), home / "exercises", SHIPPED / "exercises")
     paths = [path for folder in folders for path in sorted(folder.glob(f"{lab}_*.ipynb"))]
     paths = [path for path in paths if path.resolve().parent.name not in ("notebooks", "solutions")]
     if not paths:

@@ -1,4 +1,8 @@
-"""Where the labs are: on the disk, and on the Jupyter server that this kernel belongs to."""
+"""Where the labs are: on the disk, and on the Jupyter server that this kernel belongs to.
+
+a checkout    notebooks/, exercises/ and solutions/ beside the package    copies in my/
+a wheel       the same three in labkit/shipped/                           copies in ~/labkit
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,25 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 from labkit.course.numbers import natural, number_of
 
-CHECKOUT = Path(__file__).parents[3]
+
+def shipped_with(package: Path) -> Path:
+    """The folder that holds notebooks/, exercises/ and solutions/: in the package as a wheel brings it, else the
+    checkout in which the package lies."""
+    inside = package / "shipped"
+    return inside if inside.is_dir() else package.parent
+
+
+def home_of(shipped: Path) -> Path:
+    """Where a learner's copies are if nobody says otherwise: my/ in a checkout, and ~/labkit for a wheel."""
+    return Path.home() / "labkit" if shipped.name == "shipped" else shipped / "my"
+
+
+SHIPPED = shipped_with(Path(__file__).parents[2])
 
 
 def labs(pattern: str = "[0-9]*.ipynb") -> list[Path]:
     """All labs, in order; one in or near the present folder is preferred to the one that labkit brings."""
-    folders = (CHECKOUT / "notebooks", Path("..", "notebooks"), Path("notebooks"))
+    folders = (SHIPPED / "notebooks", Path("..", "notebooks"), Path("notebooks"))
     paths = {path.name: path.resolve() for folder in folders for path in folder.glob(pattern)}
     return [
         paths[name] for name in sorted(paths, key=natural) if ".new" not in name

@@ -17,7 +17,7 @@ from labkit.course.exercises.catalogue import by_name, problem
 from labkit.course.judge.attempt import Attempt
 from labkit.course.judge.prefork import prefork_server
 from labkit.course.learner.progress import Progress
-from labkit.course.server.labs import CHECKOUT
+from labkit.course.server.labs import SHIPPED
 from tests.typed import typed
 from tests.waiting import LONG_S, once, stop_button, until
 
@@ -205,13 +205,13 @@ def test_the_terminal_says_the_same_and_its_exit_code_too(tmp_path: Path) -> Non
 def test_the_terminal_judges_the_notebook_in_which_somebody_has_worked_last(tmp_path: Path, monkeypatch) -> None:
     """The stub of the checkout, judged while the learner's own copy lies in my/."""
     name = "03_collectives.ipynb"
-    shipped = (CHECKOUT / "exercises" / name).read_text()
+    shipped = (SHIPPED / "exercises" / name).read_text()
     here, mine = tmp_path / "exercises" / name, tmp_path / "own" / "exercises" / name
     for path in (here, mine):
         path.parent.mkdir(parents=True)
         path.write_text(shipped)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(exercises, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(exercises, "SHIPPED", tmp_path)
     assert exercises._notebook("03", tmp_path / "own") == Path("exercises") / name
     mine.write_text(shipped.replace("...  # about 9 lines", "return x", 1))
     assert exercises._notebook("03", tmp_path / "own") == mine

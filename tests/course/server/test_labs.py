@@ -12,7 +12,7 @@ import pytest
 
 from labkit.course.cards.deck import the_deck
 from labkit.course.numbers import number_of
-from labkit.course.server.labs import CHECKOUT, addresses, labs
+from labkit.course.server.labs import SHIPPED, addresses, labs
 from labkit.course.widgets.linked import Linked
 
 
@@ -30,8 +30,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Path, s
 
 def test_every_lab_has_an_address_in_any_folder(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that works from notebooks/ and from nowhere else, or not on a hub."""
-    server(CHECKOUT, "/user/ada/")
-    for folder in (CHECKOUT, CHECKOUT / "notebooks", CHECKOUT / "exercises", CHECKOUT / "labkit" / "view"):
+    server(SHIPPED, "/user/ada/")
+    for folder in (SHIPPED, SHIPPED / "notebooks", SHIPPED / "exercises", SHIPPED / "labkit" / "view"):
         monkeypatch.chdir(folder)
         found = addresses()
         assert sorted(found) == sorted([*(f"{lab:02d}" for lab in range(22)), "05b"])
