@@ -260,6 +260,8 @@ def test_every_comparison_that_can_be_named_is_there():
 
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {
         "machine",
+        "gpu_checks",
+        "gpu_numbers",
         "tables",
     }  # what they share, and what writes of all
     assert {each.value for each in Benchmark} == scripts
