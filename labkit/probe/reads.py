@@ -135,7 +135,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
         return int(sdpa_backward_flop_count(grad.shape, query.shape, spread(key, query), spread(value, query)))
 
     def spread(few: Tensor, query: Tensor) -> tuple[int, ...]:
-        # the shape with as many heads as queries have: before torch 2.13 its table refuses fewer
+        # the shape with as many heads as queries have: the table of torch 2.11 refuses fewer
         return (few.shape[0], query.shape[1], *few.shape[2:])
 
     on_cpu = {

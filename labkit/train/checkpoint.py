@@ -126,7 +126,7 @@ class Region:
         for key in self.tensors:
             self.known[key] = None
         anchor = torch.empty(0, requires_grad=True)  # else there would be no node for inputs that need no gradient
-        self.inputs = Inputs.apply(anchor, *tensors)  # the tensor, not its node: before torch 2.13 it alone keeps that
+        self.inputs = Inputs.apply(anchor, *tensors)  # the tensor, not its node: on torch 2.11 it alone keeps that
         self.surroundings = Surroundings(tensors)
         self.places: list[weakref.ref[Place]] = []  # weak: a place that autograd has freed need not be filled
 
