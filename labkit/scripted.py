@@ -32,11 +32,11 @@ LATE_SHARE, EXPOSED_SHARE, OFF = 0.1, 0.3, 0.15
 """A part of the run lost to one rank, of a step lost to the wire, and a distance from a law that are worth a word."""
 SMALL_BYTES, WORTH_BYTES, LISTED = 1024, 1 << 20, 12
 CHARGED = "of collectives charged by the law of a ring: torch does not say what the backend sends; messages are counted"
-"""What stands below a table of the bytes of a script."""
+"""A footnote of the table of collectives: where the column of bytes comes from."""
 OF_A_MEAN = "those of broadcast and reduce are a mean over the ranks, since no record names the root"
-"""What stands below that, where there are such."""
+"""A second footnote, for tables with a broadcast or a reduce."""
 SHOWN = "of each rank in the whole run; from least to most where ranks differ"
-"""What the calls and the bytes of a table are."""
+"""The words in the table's heading that say of whom its calls and bytes are."""
 
 
 class Law(NamedTuple):
@@ -71,7 +71,7 @@ def script(
 
 @dataclass(frozen=True)
 class ScriptReport:
-    """What there is to say of one run."""
+    """The report on one run of a script: collectives, laws, overlap, late ranks, memory and the error."""
 
     run: ScriptRun
 
@@ -96,7 +96,7 @@ class ScriptReport:
 
     @cached_property
     def laws(self) -> list[Law]:
-        """What was recognised, and whether its law holds."""
+        """The strategies that were recognised, each with the bytes charged for a step beside those by its law."""
         whole = max((seen.get("parameter_bytes", 0) for seen in self.run.seen.values()), default=0)
         steps, out = self.n_steps, []
         for origin, moves in (("DDP gradients", 2), ("FSDP", 3)):
@@ -140,7 +140,7 @@ class ScriptReport:
 
     @cached_property
     def first(self) -> list[str]:
-        """What to look at first, most important first; a sentence each."""
+        """Findings as sentences, the most important first: error, late ranks, broken laws, exposed time."""
         out = [self.run.error.reason] if self.run.error is not None else []
         for rank, at in self.starved.items():
             held = at["held"]
