@@ -8,6 +8,9 @@
 # make test-all  everything, 40 minutes
 # make test-newest  the tests of make check and the tour with today's newest packages, in an environment of its own; CI
 #                never runs it: it fetches the newest torch, on Linux with CUDA, 5 GB
+# make test-oldest  the same tests with the oldest packages that pyproject.toml takes, chosen by uv; also 5 GB
+# make test-colab   labkit's core in an environment as Colab's: pip's own report, the tour and three labs; also 5 GB
+# make test-versions  all three, and again with other Pythons: make PYTHON=python3.13 test-versions
 # make gpu       on a machine with a GPU or several: all checks in order, then numbers; half an hour at most; installs nothing
 # make bench     measure everything on this machine, and write benchmarks/README.md
 # make pictures  those of README anew: one run of four ranks, and the screens of what the labs store
@@ -21,6 +24,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 
 # What `make test-newest` installs into, without the constraints: what pip and conda give to anybody today.
 NEWEST := .venv-newest
+OLDEST := .venv-oldest
+COLAB := .venv-colab
 
 # Three workers, since labs and browsers wait as often as they compute. Each takes one file after the other
 # (tests/conftest.py says what else stays together).
@@ -30,7 +35,7 @@ QUICK := not slow and not rest and not browser and not faults
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab test check rest test-all test-newest gpu bench pictures notebooks clean
+.PHONY: lab test check rest test-all test-newest test-oldest test-colab test-versions gpu bench pictures notebooks clean
 .DELETE_ON_ERROR:
 
 lab: $(VENV)/.has-run
@@ -53,10 +58,24 @@ check: $(VENV)/.has-test
 test-newest: BIN := $(NEWEST)/bin
 test-newest:
 	$(PYTHON) -m venv $(NEWEST)
-	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager --editable '.[test,dev]'
+	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager --editable '.[all,test,dev]'
 	$(BIN)/python -m pip check
 	$(PYTEST) -m "$(QUICK)" $(MORE)
 	$(BIN)/jupyter nbconvert --log-level=WARN --to notebook --execute --output-dir $(NEWEST) notebooks/ten_minutes.ipynb
+
+test-oldest: BIN := $(OLDEST)/bin
+test-oldest:
+	$(PYTHON) -m venv $(OLDEST)
+	$(BIN)/python -m pip install uv
+	$(BIN)/uv pip install --python $(BIN)/python --resolution lowest-direct --editable '.[all,test,dev]'
+	$(PYTEST) -m "$(QUICK)" $(MORE)
+
+test-colab:
+	$(PYTHON) -m venv $(COLAB)
+	$(COLAB)/bin/python -m pip install --requirement tests/colab.txt
+	$(COLAB)/bin/python tests/colab.py
+
+test-versions: test-oldest test-newest test-colab
 
 # With the environment of `make lab` if its torch finds a GPU, and otherwise with a Python that has what labkit imports.
 gpu:
@@ -118,15 +137,15 @@ define install
 endef
 
 $(VENV)/.has-run: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(call install,labkit and JupyterLab,120,.[ci])
+	$(call install,labkit and JupyterLab,120,.[lab])
 	@touch $@
 
 $(VENV)/.has-test: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(call install,labkit with JupyterLab and the tests,150,.[ci$(comma)test$(comma)dev])
+	$(call install,labkit with JupyterLab and the tests,150,.[all$(comma)test$(comma)dev])
 	@touch $@ $(VENV)/.has-run
 
 $(VENV)/.has-bench: pyproject.toml constraints.txt | $(VENV)/.has-pip
-	$(call install,labkit and what the benchmarks compare it with,140,.[ci$(comma)bench])
+	$(call install,labkit and what the benchmarks compare it with,140,.[lab$(comma)bench])
 	@touch $@ $(VENV)/.has-run
 
 # The browser tests drive a Chromium that is already there, or Debian's; they download no browser of their own.
@@ -143,5 +162,5 @@ $(VENV)/.has-browser: | $(VENV)/.has-test
 
 clean:
 	if [ -s $(VENV)/.has-pip ]; then rm -rf $(VENV); fi  # an environment that was there before make is kept
-	rm -rf $(NEWEST) .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(NEWEST) $(OLDEST) $(COLAB) .ruff_cache .mypy_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -104,7 +104,13 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         near = difflib.get_close_matches(name, _WHERE, 1)
         raise AttributeError(f"labkit has no {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
-    home = importlib.import_module(_WHERE[name])
+    try:
+        home = importlib.import_module(_WHERE[name])
+    except ModuleNotFoundError as error:
+        from labkit.launch import extras
+
+        extras.explain(error)
+        raise
     return getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{_WHERE[name]}.{name}")
 
 

@@ -32,7 +32,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 def ranges(requirements: list[str]) -> dict[str, SpecifierSet]:
     """`["torch>=2.11"]` -> name -> range; ValueError for a name that stands there twice."""
-    parsed = [Requirement(each) for each in requirements]
+    parsed = [found for each in requirements if (found := Requirement(each)).name != "labkit"]  # an extra of another
     found = {canonicalize_name(each.name): each.specifier for each in parsed}
     if len(found) != len(parsed):
         raise ValueError(f"a package is named twice: {requirements}")
@@ -51,7 +51,7 @@ def test_conda_users_get_the_same_packages_in_the_same_ranges():
     """Would catch a dependency that was added to pyproject.toml and not to environment.yml, or with another range."""
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     by_pip = next(each["pip"] for each in environment if isinstance(each, dict))
-    assert ranges(by_pip) == DEPENDENCIES | ranges(EXTRAS["test"])
+    assert ranges(by_pip) == DEPENDENCIES | ranges(EXTRAS["lab"]) | ranges(EXTRAS["class"]) | ranges(EXTRAS["test"])
     python = next(each for each in environment if isinstance(each, str) and each.startswith("python"))
     assert Requirement(python).specifier == SpecifierSet(PROJECT["requires-python"])
 
@@ -62,9 +62,97 @@ def test_make_lab_installs_what_the_tour_runs_labs_with():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert "strict-config" in settings["addopts"]
     assert "timeout" in settings
-    assert {"nbval": EVERYTHING["nbval"], "pytest-timeout": EVERYTHING["pytest-timeout"]} == ranges(EXTRAS["ci"])
-    assert ranges(EXTRAS["ci"]).items() <= ranges(EXTRAS["test"]).items(), "conda users have them from there"
-    assert re.search(r"^\$\(VENV\)/\.has-run:.*\n\t\$\(call install,.*,\.\[ci\]\)$", MAKEFILE, re.MULTILINE)
+    assert {"nbval", "pytest-timeout", "papermill", "jupyterlab", "ipywidgets"} <= set(ranges(EXTRAS["lab"]))
+    assert re.search(r"^\$\(VENV\)/\.has-run:.*\n\t\$\(call install,.*,\.\[lab\]\)$", MAKEFILE, re.MULTILINE)
+
+
+def test_the_core_has_no_upper_bound_and_nothing_that_belongs_to_a_jupyter():
+    """Would catch `ipykernel<7` among what everybody must install: a Jupyter that is there already would be moved."""
+    bounds = {name: found for name, found in DEPENDENCIES.items() if any(each.operator != ">=" for each in found)}
+    assert not bounds
+    assert not set(DEPENDENCIES) & {"anywidget", "ipykernel", "ipython", "ipywidgets", "jupyterlab", "notebook"}
+
+
+COLAB = ranges([line for line in (ROOT / "tests/colab.txt").read_text().splitlines() if not line.startswith("#")])
+
+
+@pytest.mark.parametrize("name", sorted(set(DEPENDENCIES) & set(COLAB)))
+def test_an_environment_as_colabs_is_left_as_it_is(name):
+    """Would catch a core that wants a newer package than Colab has, whose Jupyter then crashes. make test-colab asks
+    pip itself."""
+    (only,) = COLAB[name]
+    assert DEPENDENCIES[name].contains(only.version), f"pip would move {name} {only.version} to {DEPENDENCIES[name]}"
+
+
+def test_the_environment_as_colabs_has_all_that_the_core_needs_but_one_small_package():
+    """Would catch a new dependency of the core of which nobody knows whether Colab has it."""
+    assert set(DEPENDENCIES) - set(COLAB) == {"junitparser"}
+
+
+CORE = """
+import sys
+
+class Lean:
+    "Finds no package that only an extra brings."
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Lean())
+"""
+
+
+def in_the_core(code: str, tmp_path: Path) -> str:
+    """What a program prints where only the core of labkit is installed, with IPython."""
+    extras = {name for extra in EXTRAS.values() for name in ranges(extra)} - set(DEPENDENCIES)
+    modules = " ".join({"websocket", *(name.replace("-", "_") for name in extras - {"sympy"})})  # torch needs sympy
+    program = tmp_path / "program.py"
+    program.write_text(CORE + code)
+    command = [sys.executable, str(program), modules]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_core_alone_has_every_public_name_but_the_cards(tmp_path):
+    """Would catch a mechanism, a probe or a law that imports a widget, and a name that is lost without a word."""
+    told = in_the_core(
+        """
+import labkit
+for name in labkit.__all__:
+    try:
+        getattr(labkit, name)
+    except ModuleNotFoundError as error:
+        print(name, error)
+import labkit.cli
+""",
+        tmp_path,
+    )
+    assert told.splitlines() == [
+        "cards fsrs is not installed. It is part of labkit[cards]: pip install 'labkit[cards]'"
+    ]
+
+
+def test_a_film_without_anywidget_is_its_picture_and_says_what_makes_it_move(tmp_path):
+    """Would catch a first ring film that ends with an error in a notebook that was there before labkit."""
+    told = in_the_core(
+        """
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.display_pub = CapturingDisplayPublisher()
+import torch
+from labkit import Film, RingFilm, ring, run_threads
+from labkit.probe import film
+records = run_threads(lambda group: film.record(ring.all_reduce, torch.ones(4), group)[1], 2)
+RingFilm(Film.of(records, "ring all-reduce"))._ipython_display_()
+print(*(output["data"].get("text/html", "") for output in shell.display_pub.outputs))
+""",
+        tmp_path,
+    )
+    assert "pip install anywidget" in told
+    assert "<svg" in told
 
 
 @pytest.mark.parametrize("name", sorted(EVERYTHING))
@@ -133,8 +221,10 @@ def test_every_installation_by_make_applies_the_constraints_but_that_of_the_newe
     """Would catch a bare `pip install torch`: gigabytes of CUDA on a laptop, and another version each month."""
     assert "--constraint constraints.txt" in MAKEFILE
     installs = [line for line in MAKEFILE.splitlines() if "pip install" in line and not line.startswith("#")]
-    constrained, newest = installs
+    constrained, *others = installs
     assert constrained.startswith("PIP := ")
+    versions = [MAKEFILE[MAKEFILE.index(f"\ntest-{each}:\n") :].split("\n\n")[0] for each in ("oldest", "colab")]
+    (newest,) = [line for line in others if not any(line in recipe for recipe in versions)]
     recipe = MAKEFILE[MAKEFILE.index("\ntest-newest:\n") :].split("\n\n")[0].splitlines()
     assert newest in recipe
     assert "constraint" not in newest
@@ -255,7 +345,7 @@ def test_make_installs_once_and_again_only_when_the_lists_change(copy):
     assert "Installing" not in second.stdout
     installs = [line for line in (copy / "log").read_text().splitlines() if "--editable" in line]
     assert len(installs) == 1
-    assert installs[0].endswith("--constraint constraints.txt --editable .[ci,test,dev]")
+    assert installs[0].endswith("--constraint constraints.txt --editable .[all,test,dev]")
     assert "--quiet" not in installs[0], "pip is to say what it does"
     assert "up to date" in make(copy, ".venv/.has-run").stdout
     (copy / "constraints.txt").write_text("# another list\n")

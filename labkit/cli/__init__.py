@@ -25,6 +25,7 @@ from labkit.cli.data import STANDARD_OUTPUT, AlsoBare, Home, Json, words_beside,
 from labkit.cli.words import announce, say
 from labkit.course.numbers import full
 from labkit.course.server.labs import SHIPPED, home_of, labs
+from labkit.launch.extras import explain
 from labkit.view.units import plural
 
 FIRST_LAB = "ten_minutes.ipynb"
@@ -97,7 +98,9 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        kind = "" if isinstance(error, (ValueError, RuntimeError)) else f"{type(error).__name__}: "
+        if isinstance(error, ModuleNotFoundError):
+            explain(error)
+        kind = "" if isinstance(error, (ValueError, RuntimeError, ModuleNotFoundError)) else f"{type(error).__name__}: "
         message = " ".join([error.reason, *error.notes]) if isinstance(error, labkit.WorkerError) else f"{error}"
         Console(stderr=True).print(
             f"labkit: {kind}{message}", style="red", markup=False, highlight=False, soft_wrap=True

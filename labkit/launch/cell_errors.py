@@ -1,6 +1,7 @@
 """How an uncaught error looks in a cell: short, and a hang with its picture.
 
     what labkit refuses      the line of the cell and the message, without labkit's own frames above it
+    a package is missing     which extra of labkit brings it
     an unknown name          the name that was probably meant: group.allreduce -> "did you mean all_reduce?"
     a failed call            root cause first, as WorkerError says it, then where every rank stood, as a picture
     everything else          as Jupyter shows it
@@ -16,12 +17,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from labkit.launch.advice import likely_name
+from labkit.launch.extras import explain
 
 if TYPE_CHECKING:
     from labkit.launch.watch import Autopsy
 
-SHOWN = (ValueError, AttributeError, RuntimeError)
-"""Kinds of errors that are looked at: refusals, unknown names, failed calls."""
+SHOWN = (ValueError, AttributeError, RuntimeError, ModuleNotFoundError)
+"""Kinds of errors that are looked at: refusals, unknown names, failed calls, packages that are not installed."""
 
 
 def load(shell: Any, draw: Callable[[Autopsy], Any]) -> None:
@@ -46,7 +48,9 @@ def show(
 ) -> None:
     """Show one uncaught error in the cell that raised it."""
     if isinstance(error, AttributeError) and (name := likely_name(error)):
-        error.add_note(f"did you mean {name}?")
+        error.args = (f"{error}; did you mean {name}?",)  # not as a note, which IPython 7 does not show
+    if isinstance(error, ModuleNotFoundError):
+        explain(error)
     asked = _before_labkit(frames) if isinstance(error, ValueError) else None
     if asked is not None:
         reasons = error.__cause__, error.__suppress_context__

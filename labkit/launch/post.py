@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from labkit.comm import process_groups
 from labkit.launch import places, ticket, warden
 from labkit.launch.blackbox import PAGE, BlackBox
+from labkit.launch.endpoints import endpoints_of
 from labkit.launch.engine import Place, gpu_of, place_of
 from labkit.launch.gate import BEAT_MS, BEAT_TIMEOUT_MS
 from labkit.launch.letters import Letters
@@ -336,14 +336,7 @@ class Post:
 
     def on_endpoints(self) -> None:
         """Say the addresses of the rank's TCP sockets."""
-        addresses: list[tuple[str, int]] = []
-        if self.pid:
-            try:
-                connections = psutil.Process(self.pid).net_connections("tcp")
-            except psutil.Error:
-                connections = []
-            addresses = [(c.laddr.ip, c.laddr.port) for c in connections if c.laddr]
-        self._note("endpoints", addresses)
+        self._note("endpoints", endpoints_of(self.pid) if self.pid else [])
 
     def on_leave(self) -> None:
         """The cluster has closed: all is well."""

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import psutil
 import zmq
 
 from labkit.comm import attach
@@ -27,6 +26,7 @@ from labkit.launch import places
 from labkit.launch.around import MakesAround
 from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
+from labkit.launch.endpoints import endpoints_of
 from labkit.launch.output import Tail
 from labkit.launch.ranks import Event, Ranks
 from labkit.launch.serialize import written
@@ -283,12 +283,7 @@ class RankProcesses(Channels):
 
     def endpoints(self) -> frozenset[tuple[str, int]]:
         """Addresses of all TCP sockets of the ranks, seen from outside: a connection between two of them is gloo's."""
-        addresses = set()
-        for pid in list(self.pids.values()):
-            with contextlib.suppress(psutil.Error):
-                connections = psutil.Process(pid).net_connections("tcp")
-                addresses |= {tuple(connection.laddr) for connection in connections if connection.laddr}
-        return frozenset(addresses)
+        return frozenset(address for pid in list(self.pids.values()) for address in endpoints_of(pid))
 
     def close(self) -> None:
         """End every rank and the warden; nothing is left. May be called twice; does nothing in a fork of the kernel."""

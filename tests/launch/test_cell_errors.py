@@ -12,6 +12,7 @@ import labkit
 from labkit import Cluster
 from labkit.launch import call, cell_errors
 from labkit.launch.advice import likely_name
+from labkit.launch.extras import extra_of
 from labkit.view.autopsy import autopsy
 
 
@@ -61,7 +62,7 @@ def test_an_error_of_ones_own_is_shown_as_ever(cell):
     assert "return int('x')" in words
     words, _ = cell("labkit.run_threads(lambda group: 1 / 0, 1)")
     assert "ZeroDivisionError" in words
-    assert "File " in words
+    assert "labkit.run_threads(lambda group: 1 / 0, 1)" in words
 
 
 def test_an_unknown_name_gets_the_one_that_was_probably_meant(cell):
@@ -70,6 +71,17 @@ def test_an_unknown_name_gets_the_one_that_was_probably_meant(cell):
     assert "did you mean run?" in words
     assert "did you mean all_reduce?" in cell("labkit.ring.allreduce")[0]
     assert "did you mean" not in cell("'text'.uper()")[0]
+
+
+def test_a_package_that_an_extra_brings_is_told_with_the_line_that_installs_it(cell):
+    """Would catch a Colab user who reads "No module named 'fsrs'", and installs what does not fit."""
+    words, _ = cell("raise ModuleNotFoundError('lost', name='genanki.deck')")
+    assert "genanki is not installed. It is part of labkit[cards]: pip install 'labkit[cards]'" in words
+    words, _ = cell("raise ModuleNotFoundError('lost', name='somebody_elses')")
+    assert "ModuleNotFoundError: lost" in words
+    assert [extra_of(name) for name in ("websocket-client", "Jupyterlab", "fsrs", "nbgrader", "torch", "os")] == [
+        "lab", "lab", "cards", "class", "", "",
+    ]  # fmt: skip
 
 
 class Known:

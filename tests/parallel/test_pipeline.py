@@ -544,6 +544,7 @@ def most_alive(schedule):
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero bubble", "interleaved 2"])
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 starts no backward at a custom function")
 def test_no_rank_holds_more_micro_batches_than_the_plan_says(name):
     """Would catch activations that outlive their backward."""
     schedule = MAKERS[name](3, 6)

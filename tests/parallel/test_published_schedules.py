@@ -69,6 +69,7 @@ def test_copies_add_one_step_to_the_next_once():
 
 
 @cases("name", ["zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v"])
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 starts no backward at a custom function")
 def test_no_rank_holds_more_than_the_plan_says(name):
     """Would catch activations that outlive their W, counted on the graph of every micro-batch."""
     schedule = MAKERS[name](4, 8)

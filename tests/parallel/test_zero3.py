@@ -818,7 +818,7 @@ def test_a_unit_that_changes_its_input_in_place_is_refused_by_autograd():
     def rank(group):
         model = drawn(nn.Sequential(nn.Linear(5, 5), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 1))))
         sync = ZeRO3(model, group, sgd)
-        with pytest.raises(RuntimeError, match="Leave is a view and is being modified inplace"):
+        with pytest.raises(RuntimeError, match="Leave.* is a view and is being modified inplace"):
             model(batch(0)[0])
         sync.zero_grad()
 

@@ -8,13 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import anywidget
 import traitlets
 
 from labkit.course.cards.card_faces import back, front, habits
 from labkit.course.numbers import natural, number_of
 from labkit.course.server.labs import addresses
 from labkit.course.widgets.linked import LINKS
+from labkit.course.widgets.live import Live
 from labkit.course.widgets.twin import Twin
 from labkit.view.svg import Picture, headline, text
 
@@ -48,7 +48,7 @@ class Reviews(Protocol):
         """The number of days in a row with a review."""
 
 
-class ReviewPanel(Twin, anywidget.AnyWidget):
+class ReviewPanel(Twin, Live):
     """Asks what is due in a box of cards, one after the other, until nothing is.
 
     space shows the answer; 1 nothing came, 2 only when I saw it, 3 with effort, 4 well, 5 at once. A rating is stored

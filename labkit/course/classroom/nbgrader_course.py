@@ -138,7 +138,7 @@ def needed(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"a course for nbgrader needs nbgrader ({error}): pip install 'labkit[classroom]'. "
+            f"a course for nbgrader needs nbgrader ({error}): pip install 'labkit[class]'. "
             "Without it, `labkit grade` judges a folder of notebooks"
         ) from None
 

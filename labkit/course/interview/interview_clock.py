@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import anywidget
 import traitlets
 
+from labkit.course.widgets.live import Live
 
-class SessionClock(anywidget.AnyWidget):
+
+class SessionClock(Live):
     """Counts in the browser, from `used_s` of `budget_s` and `left_s`, so it ticks also while the kernel is idle.
 
     It asks the kernel for the time when it is shown and when its page is seen again; each answer is a new `beat`."""

@@ -170,7 +170,7 @@ def _machine() -> Iterator[Finding]:
         for address in addresses
         if address.address == "127.0.0.1"
     ]
-    versions = f"labkit {metadata.version('labkit')}, JupyterLab {metadata.version('jupyterlab')}"
+    versions = ", ".join(f"{name} {version}" for name in ("labkit", "JupyterLab") if (version := version_of(name)))
     yield Finding("Python", platform.python_version(), "", versions)
     yield Finding("system", f"{platform.system()} {platform.machine()}", "", platform.release())
     yield Finding("cores", usable, "", "more ranks than cores take turns: right numbers, longer times")
@@ -180,6 +180,14 @@ def _machine() -> Iterator[Finding]:
         why = f"{shm.free / GIB:.1f} GiB are free; labkit needs none of it, NCCL and data loaders do"
         yield Finding("/dev/shm", round(shm.total / GIB, 2), "GiB", why)
     yield Finding("loopback", loopback[0] if loopback else None, "", "the only network that ranks of this machine use")
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package; "" if it is not installed, as JupyterLab need not be."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def torch_findings(hello: Hello) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -25,7 +26,10 @@ def environment() -> dict[str, str]:
 def command(notebook: Path, port: int = 8888, browser: bool = True) -> list[str]:
     """The command that starts JupyterLab on `notebook`: it listens on this machine only, and sends nothing anywhere.
 
-    `port` is the first to try, the server takes the next free one; 0 leaves the choice to the system."""
+    `port` is the first to try, the server takes the next free one; 0 leaves the choice to the system.
+    ModuleNotFoundError where JupyterLab is not installed."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise ModuleNotFoundError("no JupyterLab is installed", name="jupyterlab")
     root = root_of(notebook)
     options = [
         "ServerApp.ip=127.0.0.1",

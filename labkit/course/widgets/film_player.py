@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import anywidget
 import traitlets
 
+from labkit.course.widgets.live import Live
 from labkit.course.widgets.twin import Twin
 from labkit.view.svg import Drawing
 
 
-class FilmPlayer(Twin, anywidget.AnyWidget):
+class FilmPlayer(Twin, Live):
     """Shows `frames` one at a time, from frame `step` on.
 
     Left and right arrow keys step, Home and End jump, a button plays. A step beyond an end is that end. A subclass says

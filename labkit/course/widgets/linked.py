@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anywidget
 import traitlets
 
 from labkit.course.server.labs import addresses
+from labkit.course.widgets.live import Live
 
 LINKS = Path(__file__).with_name("cells.js").read_text()
 """JavaScript that makes links of `<a data-cell="03-12">`, to be put before a widget's own module."""
 
 
-class Linked(anywidget.AnyWidget):
+class Linked(Live):
     """Shows `value`, which must be labkit's own HTML."""
 
     _esm = (

@@ -36,13 +36,19 @@ class Twin:
     def _ipython_display_(self, **kwargs: Any) -> None:
         bundle = self._repr_mimebundle_(**kwargs)
         data = bundle[0] if isinstance(bundle, tuple) else bundle or {}
-        if VIEW in data:
+        asleep = getattr(self, "asleep", "")  # of a widget that is only its picture (live.py)
+        if VIEW in data and not asleep:
             publish_display_data(data={VIEW: data[VIEW], "text/plain": ""})  # nbconvert warns if there is no text
         picture = self.static()
-        page = f'{STYLE}<div class="lk-twin">{picture.html()}</div>'
+        page = f'{STYLE}<div class="lk-twin">{picture.html()}{asleep and f"<p>{asleep}</p>"}</div>'
         publish_display_data(data={"text/html": page, "text/plain": repr(picture)}, metadata=metadata_of(self.kept()))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        if not hasattr(super(), "_repr_mimebundle_"):
+            if not (model_id := getattr(self, "model_id", None)):
+                return {"image/svg+xml": str(self.static())}  # no widget at all (live.py)
+            view = {"version_major": 2, "version_minor": 0, "model_id": model_id}  # what ipywidgets 7 shows itself by
+            return {VIEW: view, "image/svg+xml": str(self.static())}
         bundle = super()._repr_mimebundle_(**kwargs)  # type: ignore[misc]
         if isinstance(bundle, tuple):
             data, metadata = bundle

@@ -28,7 +28,7 @@ from tests.course.classroom.submissions import PATCHES, answers, filled, hand_in
 from tests.course.judge.test_first_check import OPTIMIZERS
 
 if find_spec("nbgrader") is None:
-    pytest.skip("nbgrader is optional: pip install 'labkit[classroom]'", allow_module_level=True)
+    pytest.skip("nbgrader is optional: pip install 'labkit[class]'", allow_module_level=True)
 
 SEED = 424242
 FILE = "03_collectives.ipynb"
@@ -379,7 +379,7 @@ def test_a_course_of_nothing_or_nowhere_is_refused_in_words(tmp_path: Path) -> N
 def test_without_nbgrader_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ImportError of somebody else's module."""
     monkeypatch.setitem(sys.modules, "nbgrader.nbgraderformat", None)
-    with pytest.raises(ValueError, match=r"pip install 'labkit\[classroom\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'labkit\[class\]'"):
         course.build(tmp_path, ["03"])
 
 
