@@ -13,7 +13,7 @@
 # make test-versions  all three, and again with other Pythons: make PYTHON=python3.13 test-versions
 # make gpu       on a machine with a GPU or several: all checks in order, then numbers; half an hour at most; installs nothing
 # make bench     measure everything on this machine, and write benchmarks/README.md
-# make pictures  those of README anew: one run of four ranks, and the screens of what the labs store
+# make pictures  those of README and docs/labs.md anew: one run of four ranks, and the screens of what the labs store
 # make notebooks | clean
 
 PYTHON ?= python3

@@ -1,4 +1,4 @@
-"""The screens in the README's table of labs: a piece of a picture that each lab stores, as an image.
+"""The screens in the table of labs (labs.md): a piece of a picture that each lab stores, as an image.
 
     python docs/screens.py      # writes docs/labs/00.svg to docs/labs/21.svg; `make notebooks` runs it last
 

@@ -482,7 +482,8 @@ def left_behind(text: str) -> set[str]:
 
 def test_what_the_documented_commands_leave_is_ignored_by_git(tmp_path):
     """Would catch a fresh clone whose `git status` shows runs/ and site/ after an hour of what README says."""
-    texts = [path.read_text() for folder in (".", "notebooks", "exercises") for path in (ROOT / folder).glob("*.md")]
+    folders = (".", "docs", "notebooks", "exercises")
+    texts = [path.read_text() for folder in folders for path in (ROOT / folder).glob("*.md")]
     texts += [path.read_text() for path in (ROOT / "labkit/cli").glob("*.py")]
     names = left_behind("\n".join(texts)) | {"lab08_train.py", "lab08_train.sbatch", "my", "grades.json"}
     assert {"runs/first", "site", "grades.csv", "page.html", "course", "out.ipynb", "key.md"} <= names
