@@ -1,4 +1,4 @@
-"""The index of the site: a picture and a sentence for each lab, as README has them."""
+"""The index of the site: a picture and a sentence for each lab, as docs/labs.md has them."""
 
 from __future__ import annotations
 
