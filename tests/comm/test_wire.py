@@ -252,7 +252,7 @@ def test_started_collectives_are_what_the_blocking_ones_give(cluster, op):
         same = [
             torch.equal(works[0].wait(), group.reduce_scatter(x, op)),
             torch.equal(works[1].wait(), group.reduce_scatter(torch.arange(2.0 * n + 1), op)),
-            torch.equal(into, group.all_gather(torch.full((4,), float(group.rank)))) and gathered.wait() is into,
+            gathered.wait() is into and torch.equal(into, group.all_gather(torch.full((4,), float(group.rank)))),
             torch.equal(swapped.wait(), group.all_to_all(x)),
         ]
         return same, sent[0], sent[-2], sent[-1]
