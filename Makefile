@@ -12,6 +12,7 @@
 # make test-colab   labkit's core in an environment as Colab's: pip's own report, the tour and three labs; also 5 GB
 # make test-versions  all three, and again with other Pythons: make PYTHON=python3.13 test-versions
 # make gpu       on a machine with a GPU or several: all checks in order, then numbers; half an hour at most; installs nothing
+# make site      the course as a static site, with pages that compute in the browser; npm fetches their Python
 # make bench     measure everything on this machine, and write benchmarks/README.md
 # make pictures  those of README and docs/labs.md anew: one run of four ranks, and the screens of what the labs store
 # make notebooks | clean
@@ -35,7 +36,7 @@ QUICK := not slow and not rest and not browser and not faults
 # Kernels, ranks and command lines import labkit hundreds of times: compiled once, not each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab test check rest test-all test-newest test-oldest test-colab test-versions gpu bench pictures notebooks clean
+.PHONY: lab test check rest test-all test-newest test-oldest test-colab test-versions gpu site bench pictures notebooks clean
 .DELETE_ON_ERROR:
 
 lab: $(VENV)/.has-run
@@ -85,6 +86,9 @@ gpu:
 	$$python -c 'import cloudpickle, numpy, psutil, pytest, pytest_timeout, hypothesis, rich, torch, yaml, zmq' || { \
 		echo "$$python lacks one of the few packages that this needs; it takes no other: make PYTHON=... gpu"; exit 1; }; \
 	PYTHONPATH=. $$python benchmarks/gpu.py $(MORE)
+
+site: $(VENV)/.has-run
+	$(BIN)/labkit export site --live
 
 bench: $(VENV)/.has-bench
 	mkdir -p benchmarks/results

@@ -3,9 +3,11 @@
     site/index.html   03_collectives.html   ten_minutes.html   glossary.html
          exercises/index.html   exercises/03_collectives.html
          pictures/03.svg   style/site.css   style/predict.js
+         live/plan.html    pyodide/
 
 It can be opened from a plain folder, and asks no other host for anything. Widgets are pictures; questions work, since
-their answers are stored (labkit/course/export/predictions.py).
+their answers are stored (labkit/course/export/predictions.py). If they are wanted, live pages compute in the browser
+(labkit/course/export/live/build.py).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 from labkit.course.exercises.exercise_card import dots
 from labkit.course.export.cells import TEMPLATES, templates
 from labkit.course.export.exercise_page import ExercisePage
+from labkit.course.export.live.build import first_answer, forms, scripts
 from labkit.course.export.page import Page, page_of
 from labkit.course.reading.glossary import PAGE as GLOSSARY, page as glossary
 from labkit.course.reading.verbs import markdown as verbs
@@ -53,23 +56,32 @@ class Draft(NamedTuple):
     after: Neighbour | None = None
 
 
-def export(notebooks: Sequence[Path], folder: Path, progress: Callable[[Progress], object] | None = None) -> list[Page]:
+def export(
+    notebooks: Sequence[Path],
+    folder: Path,
+    progress: Callable[[Progress], object] | None = None,
+    live: bool = False,
+    pyodide: Path | None = None,
+) -> list[Page]:
     """Write the site of these notebooks (stored runs) into `folder`, created if needed. Returns their pages.
 
     The tour that lies beside the first of them comes first on the site. `progress` is called before each page is made.
+    `live` brings pages that compute in the browser, by Python that npm fetches, or `pyodide`, its package.
 
     Files of the same names are overwritten, others are left alone. ValueError, before anything is written, if there is
     no notebook, if one has no outputs or does not begin with a title such as `# 03 · Collectives`, if one answers what
-    it has not asked, or if `folder` is a file."""
+    it has not asked, or if `folder` is a file; and if live pages are wanted and Pyodide is not to be had."""
     if not notebooks:
         raise ValueError("no notebooks to export")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; name a folder for the site")
     tour = notebooks[0].parent / TOUR
     pages = [page_of(path) for path in dict.fromkeys([*([tour] if tour.is_file() else []), *notebooks])]
-    drafts, environment = _drafts(pages), templates(_files(pages))
+    if live:
+        scripts(folder, pyodide)
+    drafts, environment = [*_drafts(pages), *(_live_drafts() if live else [])], templates(_files(pages))
     first = next((page for page in pages if page.path.name == TOUR), None)
-    frame = {"tour": first, "has_exercises": any(draft.file == EXERCISES for draft in drafts)}
+    frame = {"tour": first, "has_exercises": any(draft.file == EXERCISES for draft in drafts), "live": live}
     for done, draft in enumerate(drafts):
         if progress is not None:
             progress(Progress(done, len(drafts), draft.title))
@@ -111,6 +123,17 @@ def _exercise_drafts(exercises: Sequence[ExercisePage]) -> list[Draft]:
         shown, title = {"page": page, "verbs": verbs()}, f"Exercises {page.number}: {page.title}"
         drafts.append(Draft(page.file, title, "exercises.html.j2", shown, before, after))
     return drafts
+
+
+def _live_drafts() -> list[Draft]:
+    """The pages that compute in the browser, each with its first answer."""
+    shown = {"forms": forms()}
+    return [
+        Draft(
+            f"live/{form.name}.html", form.title, "live.html.j2", {**shown, "form": form, "answer": first_answer(form)}
+        )
+        for form in forms()
+    ]
 
 
 def _files(pages: Sequence[Page]) -> dict[str, str]:
