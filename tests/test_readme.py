@@ -21,7 +21,8 @@ from labkit.view.svg import width_of
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
-"""The long tables, to which README leads."""
+"""The pages beside README, to which it leads."""
+HOW_TO = [page.read_text(encoding="utf-8") for page in (ROOT / "docs/how_to").glob("*.md")]
 BENCHMARKS = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
 SVG = "{http://www.w3.org/2000/svg}"
 LABS = sorted(number_of(path.name) for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -160,7 +161,8 @@ def test_what_readme_says_was_measured_stands_in_the_tables():
 
 def test_every_command_in_readme_is_one_with_these_options():
     """Would catch a command that was renamed, and an option that it does not have."""
-    lines = re.findall(r"`labkit ([a-z][^`]*)`", README + PAGES["what_you_can_do"])
+    told = "\n".join([README, PAGES["what_you_can_do"], *HOW_TO])
+    lines = re.findall(r"`labkit ([a-z][^`]*)`", told) + re.findall(r"^labkit ([a-z][^#\n]*)", told, re.MULTILINE)
     commands = typer.main.get_command(app).commands
     assert len(lines) > 10
     for name, *words in map(shlex.split, lines):
@@ -269,10 +271,10 @@ def test_the_screens_are_small():
 
 def test_every_file_that_readme_links_to_is_there():
     """Would catch a file that was renamed."""
-    pages = [(ROOT / "docs", text) for text in PAGES.values()]
+    pages = [(ROOT / "docs", text) for text in PAGES.values()] + [(ROOT / "docs/how_to", text) for text in HOW_TO]
     assert all(f"](docs/{name}.md)" in README for name in PAGES)
     for folder, text in ((ROOT, README), (ROOT / "benchmarks", BENCHMARKS), *pages):
         targets = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
         targets += re.findall(r'(?:src|srcset)="([^"]+)"', text)
-        assert len(targets) > 10 or folder.name == "docs"
+        assert len(targets) > 10 or folder.name in ("docs", "how_to")
         assert [link for link in targets if not (folder / link).exists()] == []
