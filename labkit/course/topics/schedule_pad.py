@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
-from functools import partial
 from html import escape
 from typing import Any, NamedTuple
 
@@ -18,18 +16,9 @@ from labkit.comm.local import run_threads
 from labkit.course.topics.pipeline_player_picture import player
 from labkit.course.widgets.explorer import Explorer, in_a_row, wide
 from labkit.parallel.pipeline import Pipeline
-from labkit.plan.published_schedules import dualpipe, dualpipe_v, stretch, v_half, v_min, zb_h2, zb_v
-from labkit.plan.schedule import (
-    Schedule,
-    Span,
-    bubble,
-    gpipe,
-    in_flight,
-    interleaved,
-    one_f_one_b,
-    simulate,
-    zero_bubble,
-)
+from labkit.plan.published_schedules import stretch
+from labkit.plan.recipe import TWO_STAGES, Recipe
+from labkit.plan.schedule import Schedule, Span, bubble, in_flight, one_f_one_b, simulate
 from labkit.plan.schedule_text import from_text, to_text
 from labkit.view.svg import Picture
 
@@ -38,14 +27,10 @@ MOST_RANKS, WIDTH, FORWARD_S = 8, 4, 0.004
 
 def published(name: str, p: int = 4, m: int = 8) -> Schedule:
     """A published schedule by its name, for p ranks and m micro-batches. ValueError for a name that is not known."""
-    makers: dict[str, Callable[[int, int], Schedule]] = {
-        "1f1b": one_f_one_b, "gpipe": gpipe, "interleaved": partial(interleaved, stages_per_rank=2), "zb_h2": zb_h2,
-        "zero_bubble": zero_bubble, "zb_v": zb_v, "v_half": v_half, "v_min": v_min, "dualpipe": dualpipe,
-        "dualpipe_v": dualpipe_v,
-    }  # fmt: skip
-    if name not in makers:
-        raise ValueError(f"published schedules are {', '.join(makers)}, got {name!r}")
-    return makers[name](p, m)
+    if name not in NAMES:
+        raise ValueError(f"published schedules are {', '.join(NAMES)}, got {name!r}")
+    n_stages = 2 if name in ("interleaved", *TWO_STAGES) else 1
+    return Recipe(schedule=name, n_micro=m, stages_per_rank=n_stages).schedule_for(p)
 
 
 NAMES = (

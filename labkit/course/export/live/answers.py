@@ -1,13 +1,14 @@
 """What the live pages answer: questions to labkit.plan, and its answers as HTML. The same code runs in Python and in
 the browser, so that both give the same numbers.
 
-    answer("collectives", {"ranks": "8", "bytes": "1e6"})      -> HTML; ValueError with a sentence for what cannot be
+    answer("collectives", {"ranks": "8", "n_bytes": "1e6"})    -> HTML; ValueError with a sentence for what cannot be
 
 A page computes nothing of its own: each number comes from the function of labkit.plan that the labs use.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from types import MappingProxyType
@@ -23,20 +24,13 @@ from labkit.plan.layout import Layout
 from labkit.plan.link import PRESETS as LINKS, preset
 from labkit.plan.memory import predict_memory
 from labkit.plan.models import MODELS
-from labkit.plan.recipe import Recipe
-from labkit.plan.schedule import (
-    Span,
-    bubble,
-    gpipe,
-    in_flight,
-    interleaved,
-    one_f_one_b,
-    simulate,
-    zero_bubble,
-)
+from labkit.plan.rank import fullest_ranks
+from labkit.plan.recipe import SCHEDULES, TWO_STAGES, Recipe
+from labkit.plan.schedule import Span, bubble, in_flight, simulate
 from labkit.plan.schedule_text import from_text, to_text
-from labkit.plan.search import plans
+from labkit.plan.search import HEADROOM, plans
 from labkit.plan.shape import ModelShape
+from labkit.plan.stages import check_plan
 from labkit.view.svg import PALETTE, WIDTH, box, drawing, text
 from labkit.view.units import bytes_text, seconds_text, value_text
 
@@ -48,23 +42,23 @@ PERCENT = 100.0
 
 
 def answer(page: str, values: Mapping[str, str]) -> str:
-    """The answer of a page to what stands in its fields. ValueError that says what is wrong and what would be right."""
-    form, answers = PAGES[page]
-    return answers(**form.read(values))
+    """The answer of a page to what a reader has filled in. ValueError, with the mend, for what cannot be answered."""
+    form, function = PAGES[page]
+    return function(**form.read(values))
 
 
 def _plan(model: str, gpu: str, gpus: int, batch: int, precision: str) -> str:
-    found = plans(ModelShape.preset(model), Hardware.preset(gpu), gpus, global_batch=batch, precision=precision)
-    kept = sum(plan.kept for plan in found)
-    said = [f"<p><b>{escape(heading(found))}</b></p>", f"<p>{kept:,} of {len(found):,} plans can run.</p>"]
-    if kept:
-        head, *lines = rows(found, 10)
-        said.append(_table(head, lines))
-    said.append(_explained(explain(found)))
-    refused = refusals(found, 5)
-    if refused:
-        said.append(f"<h3>Some that cannot run</h3><ul>{''.join(f'<li>{escape(line)}</li>' for line in refused)}</ul>")
-    return "".join(said)
+    listed = plans(ModelShape.preset(model), Hardware.preset(gpu), gpus, global_batch=batch, precision=precision)
+    n_kept = sum(plan.kept for plan in listed)
+    html = [f"<p><b>{escape(heading(listed))}</b></p>", f"<p>{n_kept:,} of {len(listed):,} plans can run.</p>"]
+    if n_kept:
+        head, *lines = rows(listed, 10)
+        html.append(_table(head, lines))
+    html.append(_explained(explain(listed)))
+    reasons = refusals(listed, 5)
+    if reasons:
+        html.append(f"<h3>Some that cannot run</h3><ul>{''.join(f'<li>{escape(line)}</li>' for line in reasons)}</ul>")
+    return "".join(html)
 
 
 def _memory(
@@ -76,27 +70,30 @@ def _memory(
         strategy=strategy, batch_size=batch, n_micro=micro, precision=precision, recompute=recompute,
         sequence_parallel=tp > 1,
     )  # fmt: skip
-    held, room = predict_memory(shape, layout, recipe), Hardware.preset(gpu).memory_bytes.value
+    check_plan(shape, recipe, layout)
+    by_rank = {rank: predict_memory(shape, layout, recipe, rank) for rank in fullest_ranks(shape, layout, recipe)}
+    rank = max(by_rank, key=lambda rank: by_rank[rank].total)
+    # the planner's own limit, so that no layout fits here which it refuses
+    held, room = by_rank[rank], Hardware.preset(gpu).memory_bytes.value * (1 - HEADROOM)
     verdict = "fits" if held.total <= room else "does not fit"
     return (
-        f"<p>Rank 0 of {layout.size:,} holds <b>{bytes_text(held.total)}</b>, which {verdict} in the "
-        f"{bytes_text(room)} of one {escape(gpu)}.</p>{_breakdown(held)}"
+        f"<p>Of {layout.size:,} ranks rank {rank} holds most, <b>{bytes_text(held.total)}</b>. It {verdict} in the "
+        f"{bytes_text(room)} that one {escape(gpu)} has besides the {HEADROOM:.0%} which the planner leaves alone.</p>"
+        f"{_breakdown(held)}"
     )
 
 
 def _schedule(kind: str, ranks: int, micro: int, stages: int, forward: float, backward: float, own: str) -> str:
-    schedule = {
-        "gpipe": lambda: gpipe(ranks, micro),
-        "1f1b": lambda: one_f_one_b(ranks, micro),
-        "interleaved": lambda: interleaved(ranks, micro, stages),
-        "zero bubble": lambda: zero_bubble(ranks, micro),
-        OWN: lambda: from_text(own),
-    }[kind]()
+    if kind == OWN:
+        schedule = from_text(own)
+    else:
+        n_stages = stages if kind == "interleaved" else 2 if kind in TWO_STAGES else 1
+        schedule = Recipe(schedule=kind, n_micro=micro, stages_per_rank=n_stages).schedule_for(ranks)
     spans = simulate(schedule, forward, backward)
-    held = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(in_flight(schedule)))
+    peaks = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(in_flight(schedule)))
     return (
         f"<p>All is done after <b>{max(span.end for span in spans):g}</b>; ranks wait "
-        f"<b>{PERCENT * bubble(spans):.1f} %</b> of their time. Activations held at most: {held}.</p>"
+        f"<b>{PERCENT * bubble(spans):.1f} %</b> of their time. Activations held at most: {peaks}.</p>"
         f"{_lanes(spans, schedule.n_ranks)}<details open><summary>the same as text</summary>"
         f"<pre>{escape(to_text(schedule))}</pre></details>"
     )
@@ -114,14 +111,13 @@ def _collectives(verb: str, ranks: int, n_bytes: float, link: str) -> str:
             continue
         lines.append((algorithm, bytes_text(sent), str(steps), seconds_text(took)))
     head = ("algorithm", "sent by the busiest rank", "steps", "seconds on the slowest path")
-    said = _table(head, lines)
-    if verb == "all_reduce" and ranks > 1:
-        said += _crossing(ranks, line)
-    return said
+    return _table(head, lines) + (_crossing(ranks, line) if verb == "all_reduce" else "")
 
 
 def _crossing(ranks: int, line: Line) -> str:
     size = collectives.crossover_bytes(ranks, line)
+    if not 0 < size < math.inf:
+        return ""
     return f"<p>Ring and tree take equally long at {bytes_text(size)}: below it the tree wins, above it the ring.</p>"
 
 
@@ -146,11 +142,11 @@ def _checkpoint(devices: int, years: float, block: float, write: float, restart:
 
 def _explained(columns: str) -> str:
     """Paragraphs whose first column names what they are about."""
-    said = []
+    pairs = []
     for line in columns.splitlines():
         about, _, words = line.strip().partition("  ")
-        said.append(f"<dt>{escape(about)}</dt><dd>{escape(words.strip())}</dd>")
-    return f'<dl class="explained">{"".join(said)}</dl>'
+        pairs.append(f"<dt>{escape(about)}</dt><dd>{escape(words.strip())}</dd>")
+    return f'<dl class="explained">{"".join(pairs)}</dl>'
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -177,7 +173,8 @@ def _lanes(spans: Sequence[Span], n_ranks: int) -> str:
     body = [text(4, rank * LANE + 24, f"rank {rank}", bold=True) for rank in range(n_ranks)]
     for span in spans:
         wide, name = (span.end - span.start) * scale, str(span.action)
-        words = next((each for each in (name, str(span.action.micro)) if wide > 8 * len(each) + 4), "")
+        labels = (name, str(span.action.micro))
+        words = next((label for label in labels if wide > 8 * len(label) + 4), "")
         title = f"rank {span.rank}: {name} from {span.start:g} to {span.end:g}"
         place = (LEFT + span.start * scale, span.rank * LANE + 6, wide, LANE - 10)
         body.append(box(*place, COLOURS[span.action.kind], words, title))
@@ -221,7 +218,7 @@ SCHEDULE = Form(
     "Pipelines: schedules as data",
     "Draw a schedule, or write your own and see whether it runs.",
     (
-        _choice("kind", "schedule", "1f1b", ("gpipe", "1f1b", "interleaved", "zero bubble", OWN)),
+        _choice("kind", "schedule", "1f1b", (*(name for name in SCHEDULES if name != "naive"), OWN)),
         Field("ranks", "ranks", "4", most=32),
         Field("micro", "micro-batches", "8", most=64),
         Field("stages", "stages a rank (interleaved)", "2", least=2, most=8),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Field(NamedTuple):
-    """One thing to fill in. `begin` is what stands there first.
+    """One thing to fill in. `begin` is the value with which the page opens.
 
     kind     "number": a whole number or a decimal from `least` to `most`; "choice": one of `options`; "text": lines
     """
@@ -51,9 +51,14 @@ class Form(NamedTuple):
     fields: tuple[Field, ...]
 
     def begin(self) -> dict[str, str]:
-        """What stands in the fields first."""
+        """The values with which the page opens, by the names of the fields."""
         return {field.name: field.begin for field in self.fields}
 
     def read(self, values: Mapping[str, str]) -> dict[str, str | float | int]:
-        """What a reader filled in, a field that is missing as it stood first. ValueError for what no field takes."""
+        """The values that a reader has filled in, and for the other fields those with which the page opens.
+
+        ValueError for a value that its field does not take, and for a name that no field has."""
+        names = [field.name for field in self.fields]
+        if unknown := sorted(set(values) - set(names)):
+            raise ValueError(f"{self.name} has no field {', '.join(unknown)}; its fields are {', '.join(names)}")
         return {field.name: field.read(str(values.get(field.name, field.begin)).strip()) for field in self.fields}
