@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import runpy
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -138,21 +140,39 @@ def test_the_forms_ask_for_what_we_need():
     assert "make gpu" in text(".github/ISSUE_TEMPLATE/gpu_numbers.yml")
 
 
-def test_the_table_of_links_is_up_to_date(tmp_path: Path):
+@pytest.fixture(scope="module")
+def badges() -> dict:
+    """The names of docs/badges.py."""
+    return runpy.run_path(str(ROOT / "docs" / "badges.py"))
+
+
+def test_the_table_of_links_is_up_to_date(badges: dict):
     """Would catch a lab that was added or renamed, and a repository that has moved."""
-    page = "import runpy; print(runpy.run_path('docs/badges.py')['page'](), end='')"
-    made = subprocess.run([sys.executable, "-c", page], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    made = badges["page"]()
     assert text("docs/open_elsewhere.md") == made, "run python docs/badges.py"
     labs = re.findall(r"blob/main/(\S+?\.ipynb)\)", made)
     assert len(labs) == 2 * len(re.findall(r"^\| \[\d", made, re.MULTILINE)) > 0
     assert all((ROOT / lab).is_file() for lab in labs)
 
 
-def test_the_repository_s_address_stands_in_one_place():
+def test_each_lab_has_its_links_and_installs_labkit_only_where_there_is_none(badges: dict, monkeypatch):
+    """Would catch a lab without its links, and a cell that installs over what a machine already has."""
+    for lab in badges["notebooks"]():
+        assert json.loads(lab.read_text()) == badges["with_links"](lab), f"{lab.name}: run python docs/badges.py"
+    asked: list[str] = []
+    shell = SimpleNamespace(run_line_magic=lambda *words: asked.append(" ".join(words)))
+    for there, wanted in ((True, []), (False, ["pip install --quiet labkit"])):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, there=there: there or None)
+        exec(badges["INSTALL"], {"get_ipython": lambda: shell})
+        assert asked == wanted
+
+
+def test_the_repository_s_address_is_copied_from_one_place(badges: dict):
     """Would catch an address that stays behind when the repository moves."""
     name = PROJECT["urls"]["Repository"].removeprefix("https://github.com/")
     files = subprocess.run(["git", "grep", "-lF", name], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    assert set(files) <= {"pyproject.toml", "docs/open_elsewhere.md"}
+    labs = {f"notebooks/{lab.name}" for lab in badges["notebooks"]()}
+    assert set(files) <= {"pyproject.toml", "docs/open_elsewhere.md", *labs}
 
 
 @pytest.mark.parametrize("path", named([*PAGES, ROOT / "RELEASING.md"]))
@@ -162,13 +182,3 @@ def test_a_page_links_to_what_exists_and_keeps_its_lines_short(path: Path):
         assert (path.parent / link).exists(), link
     if path.name != "open_elsewhere.md":
         assert max(map(len, path.read_text().splitlines())) <= 120
-
-
-def test_the_cell_for_colab_installs_nothing_where_labkit_is():
-    """Would catch a cell that installs over what a notebook's machine already has."""
-    cell = re.search(r"```python\n(import importlib.*?)```", text("docs/containers.md"), re.DOTALL)[1]
-    lines = cell.rstrip().splitlines()
-    assert len(lines) <= 6
-    guard = lines.index('if importlib.util.find_spec("labkit") is None:')
-    assert all(line.startswith("    ") for line in lines[guard + 1 :])
-    assert not any("pip" in line for line in lines[:guard])

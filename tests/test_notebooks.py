@@ -295,8 +295,9 @@ def test_every_lab_has_the_ten_steps_and_its_parameters():
 
 
 def test_no_lab_needs_the_network():
-    """Would catch an image or a script that is loaded from somewhere."""
+    """Would catch an image or a script that is loaded from somewhere. Links to Colab, Kaggle and Binder wait for a
+    click, and are read in tests/test_elsewhere.py."""
     for lab in LABS:
         for cell in json.loads(lab.read_text())["cells"]:
-            assert "http://" not in "".join(cell["source"]), lab.stem
-            assert "https://" not in "".join(cell["source"]), lab.stem
+            for line in "".join(cell["source"]).splitlines():
+                assert line.startswith("**Elsewhere** ") or not re.search("https?://", line), lab.stem
