@@ -150,7 +150,7 @@ def table(results: Sequence[Shown], made: str = "") -> str:
         body += f"<tbody><tr style='background:transparent'>{title}</tr>{''.join(map(_row, mine))}</tbody>"
     words = escape(tally(results) + (f". Found on {made}" if made else ""))
     caption = f"<caption style='text-align:left;caption-side:top;padding:.3em 0'>{words}</caption>"
-    style = "border-collapse:collapse;width:100%;max-width:75em;table-layout:fixed"
+    style = "border-collapse:collapse;width:100%;min-width:44em;max-width:75em;table-layout:fixed"
     return f"<table style='{style}'>{caption}<thead><tr>{head}</tr></thead>{body}</table>"
 
 
