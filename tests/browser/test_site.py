@@ -71,7 +71,7 @@ CROWDED = """() => {
     const lines = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
         const node = walker.currentNode;
-        if (!node.data.trim() || node.parentElement.closest("svg, math, option")) continue; // pictures: test_pictures.py
+        if (!node.data.trim() || node.parentElement.closest("svg, math, option")) continue; // pictures have a test
         const range = document.createRange();
         range.selectNodeContents(node);
         const limits = clip(node.parentElement);
