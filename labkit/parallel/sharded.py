@@ -60,7 +60,7 @@ class Sharded:
     optimizer: torch.optim.Optimizer
     shards: Sequence[Shard]
 
-    def __init__(self, module: nn.Module, group: Group, broadcast_buffers: bool, **options: int) -> None:
+    def __init__(self, module: nn.Module, group: Group, broadcast_buffers: bool, **options: object) -> None:
         """Copy rank 0's weights and buffers to every rank.
 
         ValueError on every rank for modules or options that differ between ranks, and for a module wrapped already."""

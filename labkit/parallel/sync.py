@@ -119,7 +119,7 @@ class Watch:
 # -- checks of arguments ---------------------------------------------------------------------------------------------
 
 
-def check_arguments(module: nn.Module, group: Group, **options: float) -> None:
+def check_arguments(module: nn.Module, group: Group, **options: object) -> None:
     """Check what every strategy is given, on all ranks together.
 
     Raises ValueError on every rank if ranks hold different modules or options, and for a module that belongs to another
@@ -138,10 +138,7 @@ def check_module(module: nn.Module, group: Group) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"{type(module).__name__} has no parameter that wants a gradient: nothing to train")
     text = "\n".join(mine).encode()
-    # 6 bytes of the digest: a float64 holds them exactly, and min == max over the ranks means that all are equal
-    digest = float(int.from_bytes(hashlib.sha256(text).digest()[:6]))
-    number = torch.tensor([digest], dtype=torch.float64, device=group.device)
-    if torch.equal(group.all_reduce(number, op="max"), group.all_reduce(number, op="min")):
+    if _alike(text, group):
         return  # the texts, tens of kilobytes, travel only if they differ
     length = group.all_reduce(torch.tensor([len(text), -len(text)], device=group.device), op="max").tolist()
     padded = torch.zeros(max(1, length[0]), dtype=torch.uint8, device=group.device)
@@ -159,12 +156,19 @@ def check_module(module: nn.Module, group: Group) -> None:
         )
 
 
-def check_options(group: Group, **options: float) -> None:
-    """Check that numbers are the same on every rank; ValueError on every rank that gives this rank's."""
-    mine = torch.tensor([float(value) for value in options.values()], dtype=torch.float64, device=group.device)
-    if not torch.equal(group.all_reduce(mine, op="max"), group.all_reduce(mine, op="min")):
-        given = ", ".join(f"{key}={value}" for key, value in options.items())
-        raise ValueError(f"ranks were given different options, rank {group.rank} {given}: give all of them the same")
+def check_options(group: Group, **options: object) -> None:
+    """Check that options are written alike on every rank; ValueError on every rank that gives this rank's."""
+    text = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    if not _alike(text.encode(), group):
+        raise ValueError(f"ranks were given different options, rank {group.rank} {text}: give all of them the same")
+
+
+def _alike(text: bytes, group: Group) -> bool:
+    """True on every rank if all ranks brought the same text. Sends 16 bytes, whatever its length."""
+    # 6 bytes of the digest: a float64 holds them exactly, and min == max over the ranks means that all are equal
+    digest = float(int.from_bytes(hashlib.sha256(text).digest()[:6]))
+    number = torch.tensor([digest], dtype=torch.float64, device=group.device)
+    return torch.equal(group.all_reduce(number, op="max"), group.all_reduce(number, op="min"))
 
 
 def check_state(state: dict[str, Any], param: Tensor, name: str) -> None:

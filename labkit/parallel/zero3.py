@@ -97,12 +97,10 @@ class ZeRO3(Sharded):
 
         Raises ValueError on every rank if ranks hold different modules, for units that are not in the module, and for
         an optimizer that cannot be sharded."""
-        # ranks compare their options as numbers: a dtype becomes the sum of its name's letters
-        dtypes = [sum(map(ord, str(dtype))) for dtype in (compute_dtype, reduce_dtype)]
-        numbers = {"prefetch": prefetch, "keep": keep, "compute_dtype": dtypes[0], "reduce_dtype": dtypes[1]}
-        numbers |= {"reshard": reshard, "units": -1 if units is None else len(units)}
-        numbers["codec"] = len(codec.params) if codec else 0
-        super().__init__(module, group, broadcast_buffers, **numbers)
+        options = {"prefetch": prefetch, "keep": keep, "reshard": reshard}
+        options |= {"compute_dtype": compute_dtype, "reduce_dtype": reduce_dtype}
+        options |= {"units": None if units is None else len(units), "codec": len(codec.params) if codec else 0}
+        super().__init__(module, group, broadcast_buffers, **options)
         if prefetch < 0:
             raise ValueError(f"prefetch is a number of units, 0 or more, got {prefetch}")
         entries = assign(module, default_units(module) if units is None else units)

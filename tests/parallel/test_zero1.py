@@ -429,14 +429,20 @@ def test_bad_input_is_refused_with_the_reason(strategy):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "option"), [(ZeRO1, "bucket_bytes"), (ZeRO2, "bucket_bytes"), (ZeRO3, "prefetch")]
+    ("strategy", "option", "values"),
+    [
+        (ZeRO1, "bucket_bytes", (1, 1, 2)),
+        (ZeRO2, "bucket_bytes", (1, 1, 2)),
+        (ZeRO3, "prefetch", (1, 1, 2)),
+        (ZeRO3, "reduce_dtype", (torch.float8_e4m3fnuz, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)),
+    ],
 )
-def test_differing_options_are_refused_on_every_rank(strategy, option):
+def test_differing_options_are_refused_on_every_rank(strategy, option, values):
     """Would catch ranks that cut their buffers in different places and add up what does not belong together."""
 
     def rank(group):
         with pytest.raises(ValueError, match="ranks were given different options"):
-            strategy(ragged(), group, adamw, **{option: 1 + group.rank // 2})
+            strategy(ragged(), group, adamw, **{option: values[group.rank]})
 
     run_threads(rank, 3)
 

@@ -14,13 +14,14 @@ from labkit.view.svg import Drawing
 class Explorer(Twin, widgets.VBox):
     """A subclass makes its controls, and returns in `drawn()` the picture that they describe.
 
-    It is drawn now and whenever one of `controls` changes. If `drawn` raises ValueError, the reason is shown, and
-    `.picture` stays the last valid one. `note` is a line (HTML) above the picture, which `drawn` may set; it is empty
-    otherwise."""
+    It is drawn now and whenever one of `controls` changes. If `drawn` raises ValueError, the reason is shown,
+    `.picture` stays the last valid one, and `.is_valid` is False. `note` is a line (HTML) above the picture, which
+    `drawn` may set; it is empty otherwise."""
 
     def __init__(self, rows: Iterable[widgets.Widget], controls: Iterable[widgets.Widget]) -> None:
         """`rows` stand above the picture; `controls` are those widgets in them that draw it again."""
         self.said, self.shown, self.note, self._at_work = widgets.HTML(), widgets.HTML(), "", False
+        self.is_valid = True
         self.picture: Drawing | None = None
         super().__init__([*rows, self.said, self.shown])
         for control in controls:
@@ -42,7 +43,9 @@ class Explorer(Twin, widgets.VBox):
         try:
             self.picture = self.drawn()
             self.shown.value, self.said.value = str(self.picture), self.note
+            self.is_valid = True
         except ValueError as error:
+            self.is_valid = False
             self.said.value = escape(f"{error}: the picture is the last one that made sense")
         finally:
             self._at_work = False
