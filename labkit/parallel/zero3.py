@@ -97,7 +97,7 @@ class ZeRO3(Sharded):
 
         Raises ValueError on every rank if ranks hold different modules, for units that are not in the module, and for
         an optimizer that cannot be sharded."""
-        options = {"prefetch": prefetch, "keep": keep, "reshard": reshard}
+        options: dict[str, object] = {"prefetch": prefetch, "keep": keep, "reshard": reshard}
         options |= {"compute_dtype": compute_dtype, "reduce_dtype": reduce_dtype}
         options |= {"units": None if units is None else len(units), "codec": len(codec.params) if codec else 0}
         super().__init__(module, group, broadcast_buffers, **options)
