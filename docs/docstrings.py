@@ -3,6 +3,7 @@
     `W[O, I]`                  code
     an indented block          a picture, a table or a program: kept line by line, a program in colours
     a           what it is     lines with columns: kept line by line, too
+    One sentence.   [k] -> [n*k]      what stands apart at the end of a paragraph of one line: code
 
 labkit's docstrings are plain text that is also read in an editor and by `help()`, so nothing else has a meaning: a star
 is a star, and an underscore is an underscore.
@@ -24,6 +25,7 @@ from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.util.docutils import SphinxDirective
 
 COLUMNS = re.compile(r"\S {3,}\S")
+SHAPES = re.compile(r"(\S.*?[.)]) {3,}(\S.*)")
 PLAIN = ("emphasis", "html_inline", "html_block", "heading", "lheading", "hr", "link", "reference", "autolink", "table")
 """What Markdown would make of signs that mean themselves in a docstring."""
 
@@ -53,6 +55,9 @@ def _parts(block: list[str]) -> Iterator[str]:
         if prose:  # a sentence that leads to the columns
             yield "\n".join(block[:prose])
         yield _drawing(block[prose:])
+        return
+    if len(block) == 1 and "`" not in block[0] and (apart := SHAPES.fullmatch(block[0])):
+        yield f"{apart[1]} `{apart[2]}`"
         return
     for indented, run in groupby(block, lambda line: line.startswith("    ") or not line):
         lines = list(run)

@@ -21,7 +21,7 @@ def documentation(factory: pytest.TempPathFactory, config: pytest.Config) -> Pat
     with FileLock(shared / "documentation.lock"):
         if not folder.is_dir():
             trees = str(shared / "doctrees")
-            options = ["-q", "-E", "-W", "--keep-going", "-b", "html", "-d", trees]
+            options = ["-q", "-E", "-W", "--keep-going", "-j", "2", "-b", "html", "-d", trees]
             command = [sys.executable, "-m", "sphinx", *options, "docs", str(folder)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             if done.returncode:

@@ -104,6 +104,7 @@ def test_a_docstring_keeps_its_pictures_and_its_columns():
     assert docstrings.markdown("Use it:\n\n    with Cluster(4) as c:\n        c.run(f)") == (
         "Use it:\n\n~~~python\nwith Cluster(4) as c:\n    c.run(f)\n~~~"
     )
+    assert docstrings.markdown("Gather.   [k] -> [n*k]") == "Gather. `[k] -> [n*k]`"
     assert docstrings.markdown("Two words:\n    a  b\nand on") == "Two words:\n\n~~~text\na  b\n~~~\n\nand on"
 
 
