@@ -312,7 +312,7 @@ def _labs_by_claim() -> Mapping[str, tuple[str, ...]]:
     labs: dict[str, set[str]] = {}
     for card in the_deck():
         for proof in card.proofs:
-            labs.setdefault(proof, set()).update(cell.partition("-")[0] for cell in card.lab)
+            labs.setdefault(proof, set()).update(re.split("[-·]", cell)[0] for cell in card.lab)
     return MappingProxyType({claim: tuple(sorted(numbers)) for claim, numbers in labs.items() if numbers})
 
 

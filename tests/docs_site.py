@@ -20,11 +20,11 @@ def documentation(factory: pytest.TempPathFactory, config: pytest.Config) -> Pat
     folder = shared / "site" / "docs"
     with FileLock(shared / "documentation.lock"):
         if not folder.is_dir():
-            trees = str(shared / "doctrees")
-            options = ["-q", "-E", "-W", "--keep-going", "-j", "2", "-b", "html", "-d", trees]
-            command = [sys.executable, "-m", "sphinx", *options, "docs", str(folder)]
+            begun, trees = shared / "begun", shared / "doctrees"
+            options = ["-q", "-E", "-W", "--keep-going", "-j", "2", "-b", "html", "-d", str(trees)]
+            command = [sys.executable, "-m", "sphinx", *options, "docs", str(begun)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            if done.returncode:
-                folder.rename(shared / "broken")
             assert done.returncode == 0, done.stderr[-5000:]
+            folder.parent.mkdir()
+            begun.rename(folder)
     return folder
