@@ -89,7 +89,7 @@ gpu:
 	PYTHONPATH=. $$python benchmarks/gpu.py $(MORE)
 
 site: $(VENV)/.has-docs
-	$(BIN)/sphinx-build -q -E -W --keep-going -j auto -b html -d $(VENV)/doctrees docs site/docs
+	$(BIN)/sphinx-build -q -E -W --keep-going -b html -d $(VENV)/doctrees docs site/docs
 	$(BIN)/labkit export site --live
 
 bench: $(VENV)/.has-bench

@@ -64,6 +64,7 @@ def setup(app: Any) -> dict[str, bool]:
     """Make the generated pages before Sphinx looks which pages there are."""
     pages.write(HERE / "generated")
     app.connect("source-read", relink)
+    app.connect("html-page-context", shorten_menu, priority=400)  # before the theme's, which asks for all of it
     docstrings.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -72,3 +73,10 @@ def relink(app: Any, docname: str, content: list[str]) -> None:
     """Lead the links of a page to where this site has what they mean."""
     if Path(app.env.doc2path(docname)).suffix == ".md":
         content[0] = pages.relinked(content[0], docname) + pages.contents(docname)
+
+
+def shorten_menu(app: Any, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Show in the menu what is below the open page and beside it, and of other parts only their names: with all
+    mechanisms and laws on each page it could not be looked over, and took a third of the time of a build."""
+    whole = context["toctree"]
+    context["toctree"] = lambda **options: whole(**{**options, "collapse": True})

@@ -15,7 +15,6 @@ import ast
 import inspect
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -86,13 +85,13 @@ def pages() -> dict[str, str]:
     """Every generated page by its place in the folder."""
     labs = {number_of(path.name): f"../../notebooks/{path.name}" for path in notebooks()[1:]}
     made = {f"api/{group}.rst": _api(group) for group in GROUPS}
-    made["api/index.rst"] = _index("The names of labkit", _lines(
+    made["api/index.rst"] = _index("The names of labkit", _directive(
         "Each of these names is had by `import labkit`, and is loaded when it is first used. Editors and type checkers "
         "read them from `labkit/__init__.pyi`."), GROUPS)  # fmt: skip
     for row in rows():
         made |= {f"mechanisms/{_place(file)}.rst": _mechanism(file, row) for file in row.files}
         made |= {f"laws/{_place(law)}.rst": _law(law) for law in row.laws}
-    made["laws/index.rst"] = _index("The laws", _lines(
+    made["laws/index.rst"] = _index("The laws", _directive(
         "What the mechanisms send, hold and wait for, as labkit's planner computes it, without a process."),
         sorted(Path(name).stem for name in made if name.startswith("laws/")))  # fmt: skip
     made["glossary.md"] = glossary(labs)
@@ -323,10 +322,6 @@ def _title(text: str, sign: str) -> list[str]:
     return [text, sign * len(text), ""]
 
 
-def _lines(*paragraphs: str) -> list[str]:
-    return [line for paragraph in paragraphs for line in _directive(paragraph)]
-
-
 def _directive(docstring: str) -> list[str]:
     return [".. markdown::", "", *(f"   {line}".rstrip() for line in markdown(docstring).splitlines()), ""]
 
@@ -347,7 +342,3 @@ def _literal(text: str) -> str:
 
 def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", text)
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

@@ -21,7 +21,7 @@ def documentation(factory: pytest.TempPathFactory, config: pytest.Config) -> Pat
     with FileLock(shared / "documentation.lock"):
         if not folder.is_dir():
             begun, trees = shared / "begun", shared / "doctrees"
-            options = ["-q", "-E", "-W", "--keep-going", "-j", "2", "-b", "html", "-d", str(trees)]
+            options = ["-q", "-E", "-W", "--keep-going", "-b", "html", "-d", str(trees)]
             command = [sys.executable, "-m", "sphinx", *options, "docs", str(begun)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-5000:]

@@ -71,12 +71,14 @@ def test_there_are_messages_of_each_kind():
         assert re.search(r"^### `", part, re.MULTILINE), part.splitlines()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", MESSAGES)
 def test_labkit_says_a_message_as_the_page_quotes_it(message):
     """Would catch a message that was worded anew, and is then searched for in vain."""
     assert is_said(message)
 
 
+@pytest.mark.slow
 def test_a_message_that_labkit_does_not_say_is_noticed():
     """Would catch a comparison that lets everything pass."""
     assert is_said("… rows a rank (batch_size=… / dp=…) are fewer than n_micro=…: …")
