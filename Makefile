@@ -12,7 +12,8 @@
 # make test-colab   labkit's core in an environment as Colab's: pip's own report, the tour and three labs; also 5 GB
 # make test-versions  all three, and again with other Pythons: make PYTHON=python3.13 test-versions
 # make gpu       on a machine with a GPU or several: all checks in order, then numbers; half an hour at most; installs nothing
-# make site      the course as a static site, with pages that compute in the browser; npm fetches their Python
+# make site      one static site: the course, with pages that compute in the browser (npm fetches their Python), and in
+#                site/docs the documentation, with a search that needs no server
 # make bench     measure everything on this machine, and write benchmarks/README.md
 # make pictures  those of README and docs/labs.md anew: one run of four ranks, and the screens of what the labs store
 # make notebooks | clean
@@ -87,7 +88,8 @@ gpu:
 		echo "$$python lacks one of the few packages that this needs; it takes no other: make PYTHON=... gpu"; exit 1; }; \
 	PYTHONPATH=. $$python benchmarks/gpu.py $(MORE)
 
-site: $(VENV)/.has-run
+site: $(VENV)/.has-docs
+	$(BIN)/sphinx-build -q -E -W --keep-going -b html -d $(VENV)/doctrees docs site/docs
 	$(BIN)/labkit export site --live
 
 bench: $(VENV)/.has-bench
@@ -146,6 +148,10 @@ $(VENV)/.has-run: pyproject.toml constraints.txt | $(VENV)/.has-pip
 
 $(VENV)/.has-test: pyproject.toml constraints.txt | $(VENV)/.has-pip
 	$(call install,labkit with JupyterLab and the tests,150,.[all$(comma)test$(comma)dev])
+	@touch $@ $(VENV)/.has-run
+
+$(VENV)/.has-docs: pyproject.toml constraints.txt | $(VENV)/.has-pip
+	$(call install,labkit and what makes its site,140,.[lab$(comma)docs])
 	@touch $@ $(VENV)/.has-run
 
 $(VENV)/.has-bench: pyproject.toml constraints.txt | $(VENV)/.has-pip

@@ -38,7 +38,8 @@ class BareCluster:
                    takes GPUs where there are enough and they have passed labkit's self-test (labkit/self_test.py),
                    which the first cluster on such a machine runs; else the CPU
     timeout_s      how long the ranks may go without a sign of life (a finished verb, a print, a return) before the
-    call is given up with an autopsy; None: for ever. Deadlocks that are certain are found in 1 to 2 s anyway
+                   call is given up with an autopsy; None: for ever. Deadlocks that are certain are found in 1 to 2 s
+                   anyway
     links          `Links.two_nodes(2, scale=1e-3)` and the like: the ranks' wire takes the time of those links
     strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
     fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)

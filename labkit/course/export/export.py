@@ -82,6 +82,7 @@ def export(
     drafts, environment = [*_drafts(pages), *(_live_drafts() if live else [])], templates(_files(pages))
     first = next((page for page in pages if page.path.name == TOUR), None)
     frame = {"tour": first, "has_exercises": any(draft.file == EXERCISES for draft in drafts), "live": live}
+    frame["docs"] = (folder / "docs" / "index.html").is_file()  # make site builds them first
     for done, draft in enumerate(drafts):
         if progress is not None:
             progress(Progress(done, len(drafts), draft.title))
