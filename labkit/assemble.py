@@ -176,8 +176,8 @@ class Stage(nn.Sequential):
                 noise = random.Random(f"{recipe.seed} {path} {mesh.world.rank}").getrandbits(62)
                 in_fp8_(block, recipe.units, noise)
             if recipe.recompute == "full":
-                again = checkpoint_once if recipe.splits else checkpoint
-                block.forward = partial(again, block.forward)  # type: ignore[method-assign]
+                recomputed = checkpoint_once if recipe.splits else checkpoint
+                block.forward = partial(recomputed, block.forward)  # type: ignore[method-assign]
             elif recipe.recompute != "none":
                 recompute_selectively_(block, gathers_only=recipe.recompute == "gathers")
         # ZeRO-3 needs no autocast: it gathers weights in the dtype of the products
@@ -211,13 +211,13 @@ def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
         whole = model.get_submodule(path).to_empty(device="cpu")
         model.init_(recipe.seed)  # draws for what has memory, each layer from a stream of its own
         for name, p in layer.named_parameters():
-            mine = _cut(whole.get_parameter(name).detach(), getattr(p, "shard_dim", None), mesh.tp)
+            part = _cut(whole.get_parameter(name).detach(), getattr(p, "shard_dim", None), mesh.tp)
             # steps of a bias between experts are too short for 16 bits
             width = torch.promote_types(dtype, torch.float32) if name == "mlp.bias" else dtype
-            p.data = mine.to(p.device, width, copy=True, memory_format=torch.contiguous_format)
+            p.data = part.to(p.device, width, copy=True, memory_format=torch.contiguous_format)
             if recipe.fp32_gradients and p.requires_grad:
                 p.grad_dtype = torch.float32
-            del mine
+            del part
         whole.to_empty(device="meta")
 
 
@@ -389,10 +389,10 @@ class TrainStep:
 
     def _everybodys(self, loss: Tensor | None, factor: float) -> float:
         """The mean over all tokens, from the ranks of the last stage to all: one number over the world."""
-        mine = torch.zeros(1, dtype=torch.float64, device=self.mesh.world.device)
+        share = torch.zeros(1, dtype=torch.float64, device=self.mesh.world.device)
         if loss is not None and self.mesh.tp.rank == 0:
-            mine += loss.double() / factor
-        return float(self.mesh.world.all_reduce(mine)) / self.mesh.data.size
+            share += loss.double() / factor
+        return float(self.mesh.world.all_reduce(share)) / self.mesh.data.size
 
 
 def _cut(whole: Tensor, dim: int | None, tp: Group) -> Tensor:

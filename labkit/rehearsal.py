@@ -138,8 +138,8 @@ class Boundary:
 
 def range_of(rows: int, parts: int) -> list[range]:
     """`rows` in `parts` runs, the first ones longer by one: as tensor_split cuts."""
-    size, more = divmod(rows, parts)
-    starts = [k * size + min(k, more) for k in range(parts + 1)]
+    size, left_over = divmod(rows, parts)
+    starts = [k * size + min(k, left_over) for k in range(parts + 1)]
     return [range(low, high) for low, high in zip(starts, starts[1:], strict=False)]
 
 
@@ -205,10 +205,10 @@ def _as_mixture(asked: ModelShape, keys: int | None) -> tuple[GPTConfig, tuple[s
     )  # fmt: skip
     notes = []
     if differences := _differences(asked, keys):
-        mine = ModelShape.of(config).n_params
+        n_params = ModelShape.of(config).n_params
         notes.append(
             f"labkit's GPT does not have {', nor '.join(differences)}: rehearsed is one whose experts are {wide:,} "
-            f"wide, with {mine:,} parameters in the place of {asked.n_params:,}; activations differ somewhat"
+            f"wide, with {n_params:,} parameters in the place of {asked.n_params:,}; activations differ somewhat"
         )
     return config, (*notes, *_of_all(asked))
 

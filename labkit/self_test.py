@@ -107,12 +107,12 @@ def examine(make: Callable[..., BareCluster], device: str, n_ranks: int) -> Iter
 
 def main(device: str, n_ranks: int) -> None:
     """Examine, and tell what is found on standard output, as lines of JSON. What ranks print goes to standard error."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as told:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as output:
         os.dup2(2, 1)
         zygote().ready()
-        print(json.dumps([name for name, _ in PARTS]), file=told, flush=True)
+        print(json.dumps([name for name, _ in PARTS]), file=output, flush=True)
         for part in examine(BareCluster, device, n_ranks):
-            print(json.dumps(part), file=told, flush=True)
+            print(json.dumps(part), file=output, flush=True)
 
 
 def _words(error: Exception) -> str:
@@ -317,16 +317,16 @@ def _answers(group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Te
     total = torch.stack(everybody).sum(0).to(dtype)
     x = of(rank).to(group.device)
     turned = torch.cat([part[2 * rank : 2 * rank + 2] for part in everybody])
-    mine = slice(2 * rank, 2 * rank + 2)
+    own = slice(2 * rank, 2 * rank + 2)
     yield "all_reduce", group.all_reduce(x), total
     yield "all_reduce (max)", group.all_reduce(x, "max"), of(n - 1)
     yield "all_reduce (min)", group.all_reduce(x, "min"), of(0)
-    yield "reduce_scatter", group.reduce_scatter(x), total[mine]
+    yield "reduce_scatter", group.reduce_scatter(x), total[own]
     yield "all_gather", group.all_gather(x), torch.cat(everybody)
     yield "broadcast", group.broadcast(x, source=n - 1), of(n - 1)
     yield "all_to_all", group.all_to_all(x), turned
     yield "all_reduce_start", _done(group.all_reduce_start(x.clone())), total
-    yield "reduce_scatter_start", _done(group.reduce_scatter_start(x)), total[mine]
+    yield "reduce_scatter_start", _done(group.reduce_scatter_start(x)), total[own]
     yield "all_gather_start", _done(group.all_gather_start(x)), torch.cat(everybody)
     yield "all_to_all_start", _done(group.all_to_all_start(x)), turned
     ragged = [1] * (n - 1) + [n + 1]  # rows for each rank; the last gets the rest

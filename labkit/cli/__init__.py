@@ -291,9 +291,9 @@ def train(
         )  # fmt: skip
         if checkpointing and recompute not in (None, "full"):
             raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
-        again = "full" if checkpointing else recompute or "none"
+        mode = "full" if checkpointing else recompute or "none"
         recipe = Recipe(
-            strategy, schedule, batch, micro, stages_per_rank, recompute=again, sequence_parallel=sequence_parallel,
+            strategy, schedule, batch, micro, stages_per_rank, recompute=mode, sequence_parallel=sequence_parallel,
             precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
             warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard, context=context,
             scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,

@@ -29,15 +29,15 @@ def autopsy(
     from labkit.view.autopsy import autopsy as drawn
 
     dumps = read_folder(folder)
-    found = autopsy_of(dumps)
+    report = autopsy_of(dumps)
     with words_beside(to):
-        print(words(found, dumps))
+        print(words(report, dumps))
     if picture is not None:
-        picture.write_text(str(drawn(found)), encoding="utf-8")
+        picture.write_text(str(drawn(report)), encoding="utf-8")
 
     def data() -> dict[str, Any]:
-        ranks = [stance.__dict__ for stance in found.ranks]
-        return {"headline": found.headline, "stuck": found.stuck, "waits": found.waits, "ranks": ranks}
+        ranks = [stance.__dict__ for stance in report.ranks]
+        return {"headline": report.headline, "stuck": report.stuck, "waits": report.waits, "ranks": ranks}
 
     write(to, data)
-    raise typer.Exit(1 if found.stuck or found.headline.startswith(("Hang", "Mismatch")) else 0)
+    raise typer.Exit(1 if report.stuck or report.headline.startswith(("Hang", "Mismatch")) else 0)

@@ -124,18 +124,18 @@ def progress(
     from labkit.course.exercises.catalogue import problems
     from labkit.course.learner.progress import Progress
 
-    mine = Progress()
+    record = Progress()
     if source is not None:
         try:
             plain = json.loads(source.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{source} is no export of labkit progress: {error}") from None
-        print(f"{mine.load(plain)} events added")
-    _write(to, lambda: json.dumps(mine.export(), indent=2))
-    table = Table(title=mine.summary, title_justify="left")
+        print(f"{record.load(plain)} events added")
+    _write(to, lambda: json.dumps(record.export(), indent=2))
+    table = Table(title=record.summary, title_justify="left")
     for name in ("", "exercise", "tries", "hints", "state", "last cause"):
         table.add_column(name)
-    for row in mine.rows(problems()):
+    for row in record.rows(problems()):
         if row.tries or row.hints:
             state = "★" if row.starred else "done" if row.passed else "tried"
             table.add_row(row.key, row.title, str(row.tries), str(row.hints), state, "" if row.passed else row.cause)

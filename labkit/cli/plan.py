@@ -100,8 +100,8 @@ def _plans(
 
     with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
         candidates = plans(shape, hardware, n, batch, length, **choices)
-        told = [published_near(candidates[0].shape, hardware, n, candidates[0].recipe.eight_bits)]
-        told += [] if candidates[0].kept else _with_adapters(shape, hardware, n, length)
+        notes = [published_near(candidates[0].shape, hardware, n, candidates[0].recipe.eight_bits)]
+        notes += [] if candidates[0].kept else _with_adapters(shape, hardware, n, length)
     with words_beside(to):
         say(f"{heading(candidates)}\n")
         if candidates[0].kept:
@@ -110,7 +110,7 @@ def _plans(
         say("\n".join([*refusals(candidates, (count + 1) // 2), ""]))
         say(explain(candidates))
         if "adapter" not in choices:
-            say("\n".join(told))
+            say("\n".join(notes))
     write(to, lambda: [_data_of(candidate) for candidate in candidates])
 
 

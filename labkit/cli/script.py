@@ -45,9 +45,9 @@ def script(
     labkit script 08 --nodes 4 --gpus 8 --out FOLDER writes the training that a lab teaches as a program for torchrun
     and a batch file for Slurm, and starts nothing."""
     if path.isascii() and path.isdigit():
-        given = [name for name in OF_A_SCRIPT if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"]
-        if given:
-            option = "--" + given[0].replace("_", "-")
+        options = [name for name in OF_A_SCRIPT if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"]
+        if options:
+            option = "--" + options[0].replace("_", "-")
             raise ValueError(
                 f"{option} is for a script that is run here, and {path} is a lab, whose program is written: leave "
                 f"{option} out, or name a file, ./{path}"
@@ -59,21 +59,21 @@ def script(
     from labkit.scripted import script as run
 
     announce(f"starting {plural(n_ranks, 'rank')} of {path}")
-    found = run(path, n_ranks, arguments or [], timeout or None, watch)
-    print(f"\n{found.words()}")
+    outcome = run(path, n_ranks, arguments or [], timeout or None, watch)
+    print(f"\n{outcome.words()}")
     if report is not None:
         from labkit.view.script_page import page
 
-        report.write_text(page(found), encoding="utf-8")
+        report.write_text(page(outcome), encoding="utf-8")
     if trace is not None:
         from labkit.probe.trace import write_spans
 
-        spans = {rank: seen["overlap"]["spans"] for rank, seen in found.run.seen.items() if "overlap" in seen}
+        spans = {rank: seen["overlap"]["spans"] for rank, seen in outcome.run.seen.items() if "overlap" in seen}
         if not spans:
             print("No trace: the script has fewer than six steps of an optimizer, or was not watched.")
         else:
             write_spans(trace, spans)
-    raise typer.Exit(0 if found.well else 1)
+    raise typer.Exit(0 if outcome.well else 1)
 
 
 def write_lab(lab: str, arguments: Sequence[str]) -> None:

@@ -91,8 +91,8 @@ class Memory:
     def read(self, pid: int, address: int, to: int, n_bytes: int) -> None:
         """Copy bytes from another process. RuntimeError if it is gone, or its memory is."""
         while n_bytes:
-            here, there = _Span(to, n_bytes), _Span(address, n_bytes)
-            n = self.readv(pid, ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
+            target, source = _Span(to, n_bytes), _Span(address, n_bytes)
+            n = self.readv(pid, ctypes.addressof(target), 1, ctypes.addressof(source), 1, 0)
             if n <= 0:
                 reason = os.strerror(ctypes.get_errno())
                 raise RuntimeError(f"connection closed: the memory of process {pid} cannot be read ({reason})")
@@ -101,8 +101,8 @@ class Memory:
     def ask(self, pid: int) -> None:
         """OSError if this process may not read another: ProcessLookupError if there is none. What is asked for is at
         address 0, where nothing is."""
-        here, there = _Span(0, 1), _Span(0, 1)
-        self.readv(pid, ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
+        target, source = _Span(0, 1), _Span(0, 1)
+        self.readv(pid, ctypes.addressof(target), 1, ctypes.addressof(source), 1, 0)
         if (number := ctypes.get_errno()) != errno.EFAULT:
             raise OSError(number, f"process {pid} cannot be read ({os.strerror(number)})")
 

@@ -258,14 +258,14 @@ class Group:
         self.counted[0] += 1
         if self.size == 1:
             return x.clone()
-        given = {key: value for key, value in options.items() if value not in ("sum", 0)}
+        named = {key: value for key, value in options.items() if value not in ("sum", 0)}
         call = self._call(verb, x, shape=None if shape is None else tuple(shape), op=options.get("op", "sum"))
         number = self.ledger.open(verb, self.axis, None, 0, 0, self.ranks[(self.rank + 1) % self.size])
         # meanwhile messages are booked under this verb, too; a backend that sends by itself charges `number`
         self.ledger.within.append((verb, number))
         try:
             with Watched(self.ledger, call):
-                return self.algorithms[verb](x, self, **given)
+                return self.algorithms[verb](x, self, **named)
         finally:
             if self.ledger.within:  # empty if the algorithm cleared the ledger
                 self.ledger.within.pop()

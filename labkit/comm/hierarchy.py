@@ -49,8 +49,8 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", nodes: Sequence[Sequenc
             f"hierarchical all_reduce wants as many ranks on every node, got {[len(node) for node in nodes]}: "
             "use ring.all_reduce, or other links"
         )
-    mine = next(node for node in nodes if group.rank in node)
-    inside = part(group, mine)
+    node_ranks = next(node for node in nodes if group.rank in node)
+    inside = part(group, node_ranks)
     # ranks with the same place on their nodes: after the reduce_scatter they hold the same part of x
     across = part(group, [node[inside.rank] for node in nodes])
     summing = "sum" if op == "mean" else op  # divided once, at the end

@@ -101,8 +101,8 @@ class Ledger:
         """Bytes that this rank sent. A message sent by a swapped-in all_reduce counts for "send" and for "all_reduce";
         the total counts it once. The axis "node" has the bytes that left this rank's machine, whatever their axis."""
         if axis == "node":
-            mine = self.nodes[self.rank] if self.nodes else ""
-            return sum(n_bytes for (_, node), n_bytes in self.between_nodes(verb).items() if node != mine)
+            own_node = self.nodes[self.rank] if self.nodes else ""
+            return sum(n_bytes for (_, node), n_bytes in self.between_nodes(verb).items() if node != own_node)
         return sum(t.n_bytes for t in self.transfers if _is(t, verb) and axis in (None, t.axis))
 
     def charged_bytes(self, verb: str | None = None, axis: str | None = None) -> int:

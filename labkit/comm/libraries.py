@@ -63,17 +63,17 @@ def within(file: str) -> str:
 
 def shown_by(files: Iterable[str]) -> Within:
     """`within` for the machine on whose stacks these files stand."""
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for file in {file.replace("\\", "/") for file in files}:
         torch, labkit = _TORCH.fullmatch(file), _LABKIT.fullmatch(file)
         if torch is not None and torch[2] in RECORDING:
-            found[torch[1]] = "torch/"
+            owners[torch[1]] = "torch/"
             around = torch[1].removesuffix("torch/")
             if around.endswith(("site-packages/", "dist-packages/")):
-                found[around] = ""
+                owners[around] = ""
         if labkit is not None and os.path.isfile(os.path.join(_OWN, labkit[2])):
-            found[labkit[1]] = "labkit/"
-    folders = _longest_first(found)
+            owners[labkit[1]] = "labkit/"
+    folders = _longest_first(owners)
 
     def within_there(file: str) -> str:
         """The path of a file of that machine inside of its library, "" if it belongs to none."""
@@ -104,11 +104,11 @@ def _longest_first(folders: dict[str, str]) -> tuple[tuple[str, str], ...]:
 @cache
 def _folders() -> tuple[tuple[str, str], ...]:
     """The folders of libraries on this machine, as they are named and where links lead, innermost first."""
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for folder, name in _known():
         for place in (os.path.abspath(folder), os.path.realpath(folder)):
-            found.setdefault(os.path.join(place, ""), name)
-    return _longest_first(found)
+            folders.setdefault(os.path.join(place, ""), name)
+    return _longest_first(folders)
 
 
 def _known() -> Iterator[tuple[str, str]]:

@@ -127,12 +127,12 @@ def _looks(record: Record, meeting: Meeting) -> str:
 
 def _skipped(dumps: Sequence[Dump], rank: int, meeting: Meeting) -> bool:
     """True if this rank's record is what the others call next."""
-    mine = meeting.came[rank]
+    arrived = meeting.came[rank]
     for dump in dumps:
         if dump.rank != rank and dump.rank not in meeting.odd:
             for record in dump.records:
                 if (record.group, record.seq) == (meeting.group, meeting.seq + 1):
-                    return not _differences([mine, record]) and mine.place == record.place
+                    return not _differences([arrived, record]) and arrived.place == record.place
     return False
 
 

@@ -118,14 +118,14 @@ def among(axis: str, ranks: Iterable[int], world: Group) -> Group:
 
 def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group) -> Group:
     members = ranks_of(world.rank)
-    index, mine = members.index(world.rank), _named(members, world)
+    index, axis_group = members.index(world.rank), _named(members, world)
     if isinstance(world.wire, local.LocalWire):
-        return local.group_on(world.wire.exchange, axis, mine, index, world.ledger)
+        return local.group_on(world.wire.exchange, axis, axis_group, index, world.ledger)
     if isinstance(world.wire, fake.Nobody):
-        return fake.along(world, axis, mine, index)
+        return fake.along(world, axis, axis_group, index)
     along: Callable[..., Group] | None = getattr(world.wire, "along", None)
     if along is not None:  # a wire that knows how to make its groups
-        return along(world, axis, mine, index)
+        return along(world, axis, axis_group, index)
     below = world.wire.wire if isinstance(world.wire, shaped.Shaped) else world.wire
     groups: ProcessGroups | None = getattr(below, "groups", None)
     if groups is None or groups.size != world.size:
@@ -138,11 +138,11 @@ def _connect(axis: str, ranks_of: Callable[[int], tuple[int, ...]], world: Group
         if len(ranks) == 1:
             continue  # nobody to talk to
         formed = groups.of(axis, ranks)  # of the whole world: every rank helps to form every group
-        pair = formed if ranks == mine else pair
-    group = native.over(pair, axis, mine, index, world.device, world.ledger, groups=groups)
+        pair = formed if ranks == axis_group else pair
+    group = native.over(pair, axis, axis_group, index, world.device, world.ledger, groups=groups)
     if isinstance(world.wire, shaped.Shaped):
         return shaped.shape(group, world.wire.traffic)
-    alone = len(mine) == 1  # nobody to share memory with
+    alone = len(axis_group) == 1  # nobody to share memory with
     return shared.share(group, world.wire.box) if isinstance(world.wire, shared.Shared) and not alone else group
 
 

@@ -186,9 +186,9 @@ def refuse_one_gpu(store: Any, rank: int, size: int, gpu: tuple[str, str]) -> No
     """ValueError, on all ranks, if two of them have the same GPU: (name of the machine, name of the GPU). NCCL itself
     says it later, and in words of its own. Every rank must call this, with a `store` of torch's."""
     store.set(f"gpu of {rank}", json.dumps(gpu))
-    told = [tuple(json.loads(text)) for text in store.multi_get([f"gpu of {other}" for other in range(size)])]
-    for one, names in enumerate(told):
-        same = [other for other in range(size) if told[other] == names]
+    gpus = [tuple(json.loads(text)) for text in store.multi_get([f"gpu of {other}" for other in range(size)])]
+    for one, names in enumerate(gpus):
+        same = [other for other in range(size) if gpus[other] == names]
         if len(same) > 1 and same[0] == one:
             listed = f"{', '.join(map(str, same[:-1]))} and {same[-1]}"
             raise ValueError(

@@ -123,11 +123,11 @@ def _all_gather(chunks: Sequence[Tensor], group: Group) -> None:
         work.wait()
 
 
-def combine(mine: Tensor, theirs: Tensor, out: Tensor, op: str) -> None:
+def combine(own: Tensor, theirs: Tensor, out: Tensor, op: str) -> None:
     """out = mine (op) theirs, for every op that a collective knows (a mean is a sum until the end)."""
     if op in ("sum", "mean"):
-        torch.add(mine, theirs, out=out)
+        torch.add(own, theirs, out=out)
     elif op == "max":
-        torch.maximum(mine, theirs, out=out)
+        torch.maximum(own, theirs, out=out)
     else:
-        torch.minimum(mine, theirs, out=out)
+        torch.minimum(own, theirs, out=out)

@@ -136,14 +136,14 @@ class Shared(Native):
         n, me, n_bytes = self.size, self.rank, x.numel() * x.element_size()
         group.ledger.charge(charged_bytes("all_reduce", x, me, n))
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        mine, out = (x if x.is_contiguous() else _aside(x)).view(-1), y.view(-1)
-        shown = self._show(mine)
+        own, out = (x if x.is_contiguous() else _aside(x)).view(-1), y.view(-1)
+        shown = self._show(own)
         if (n - 1) * n_bytes <= WHOLE_BYTES:
-            self._reduce(shown, mine, 0, out, op)
+            self._reduce(shown, own, 0, out, op)
             self._over(n_bytes)
             return y
         start, stop = _cut(out.numel(), n, me)
-        self._reduce(shown, mine[start:stop], start, out[start:stop], op)
+        self._reduce(shown, own[start:stop], start, out[start:stop], op)
         size, at = out.element_size(), out.data_ptr()
         for member, letter in self._show(out).items():
             start, stop = _cut(out.numel(), n, member)
@@ -218,8 +218,8 @@ class Shared(Native):
 
     def _exchange(self, parts: Sequence[Tensor], receive_rows: Sequence[int]) -> Tensor:
         """Show each member its part alone: nobody knows where in another's x its own part begins."""
-        mine = parts[self.rank]
-        y = mine.new_empty((sum(receive_rows), *mine.shape[1:]))
+        own = parts[self.rank]
+        y = own.new_empty((sum(receive_rows), *own.shape[1:]))
         places = y.split(list(receive_rows))
         for member in self.peers:
             self._tell(parts[member], [member])
@@ -230,7 +230,7 @@ class Shared(Native):
                     f"{list(receive_rows)} want {tuple(places[member].shape)} from it: its send_rows must say the same"
                 )
             self._take(letter, 0, letter.n_bytes, places[member].data_ptr())
-        places[self.rank].copy_(mine)
+        places[self.rank].copy_(own)
         # as `_over`, pair by pair: who has taken a large part says so to its owner, who leaves it alone until then
         self._tell(_NOTHING, [member for member in self.peers if _n_bytes(places[member]) > EAGER_BYTES])
         self._hear([member for member in self.peers if _n_bytes(parts[member]) > EAGER_BYTES])
@@ -263,12 +263,12 @@ class Shared(Native):
             )
         self.box.read(letter, start, n_bytes, to)
 
-    def _reduce(self, shown: dict[int, Letter], mine: Tensor, start: int, out: Tensor, op: str) -> None:
+    def _reduce(self, shown: dict[int, Letter], own_part: Tensor, start: int, out: Tensor, op: str) -> None:
         """out = mine (op) what the others show from element `start` on, in the order of ranks, piece by piece."""
         size = out.element_size()
         step = PIECE_BYTES // size
         for a in range(0, out.numel(), step):
-            sums, own = out[a : a + step], mine[a : a + step]
+            sums, own = out[a : a + step], own_part[a : a + step]
             # Not a slice of one tensor over the whole scratch: an operator of torch gives a slice back, and who listens
             # to operators, to count what a rank holds, would take the scratch for memory of the program's.
             theirs = torch.frombuffer(self.box.scratch, dtype=out.dtype, count=len(sums))

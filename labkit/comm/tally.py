@@ -205,13 +205,13 @@ class Tally:
         out = []
         for rank in range(self.n_ranks):
             records, last = list(self.recent[rank]), dict(self.called.get(rank, {}))
-            more = newer.get(rank)
-            if more is not None:
-                known = {record.number for record in more.records}
-                records = [r for r in records if r.number not in known] + list(more.records)
-                last |= more.last
-            if more is not None or last:
-                out.append(Dump(rank, tuple(records), {**self.members, **(more.members if more else {})}, last))
+            addition = newer.get(rank)
+            if addition is not None:
+                known = {record.number for record in addition.records}
+                records = [r for r in records if r.number not in known] + list(addition.records)
+                last |= addition.last
+            if addition is not None or last:
+                out.append(Dump(rank, tuple(records), {**self.members, **(addition.members if addition else {})}, last))
         return out
 
     def _count(self, dump: Dump, record: Record) -> None:

@@ -52,28 +52,28 @@ class Codes:
         self.flat, self.group, self.codec = flat, group, codec
         self.units: tuple[Tensor, ...] = ()
 
-    def peaks(self, mine: Tensor) -> Tensor:
+    def peaks(self, shard: Tensor) -> Tensor:
         """The largest magnitude of each weight in this rank's part of the buffer; 0 for none.   [numel / n] -> fp32"""
-        peaks = torch.zeros(len(self.flat.params), dtype=torch.float32, device=mine.device)
-        for k, window in self._pieces(mine):
+        peaks = torch.zeros(len(self.flat.params), dtype=torch.float32, device=shard.device)
+        for k, window in self._pieces(shard):
             peaks[k] = torch.linalg.vector_norm(window, float("inf"), dtype=torch.float32)
         return peaks
 
-    def gather_start(self, mine: Tensor, weights: Tensor) -> Pending:
+    def gather_start(self, shard: Tensor, weights: Tensor) -> Pending:
         """Start to bring everybody's codes; `wait` decodes them into `weights`.   [numel / n], [numel]
 
         Sends (n-1)/n of 1 byte an element."""
-        codes = torch.zeros(mine.shape, dtype=torch.uint8, device=mine.device)
-        for k, window in self._pieces(mine):
-            start = window.storage_offset() - mine.storage_offset()
+        codes = torch.zeros(shard.shape, dtype=torch.uint8, device=shard.device)
+        for k, window in self._pieces(shard):
+            start = window.storage_offset() - shard.storage_offset()
             codes[start : start + window.numel()] = self.codec.encode(window, self.units[k]).view(torch.uint8)
-        dtype = self.codec.encode(mine[:0], self.units[0]).dtype
+        dtype = self.codec.encode(shard[:0], self.units[0]).dtype
         return _Decoded(self.group.all_gather_start(codes), self, weights, dtype)
 
-    def _pieces(self, mine: Tensor) -> Iterable[tuple[int, Tensor]]:
+    def _pieces(self, shard: Tensor) -> Iterable[tuple[int, Tensor]]:
         place = {id(p): k for k, p in enumerate(self.flat.params)}
         for _, p, _, at, count in self.flat.owned(self.group.rank):
-            yield place[id(p)], mine[at : at + count]
+            yield place[id(p)], shard[at : at + count]
 
 
 class _Decoded:

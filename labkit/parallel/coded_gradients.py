@@ -159,15 +159,15 @@ class _Coded:
 
     def turn(self) -> None:
         """Add everybody's parts up, in rank order, and start to tell all ranks the sum."""
-        mine = self._decoded().sum(0).flatten()[: self.k]
-        self.work = self.group.all_gather_start(self._coded(mine, 1, 1).flatten())
+        mean = self._decoded().sum(0).flatten()[: self.k]
+        self.work = self.group.all_gather_start(self._coded(mean, 1, 1).flatten())
 
     def wait(self) -> Tensor:
         """The sum over the group in `grads`, the same bits on every rank."""
         if self.compress.leaving is self:
             self.compress.turn()
-        for mine, theirs in _rows(self.grads, self._decoded(), self.k):
-            mine.copy_(theirs)
+        for own, theirs in _rows(self.grads, self._decoded(), self.k):
+            own.copy_(theirs)
         return self.grads
 
     def _decoded(self) -> Tensor:

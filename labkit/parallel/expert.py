@@ -85,10 +85,10 @@ class Dispatch:
         n = self.group.size
         coming = self.group.all_to_all(counts).view(n, -1)  # [i, e] rows of rank i for my expert e
         going, theirs = read(counts), read(coming)
-        mine = len(going) // n
-        send, receive = [sum(going[i * mine : (i + 1) * mine]) for i in range(n)], [sum(row) for row in theirs]
+        n_own = len(going) // n
+        send, receive = [sum(going[i * n_own : (i + 1) * n_own]) for i in range(n)], [sum(row) for row in theirs]
         # rows come by rank and in each by expert; an expert wants its rows in one run
-        expert = torch.arange(mine, device=tokens.device).repeat(n)
+        expert = torch.arange(n_own, device=tokens.device).repeat(n)
         order = expert.repeat_interleave(coming.flatten(), output_size=sum(receive)).argsort(stable=True)
         arrived = travel(tokens[token], self.group, send, receive, scale=n)[order]
         out = experts(arrived, [sum(column) for column in zip(*theirs, strict=True)])[order.argsort()]
@@ -104,9 +104,9 @@ def deal(model: Model, group: Group) -> Model:
         if n_expert % group.size:
             would = [n for n in range(1, n_expert + 1) if n_expert % n == 0]
             raise ValueError(f"{name}: {n_expert} experts have no {group.size} equal parts; ep = {would} would do")
-        mine = n_expert // group.size
+        n_own = n_expert // group.size
         for number in list(layer.experts):
-            if int(number) // mine != group.rank:
+            if int(number) // n_own != group.rank:
                 del layer.experts[number]
         if group.size > 1:
             layer.journey = Dispatch(group)
@@ -137,8 +137,8 @@ def give_(model: nn.Module, load: Load, group: Group) -> None:
 
     def reader(chosen: torch.Size) -> Read:
         table = load.table(chosen[0], chosen[1], group.size)
-        mine = load.n_expert // group.size
-        held = slice(group.rank * mine, (group.rank + 1) * mine)
+        n_own = load.n_expert // group.size
+        held = slice(group.rank * n_own, (group.rank + 1) * n_own)
         coming = [list(row[held]) for row in table]
         # counts are [E] of this rank, and [n, E/n] of what comes
         return lambda counts: list(table[group.rank]) if counts.dim() == 1 else coming

@@ -174,12 +174,12 @@ def gather_and_broadcast(handover: Handover, bucket_bytes: int = BUCKET_BYTES) -
         travel(some, handover.offered, whole, world)
     if me == handover.first or me in handover.generators:
         for place in handover.whole:
-            told = whole[place] if me == handover.first else _empty(place, world)
+            weight = whole[place] if me == handover.first else _empty(place, world)
             if line.size > 1:
-                told = line.broadcast(told, line.ranks.index(handover.first))
+                weight = line.broadcast(weight, line.ranks.index(handover.first))
             for target in (target for target in handover.wanted if target.name == place.name):
                 for block in target.blocks:
-                    window(target, handover.wanted[target], block).copy_(window(place, told, block))
+                    window(target, handover.wanted[target], block).copy_(window(place, weight, block))
 
 
 def travel(some: Iterable[Move], held: Held, rooms: Held, world: Group) -> None:

@@ -31,7 +31,7 @@ def grad_norm(syncs: Iterable[DataParallel], mesh: Mesh) -> float:
 
     Sums squares in float64, so that neither fp16's range nor the order of ranks matters."""
     device = mesh.world.device
-    mine = torch.zeros(1, dtype=torch.float64, device=device)
+    squares = torch.zeros(1, dtype=torch.float64, device=device)
     for sync in syncs:
         # a gradient that several ranks hold is added up by one of them only
         grads = [own.grad for own in sync.owned() if own.grad is not None and answers_for(sync, own.cut, mesh)]
@@ -39,8 +39,8 @@ def grad_norm(syncs: Iterable[DataParallel], mesh: Mesh) -> float:
             # fp16's squares overflow above 256: widen before squaring
             wide = torch.promote_types(grads[0].dtype, torch.float32)
             norms = torch.stack(private("torch._foreach_norm")(grads, 2, wide))
-            mine += norms.double().square().sum()
-    return float(mesh.world.all_reduce(mine).sqrt())
+            squares += norms.double().square().sum()
+    return float(mesh.world.all_reduce(squares).sqrt())
 
 
 def clip_grad_norm_(syncs: Iterable[DataParallel], mesh: Mesh, max_norm: float) -> float:

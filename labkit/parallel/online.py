@@ -84,21 +84,21 @@ class Queries:
         self.mean = torch.zeros_like(self.q, dtype=self.wide)
         self.log_sum = self.mean.new_full(self.mean.shape[:-1], -torch.inf)
 
-    def scores(self, mine: slice, keys: Tensor, mask: Tensor | bool) -> Tensor:
+    def scores(self, rows: slice, keys: Tensor, mask: Tensor | bool) -> Tensor:
         """q k^T / sqrt(W), -inf where the mask forbids.   -> [B, K, H/K, Tq, Tk]"""
-        scores = self.q[..., mine, :].to(self.wide) @ keys[:, :, None].mT * self.scale
+        scores = self.q[..., rows, :].to(self.wide) @ keys[:, :, None].mT * self.scale
         return scores if mask is True else scores.masked_fill(~torch.as_tensor(mask), -torch.inf)
 
     def look(self, kv: Tensor, part: Part) -> None:
         """Merge a block of keys and values into what was seen: the online softmax.   kv [2, B, K, Tk, W]"""
         for theirs, keys_at in tiles(part):
             keys, values = kv[..., theirs, :].to(self.wide)
-            for mine, queries_at in self.tiles:
+            for rows, queries_at in self.tiles:
                 mask = self.rule.between(queries_at, keys_at, kv.device)
                 if mask is False:
                     continue
-                scores = self.scores(mine, keys, mask)
-                mean, log_sum = self.mean[..., mine, :], self.log_sum[..., mine]
+                scores = self.scores(rows, keys, mask)
+                mean, log_sum = self.mean[..., rows, :], self.log_sum[..., rows]
                 total = torch.logaddexp(log_sum, scores.logsumexp(-1))
                 # a query that has seen nothing yet: -inf minus -inf would be no number
                 base = total.masked_fill(total == -torch.inf, 0.0)
@@ -129,16 +129,16 @@ class Answers(Queries):
         grads = torch.zeros_like(kv, dtype=self.wide)
         for theirs, keys_at in tiles(part):
             keys, values = kv[..., theirs, :].to(self.wide)
-            for mine, queries_at in self.tiles:
+            for rows, queries_at in self.tiles:
                 mask = self.rule.between(queries_at, keys_at, kv.device)
                 if mask is False:
                     continue
-                weights = (self.scores(mine, keys, mask) - self.log_sum[..., mine, None]).exp()
-                grad = self.grad[..., mine, :]
-                grad_scores = weights * (grad @ values[:, :, None].mT - self.delta[..., mine, None]) * self.scale
-                self.grad_q[..., mine, :] += grad_scores @ keys[:, :, None]
+                weights = (self.scores(rows, keys, mask) - self.log_sum[..., rows, None]).exp()
+                grad = self.grad[..., rows, :]
+                grad_scores = weights * (grad @ values[:, :, None].mT - self.delta[..., rows, None]) * self.scale
+                self.grad_q[..., rows, :] += grad_scores @ keys[:, :, None]
                 # the query heads of a group have used the same keys: their terms add up
-                grads[0, ..., theirs, :] += (grad_scores.mT @ self.q[..., mine, :].to(self.wide)).sum(2)
+                grads[0, ..., theirs, :] += (grad_scores.mT @ self.q[..., rows, :].to(self.wide)).sum(2)
                 grads[1, ..., theirs, :] += (weights.mT @ grad).sum(2)
         return grads
 

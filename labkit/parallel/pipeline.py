@@ -100,10 +100,10 @@ class Pipeline:
             raise ValueError(
                 f"schedule {schedule.name!r} is for {schedule.n_ranks} ranks, the {group.axis} group has {group.size}"
             )
-        mine = schedule.stages_of(group.rank)
-        if sorted(self.stages) != list(mine) or not set(self.sync) <= set(mine):
+        own_stages = schedule.stages_of(group.rank)
+        if sorted(self.stages) != list(own_stages) or not set(self.sync) <= set(own_stages):
             raise ValueError(
-                f"rank {group.rank} holds stages {list(mine)} of schedule {schedule.name!r}, got modules for "
+                f"rank {group.rank} holds stages {list(own_stages)} of schedule {schedule.name!r}, got modules for "
                 f"{sorted(self.stages)} and strategies for {sorted(self.sync)}"
             )
         self.program, self.splits = schedule.programs[group.rank], schedule.splits
@@ -112,13 +112,13 @@ class Pipeline:
         self.sharded = {stage for stage, params in self.params.items() if any(map(_is_sharded, params))}
         self.spans: list[Span] = []
         counts = {len(schedule.ranks_of(stage)) for stage in range(schedule.n_stages)}
-        if averaged and (len(counts) > 1 or set(self.sync) != set(mine)):
+        if averaged and (len(counts) > 1 or set(self.sync) != set(own_stages)):
             raise ValueError(
-                f"strategies that average over copies are one for each of stages {list(mine)}, and each stage has as "
-                f"many copies: got strategies for {sorted(self.sync)}, and stages with {sorted(counts)} copies"
+                f"strategies that average over copies are one for each of stages {list(own_stages)}, and each stage "
+                f"has as many copies: got strategies for {sorted(self.sync)}, and stages with {sorted(counts)} copies"
             )
         self.times = max(counts) if averaged else 1
-        copied = {} if averaged else {stage: schedule.ranks_of(stage) for stage in mine}
+        copied = {} if averaged else {stage: schedule.ranks_of(stage) for stage in own_stages}
         self.copied = {stage: ranks for stage, ranks in copied.items() if len(ranks) > 1}
 
     def step(
@@ -186,8 +186,8 @@ class Pipeline:
         parts = {self.group.rank: x}
         for other in sorted(set(ranks) - {self.group.rank}):
             parts[other] = self.group.exchange(x, other, other, tag).view_as(x)
-        first, *more = (parts[rank] for rank in sorted(parts))
-        return sum(more, start=first)
+        first, *rest = (parts[rank] for rank in sorted(parts))
+        return sum(rest, start=first)
 
     def _run(self, action: Action) -> None:
         received = self.messages.receive(action)
@@ -204,11 +204,11 @@ class Pipeline:
     def _forward(self, action: Action, received: Tensor | None) -> Tensor:
         """F: returns the stage's output, or this micro-batch's share of the loss."""
         inputs, targets, shares = self.batch
-        more = () if self.beside is None else (self.beside[action.micro],)
+        extra = () if self.beside is None else (self.beside[action.micro],)
         # what was received is a leaf here: the graph ends at the stage's border, and x.grad is what B sends on
         x, ends = inputs[action.micro] if received is None else received.requires_grad_(), action.stage == self.end
         with torch.enable_grad():
-            y = self.stages[action.stage](x, *more)
+            y = self.stages[action.stage](x, *extra)
             if ends:
                 y = self.loss(y, targets[action.micro])
             if not isinstance(y, Tensor) or not y.is_floating_point() or (ends and y.numel() != 1):
@@ -253,11 +253,11 @@ class Pipeline:
     ) -> list[float]:
         """The weight of each micro-batch's loss; they add up to 1."""
         m = self.schedule.n_micro
-        for name, given, stage in (("inputs", inputs, 0), ("targets", targets, self.end)):
-            if given is None and stage in self.stages:
+        for name, tensors, stage in (("inputs", inputs, 0), ("targets", targets, self.end)):
+            if tensors is None and stage in self.stages:
                 raise ValueError(f"rank {self.group.rank} holds stage {stage}, which needs {name}: got None")
-            if given is not None and len(given) != m:
-                raise ValueError(f"schedule {self.schedule.name!r} takes {m} micro-batches, got {len(given)} {name}")
+            if tensors is not None and len(tensors) != m:
+                raise ValueError(f"schedule {self.schedule.name!r} takes {m} micro-batches, got {len(tensors)} {name}")
         if beside is not None and len(beside) != m:
             raise ValueError(f"schedule {self.schedule.name!r} takes {m} micro-batches, got {len(beside)} beside them")
         if len(kinds := sorted({_kind(x) for x in (() if inputs is None else inputs)})) > 1:
@@ -390,10 +390,10 @@ def input_first(
             torch.autograd.backward([top[0]], [top[1]], inputs=list(shared) or None, retain_graph=bool(joints))
         while joints:  # those next to y first, as in a whole backward, and nothing is held longer than it must
             joint = joints.pop()
-            given = [(entry, kept.pop(entry)) for entry in joint.entries]
-            given = [(entry, gradient) for entry, gradient in given if gradient is not None]
-            if given:
-                starts, gradients = zip(*given, strict=True)
+            arrivals = [(entry, kept.pop(entry)) for entry in joint.entries]
+            arrivals = [(entry, gradient) for entry, gradient in arrivals if gradient is not None]
+            if arrivals:
+                starts, gradients = zip(*arrivals, strict=True)
                 torch.autograd.backward(starts, gradients, inputs=list(joint.params))
 
     return torch.zeros_like(x) if gx is None else gx, weights
@@ -417,12 +417,12 @@ def find_joints(y: GradientEdge, x: Tensor, params: set[nn.Parameter]) -> tuple[
     for node in way:
         beside = [below for below, _ in node.next_functions if below is not None and below not in seen]
         # a leaf's node has `variable`: the parameter it adds the gradient to
-        mine = {leaf.variable for start in beside for leaf in _below(start) if hasattr(leaf, "variable")} & params
-        if mine:
-            joints.append(Joint([GradientEdge(node, entry) for entry in sorted(entries[node])], mine))
+        leaves = {leaf.variable for start in beside for leaf in _below(start) if hasattr(leaf, "variable")} & params
+        if leaves:
+            joints.append(Joint([GradientEdge(node, entry) for entry in sorted(entries[node])], leaves))
     uses = Counter(p for joint in joints for p in joint.params)
     shared = {p for p, count in uses.items() if count > 1}
-    return [Joint(edges, mine - shared) for edges, mine in joints if mine - shared], shared
+    return [Joint(edges, leaves - shared) for edges, leaves in joints if leaves - shared], shared
 
 
 def _below(start: Any) -> Iterator[Any]:

@@ -183,13 +183,13 @@ def save_start(
     for fault in of_all_ranks(error, mesh.world):  # also the barrier: nobody writes before the folder is there
         if fault:
             raise OSError(fault)
-    mine: dict[str, list[Any]] = {}
+    own_pieces: dict[str, list[Any]] = {}
     for name, piece in named_pieces(parts):
         if answers_for(parts[name][0], piece.cut, mesh):
-            mine.setdefault(name, []).append(_packed(piece, mesh))
+            own_pieces.setdefault(name, []).append(_packed(piece, mesh))
     whole = {"run": run_id, "step": step, "layout": vars(mesh.layout), "optimizer": _optimizer(parts)}
     whole["extra"] = json.loads(json.dumps(dict(extra or {})))  # as it is now: the run goes on and changes it
-    return Saving(final, part, mine, whole, rank, mesh.world.size, keep)
+    return Saving(final, part, own_pieces, whole, rank, mesh.world.size, keep)
 
 
 def latest(run: str | Path) -> Path | None:
@@ -372,14 +372,14 @@ def _ours(store: _Store, name: str, piece: Piece, mesh: Mesh) -> tuple[str, int,
     return piece.name, piece.start, _cut(value, piece, mesh), ours
 
 
-def _shapes_of_all_ranks(mine: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:
+def _shapes_of_all_ranks(own_shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:
     """The names and shapes of all ranks together, the same on every rank, so that all raise or none does."""
-    return {name: tuple(shape) for row in of_all_ranks(mine, mesh.world) for name, shape in row.items()}
+    return {name: tuple(shape) for row in of_all_ranks(own_shapes, mesh.world) for name, shape in row.items()}
 
 
-def of_all_ranks(mine: Any, world: Group) -> list[Any]:
+def of_all_ranks(value: Any, world: Group) -> list[Any]:
     """Each rank's plain data, by rank, on every rank. Sends (n-1) times the longest of their texts in JSON."""
-    text = json.dumps(mine).encode()
+    text = json.dumps(value).encode()
     longest = int(world.all_reduce(torch.tensor([len(text)], device=world.device), op="max"))
     padded = torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=world.device)
     rows = world.all_gather(padded).tolist()

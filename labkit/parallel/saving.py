@@ -152,6 +152,6 @@ def folders(run: str | Path) -> list[Path]:
     )
 
 
-def _of_all(mine: Sealed, world: Group) -> list[Sealed]:
-    rows = world.all_gather(torch.tensor(mine, device=world.device)).view(-1, 2).tolist()
+def _of_all(own_file: Sealed, world: Group) -> list[Sealed]:
+    rows = world.all_gather(torch.tensor(own_file, device=world.device)).view(-1, 2).tolist()
     return [Sealed(*row) for row in rows]

@@ -132,9 +132,9 @@ class SequenceEmbedding(nn.Module):
         """indices [.., T], the same on every rank -> [.., T/n, D]. Backward sends 2(n-1)/n of the table's bytes.
 
         Raises ValueError if n does not divide T."""
-        mine = part(indices, self.group, -1, "the length of the sequence")
+        own = part(indices, self.group, -1, "the length of the sequence")
         # f around the table, as around every parameter that is whole but meets T/n positions
-        return F.embedding(mine, copy_to(self.weight, self.group), self.padding_idx)
+        return F.embedding(own, copy_to(self.weight, self.group), self.padding_idx)
 
 
 class SequenceNorm(nn.Module):

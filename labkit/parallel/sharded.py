@@ -87,11 +87,11 @@ class Sharded:
         master, flat = stepped_on(self.optimizer, shard.master), shard.flat
         if not any(master is p for p in stepped):
             return
-        mine = {name: slice(at, at + count) for name, _, _, at, count in flat.owned(shard.group.rank)}
+        windows = {name: slice(at, at + count) for name, _, _, at, count in flat.owned(shard.group.rank)}
         runs = runs_of([p.numel() for p in flat.params], shard.group.size)
         for name, p, held in zip(flat.names, flat.params, runs, strict=True):
             yield Piece(
-                master if name in mine else None, mine.get(name, slice(0)), tuple(p.shape), held,
+                master if name in windows else None, windows.get(name, slice(0)), tuple(p.shape), held,
                 getattr(p, "shard_dim", None),
             )  # fmt: skip
 
@@ -169,9 +169,9 @@ class Shard:
         self.group, self.flat = group, Flat.of(named, group.size)
         self.trains = self.flat.params[0].requires_grad
         whole = self.flat.pack()
-        mine = self.flat.shard(whole, group.rank)
+        own = self.flat.shard(whole, group.rank)
         # a window of `weights` costs no memory (ZeRO-1 and 2); apart, `weights` can be freed without it (ZeRO-3)
-        self.master = nn.Parameter(mine.clone() if apart else mine, requires_grad=self.trains)
+        self.master = nn.Parameter(own.clone() if apart else own, requires_grad=self.trains)
         self.master.param_group = group_of(self.flat.params[0])  # type: ignore[attr-defined]
         self.weights = whole if compute_dtype is None or not whole.is_floating_point() else whole.to(compute_dtype)
         self.reduce_dtype = reduce_dtype or sum_dtype(self.flat.params[0])
@@ -190,10 +190,10 @@ class Shard:
     def gather_start(self) -> Pending:
         """Start to bring every rank's part into `weights`. Sends (n-1)/n of the bytes of `weights`, or of codes."""
         # rounded before it is sent: with bf16 weights and fp32 masters half the bytes travel
-        mine = self.master.detach().to(self.weights.dtype)
+        own = self.master.detach().to(self.weights.dtype)
         if self.codes is not None:
-            return self.codes.gather_start(mine, self.weights)
-        return self.group.all_gather_start(mine, into=self.weights)
+            return self.codes.gather_start(own, self.weights)
+        return self.group.all_gather_start(own, into=self.weights)
 
     def reduce_start(self) -> None:
         """Pack and drop the gradients, start their mean over the group. Sends (n-1)/n of the bytes.

@@ -134,25 +134,27 @@ def check_arguments(module: nn.Module, group: Group, **options: object) -> None:
 
 def check_module(module: nn.Module, group: Group) -> None:
     """Check that the module is the same on every rank; ValueError on every rank that names the first difference."""
-    mine = [f"{name} {tuple(p.shape)} {str(p.dtype)[6:]} {p.requires_grad}" for name, p in module.named_parameters()]
+    own = [f"{name} {tuple(p.shape)} {str(p.dtype)[6:]} {p.requires_grad}" for name, p in module.named_parameters()]
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"{type(module).__name__} has no parameter that wants a gradient: nothing to train")
-    text = "\n".join(mine).encode()
+    text = "\n".join(own).encode()
     if _alike(text, group):
         return  # the texts, tens of kilobytes, travel only if they differ
     length = group.all_reduce(torch.tensor([len(text), -len(text)], device=group.device), op="max").tolist()
     padded = torch.zeros(max(1, length[0]), dtype=torch.uint8, device=group.device)
     padded[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
     first = bytes(group.broadcast(padded).tolist()).rstrip(b"\0").decode()
-    differs = torch.tensor([int(first != "\n".join(mine))], device=group.device)
+    differs = torch.tensor([int(first != "\n".join(own))], device=group.device)
     # agreed on by all: a rank that raised alone would leave the others waiting in the next collective
     if group.all_reduce(differs, op="max").item():
         theirs = first.split("\n")
-        for here, on_0 in zip(mine, theirs, strict=False):
-            if here != on_0:
-                raise ValueError(f"ranks hold different modules: rank {group.rank} has {here!r}, rank 0 has {on_0!r}")
+        for own_line, on_0 in zip(own, theirs, strict=False):
+            if own_line != on_0:
+                raise ValueError(
+                    f"ranks hold different modules: rank {group.rank} has {own_line!r}, rank 0 has {on_0!r}"
+                )
         raise ValueError(
-            f"ranks hold different modules: rank {group.rank} has {len(mine)} parameters, rank 0 has {len(theirs)}"
+            f"ranks hold different modules: rank {group.rank} has {len(own)} parameters, rank 0 has {len(theirs)}"
         )
 
 

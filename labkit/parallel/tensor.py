@@ -196,9 +196,9 @@ def shard(p: Tensor, dim: int, group: Group, what: str) -> nn.Parameter:
 
     Raises ValueError, naming `what`, if n does not divide the dim."""
     # clone: a view would keep the whole weight in memory
-    mine = nn.Parameter(part(p.detach(), group, dim, what).clone().contiguous(), p.requires_grad)
-    mine.shard_dim = dim  # type: ignore[attr-defined]
-    return mine
+    own = nn.Parameter(part(p.detach(), group, dim, what).clone().contiguous(), p.requires_grad)
+    own.shard_dim = dim  # type: ignore[attr-defined]
+    return own
 
 
 def part(x: Tensor, group: Group, dim: int, what: str) -> Tensor:

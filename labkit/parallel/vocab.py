@@ -62,13 +62,13 @@ class VocabParallelEmbedding(nn.Module):
         """tokens [..], the same on every rank -> [.., D], whole on every rank. Sends 2(n-1)/n of that.
 
         Raises ValueError for a token outside the vocabulary (on a GPU, which is not waited for, a device assertion)."""
-        index, mine = _mine(tokens, self.weight.shape[0], self.group, "token")
+        index, in_shard = _mine(tokens, self.weight.shape[0], self.group, "token")
         first = self.group.rank * self.weight.shape[0]
         padding = None if self.padding_idx is None else self.padding_idx - first
         inside = padding is not None and 0 <= padding < self.weight.shape[0]
         rows = F.embedding(index, self.weight, padding if inside else None)
         # exactly one rank has the row and the others add zeros, so the sum is exact in any dtype
-        return self.leave(rows.masked_fill(~mine.unsqueeze(-1), 0))
+        return self.leave(rows.masked_fill(~in_shard.unsqueeze(-1), 0))
 
     def extra_repr(self) -> str:
         """Local shape and place, for `print(model)`."""
@@ -92,27 +92,27 @@ class _CrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, ignore_index: int) -> Tensor:
         counted = targets != ignore_index
-        index, mine = _mine(targets.where(counted, 0), logits.shape[-1], group, "target")
+        index, in_shard = _mine(targets.where(counted, 0), logits.shape[-1], group, "target")
         index = index.unsqueeze(-1)
         wide = torch.promote_types(logits.dtype, torch.float32)
         # the maximum over all ranks, not this rank's: the terms of one sum must be shifted alike
         top = group.all_reduce(logits.amax(-1).to(wide), op="max")
         shifted = logits - top.unsqueeze(-1)  # a new wide tensor, so that the next steps may change it in place
-        picked = shifted.gather(-1, index).squeeze(-1).where(mine, 0)
+        picked = shifted.gather(-1, index).squeeze(-1).where(in_shard, 0)
         exps = shifted.exp_()  # in place: one buffer of [.., V/n] and not three
         total, picked = group.all_reduce(torch.stack([exps.sum(-1), picked])).unbind()
-        ctx.save_for_backward(exps, total, index, mine, counted)
+        ctx.save_for_backward(exps, total, index, in_shard, counted)
         ctx.dtype = logits.dtype
         return (total.log() - picked).where(counted, 0).sum() / counted.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        exps, total, index, mine, counted = ctx.saved_tensors
+        exps, total, index, in_shard, counted = ctx.saved_tensors
         # no communication: the sums of forward are all that a rank needs for its own columns
         share = (grad / counted.sum()).where(counted, 0)
         out = exps * (share / total).unsqueeze(-1)  # softmax, minus one at the target's place
-        out.scatter_add_(-1, index, -share.where(mine, 0).unsqueeze(-1))
+        out.scatter_add_(-1, index, -share.where(in_shard, 0).unsqueeze(-1))
         return out.to(ctx.dtype), None, None, None
 
 
@@ -124,7 +124,7 @@ def _mine(tokens: Tensor, n_rows: int, group: Group, kind: str) -> tuple[Tensor,
         if low < 0 or high >= n_words:
             raise ValueError(f"{kind} {low if low < 0 else high} is outside the vocabulary of 0 to {n_words - 1}")
     index = tokens - group.rank * n_rows
-    mine = (index >= 0) & (index < n_rows)
+    in_shard = (index >= 0) & (index < n_rows)
     # a token that no rank has keeps an index outside the shard, so the look-up fails: a check would make a GPU wait
-    elsewhere = (tokens >= 0) & (tokens < n_words) & ~mine
-    return index.masked_fill(elsewhere, 0), mine
+    elsewhere = (tokens >= 0) & (tokens < n_words) & ~in_shard
+    return index.masked_fill(elsewhere, 0), in_shard

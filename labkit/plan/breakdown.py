@@ -106,8 +106,8 @@ class Breakdown:
         unit = measured.unit if isinstance(measured, Breakdown) else self.unit
         if self.unit and unit and self.unit != unit:
             raise ValueError(f"the prediction is in {self.unit}, the measurement in {unit}: they cannot be compared")
-        mine, seen = dict(self), dict(measured)
-        rows = [Row(name, mine.get(name, 0), seen.get(name, 0)) for name in {**mine, **seen}]
+        predicted, seen = dict(self), dict(measured)
+        rows = [Row(name, predicted.get(name, 0), seen.get(name, 0)) for name in {**predicted, **seen}]
         return Comparison(
             tuple(rows), self.unit or unit, measured.origin if isinstance(measured, Breakdown) else MEASURED
         )

@@ -122,16 +122,16 @@ def memory_table(runs: Sequence[Held]) -> str:
     rows: list[tuple[str, ...]] = [head]
     ran = [run for run in runs if run.run.n_bytes]
     for least, name in (*STAGES, (0, "all")):
-        mine = [run for run in ran if not least or _stages(run) == name]
-        if mine:
-            spread = [f"{quantile([run.ratio for run in mine], share):.2f}" for share in (0.1, 0.5, 0.9)]
-            near = [within(run.ratio for run in mine), within(run.best_ratio for run in mine)]
-            rows.append((name, f"{len(mine):,}", *spread, *(f"{share:.0%}" for share in near)))
+        group = [run for run in ran if not least or _stages(run) == name]
+        if group:
+            spread = [f"{quantile([run.ratio for run in group], share):.2f}" for share in (0.1, 0.5, 0.9)]
+            near = [within(run.ratio for run in group), within(run.best_ratio for run in group)]
+            rows.append((name, f"{len(group):,}", *spread, *(f"{share:.0%}" for share in near)))
     text = ["predicted / published bytes of the playbook's fullest GPU, by stages of the pipeline", *in_columns(rows)]
     for did, words in ((True, "that ran fit, as predicted"), (False, "that crashed do not fit, as predicted")):
-        mine = [run for run in runs if run.run.ran == did]
-        if mine:
-            text.append(f"{sum(run.fits == did for run in mine) / len(mine):.0%} of {len(mine):,} runs {words}")
+        group = [run for run in runs if run.run.ran == did]
+        if group:
+            text.append(f"{sum(run.fits == did for run in group) / len(group):.0%} of {len(group):,} runs {words}")
     return "\n".join(text)
 
 
@@ -160,10 +160,10 @@ def errors(runs: Sequence[Compared]) -> dict[tuple[str, str], tuple[Errors, Erro
     last band, and is told even if there is only one other."""
     rows = {}
     for source in dict.fromkeys(comparison.run.source for comparison in runs):
-        mine = [comparison for comparison in runs if comparison.run.source == source]
+        group = [comparison for comparison in runs if comparison.run.source == source]
         for band in (*(name for _, name in BANDS), "all"):
             parts = [
-                [c.ratio for c in mine if c.run.fitted == fitted and band in (c.band, "all")]
+                [c.ratio for c in group if c.run.fitted == fitted and band in (c.band, "all")]
                 for fitted in (True, False)
             ]
             if any(parts):
@@ -200,8 +200,8 @@ def experts_table(runs: Sequence[Compared]) -> str:
             cells = [run.shape.name, where, *map(str, sizes), f"{comparison.mfu:.0%}"]
             rows.append((*cells, *(f"{value:.3g} s" for value in seconds), f"{comparison.ratio:.2f}", note))
     title = "predicted and published seconds of a step of models with experts; nothing is fitted to them"
-    told = [f"({number}) {words}" for words, number in notes.items()]
-    return "\n".join([title, *(line.rstrip() for line in in_columns(rows)), *told]) if len(rows) > 1 else ""
+    remarks = [f"({number}) {words}" for words, number in notes.items()]
+    return "\n".join([title, *(line.rstrip() for line in in_columns(rows)), *remarks]) if len(rows) > 1 else ""
 
 
 def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

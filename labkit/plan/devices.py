@@ -59,8 +59,8 @@ class Row(NamedTuple):
 
 
 def _rates(fp64: float, fp32: float, bf16: float, fp16: float, fp8: float = 0) -> tuple[tuple[str, float], ...]:
-    given = (("fp64", fp64), ("fp32", fp32), ("bf16", bf16), ("fp16", fp16), ("fp8", fp8))
-    return tuple((name, rate * 1e12) for name, rate in given if rate)
+    rates = (("fp64", fp64), ("fp32", fp32), ("bf16", bf16), ("fp16", fp16), ("fp8", fp8))
+    return tuple((name, rate * 1e12) for name, rate in rates if rate)
 
 
 def link_named(name: str) -> Link:

@@ -33,11 +33,11 @@ COLUMNS = (
 """The columns of a table of plans that need a word."""
 
 
-def heading(found: Sequence[Plan]) -> str:
+def heading(judged: Sequence[Plan]) -> str:
     """The question that plans answer, in one line: model, devices, rows, tokens, precision, optimizer.
 
     ValueError for no plans."""
-    plan = _first(found)
+    plan = _first(judged)
     shape, r, hw = plan.shape, plan.recipe, plan.hardware
     n, tokens = plan.layout.size, r.batch_size * shape.seq
     trains = f"{plan.adapter}" if plan.adapter is not None else r.optimizer
@@ -47,14 +47,14 @@ def heading(found: Sequence[Plan]) -> str:
     )
 
 
-def rows(found: Sequence[Plan], count: int = 10) -> list[tuple[str, ...]]:
+def rows(judged: Sequence[Plan], count: int = 10) -> list[tuple[str, ...]]:
     """The names of the columns, and then the first `count` kept plans, in words."""
-    mixed = any(plan.shape.n_expert for plan in found[:1])  # only then there is an ep
-    long = any(plan.layout.cp > 1 for plan in found)
+    mixed = any(plan.shape.n_expert for plan in judged[:1])  # only then there is an ep
+    long = any(plan.layout.cp > 1 for plan in judged)
     axes = ("dp", "pp", "tp", *["cp"] * long, *["ep"] * mixed)
     names = (*axes, "strategy", "schedule", "micro", "recompute", "step", "MFU", "memory", "exposed", "bubble")
     lines = [names]
-    for plan in [plan for plan in found if plan.kept][:count]:
+    for plan in [plan for plan in judged if plan.kept][:count]:
         lay, r, step = plan.layout, plan.recipe, plan.step
         assert step is not None
         schedule = f"{r.schedule} x{r.stages_per_rank}" if r.stages_per_rank > 1 else r.schedule
@@ -69,17 +69,17 @@ def rows(found: Sequence[Plan], count: int = 10) -> list[tuple[str, ...]]:
     return lines
 
 
-def table(found: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
+def table(judged: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
     """The first `count` kept plans, and `refused` of the others with their reasons, in columns."""
-    lines = rows(found, count)
+    lines = rows(judged, count)
     wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
-    return "\n".join([*text, *refusals(found, refused)])
+    return "\n".join([*text, *refusals(judged, refused)])
 
 
-def refusals(found: Sequence[Plan], count: int) -> list[str]:
+def refusals(judged: Sequence[Plan], count: int) -> list[str]:
     """A line with the reason for each of the first `count` refused plans."""
-    return [f"refused: {plan}" for plan in [plan for plan in found if not plan.kept][:count]]
+    return [f"refused: {plan}" for plan in [plan for plan in judged if not plan.kept][:count]]
 
 
 def _strategy(plan: Plan) -> str:
@@ -91,17 +91,17 @@ def _context(plan: Plan) -> str:
     return f"{plan.layout.cp} {plan.recipe.context}" if plan.layout.cp > 1 else "1"
 
 
-def explain(found: Sequence[Plan]) -> str:
+def explain(judged: Sequence[Plan]) -> str:
     """Five paragraphs about the plans of one search. ValueError for none."""
     return "\n".join(
-        [_memory(_first(found)), _baselines(found), _simplest(found), _communication(found), _batch(found)]
+        [_memory(_first(judged)), _baselines(judged), _simplest(judged), _communication(judged), _batch(judged)]
     )
 
 
-def _first(found: Sequence[Plan]) -> Plan:
-    if not found:
+def _first(judged: Sequence[Plan]) -> Plan:
+    if not judged:
         raise ValueError("there are no plans to explain: ask plans(...) first")
-    return found[0]
+    return judged[0]
 
 
 def waiting_s(step: Breakdown) -> float:
@@ -109,7 +109,7 @@ def waiting_s(step: Breakdown) -> float:
     return sum(value for name, value in dict(step).items() if name in WAITS)
 
 
-def simplest(found: Sequence[Plan]) -> Plan | None:
+def simplest(judged: Sequence[Plan]) -> Plan | None:
     """The kept plan with the fewest ideas in it (axes, then strategy, checkpointing, stages), fastest of its kind."""
     order = ("ddp", "zero1", "zero2", "zero3")
 
@@ -118,7 +118,7 @@ def simplest(found: Sequence[Plan]) -> Plan | None:
         shared = order.index(r.strategy) * (lay.dp * lay.cp > 1) + (r.shard_ranks is not None)
         return _axes(plan), shared, r.checkpointing, r.stages_per_rank, plan.step_s
 
-    return min((plan for plan in found if plan.kept), key=ideas, default=None)
+    return min((plan for plan in judged if plan.kept), key=ideas, default=None)
 
 
 def _axes(plan: Plan) -> int:
@@ -142,8 +142,8 @@ def _memory(plan: Plan) -> str:
     n_bytes = r.weight_bytes + r.gradient_bytes + state
     by_adam, law = "", r.steps_by.by_matrix
     if law and r.steps_by.elementwise > law.elements:
-        more = (r.steps_by.elementwise - law.elements) * r.state_bytes
-        by_adam = f" ({more} B more for what is no matrix of a block)"
+        by_matrix = (r.steps_by.elementwise - law.elements) * r.state_bytes
+        by_adam = f" ({by_matrix} B more for what is no matrix of a block)"
     if law and law.words:
         by_adam += f" (besides: {law.words})"
     return (

@@ -94,8 +94,8 @@ class RowsOfCache(NamedTuple):
             )
         pages = sum(-(-t // page) for t in lengths)
         tokens = (len(lengths) * max(lengths), pages * page, sum(lengths))
-        each = cache_bytes(shape, min(1, *lengths), 1, tp, word)  # of one token; refuses a row below 1
-        return cls(*(n * each for n in tokens))
+        token_bytes = cache_bytes(shape, min(1, *lengths), 1, tp, word)  # of one token; refuses a row below 1
+        return cls(*(n * token_bytes for n in tokens))
 
 
 class Phase(NamedTuple):
@@ -254,11 +254,11 @@ class Generator:
         pairs = rows * (new * past + new * (new + 1) / 2)
         touched = self.cache_bytes(rows, past + new) / s.n_layer
         if s.kv_lora is not None and new == 1:  # queries are turned into the latent space, and meet the vectors there
-            each = 2 * heads * (2 * s.kv_lora + s.rope_width)
+            flops = 2 * heads * (2 * s.kv_lora + s.rope_width)
         else:
-            each = 2 * heads * (2 * s.width + s.rope_width)
+            flops = 2 * heads * (2 * s.width + s.rope_width)
         moved = touched + 2 * rows * new * heads * (2 * s.width + s.rope_width)
-        return Operation("attention", each * pairs, moved, s.n_layer)
+        return Operation("attention", flops * pairs, moved, s.n_layer)
 
 
 # -- the two phases on devices of their own ----------------------------------------------------------------------------

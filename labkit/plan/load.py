@@ -73,13 +73,13 @@ def room(capacity: float | None, n_rows: int, n_expert: int) -> int:
 def balanced(load: Load, sequences: int, length: int, n_ranks: int) -> Table:
     """Rows of each rank for each expert, dealt out in turn."""
     rows, n = load.top_k * length, load.n_expert
-    even, more = divmod(rows, n)
+    even, left_over = divmod(rows, n)
     most = room(load.capacity, rows, n)
     table = []
     for rank in range(n_ranks):
         counts = [min(even, most) * sequences] * n
         if even < most:  # there is room for what is left over
-            left = range(rank * sequences * more, (rank + 1) * sequences * more)
+            left = range(rank * sequences * left_over, (rank + 1) * sequences * left_over)
             for k in range(n):  # those of `left` that fall on expert k
                 counts[k] += len(range(left.start + (k - left.start) % n, left.stop, n))
         table.append(tuple(counts))

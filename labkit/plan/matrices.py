@@ -189,8 +189,8 @@ class MatrixStep:
             owned = [*zip(cut, assign([self.slice(matrix) for matrix in cut], self.tp), strict=True)]
             owned += [(matrix, slot) for matrix in matrices if not self.is_cut(matrix) for slot in range(self.tp)]
             for matrix, slot in owned:
-                more = self.law.kept(matrix.rows, matrix.cols) * self.wide
-                kept[place, slot] = kept.get((place, slot), 0) + more
+                history = self.law.kept(matrix.rows, matrix.cols) * self.wide
+                kept[place, slot] = kept.get((place, slot), 0) + history
         return kept
 
     def sent(self) -> tuple[int, int]:
@@ -237,9 +237,9 @@ def busiest_flops(law: MatrixLaw, shape: Sizes, n_blocks: int, n: int, experts: 
     ]
     work, least = 0.0, 0.0
     for count, ranks, names in kinds:
-        each = [law.flops(*matrix_of(shape, name)[:2]) for name in names]
-        work += count * sum(each) / ranks
-        least = max(least, max(each) * (count > 0))
+        flops = [law.flops(*matrix_of(shape, name)[:2]) for name in names]
+        work += count * sum(flops) / ranks
+        least = max(least, max(flops) * (count > 0))
     return max(work, least)
 
 

@@ -67,8 +67,8 @@ def _qwen3(n_layer: int, d_model: int, n_head: int, d_ff: int, tied: bool) -> Ma
     )
 
 
-def _experts(base: Mapping[str, object], n_expert: int, top_k: int, **more: object) -> Mapping[str, object]:
-    return MappingProxyType({**base, "n_expert": n_expert, "top_k": top_k, **more})
+def _experts(base: Mapping[str, object], n_expert: int, top_k: int, **options: object) -> Mapping[str, object]:
+    return MappingProxyType({**base, "n_expert": n_expert, "top_k": top_k, **options})
 
 
 def _gpt_oss(n_layer: int, n_expert: int) -> Mapping[str, object]:
@@ -89,8 +89,8 @@ def _mpt(n_layer: int, d_model: int, n_head: int, seq: int) -> Mapping[str, obje
 
 def _palm(n_layer: int, d_model: int, n_head: int) -> Mapping[str, object]:
     # heads are 256 wide whatever d_model is, all share one key and value; "SwiGLU", no biases, tied, RoPE
-    more = {"head_width": 256, "n_kv_head": 1, "gated": True, "bias": False, "position": "rotary", "tied": True}
-    return MappingProxyType({**_gpt(n_layer, d_model, n_head, 256_000, 2048, PALM), **BEFORE_FLASH, **more})
+    options = {"head_width": 256, "n_kv_head": 1, "gated": True, "bias": False, "position": "rotary", "tied": True}
+    return MappingProxyType({**_gpt(n_layer, d_model, n_head, 256_000, 2048, PALM), **BEFORE_FLASH, **options})
 
 
 def _megatron(n_layer: int, d_model: int, n_head: int) -> Mapping[str, object]:

@@ -62,8 +62,8 @@ def settings(shape: ModelShape, layout: Layout, recipe: Recipe) -> dict[str, int
     """Bytes that the allocator of the fullest rank reserves, in each of the two settings.
 
     ValueError for a layout that labkit cannot run either."""
-    again = replace(recipe, recompute="gathers") if recipe.sequence_parallel else recipe
-    return {KEPT: _fullest(shape, layout, recipe), AGAIN: _fullest(shape, layout, again)}
+    recomputed = replace(recipe, recompute="gathers") if recipe.sequence_parallel else recipe
+    return {KEPT: _fullest(shape, layout, recipe), AGAIN: _fullest(shape, layout, recomputed)}
 
 
 def likely(layout: Layout) -> str:

@@ -67,8 +67,8 @@ def sent(held: Sequence[Held], owners: Sequence[int], rank: int) -> int:
     """Elements that a rank sends in a step: to owners before their work, and of its own answers after it."""
     total = 0
     for matrix, owner in zip(held, owners, strict=True):
-        mine = sum(run.size for run in matrix.runs if run.rank == rank)
-        total += matrix.numel - mine if owner == rank else mine
+        own = sum(run.size for run in matrix.runs if run.rank == rank)
+        total += matrix.numel - own if owner == rank else own
     return total
 
 

@@ -25,7 +25,7 @@ class Pass(NamedTuple):
 
     def plus(self, other: Pass, times: int = 1) -> Pass:
         """This, and the other one so many times behind it."""
-        return Pass(*(mine + times * more for mine, more in zip(self, other, strict=True)))
+        return Pass(*(own + times * added for own, added in zip(self, other, strict=True)))
 
 
 class State(NamedTuple):

@@ -278,8 +278,8 @@ def _drained(programs: Sequence[Program], n_stages: int) -> tuple[Program, ...]:
 def stretch(spans: Sequence[Span]) -> float:
     """The longest time between a rank's first start and its last end: the ramp before and after it does not count."""
     ranks = {span.rank for span in spans}
-    mine = ([span for span in spans if span.rank == rank] for rank in ranks)
-    return max(max(span.end for span in row) - min(span.start for span in row) for row in mine)
+    programs = ([span for span in spans if span.rank == rank] for rank in ranks)
+    return max(max(span.end for span in row) - min(span.start for span in row) for row in programs)
 
 
 def waits_in_calls(

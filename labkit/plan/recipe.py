@@ -184,8 +184,8 @@ class Recipe:
         if groups is not None and (not isinstance(groups, int) or isinstance(groups, bool) or groups < 1):
             raise ValueError(f"shard_ranks is a whole number of ranks, at least 1, or None for all; got {groups!r}")
         if self.strategy != "zero3" and (groups is not None or not self.reshard):
-            given = f"shard_ranks={groups}" if groups is not None else "reshard=False"
-            raise ValueError(f"{given} is a choice for strategy='zero3', got {self.strategy!r}: leave it out")
+            option = f"shard_ranks={groups}" if groups is not None else "reshard=False"
+            raise ValueError(f"{option} is a choice for strategy='zero3', got {self.strategy!r}: leave it out")
 
     def _settle_recompute(self) -> None:
         """Let the two names of one choice agree. Of two that do not, the one that was given counts, not the stored one.

@@ -46,9 +46,9 @@ def gpipe(n_ranks: int, n_micro: int, placement: Sequence[int] | None = None) ->
         raise ValueError(f"a placement names ranks 0 to {n_ranks - 1}, got {bad[0]!r} in {where}")
 
     def program(rank: int) -> Program:
-        mine, micros = [stage for stage, home in enumerate(where) if home == rank], range(n_micro)
-        forwards = [Action("F", stage, i) for stage in mine for i in micros]
-        return (*forwards, *(Action("B", stage, i) for stage in reversed(mine) for i in micros))
+        own_stages, micros = [stage for stage, home in enumerate(where) if home == rank], range(n_micro)
+        forwards = [Action("F", stage, i) for stage in own_stages for i in micros]
+        return (*forwards, *(Action("B", stage, i) for stage in reversed(own_stages) for i in micros))
 
     programs = tuple(map(program, range(n_ranks)))
     return Schedule("gpipe", n_ranks, len(where), n_micro, programs, None if placement is None else where)
@@ -93,8 +93,8 @@ def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
 
 def rounds(n_ranks: int, n_micro: int) -> list[int]:
     """Micro-batches in each round of `interleaved`: n_ranks, or a few more where it does not divide n_micro."""
-    size, more = divmod(n_micro, max(1, n_micro // n_ranks))
-    return [size + (k < more) for k in range(max(1, n_micro // n_ranks))]
+    size, left_over = divmod(n_micro, max(1, n_micro // n_ranks))
+    return [size + (k < left_over) for k in range(max(1, n_micro // n_ranks))]
 
 
 def zero_bubble(n_ranks: int, n_micro: int) -> Schedule:

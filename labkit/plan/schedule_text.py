@@ -50,12 +50,12 @@ def from_text(text: str, name: str = "by hand") -> Schedule:
     places: dict[tuple[int, Action], Place] = {}
     homes: tuple[int | tuple[int, ...], ...] | None = None
     for number, line in enumerate(text.splitlines(), 1):
-        said = line.split("#")[0]
-        if said.strip().lower().startswith("placement"):
-            homes = _homes(said, number)
-        elif said.strip():
+        words = line.split("#")[0]
+        if words.strip().lower().startswith("placement"):
+            homes = _homes(words, number)
+        elif words.strip():
             row = []
-            for word in WORD.finditer(said):
+            for word in WORD.finditer(words):
                 place = Place(number, word.start() + 1)
                 if (action := _action(word[0], place, len(rows))) is not None:
                     places.setdefault((len(rows), action), place)
@@ -93,10 +93,10 @@ def _action(word: str, place: Place, rank: int) -> Action | None:
     return Action(match[2], int(match[1] or rank), int(match[3]))
 
 
-def _homes(said: str, number: int) -> tuple[int | tuple[int, ...], ...]:
+def _homes(text: str, number: int) -> tuple[int | tuple[int, ...], ...]:
     homes: list[int | tuple[int, ...]] = []
-    begin = said.lower().index("placement") + len("placement")
-    for word in re.finditer(r"[^\s:=]+", said[begin:]):
+    begin = text.lower().index("placement") + len("placement")
+    for word in re.finditer(r"[^\s:=]+", text[begin:]):
         place = Place(number, begin + word.start() + 1)
         if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", word[0]):
             raise ValueError(

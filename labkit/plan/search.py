@@ -209,9 +209,9 @@ class Search:
         """All plans on one layout whose attention reaches over cp as in `base`, in micro-batches of these rows."""
         for strategy, shard in self.strategies(layout):
             for schedule, v in self.schedules(layout):
-                for again in AGAIN:
+                for recompute in AGAIN:
                     for rows in sizes:
-                        plan = self.judge(layout, base, strategy, shard, schedule, v, again, rows)
+                        plan = self.judge(layout, base, strategy, shard, schedule, v, recompute, rows)
                         if plan is not None:
                             yield plan
                         if plan is not None and plan.refused:
@@ -224,11 +224,11 @@ class Search:
         if reason:
             yield Plan(self.shape, self.hardware, layout, base, refused=reason, adapter=adapter)
             return
-        for again in (False, True):
+        for recomputes in (False, True):
             for rows in [rows for rows in MICRO_ROWS if batch // n_ranks % rows == 0]:
                 m = batch // n_ranks // rows
-                recipe = Recipe(batch_size=batch, n_micro=m, checkpointing=again, precision=self.precision)
-                memory = adapter_memory(self.shape, adapter, rows, again)
+                recipe = Recipe(batch_size=batch, n_micro=m, checkpointing=recomputes, precision=self.precision)
+                memory = adapter_memory(self.shape, adapter, rows, recomputes)
                 if memory.total > self.room:
                     reason = (
                         f"{gb(memory.total)} on each device, {gb(self.room)} are there: {gb(memory['parameters'])} "
@@ -236,7 +236,7 @@ class Search:
                     )
                     yield Plan(self.shape, self.hardware, layout, recipe, None, 0.0, reason, memory.total, adapter)
                     break  # a larger micro-batch holds more
-                step = adapter_step(self.shape, adapter, self.hardware, rows, m, again, n_ranks)
+                step = adapter_step(self.shape, adapter, self.hardware, rows, m, recomputes, n_ranks)
                 flops = batch * self.shape.seq * adapter.flops_per_token(self.shape)
                 mfu = flops / (step.total * n_ranks * self.hardware.peak(self.precision))
                 yield Plan(self.shape, self.hardware, layout, recipe, step, mfu, adapter=adapter)
@@ -279,17 +279,17 @@ class Search:
         shard: int | None,
         schedule: str,
         v: int,
-        again: str,
+        recompute: str,
         rows: int,
     ) -> Plan | None:
         """One plan; None for a combination that no recipe allows, or that equals another one."""
         m = base.batch_size // layout.dp // rows
-        if schedule == "zero_bubble" and (again != "none" or strategy == "zero3" or base.eight_bits):
+        if schedule == "zero_bubble" and (recompute != "none" or strategy == "zero3" or base.eight_bits):
             return None
         if schedule == "interleaved" and m % layout.pp:
             return None
         recipe = Recipe(
-            strategy, schedule, base.batch_size, m, v, recompute=again, precision=self.precision,
+            strategy, schedule, base.batch_size, m, v, recompute=recompute, precision=self.precision,
             sequence_parallel=layout.tp > 1 and self.shape.seq // layout.cp % layout.tp == 0, optimizer=base.optimizer,
             shard_ranks=shard, fp8_gathers=strategy == "zero3" and self.precision == "fp8", context=base.context,
         )  # fmt: skip

@@ -37,14 +37,14 @@ class ModelShape(Sizes):
     """The sizes of a GPT, frozen, and what follows from them. Sizes lists the fields, and which values it refuses."""
 
     @classmethod
-    def gpt(cls, n_layer: int, d_model: int, n_head: int, vocab: int, seq: int, **more: Any) -> ModelShape:
-        """A GPT of these sizes; `more` are other fields, such as tied=False. ValueError for an unknown field."""
+    def gpt(cls, n_layer: int, d_model: int, n_head: int, vocab: int, seq: int, **options: Any) -> ModelShape:
+        """A GPT of these sizes; `options` are other fields, such as tied=False. ValueError for an unknown field."""
         known = [field.name for field in fields(cls)]
-        for name in more:
+        for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 raise ValueError(f"a shape has no {name!r}{f'; did you mean {near[0]!r}?' if near else f': {known}'}")
-        return cls(n_layer, d_model, n_head, vocab, seq, **more)
+        return cls(n_layer, d_model, n_head, vocab, seq, **options)
 
     @classmethod
     def preset(cls, name: str) -> ModelShape:
@@ -66,8 +66,8 @@ class ModelShape(Sizes):
         """The shape of a GPTConfig, or of anything else with fields of these names; a shape is its own."""
         if isinstance(config, cls):
             return config
-        given = {field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)}
-        return cls(**given)
+        values = {field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)}
+        return cls(**values)
 
     def changed(self, **changes: Any) -> ModelShape:
         """The same with other sizes; it is no published model any more."""

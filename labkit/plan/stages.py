@@ -123,8 +123,8 @@ def _interleaved(p: int, m: int, v: int, place: int) -> tuple[int, ...]:
     left = min(v * m, (v - 1) * sizes[0] + 2 * (p - 1 - place) + 1)
     for size in sizes:
         for index in range(v):
-            more = min(size, left)
-            counts[index], left = counts[index] + more, left - more
+            taken = min(size, left)
+            counts[index], left = counts[index] + taken, left - taken
     return tuple(counts)
 
 

@@ -103,8 +103,8 @@ class WeightSync:
 
     def peer_to_peer(self) -> Sent:
         """Bytes from those who have a slice to those who keep it; copies are dealt out evenly over the trainers."""
-        each = self.weight_bytes / self.tp
-        return Sent(self.copies * self.weight_bytes, self.copies * self.weight_bytes / self.trainers, each, 0.0)
+        shard_bytes = self.weight_bytes / self.tp
+        return Sent(self.copies * self.weight_bytes, self.copies * self.weight_bytes / self.trainers, shard_bytes, 0.0)
 
     # -- seconds -----------------------------------------------------------------------------------------------------
 

@@ -107,10 +107,10 @@ def sent_per_step(
         name = recipe.optimizer.capitalize()
         if shape is None:
             raise ValueError(f"what {name} sends depends on the model's matrices: give shape=, such as a GPTConfig")
-        here = Rank(ModelShape.of(shape), layout, recipe, rank, "cpu")
-        (rest, over_tp), (experts_too, more_tp) = sent_over(here.matrix_steps(0)), sent_over(here.matrix_steps(1))
-        more = {recipe.axes[0]: rest, "expert_dp": experts_too, "tp": over_tp + more_tp}
-        items = [_with_pieces(item, more.get(item.name, 0), name) for item in items]
+        held = Rank(ModelShape.of(shape), layout, recipe, rank, "cpu")
+        (rest, over_tp), (experts_too, more_tp) = sent_over(held.matrix_steps(0)), sent_over(held.matrix_steps(1))
+        rest_by_axis = {recipe.axes[0]: rest, "expert_dp": experts_too, "tp": over_tp + more_tp}
+        items = [_with_pieces(item, rest_by_axis.get(item.name, 0), name) for item in items]
     return Breakdown(items)
 
 
@@ -122,8 +122,8 @@ def _with_pieces(item: Item, n_bytes: int, name: str) -> Item:
 
 def expert_traffic(counts: Sequence[Sequence[int]], n_ranks: int) -> list[tuple[int, int]]:
     """(out, in) of each of n ranks: its rows for experts of others, and theirs for its own.   counts [n][E]"""
-    mine = len(counts[0]) // n_ranks
-    to = [[sum(row[j * mine : (j + 1) * mine]) for j in range(n_ranks)] for row in counts]
+    n_own = len(counts[0]) // n_ranks
+    to = [[sum(row[j * n_own : (j + 1) * n_own]) for j in range(n_ranks)] for row in counts]
     return [(sum(to[r]) - to[r][r], sum(row[r] for row in to) - to[r][r]) for r in range(n_ranks)]
 
 
@@ -139,8 +139,8 @@ def _ep(
         both = sum(expert_traffic(load.counts, n)[layout.ranks("ep", rank).index(rank)])
     forward = 2 if recipe.recompute == "full" else 1
     # who sends how much is told first, 8 bytes for each expert, each time that forward runs
-    told = forward * recipe.n_micro * n_layer * (8 * load.n_expert * (n - 1) // n)
-    value = (forward + 1) * both * row_bytes + told
+    counts_bytes = forward * recipe.n_micro * n_layer * (8 * load.n_expert * (n - 1) // n)
+    value = (forward + 1) * both * row_bytes + counts_bytes
     formula = f"{forward + 1}(out + in) D w + counts, out + in = {both:,.0f}, D w = {row_bytes:,}"
     scatters, gathers = moves(recipe, layout.pp, layout.coords(rank)["pp"])
     if recipe.strategy == "zero3" and recipe.recompute == "full":
@@ -229,8 +229,8 @@ def sums_again(recipe: Recipe, mixed: bool = False) -> float:
 
 def _pp(layout: Layout, recipe: Recipe, rank: int, n_bytes: int) -> Item:
     last, stages = recipe.n_stages(layout.pp) - 1, recipe.stages_on(rank, layout.pp)
-    here = stages if recipe.copies == 1 else ()  # a micro-batch never goes through two stages of a rank
-    forward = sum(stage < last and stage + 1 not in here for stage in stages)
-    back = sum(stage > 0 and stage - 1 not in here for stage in stages)
+    own_stages = stages if recipe.copies == 1 else ()  # a micro-batch never goes through two stages of a rank
+    forward = sum(stage < last and stage + 1 not in own_stages for stage in stages)
+    back = sum(stage > 0 and stage - 1 not in own_stages for stage in stages)
     value = (forward + back) * n_bytes / (layout.tp if recipe.sequence_parallel else 1)
     return Item("pp", value, "B", f"({forward} + {back}) A, A={n_bytes:,}", "arXiv:2104.04473, 3.2")

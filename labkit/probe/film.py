@@ -109,8 +109,8 @@ class Film:
                 sent = _agreed(before[message.source][message.chunk], message.value, recording, n_ranks, "sent")
                 held[message.source][message.chunk] = sent
             for message in step:
-                mine, sent = held[message.to][message.chunk], held[message.source][message.chunk]
-                held[message.to][message.chunk] = _receive(mine, sent, by_rank[message.to])
+                own, sent = held[message.to][message.chunk], held[message.source][message.chunk]
+                held[message.to][message.chunk] = _receive(own, sent, by_rank[message.to])
             states.append(_frozen(held))
         for rank, recording in by_rank.items():
             for chunk, value in enumerate(recording.after):
@@ -222,12 +222,12 @@ def _steps(pairs: Mapping[tuple[int, int], tuple[Message, int]]) -> list[list[Me
     return [sorted(steps[k]) for k in sorted(steps)]
 
 
-def _receive(mine: Cell, sent: Cell, recording: Recording) -> Cell:
+def _receive(own: Cell, sent: Cell, recording: Recording) -> Cell:
     """The cell of a rank after a message: both combined (sum, max or min), or the one that came if they overlap."""
-    if not mine.origins or recording.verb == "broadcast" or set(mine.origins) & set(sent.origins):
+    if not own.origins or recording.verb == "broadcast" or set(own.origins) & set(sent.origins):
         return sent
     joined = {"max": max, "min": min}.get(recording.op, lambda a, b: a + b)
-    return Cell(joined(mine.value, sent.value), tuple(sorted({*mine.origins, *sent.origins})))
+    return Cell(joined(own.value, sent.value), tuple(sorted({*own.origins, *sent.origins})))
 
 
 def _agreed(cell: Cell, value: float, report: Recording, n_ranks: int, did: str) -> Cell:

@@ -55,13 +55,13 @@ class Recording:
 
         ValueError for none at all, two of one rank, one that is merged already, and clocks that were not compared with
         the same rank's clock."""
-        given = list(recordings)
-        rows = sorted((row for recording in given for row in recording.rows), key=lambda row: row.rank)
+        recorded = list(recordings)
+        rows = sorted((row for recording in recorded for row in recording.rows), key=lambda row: row.rank)
         ranks = [row.rank for row in rows]
-        if not rows or len(set(ranks)) < len(ranks) or any(recording.merged for recording in given):
+        if not rows or len(set(ranks)) < len(ranks) or any(recording.merged for recording in recorded):
             raise ValueError(
                 f"give the recording of each rank once, as its clock made it; got ranks {ranks}"
-                + ", merged already" * any(recording.merged for recording in given)
+                + ", merged already" * any(recording.merged for recording in recorded)
             )
         if len(references := {row.reference for row in rows}) > 1:
             raise ValueError(

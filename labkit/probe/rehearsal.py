@@ -114,16 +114,16 @@ def run_fake(
     began = time.perf_counter()
     group = fake.world(n_ranks, rank, hear)
     with undisturbed(), Fake() as mode:
-        given = () if inputs is None else (inputs(group),)
+        arguments = () if inputs is None else (inputs(group),)
         probe = MemoryProbe()
         with probe:
-            built = () if setup is None else (setup(group, *given),)
+            built = () if setup is None else (setup(group, *arguments),)
             building = probe.peak
             before = probe.now
             probe.reset_peak()
             group.ledger.clear()
             mode.flops.clear()
-            value = fn(group, *built, *given)
+            value = fn(group, *built, *arguments)
             after, largest = probe.now, probe.largest()
             memory, timeline, modules, saved = probe.peak, probe.timeline, probe.modules, probe.saved
     return Rehearsal(

@@ -197,10 +197,10 @@ def parts(rows: Sequence[Row], met: Sequence[Message]) -> dict[int, Parts]:
             if not transfer.within and transfer.t1 > transfer.t0:
                 message, came = sent.get((row.rank, number)), calls.get(number, transfer.t0)
                 moving.append(message.moving if message else (max(transfer.t0, came), transfer.t1))
-        mine, waits, bubble = union([(row.begin, row.end)]), union(blocked), union(late)
+        busy, waits, bubble = union([(row.begin, row.end)]), union(blocked), union(late)
         exposed = without(waits, bubble)
-        wire = common(union((*moving, *exposed)), mine)
-        by_rank[row.rank] = Parts(without(mine, waits), exposed, bubble, wire)
+        wire = common(union((*moving, *exposed)), busy)
+        by_rank[row.rank] = Parts(without(busy, waits), exposed, bubble, wire)
     return by_rank
 
 
@@ -218,12 +218,12 @@ def _last_to_come(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
     """(rank, call) of each collective -> when the last of its members called it."""
     met: dict[tuple[object, ...], list[tuple[int, int, float]]] = defaultdict(list)
     for row in rows:
-        again: Counter[tuple[object, ...]] = Counter()  # a group formed anew counts its collectives from 1 again
+        formed: Counter[tuple[object, ...]] = Counter()  # a group formed anew counts its collectives from 1 again
         for first, _ in _calls(row):
             if first.peer is None:
                 key = (first.axis, first.ranks, first.seq)
-                met[*key, again[key]].append((row.rank, first.call, first.t0))
-                again[key] += 1
+                met[*key, formed[key]].append((row.rank, first.call, first.t0))
+                formed[key] += 1
     return {(rank, call): max(t0 for _, _, t0 in members) for members in met.values() for rank, call, _ in members}
 
 

@@ -157,8 +157,8 @@ def _arrows(met: Sequence[Message], places: Mapping[Place, tuple[int, Slice]]) -
         yield {**_event("f", message.to, receiver, arrives, "message", "message"), "id": number, "bp": "e"}
 
 
-def _event(phase: str, rank: int, thread: int, at: int, name: str, category: str, **more: Any) -> dict[str, Any]:
-    return {"ph": phase, "pid": rank, "tid": thread, "ts": at / 1e3, "name": name, "cat": category, **more}
+def _event(phase: str, rank: int, thread: int, at: int, name: str, category: str, **fields: Any) -> dict[str, Any]:
+    return {"ph": phase, "pid": rank, "tid": thread, "ts": at / 1e3, "name": name, "cat": category, **fields}
 
 
 def _meta(rank: int, thread: int, name: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class WatchedModule:
 
         def after(_: nn.Module, inputs: Any, output: Any) -> None:
             (t0, backward), t1 = self._inside.pop(), time.perf_counter()
-            again = graph_task() != -1
-            if self._keep(Span(name, t0, t1, "recompute" if again else "forward")) and torch.is_grad_enabled():
+            recomputing = graph_task() != -1
+            if self._keep(Span(name, t0, t1, "recompute" if recomputing else "forward")) and torch.is_grad_enabled():
                 self._backwards.append((name, backward))
                 self._expect(backward, list(_wanting(inputs)), list(_wanting(output)), newest)
 

@@ -157,15 +157,15 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = _floating((args, kwargs))
-        if not given or func.__name__ == "__get__":  # a property such as x.shape
+        dtypes = _floating((args, kwargs))
+        if not dtypes or func.__name__ == "__get__":  # a property such as x.shape
             return func(*args, **kwargs)
         copies = tree_map(_copy, (args, kwargs))  # taken before the call, which may change its arguments
         self.kernels.fresh()
         result = func(*args, **kwargs)
         computed, ran = tuple(sorted(self.kernels.seen)), self.kernels.ran
         if ran and computed:
-            self.rows.append((func.__name__, given, computed, _floating(result), self._alone(func, *copies)))
+            self.rows.append((func.__name__, dtypes, computed, _floating(result), self._alone(func, *copies)))
         return result
 
     def _alone(self, func: Any, args: Any, kwargs: Any) -> Dtypes | None:

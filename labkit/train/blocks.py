@@ -117,8 +117,8 @@ def nvfp4(x: Tensor, rows: int = 1, columns: int = FP4_BLOCK, noise: torch.Gener
     most = seen.amax() if seen.numel() else seen.new_zeros(())  # an expert may have no rows
     whole = most.clamp_(min=SMALLEST * E2M1.largest * E4M3.largest).div_(E2M1.largest * E4M3.largest)
     units = (seen / E2M1.largest / whole).to(torch.float8_e4m3fn)
-    each = spread(units.float(), rows, columns, x.shape)
-    wide.div_(whole).div_(torch.where(each > 0, each, 1.0))  # where the unit is rounded to 0, so is the product
+    scales = spread(units.float(), rows, columns, x.shape)
+    wide.div_(whole).div_(torch.where(scales > 0, scales, 1.0))  # where the unit is rounded to 0, so is the product
     return Quantized(to_e2m1(wide, noise), units, rows, columns, whole)
 
 

@@ -51,8 +51,8 @@ class ByMatrix(Optimizer):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """Groups without `by_matrix` go to AdamW; `options` are those of the others."""
-        given = list(params)
-        groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+        listed = list(params)
+        groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
         rest = [group for group in groups if not group.get("by_matrix")]
         defaults = {"lr": lr, "weight_decay": weight_decay}
         self.adamw = AdamW(rest or [{"params": []}], lr=lr, weight_decay=weight_decay)
@@ -118,8 +118,8 @@ class ByMatrix(Optimizer):
 
     def _meet(self) -> None:
         """Share out over tp the matrices that this rank owns along dp: its tp peers own the other slices of them."""
-        here = range(len(self.pieces)) if self.dp is None else _of(self.dp.owners, self.dp.group.rank)
-        cut = [k for k in here if self.pieces[k].cut is not None]
+        numbers = range(len(self.pieces)) if self.dp is None else _of(self.dp.owners, self.dp.group.rank)
+        cut = [k for k in numbers if self.pieces[k].cut is not None]
         self.cut: dict[int, int] = {}
         self.slices: Owners | None = None
         if self.tp is not None and self.tp.size > 1 and cut:
@@ -167,8 +167,8 @@ class ByMatrix(Optimizer):
                 self.kept(number)[key] = tensor.to(param, copy=True) if tensor.dim() else tensor.item()
 
     def _number_of(self, param: Tensor, window: slice) -> int | None:
-        found = (k for k, piece in enumerate(self.pieces) if piece.param is param and piece.window == window)
-        return next(found, None)
+        numbers = (k for k, piece in enumerate(self.pieces) if piece.param is param and piece.window == window)
+        return next(numbers, None)
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -196,17 +196,17 @@ class ByMatrix(Optimizer):
         rules = {p: group for group in self.param_groups if group.get("by_matrix") for p in group["params"]}
         wanted = {piece.param for piece in pieces}
         flats = {p: self.travels(p, rules[p]) for p in rules if p in wanted and p.grad is not None}
-        mine = [
+        own = [
             None if piece.param is None or piece.param not in flats else flats[piece.param][piece.window]
             for piece in pieces
         ]
-        wholes = mine if self.dp is None else self.dp.gather(mine)
+        wholes = own if self.dp is None else self.dp.gather(own)
         self._work_(numbers, wholes, rules)
         if self.dp is not None:
-            self.dp.scatter(wholes, mine)
+            self.dp.scatter(wholes, own)
         for p in flats:
             p.mul_(1 - rules[p]["lr"] * rules[p]["weight_decay"])
-        for piece, direction in zip(pieces, mine, strict=True):
+        for piece, direction in zip(pieces, own, strict=True):
             if piece.param is not None and direction is not None:
                 scale = rules[piece.param]["lr"] * self.scale(*self._whole(piece))
                 piece.param.view(-1)[piece.window].add_(direction, alpha=-scale)

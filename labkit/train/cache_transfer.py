@@ -80,8 +80,8 @@ def receive_cache(cache: KVCache, group: Group, source: int) -> None:
         )
     row, place = places(lengths, cache.layers[0][0].device)
     for kept, came in zip(cache.layers, layers, strict=True):
-        for mine, theirs in zip(kept, came, strict=True):
-            mine.transpose(1, 2)[row, place] = theirs.to(mine.dtype)
+        for slot, theirs in zip(kept, came, strict=True):
+            slot.transpose(1, 2)[row, place] = theirs.to(slot.dtype)
     cache.lengths = lengths
 
 

@@ -100,9 +100,9 @@ def packed_batch(
             chosen = hashed(f"{seed} {step} {row} {number}", len(begins) - 1)
             whole = source[begins[chosen] : begins[chosen + 1]].long()
             follows = torch.cat([whole[1:], whole.new_tensor([IGNORED])])
-            here = slice(filled, filled + len(whole))  # ends at seq at the latest, as slices do
-            tokens[place, here], targets[place, here] = whole[: seq - filled], follows[: seq - filled]
-            documents[place, here] = number
+            window = slice(filled, filled + len(whole))  # ends at seq at the latest, as slices do
+            tokens[place, window], targets[place, window] = whole[: seq - filled], follows[: seq - filled]
+            documents[place, window] = number
             filled, number = filled + len(whole), number + 1
     return tokens.to(device), targets.to(device), documents.to(device)
 

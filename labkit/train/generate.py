@@ -117,7 +117,7 @@ def generate_rows(
     rows, tokens = padded_prompts(prompts, next(model.parameters()).device)
     counts = [row.numel() for row in rows]
     new = _continued(model, tokens, counts, n_new, temperature, generator)
-    return [torch.cat([row, more.to(row.dtype)]) for row, more in zip(rows, new, strict=True)]
+    return [torch.cat([row, fresh.to(row.dtype)]) for row, fresh in zip(rows, new, strict=True)]
 
 
 def padded_prompts(prompts: Sequence[Tensor | Sequence[int]], device: torch.device) -> tuple[list[Tensor], Tensor]:

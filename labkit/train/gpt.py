@@ -239,9 +239,9 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, V]. Raises ValueError for tokens that do not fit (see Embedding)."""
-        x, more = tokens, () if documents is None else (documents,)
+        x, extra = tokens, () if documents is None else (documents,)
         for layer in self.layers:
-            x = layer(x, *more)
+            x = layer(x, *extra)
         return x
 
     def flops_per_token(self, seq: int | None = None) -> int:

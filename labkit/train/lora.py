@@ -173,19 +173,19 @@ def load_adapter(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Put a saved adapter into a model with LoRA of the same places, rank and alpha.
 
     Raises ValueError, with the differences, for any other, and for layers that are merged; then nothing is changed."""
-    mine = adapter_state(model)
+    own = adapter_state(model)
     merged = [name for name, layer in lora_layers(model) if layer.merged]
     wrong = [f"{name} is merged: unmerge_() first" for name in merged]
-    wrong += [f"{name} is missing" for name in mine if name not in state]
-    wrong += [f"{name} is not in this model" for name in state if name not in mine]
-    for name in mine.keys() & state.keys():
-        if mine[name].shape != state[name].shape:
-            wrong.append(f"{name} is {tuple(mine[name].shape)} here and {tuple(state[name].shape)} in the adapter")
-        elif name.endswith(".alpha") and mine[name] != state[name]:
-            wrong.append(f"{name} is {float(mine[name]):g} here and {float(state[name]):g} in the adapter")
+    wrong += [f"{name} is missing" for name in own if name not in state]
+    wrong += [f"{name} is not in this model" for name in state if name not in own]
+    for name in own.keys() & state.keys():
+        if own[name].shape != state[name].shape:
+            wrong.append(f"{name} is {tuple(own[name].shape)} here and {tuple(state[name].shape)} in the adapter")
+        elif name.endswith(".alpha") and own[name] != state[name]:
+            wrong.append(f"{name} is {float(own[name]):g} here and {float(state[name]):g} in the adapter")
     if wrong:
-        more = f" and {len(wrong) - 6} more" if len(wrong) > 6 else ""
-        raise ValueError(f"this adapter does not fit: {'; '.join(sorted(wrong)[:6])}{more}")
+        rest = f" and {len(wrong) - 6} more" if len(wrong) > 6 else ""
+        raise ValueError(f"this adapter does not fit: {'; '.join(sorted(wrong)[:6])}{rest}")
     for name, layer in lora_layers(model):
         layer.A.copy_(state[f"{name}.A"])
         layer.B.copy_(state[f"{name}.B"])

@@ -87,8 +87,8 @@ def share(targets: Tensor, n_micro: int, group: Group) -> float:
     return n_micro * group.size / counted
 
 
-def weighted(mean: Tensor, targets: Tensor, each: float) -> Tensor:
-    """From the mean loss over these targets: the sum over those that count, `each` times.   [] -> []"""
+def weighted(mean: Tensor, targets: Tensor, weight: float) -> Tensor:
+    """From the mean loss over these targets: the sum over those that count, `weight` times.   [] -> []"""
     counted = (targets != IGNORED).sum()
     # a mean over no targets is not a number, and its sum is 0
-    return torch.where(counted > 0, mean * counted * each, 0.0)
+    return torch.where(counted > 0, mean * counted * weight, 0.0)

@@ -72,8 +72,8 @@ class MasterWeights(Optimizer):
     def __init__(self, params: Iterable[Any], make_optimizer: Callable[[Any], Optimizer]):
         self.masters: dict[Tensor, Tensor] = {}  # parameter: what is stepped on; itself, if it is wide already
         self.taken: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}
-        given = list(params)
-        masters = [self._group(entry) if isinstance(entry, dict) else self._master(entry) for entry in given]
+        listed = list(params)
+        masters = [self._group(entry) if isinstance(entry, dict) else self._master(entry) for entry in listed]
         self.inner = make_optimizer(masters)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self._share()

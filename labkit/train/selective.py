@@ -44,11 +44,11 @@ def selective(
     named = dict(model.named_modules())
     wide = _matching(named, keep_output)
     kept: set[str] = set()
-    more = _matching(named, keep) | wide
-    while more - kept:
-        kept |= more
+    matched = _matching(named, keep) | wide
+    while matched - kept:
+        kept |= matched
         inside = {name for name in named if any(not top or name.startswith(f"{top}.") for top in kept)}
-        more = inside | _sharing(named, kept | inside)
+        matched = inside | _sharing(named, kept | inside)
     for name, module in named.items():
         target = torch.float32 if name in kept else dtype
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):

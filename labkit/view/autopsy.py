@@ -25,19 +25,19 @@ COLOURS = MappingProxyType(
 ROW, HIGH, WORDS, EDGE = 56, 42, 222, 680
 
 
-def autopsy(found: Autopsy) -> Picture:
+def autopsy(report: Autopsy) -> Picture:
     """A picture of all ranks when the call was given up. The pointer over a rank shows its whole sentence."""
-    headline = textwrap.wrap(found.headline, 100) or ["Where every rank was"]
+    headline = textwrap.wrap(report.headline, 100) or ["Where every rank was"]
     top = 22 + 19 * len(headline)
     body = [text(4, 20 + 19 * k, words, size=14, bold=True) for k, words in enumerate(headline)]
-    awaited = {to for _, to in found.waits}
-    for place, whereabouts in enumerate(found.ranks):
-        body += _row(whereabouts, top + place * ROW, whereabouts.rank in found.stuck, whereabouts.rank in awaited)
-    body += _lanes(found, top)
-    bottom = top + ROW * len(found.ranks)
-    if found.waits:
+    awaited = {to for _, to in report.waits}
+    for place, whereabouts in enumerate(report.ranks):
+        body += _row(whereabouts, top + place * ROW, whereabouts.rank in report.stuck, whereabouts.rank in awaited)
+    body += _lanes(report, top)
+    bottom = top + ROW * len(report.ranks)
+    if report.waits:
         body.append(text(796, bottom + 8, "an arrow: waits for", "end", 12))
-    return Picture("".join(body), bottom + 16, " ".join(found.words().split()))
+    return Picture("".join(body), bottom + 16, " ".join(report.words().split()))
 
 
 def _row(whereabouts: Whereabouts, y: float, stuck: bool, awaited: bool) -> list[str]:

@@ -47,8 +47,8 @@ def compare(
         raise ValueError(f"give measured={measured} or rehearsed={rehearsed}: each picture holds against one of them")
     origin = MEASURED if rehearsed is None else REHEARSED
     seen = measured if rehearsed is None else rehearsed
-    given = {"law": law, "prediction": prediction, "measured": seen}
-    sides = {name: side for name, side in given.items() if side is not None}
+    values = {"law": law, "prediction": prediction, "measured": seen}
+    sides = {name: side for name, side in values.items() if side is not None}
     if any(isinstance(side, Breakdown) for side in sides.values()):
         origin = seen.origin if isinstance(seen, Breakdown) and rehearsed is None else origin
         return _by_item(sides, title, origin)

@@ -42,16 +42,16 @@ def cube(layout: Layout, rank: int = 0, title: str = "") -> Picture:
     """Every rank with its number and its coordinates dp,pp,tp; ranks that share a group with `rank` are highlighted.
 
     Long axes are cut: the picture says how many are left out. ValueError for a rank outside the layout."""
-    here = layout.coords(rank)
+    own = layout.coords(rank)
     most = {"dp": MOST if layout.tp < MOST_TP else MOST - 1, "pp": MOST if layout.dp > 1 else 2 * MOST}
     if layout.pp * layout.tp <= 2:
         most["dp"] = 2 * MOST
-    shown = {axis: _shown(getattr(layout, axis), here[axis], most[axis]) for axis in ("dp", "pp")}
+    shown = {axis: _shown(getattr(layout, axis), own[axis], most[axis]) for axis in ("dp", "pp")}
     deep = len(shown["dp"])
     wide = max(36.0, width_of(",".join(str(getattr(layout, axis) - 1) for axis in AXES), 11) + 4)
     least = (deep - 1) * (wide / 2 + 3) + wide + 8  # from tp to tp, so that no line along pp is hidden behind a box
     fits = max(2, int((WIDTH - LEFT - 8 - least) // least) + 1)
-    shown["tp"] = _shown(layout.tp, here["tp"], min(MOST_TP, fits))
+    shown["tp"] = _shown(layout.tp, own["tp"], min(MOST_TP, fits))
     across = len(shown["tp"])
     apart = 40 if across < 4 else 0
     spare = (WIDTH - LEFT - 8 - across * (least + apart)) / across / max(1, deep - 1)
@@ -69,7 +69,7 @@ def cube(layout: Layout, rank: int = 0, title: str = "") -> Picture:
     spots = {layout.rank(*place): spot(*place) for place in places}
     groups = {axis: layout.ranks(axis, rank) for axis in AXES}
     head = title or f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} = {layout.size:,} rank{'s' * (layout.size > 1)}"
-    d, p, t = (here[axis] for axis in AXES)
+    d, p, t = (own[axis] for axis in AXES)
     facts = f"rank {rank} is dp {d}, pp {p}, tp {t}: ({d} x {layout.pp} + {p}) x {layout.tp} + {t} = {rank}"
     body = [headline(head), text(4, 42, facts)]
     body += _names(layout, shown, spots) + _lines(layout, groups, spots, shown)
@@ -90,11 +90,11 @@ def cube(layout: Layout, rank: int = 0, title: str = "") -> Picture:
     return Picture("".join(body), bottom + 12, label)
 
 
-def _shown(size: int, here: int, most: int) -> list[int]:
+def _shown(size: int, own: int, most: int) -> list[int]:
     """All indexes of an axis, or the first ones, the chosen one and the last."""
     if size <= most:
         return [*range(size)]
-    kept = {0, here, size - 1}
+    kept = {0, own, size - 1}
     for index in range(size):
         if len(kept) < most:
             kept.add(index)

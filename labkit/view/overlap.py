@@ -57,11 +57,11 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
     for row, spans in zip(rows, named, strict=True):
         figure.words(4, y + 12, f"rank {row.rank}", weight="bold")
         figure.words(LEFT, y + 12, _numbers(recording, row.rank), fontsize=12)
-        mine = recording.parts[row.rank]
+        parts = recording.parts[row.rank]
         for name, kinds in (
-            ("compute", (("computes", COMPUTE, 1.0, mine.compute),)),
-            ("wire", (("on the wire", WIRE, 1.0, mine.wire),)),
-            ("waiting", (("waits for a rank", BUBBLE, 1.0, mine.bubble), ("waits", EXPOSED, 0.5, mine.exposed))),
+            ("compute", (("computes", COMPUTE, 1.0, parts.compute),)),
+            ("wire", (("on the wire", WIRE, 1.0, parts.wire),)),
+            ("waiting", (("waits for a rank", BUBBLE, 1.0, parts.bubble), ("waits", EXPOSED, 0.5, parts.exposed))),
         ):
             y += LANE
             lanes[y + LANE - 2] = name
@@ -98,8 +98,9 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
 
 def _numbers(recording: Recording, rank: int) -> str:
     """The line above a rank's lanes: seconds and share of each part, and how much of the communication is hidden."""
-    mine, shares = recording.parts[rank], recording.shares(rank)
-    parts = zip(("compute", "exposed", "bubble"), (mine.compute, mine.exposed, mine.bubble), shares, strict=True)
+    own_parts, shares = recording.parts[rank], recording.shares(rank)
+    names, spans_of_all = ("compute", "exposed", "bubble"), (own_parts.compute, own_parts.exposed, own_parts.bubble)
+    parts = zip(names, spans_of_all, shares, strict=True)
     words = [f"{name} {seconds_text(seconds(spans)) if spans else '0'} ({share:.0%})" for name, spans, share in parts]
     wire, hidden = recording.wire_s(rank), recording.hidden_s(rank)
     if wire <= 0:
@@ -110,8 +111,8 @@ def _numbers(recording: Recording, rank: int) -> str:
 
 def _leaves(spans: Sequence[Span]) -> list[Span]:
     """The spans that contain no other span, without those of a device."""
-    mine = sorted((span for span in spans if span.phase != "gpu" and span.t1 > span.t0), key=lambda s: (s.t0, -s.t1))
-    return [span for k, span in enumerate(mine) if k + 1 == len(mine) or mine[k + 1].t0 >= span.t1]
+    leaves = sorted((span for span in spans if span.phase != "gpu" and span.t1 > span.t0), key=lambda s: (s.t0, -s.t1))
+    return [span for k, span in enumerate(leaves) if k + 1 == len(leaves) or leaves[k + 1].t0 >= span.t1]
 
 
 def _joined(spans: Sequence[Interval], least: float) -> list[tuple[float, float, float]]:

@@ -32,14 +32,14 @@ AGAIN_WORDS = "again: blocks are computed again in backward (checkpointing); sel
 WORDS = MappingProxyType({"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"})
 
 
-def shortlist(found: Sequence[Plan], kept: int = 6, refused: int = 6) -> list[Plan]:
+def shortlist(judged: Sequence[Plan], kept: int = 6, refused: int = 6) -> list[Plan]:
     """A few of many plans, the best `kept` and some `refused`.
 
     First the best plan of each layout, best first. Then refused plans: of each strategy, and of each reason other than
     memory, the one with fewest axes, and of these the one that needs least memory."""
     best: dict[object, Plan] = {}
     near: dict[object, Plan] = {}
-    for plan in found:
+    for plan in judged:
         if plan.kept:
             best.setdefault(plan.layout, plan)
             continue
@@ -64,8 +64,8 @@ def name_of(plan: Plan) -> tuple[str, str]:
     lay, r = plan.layout, plan.recipe
     rows = r.batch_size // lay.dp // r.n_micro
     parts = [strategy_of(plan)] * (lay.dp > 1) + [r.schedule] * (lay.pp > 1) + [f"{r.n_micro} x {rows}"]
-    more = f", cp {lay.cp} by {r.context}" * (lay.cp > 1) + f", ep {lay.ep}" * (lay.ep > 1)
-    return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}{more}", ", ".join([*parts, *AGAIN.get(r.recompute, ())])
+    axes = f", cp {lay.cp} by {r.context}" * (lay.cp > 1) + f", ep {lay.ep}" * (lay.ep > 1)
+    return f"dp {lay.dp}, pp {lay.pp}, tp {lay.tp}{axes}", ", ".join([*parts, *AGAIN.get(r.recompute, ())])
 
 
 def spent(step: Breakdown) -> dict[str, float]:
@@ -224,13 +224,13 @@ def in_short(plan: Plan) -> str:
     return ", ".join(parts) or "one device"
 
 
-def strategy_map(found: Mapping[tuple[str, int], Sequence[Plan]], title: str = "") -> Picture:
+def strategy_map(judged: Mapping[tuple[str, int], Sequence[Plan]], title: str = "") -> Picture:
     """A row for each model, a column for each number of devices: the fastest plan, and below it the simplest that fits.
 
-    `found` maps (model, devices) to the plans of that search, best first. ValueError if it is empty."""
-    if not found:
+    `judged` maps (model, devices) to the plans of that search, best first. ValueError if it is empty."""
+    if not judged:
         raise ValueError("a map needs at least one search: {(model, devices): plans(...)}")
-    models, counts = list(dict.fromkeys(m for m, _ in found)), sorted({n for _, n in found})
+    models, counts = list(dict.fromkeys(m for m, _ in judged)), sorted({n for _, n in judged})
     title = title or "the fastest plan, by size of the model and number of devices"
     wide, tall = (WIDTH - 124) / len(counts), 66.0
     body, cells = [headline(title)], []
@@ -242,15 +242,15 @@ def strategy_map(found: Mapping[tuple[str, int], Sequence[Plan]], title: str = "
         y = 70 + row * tall
         body.append(text(4, y + 36, cut(model, 16), size=12, bold=True))
         for column, n in enumerate(counts):
-            plans_ = found.get((model, n), ())
+            plans_ = judged.get((model, n), ())
             best, easy = (plans_[0] if plans_ else None), simplest(plans_)
             x, rooms = 120 + column * wide, (int((wide - 12) / 7), int((wide - 12) / 6.4))  # bold words are wider
             fits = best is not None and best.kept and easy is not None
             body.append(box(x, y, wide - 4, tall - 6, FILLS[ideas_of(best)] if fits and best else "none", "", model))
             lines = ["does not fit" if best else ""]
             if fits and best and easy:
-                again = "".join(f", {word}" for word in AGAIN.get(best.recipe.recompute, ()))
-                lines = [in_short(best), f"{100 * best.mfu:.0f}% MFU, {_bytes(best.memory.total)}{again}"]
+                remark = "".join(f", {word}" for word in AGAIN.get(best.recipe.recompute, ()))
+                lines = [in_short(best), f"{100 * best.mfu:.0f}% MFU, {_bytes(best.memory.total)}{remark}"]
                 lines.append(f"simplest: {in_short(easy)}" if in_short(easy) != in_short(best) else "the simplest, too")
             ink = ' fill="#111"' if fits else ""
             body += [f"<g{ink}>"] + [

@@ -60,8 +60,8 @@ def _marks(axes: chart.Axes, runs: Sequence[Compared], place: int) -> None:
     """The marks of one source: those that were fitted to hollow, below the others."""
     colour, shape = chart.LINES[place % 4], chart.MARKS[(place + place // 4) % 4]  # the fifth: another pair
     for fitted in (True, False):
-        mine = [run for run in runs if run.run.fitted == fitted]
-        axes.plot([run.measured_s for run in mine], [run.predicted_s for run in mine], shape, markersize=5,
+        group = [run for run in runs if run.run.fitted == fitted]
+        axes.plot([run.measured_s for run in group], [run.predicted_s for run in group], shape, markersize=5,
                   markerfacecolor="none" if fitted else colour, markeredgecolor=colour, markeredgewidth=0.8,
                   alpha=0.7, label=f"{runs[0].run.source}, {'fitted to' if fitted else 'held out'}",
                   gid=_told(runs[0].run.source, runs))  # fmt: skip
@@ -71,11 +71,11 @@ def _beside(figure: chart.Chart, axes: chart.Axes, runs: Sequence[Compared], sou
     """At the right: the legend, and the median and the spread of each source."""
     y = TOP + 6
     for source in sources:
-        mine = [run for run in runs if run.run.source == source]
+        group = [run for run in runs if run.run.source == source]
         figure.words(BESIDE, y, source, weight="bold")
         lines = [line for line in axes.get_lines() if str(line.get_label()).startswith(f"{source}, ")]
         for line, fitted in zip(lines, (True, False), strict=True):
-            part = Errors.of([run.ratio for run in mine if run.run.fitted == fitted])
+            part = Errors.of([run.ratio for run in group if run.run.fitted == fitted])
             if not part.n_runs:
                 continue
             y += 19

@@ -64,15 +64,15 @@ def _first(report: ScriptReport) -> list[str]:
 
 
 def _ranks(report: ScriptReport) -> list[str]:
-    error, found = report.run.error, report.run.autopsy
-    if error is None or found is None:
+    error, hang = report.run.error, report.run.autopsy
+    if error is None or hang is None:
         return []
     took = report.run.found_s
     about = "" if took is None else f'<p class="soft">Known {seconds_text(took)} after the last sign of life.</p>'
     trace = f"<pre>{escape(error.remote_traceback.rstrip())}</pre>" if error.remote_traceback else ""
     return [
         "<h2>Where everybody was</h2>",
-        str(autopsy(replace(found, headline=""))) if found.ranks else "",
+        str(autopsy(replace(hang, headline=""))) if hang.ranks else "",
         about,
         trace,
     ]
@@ -85,14 +85,14 @@ def _traffic(report: ScriptReport) -> list[str]:
         (row.verb, row.origin, _code(row.place), span_text(row.calls_span), _sent(row.bytes_span), row.group)
         for row in report.rows[:LISTED]
     ]
-    more = len(report.rows) - LISTED
+    left_out = len(report.rows) - LISTED
     return [
         "<h2>Collectives by line</h2>",
         f'<p class="soft">Calls, and bytes sent, {SHOWN}. Bytes of collectives are charged by the law of a ring, since '
         "torch tells their sizes and not what the backend sends; those of messages are counted"
         f"{f'; {OF_A_MEAN}' if report.rootless else ''}.</p>",
         _table(("collective", "by", "line", "calls", "bytes sent", "group"), rows, numbers=(3, 4)),
-        f'<p class="soft">and {plural(more, "more line")}</p>' if more > 0 else "",
+        f'<p class="soft">and {plural(left_out, "more line")}</p>' if left_out > 0 else "",
     ]
 
 

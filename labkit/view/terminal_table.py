@@ -32,9 +32,9 @@ class TerminalTable(Table):
             return
         by_span = sorted(range(len(needs)), key=lambda place: needs[place].span)
         for count, place in enumerate(by_span):
-            more = min(needs[place].span, spare // (len(by_span) - count))
-            self.columns[place].width = least[place] + more
-            spare -= more
+            extra = min(needs[place].span, spare // (len(by_span) - count))
+            self.columns[place].width = least[place] + extra
+            spare -= extra
         yield from super().__rich_console__(console, options)
         for column in self.columns:
             column.width = None  # another terminal may be wider

@@ -106,9 +106,9 @@ def number_text(value: float) -> str:
     return f"{float(digits_of):g}·10{power.lstrip('+0').translate(_RAISED)}" if power else f"{value:g}"
 
 
-def parsed(said: str, unit: str) -> float:
+def parsed(text: str, unit: str) -> float:
     """The number that a person typed: `1,024`, `1.5e6`, `2 KiB`, `0.3 ms`. ValueError for anything else, or below 0."""
-    match = re.fullmatch(r"([-+.\deE]+)\s*([^\s\d]*)", said.replace(",", "").replace("_", "").strip())
+    match = re.fullmatch(r"([-+.\deE]+)\s*([^\s\d]*)", text.replace(",", "").replace("_", "").strip())
     scales = SCALES.get("B" if unit == "bytes" else "s" if unit == "seconds" else unit)
     suffix = match[2].lower() if match else ""
     factor = 1.0 if suffix in ("", unit.lower()) else scales.get(suffix) if scales else None
@@ -117,7 +117,7 @@ def parsed(said: str, unit: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(f"{said!r} is not a number of {unit}, 0 or more")
+        raise ValueError(f"{text!r} is not a number of {unit}, 0 or more")
     return value
 
 
