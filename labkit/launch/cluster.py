@@ -181,7 +181,7 @@ class BareCluster:
         _check_call(fn, args, kwargs)
         with self._lock:
             self._ensure_open()
-            parcel = serialize.pack(fn, args, kwargs, self._processes.shares_memory)
+            parcel = serialize.pack(fn, args, kwargs, self._processes.shares_memory, self._processes.folder)
             self._mend()
             self._calls += 1
             call = Call(self._processes, ranks, self._calls, self.timeout_s)
