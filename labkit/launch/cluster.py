@@ -50,8 +50,9 @@ class BareCluster:
                    GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
     around         made once in each rank and entered around each of its calls (launch/around.py)
 
-    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk through
-    shared memory and over loopback, and meet through files in a private folder; nothing listens beyond this machine.
+    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. (On macOS, where
+    such a process bears no fork, each is executed, in seconds.) They talk through shared memory and over loopback, and
+    meet through files in a private folder; nothing listens beyond this machine.
     Raises ValueError for zero ranks, unknown devices, more ranks than GPUs, links for another number of ranks, a
     working folder that is gone, and OSError if there is no room for the few kilobytes that the ranks share on disk.
     """
