@@ -65,8 +65,9 @@ class Cluster(BareCluster):
     blocking       a verb returns when it is over, on GPUs too, so that a hang is in the verb that hangs. False: when a
                    GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
 
-    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk through
-    shared memory and over loopback, and meet through files in a private folder; nothing listens beyond this machine.
+    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. (On macOS, where
+    such a process bears no fork, each is executed, in seconds.) They talk through shared memory and over loopback, and
+    meet through files in a private folder; nothing listens beyond this machine.
     Raises ValueError for zero ranks, unknown devices, more ranks than GPUs, links for another number of ranks, and for
     a `memory_bytes` that is no positive number of bytes.
     """

@@ -51,8 +51,9 @@ class BareCluster:
                    GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
     around         made once in each rank and entered around each of its calls (launch/around.py)
 
-    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. They talk through
-    shared memory and over loopback, and meet through files in a private folder; nothing listens beyond this machine.
+    Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. (On macOS, where
+    such a process bears no fork, each is executed, in seconds.) They talk through shared memory and over loopback, and
+    meet through files in a private folder; nothing listens beyond this machine.
     Raises ValueError for zero ranks, unknown devices, more ranks than GPUs, links for another number of ranks, a
     working folder that is gone, and OSError if there is no room for the few kilobytes that the ranks share on disk.
     """
@@ -182,7 +183,7 @@ class BareCluster:
         _check_call(fn, args, kwargs)
         with self._lock:
             self._ensure_open()
-            parcel = serialize.pack(fn, args, kwargs, self._processes.shares_memory)
+            parcel = serialize.pack(fn, args, kwargs, self._processes.shares_memory, self._processes.folder)
             self._mend()
             self._calls += 1
             call = Call(self._processes, ranks, self._calls, self.timeout_s)

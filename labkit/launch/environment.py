@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
+
+from labkit.launch import system
 
 
 def forget() -> None:
@@ -12,7 +13,7 @@ def forget() -> None:
 
     `os.environ.clear()` alone leaves the text in the memory that the process was started with, and a program that can
     read its own memory would find a password there."""
-    if sys.platform == "linux":
+    if system.LINUX:
         strings = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
         place = 0
         while strings and strings[place]:

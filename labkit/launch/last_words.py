@@ -16,6 +16,8 @@ from typing import Any
 from labkit.comm import flight
 
 _SET_TERMINATE = "_ZSt13set_terminatePFvvE"
+_LIBRARIES = ("libstdc++.so.6", "/usr/lib/libc++abi.dylib")
+"""The C++ library of Linux, and that of macOS."""
 
 
 def leave_last_words(path: str) -> Any:
@@ -33,9 +35,11 @@ def leave_last_words(path: str) -> Any:
             handler(before[0])()  # prints what was thrown, and aborts
         os.abort()
 
-    try:
-        set_terminate = getattr(ctypes.CDLL("libstdc++.so.6"), _SET_TERMINATE)
-    except (OSError, AttributeError):
+    set_terminate: Any = None
+    for library in _LIBRARIES:
+        with contextlib.suppress(OSError, AttributeError):
+            set_terminate = set_terminate or getattr(ctypes.CDLL(library), _SET_TERMINATE)
+    if set_terminate is None:
         return None
     set_terminate.restype = ctypes.c_void_p
     ours = handler(say)

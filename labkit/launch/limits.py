@@ -21,8 +21,12 @@ from typing import NamedTuple
 
 import psutil
 
+from labkit.launch import system
+
 CGROUP = Path("/sys/fs/cgroup")
 RANK_BYTES, SOCKET_BYTES = 16 << 20, 6 << 10
+EXECUTED_BYTES = 150 << 20
+"""What a rank takes that is executed: its torch is its own, while forked ranks share theirs."""
 RANK_THREADS, RANK_FILES, KERNEL_FILES = 8, 40, 3
 
 
@@ -47,13 +51,14 @@ def check(n_ranks: int) -> None:
 def limits() -> list[Limit]:
     """The limits on the number of ranks here, by memory, processes and open files."""
     free = free_bytes()
-    discriminant = math.sqrt(RANK_BYTES**2 + 4 * SOCKET_BYTES * free)
-    by_memory = int((discriminant - RANK_BYTES) / (2 * SOCKET_BYTES))
+    rank_bytes = RANK_BYTES if system.forks() else EXECUTED_BYTES
+    discriminant = math.sqrt(rank_bytes**2 + 4 * SOCKET_BYTES * free)
+    by_memory = int((discriminant - rank_bytes) / (2 * SOCKET_BYTES))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = soft - psutil.Process().num_fds() - 50  # the notebook opens files of its own
     processes = _processes()
     return [
-        Limit(by_memory, f"{free / 1e9:.1f} GB of memory are free, and a rank takes {RANK_BYTES >> 20} MiB and more"),
+        Limit(by_memory, f"{free / 1e9:.1f} GB of memory are free, and a rank takes {rank_bytes >> 20} MiB and more"),
         Limit(
             files // KERNEL_FILES,
             f"a process may open {soft:,} files (ulimit -n), {KERNEL_FILES} of them for each rank",

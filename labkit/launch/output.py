@@ -13,6 +13,7 @@ import re
 import sys
 
 from labkit.comm.libraries import within
+from labkit.launch import system
 
 COLOURS = ("38;5;32", "38;5;208", "38;5;36", "38;5;162", "38;5;178", "38;5;74", "38;5;166", "38;5;245")
 """ANSI colours of the Okabe-Ito palette: told apart by people who cannot tell red from green."""
@@ -34,12 +35,7 @@ class Tail:
 
     def __init__(self, folder: str, rank: int, budget_bytes: int = 256 << 10):
         self.rank, self.budget_bytes = rank, budget_bytes
-        if hasattr(os, "memfd_create"):
-            self.fd = os.memfd_create(f"labkit-output{rank}", os.MFD_CLOEXEC)
-            self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
-        else:
-            self.path = os.path.join(folder, f"output{rank}")
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.fd, self.path = system.memory_file(f"labkit-output{rank}", folder)
         self.at = 0
         self.start_call()
 
@@ -101,7 +97,7 @@ class Tail:
 
     def close(self) -> None:
         """Stop reading."""
-        os.close(self.fd)
+        system.close_memory_file(self.fd, self.path)
 
 
 def show(lines: list[tuple[int, str]]) -> None:

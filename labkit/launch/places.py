@@ -8,9 +8,10 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
+
+from labkit.launch import system
 
 PROC = Path("/proc")
 LONGEST = 80
@@ -20,7 +21,7 @@ SCANT_BYTES = 64 << 10
 
 def check() -> None:
     """ValueError if /proc is not mounted, or if the working folder is gone."""
-    if sys.platform == "linux" and not (PROC / "self" / "fd").is_dir():
+    if system.LINUX and not (PROC / "self" / "fd").is_dir():
         raise ValueError(
             f"{PROC} is not mounted here, and labkit asks it for memory, processes and sockets: mount it "
             "(mount -t proc proc /proc), or start the container with it"

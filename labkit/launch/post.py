@@ -30,7 +30,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from labkit.comm import process_groups
-from labkit.launch import places, ticket, warden
+from labkit.launch import executed, places, system, ticket, warden
 from labkit.launch.blackbox import PAGE, BlackBox
 from labkit.launch.endpoints import endpoints_of
 from labkit.launch.engine import Place, gpu_of, place_of
@@ -64,21 +64,24 @@ def main(arguments: list[str] | None = None) -> int:
         place = place_of(os.environ, given.rank, given.n_ranks)
         if place["restart"] != "0" and not given.join.exists():
             return 0  # the cluster was closed while the engine started this rank again: all is well
-        return Post(ticket.read(given.join), place, _fork_warden()).serve()
+        return Post(ticket.read(given.join), place, _start_warden()).serve()
     except (ValueError, ConnectionError) as error:
         print(f"labkit: {error}", file=sys.stderr, flush=True)
         return 1
 
 
-def _fork_warden() -> Connection:
-    """The warden, forked before ZeroMQ has threads. It ends the rank when this process ends, however that happens."""
+def _start_warden() -> Connection:
+    """The warden, forked before ZeroMQ has threads; executed where a fork is not safe. It ends the rank when this
+    process ends, however that happens."""
     os.environ.update({name: value for name, value in PINNED if name not in os.environ})
     ours, theirs = socket.socketpair()
     here = os.getpid()
-    if os.fork() == 0:
-        ours.close()
-        warden.main(theirs.detach(), here)
-    theirs.close()
+    with theirs:
+        if not system.forks():
+            executed.child("labkit.launch.warden", "main", theirs.fileno(), here, keep=(theirs.fileno(),))
+        elif os.fork() == 0:
+            ours.close()
+            warden.main(theirs.detach(), here)
     return Connection(ours.detach())
 
 
@@ -310,6 +313,7 @@ class Post:
         gpu = gpu_of(self.place["local"], os.environ.get("CUDA_VISIBLE_DEVICES"))
         own = {
             "rank": self.rank,
+            "fresh": spec["fresh"] or not system.forks(),
             "device": spec["device"] if spec["device"] == "cpu" else f"{spec['device']}:{gpu}",
             "address": self.address,
             "blackbox": os.path.join(self.folder, "blackbox"),

@@ -22,7 +22,7 @@ from typing import Any
 import zmq
 
 from labkit.comm import attach
-from labkit.launch import places
+from labkit.launch import places, system
 from labkit.launch.around import MakesAround
 from labkit.launch.blackbox import BlackBox
 from labkit.launch.choice import Choice
@@ -171,7 +171,7 @@ class RankProcesses(Channels):
             "blocking": blocking,
             "fresh": fresh or not can_fork,
             "torch_timeout_s": TORCH_TIMEOUT_S,
-            "interface": "lo0" if sys.platform == "darwin" else "lo",
+            "interface": system.loopback(),
             "cwd": cwd,
             "path": list(sys.path),
             "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},

@@ -13,7 +13,6 @@ import faulthandler
 import io
 import os
 import random
-import resource
 import signal
 import sys
 import threading
@@ -21,7 +20,7 @@ import warnings
 from typing import Any
 
 from labkit.comm.private import UntriedTorch
-from labkit.launch import places
+from labkit.launch import places, system
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
@@ -60,8 +59,7 @@ def set_up_rank(spec: dict[str, Any]) -> None:
     sys.argv[:] = [""]
     os.environ.clear()
     os.environ.update(variables(spec))
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each other rank
+    system.open_files()
     places.shorten_sockets(os.path.dirname(spec["blackbox"]))
     import torch
 
@@ -121,7 +119,7 @@ def _print_lines_at_once() -> None:
 def _keep_memory() -> None:
     """Let the C library reuse the memory of large tensors. By default it returns each one to the system, and every
     new one costs a page fault for each 4 KiB, which on a small machine is more than the arithmetic."""
-    if sys.platform == "linux":
+    if system.LINUX:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
         if mallopt is not None:
             for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 256 << 20)):

@@ -75,6 +75,7 @@ class Ranks(Reach):
     box            what every rank is doing; tails: what each has printed; devices: where each computes
     nodes          the machine of each rank, by rank; () if all are on this one
     command        the line with which somebody else starts the ranks; "" if labkit does
+    folder         the cluster's private folder on this machine
     shares_memory  whether large tensors reach the ranks through memory that both processes map
     """
 
@@ -82,6 +83,7 @@ class Ranks(Reach):
     box: BlackBox
     tails: list[Tail]
     devices: Sequence[str]
+    folder: str
     shares_memory = True
     nodes: tuple[str, ...] = ()
     command = ""

@@ -34,7 +34,7 @@ from labkit.comm.dumps import Dump, Frame, Message, load, read
 from labkit.comm.libraries import within
 from labkit.comm.meeting_point import HOST
 from labkit.comm.tally import Share, Tally
-from labkit.launch import output, places, watch
+from labkit.launch import output, places, system, watch
 from labkit.launch.blackbox import Position
 from labkit.launch.choice import choose
 from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
@@ -421,8 +421,4 @@ def _of_memory(failure: Failure) -> bool:
 
 def _sleeps(pid: int | None) -> bool:
     """True if the main thread of a process waits for something; False while it computes, or would if it could."""
-    if pid is None:
-        return False
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() == psutil.STATUS_SLEEPING
-    return False
+    return pid is not None and system.state(pid) == psutil.STATUS_SLEEPING

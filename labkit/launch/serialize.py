@@ -14,13 +14,14 @@ import mmap
 import os
 import pickle
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+
+from labkit.launch import system
 
 LARGE_BYTES = 1 << 20
 """From here on a buffer goes through shared memory: below, mapping pages costs more than copying them."""
@@ -93,14 +94,15 @@ class Parcel:
     """An object on its way: the pickle, its small buffers, and files in shared memory for its large ones.
 
     The sender keeps the parcel until the receiver has opened it; then the memory belongs to the receiver alone. Between
-    machines nothing is `shared`: large buffers are frames, too.
+    machines nothing is `shared`: large buffers are frames, too. Where the system has no memory without a name, the
+    files are in `folder`.
     """
 
-    def __init__(self, obj: Any, shared: bool = True):
+    def __init__(self, obj: Any, shared: bool = True, folder: str | None = None):
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
-        self.files: list[Any] = []
+        self.folder, self.files = folder, list[tuple[int, str]]()
         self.frames: list[Any] = [stream.getvalue()]
         notes: list[tuple[str, int] | None] = []
         for buffer in buffers:
@@ -113,30 +115,30 @@ class Parcel:
         self.frames.insert(0, pickle.dumps(notes))
 
     def _shared(self, raw: memoryview) -> str:
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("labkit", os.MFD_CLOEXEC)
-            file = open(fd, "wb", buffering=0)
-            path = f"/proc/{os.getpid()}/fd/{fd}"  # by which the receiver opens the sender's memory
-        else:  # no memfd: an unnamed file would have no path to hand over
-            named = tempfile.NamedTemporaryFile(prefix="labkit-", suffix=".parcel")
-            file, path = named, named.name  # type: ignore[assignment]
+        fd, path = system.memory_file("labkit", self.folder)
+        self.files.append((fd, path))
         sent = 0
         while sent < raw.nbytes:
-            sent += os.write(file.fileno(), raw[sent : sent + (1 << 30)])
-        self.files.append(file)
+            sent += os.write(fd, raw[sent : sent + (1 << 30)])
         return path
 
     def close(self) -> None:
         """Drop our hold on the shared memory; what a receiver has mapped stays."""
-        for file in self.files:
-            file.close()
+        for fd, path in self.files:
+            system.close_memory_file(fd, path)
         self.files.clear()
 
 
-def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], shared: bool = True) -> Parcel:
+def pack(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: bool = True,
+    folder: str | None = None,
+) -> Parcel:
     """A call as a parcel. ValueError that names the part which cannot be pickled."""
     try:
-        return Parcel((fn, args, kwargs), shared)
+        return Parcel((fn, args, kwargs), shared, folder)
     except Exception as error:
         named = [("the function", fn), *((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()]
         reasons = (why_unpicklable(value, name) for name, value in named)

@@ -87,6 +87,13 @@ def status_of(processes: Ranks, sentence: str) -> Status:
 
 def _private(pid: int) -> int:
     try:
-        return psutil.Process(pid).memory_full_info().uss if pid else 0
+        return _of(psutil.Process(pid)) if pid else 0
     except psutil.Error:
         return 0
+
+
+def _of(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().uss)
+    except psutil.AccessDenied:  # macOS tells it of no other process; what a rank there shares are pages of libraries
+        return int(process.memory_info().rss)

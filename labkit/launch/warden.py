@@ -1,10 +1,11 @@
 """The warden of one cluster: forks its ranks, reaps them, says how each ended, and leaves nothing behind.
 
-It is a fork of the zygote with a session of its own and a single thread. It obeys the notebook's kernel over one
-socket. The kernel is gone when that socket ends, when its process ends or when that of the zygote does, which leaves
-with it; then the warden ends every rank with all that the rank started. A rank also dies with the warden (Linux's
-parent-death signal), which is why only this thread forks ranks: that signal follows the thread, not the process. What
-such a rank has started falls to the zygote, which ends it.
+It is a fork of the zygote with a session of its own and a single thread; where a fork is not safe (system.py) it is
+executed by the kernel, and executes its ranks. It obeys the notebook's kernel over one socket. The kernel is gone when
+that socket ends, when its process ends or when that of the zygote does, which leaves with it; then the warden ends
+every rank with all that the rank started. A rank also ends with the warden (on Linux by the parent-death signal, which
+is why only this thread forks ranks: that signal follows the thread, not the process). What such a rank has started
+falls to the zygote, which ends it; elsewhere the rank ends it with itself.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import importlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from labkit.comm.private import have
-from labkit.launch import linux
+from labkit.launch import executed, system
 
 LOOK_S = 0.5
 """Where the system does not tell when the kernel ends, the warden looks this often."""
@@ -57,8 +56,8 @@ def main(fd: int, kernel_pid: int) -> None:
     """Run until the kernel closes the socket or is gone; never returns."""
     code = 1
     try:
-        os.setsid()
-        linux.adopt_orphans()  # those of ranks, so that we can end them
+        system.lead_session()
+        system.adopt_orphans()  # those of ranks, so that we can end them
         Warden(Connection(fd), kernel_pid).serve()
         code = 0
     finally:
@@ -70,8 +69,8 @@ class Warden:
 
     def __init__(self, kernel: Connection, kernel_pid: int):
         self.kernel, self.kernel_pid = kernel, kernel_pid
-        self.zygote_pid = os.getppid()
-        ends = linux.end_of(kernel_pid), linux.end_of(self.zygote_pid)
+        self.parent_pid = os.getppid()  # the zygote's; the kernel's if this process was executed
+        ends = system.end_of(kernel_pid), system.end_of(self.parent_pid)
         self.ends = [*ends[0], *ends[1]] if all(ends) else []
         self.ranks: dict[int, int] = {}  # pid -> rank
         self.oom_kills = _oom_kills()
@@ -103,17 +102,17 @@ class Warden:
     def _kernel_lives(self) -> bool:
         # the zygote leaves when the kernel does; end of file comes then, too, unless a fork of the kernel holds the
         # socket. If one of them ended before `ends` could be opened, this tells
-        return os.getppid() == self.zygote_pid and psutil.pid_exists(self.kernel_pid)
+        return os.getppid() == self.parent_pid and psutil.pid_exists(self.kernel_pid)
 
     def start(self, spec: dict[str, Any]) -> None:
         """Fork one rank (or execute it afresh where the spec asks for it), after importing what the spec names."""
         try:
-            for name in spec["imports"]:
-                if not name.startswith("torch.") or have(name):
-                    importlib.import_module(name)
             if spec["fresh"]:
-                pid = _execute(spec)
+                pid = executed.child(__name__, "become_fresh", os.getpid(), known=spec, cwd=spec["cwd"])
             else:
+                for name in spec["imports"]:
+                    if not name.startswith("torch.") or have(name):
+                        importlib.import_module(name)
                 gc.freeze()  # as in the zygote: the collector must not write into pages that the ranks share
                 pid = os.fork()
                 if pid == 0:
@@ -202,18 +201,15 @@ class Warden:
 
 def enter_rank(warden_pid: int) -> None:
     """First thing in a rank: a session of its own, and death with the warden."""
-    os.setsid()
-    linux.die_with_parent()
-    if os.getppid() != warden_pid:  # it died before we asked
-        os._exit(1)
+    system.lead_session()
+    system.end_with(warden_pid)
 
 
-def _execute(spec: dict[str, Any]) -> int:
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; import importlib; from labkit.launch import warden; "
-        f"warden.enter_rank({os.getpid()}); importlib.import_module({spec['module']!r}).main({spec!r})"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL).pid
+def become_fresh(warden_pid: int) -> None:
+    """The life of a rank that was executed."""
+    enter_rank(warden_pid)
+    spec = executed.known_here()
+    importlib.import_module(spec["module"]).main(spec)
 
 
 def _end_tree(pid: int) -> None:

@@ -220,7 +220,7 @@ class Rank:
         frames: list[Any] = []
         if failure is None:
             try:
-                self.sent = serialize.Parcel(value, self.spec["shares_memory"])
+                self.sent = serialize.Parcel(value, self.spec["shares_memory"], os.path.dirname(self.spec["blackbox"]))
                 frames = self.sent.frames
             except Exception as error:
                 where = serialize.why_unpicklable(value, "the value that it returned") or "the value that it returned"

@@ -6,6 +6,10 @@ touches CUDA, so everything forked from it is as good as fresh, a hundred times 
     kernel ──exec──> zygote ──fork──> warden of cluster A ──fork──> ranks 0..n-1
                             ──fork──> warden of cluster B ──fork──> ranks 0..n-1
 
+Where a fork is not safe (system.py), nothing is forked: the zygote says what this torch is and ends, and whatever would
+be its fork is executed afresh by the kernel itself. A warden needs no torch and is there in a fifth of a second; each
+rank imports torch anew.
+
 It lives as long as the kernel: when the kernel's end of the socket closes, or its process ends, so does the zygote;
 each warden watches the kernel in the same way. A warden that is killed takes its ranks along; what those have started
 then falls to the zygote, which ends it. Nothing is looked at now and then: an idle zygote sleeps.
@@ -24,13 +28,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from typing import Any, NamedTuple
 
 from labkit.comm.libraries import within
 from labkit.comm.private import UntriedTorch, absent, warn_if_untried, was_tried
-from labkit.launch import linux
+from labkit.launch import system
+from labkit.launch.executed import execute
 from labkit.launch.progress import REDRAW_S, WaitBar
 
 PINNED = (("OMP_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"))
@@ -73,15 +79,7 @@ class Zygote:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        arguments = f"{theirs.fileno()}, {os.getpid()}"
-        code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.launch.zygote import main; main({arguments})"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # the kernel's signals go to its whole process group; not to us
-            env={**os.environ, **dict(PINNED)},
-        )
+        self.process = self._execute("labkit.launch.zygote", theirs)
         theirs.close()
         self.socket = ours
         self.hello: Hello | None = None
@@ -124,15 +122,28 @@ class Zygote:
 
     def fork(self, module: str) -> socket.socket:
         """Fork a process that runs `main(fd, kernel_pid)` of this module as soon as the zygote is warm, and return the
-        other end of its socket at once. That function must end its process: it never returns."""
+        other end of its socket at once. That function must end its process: it never returns. Where a fork is not safe
+        the process is executed afresh."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self.socket, [module.encode()], [theirs.fileno()])
+            if system.forks():
+                socket.send_fds(self.socket, [module.encode()], [theirs.fileno()])
+            else:
+                process = self._execute(module, theirs)
+                threading.Thread(target=process.wait, name="labkit-reaper", daemon=True).start()
         return ours
 
+    @staticmethod
+    def _execute(module: str, theirs: socket.socket) -> subprocess.Popen:
+        return execute(
+            module, "main", theirs.fileno(), os.getpid(), keep=(theirs.fileno(),),
+            start_new_session=True,  # the kernel's signals go to its whole process group; not to us
+            env={**os.environ, **dict(PINNED)},
+        )  # fmt: skip
+
     def alive(self) -> bool:
-        """True while its process runs."""
-        return self.process.poll() is None
+        """True while its process runs, or has done all that is asked of it."""
+        return self.process.poll() is None or (self.process.returncode == 0 and not system.forks())
 
     def close(self) -> None:
         """End the zygote. Its wardens notice that their parent has changed, and end their ranks."""
@@ -173,10 +184,12 @@ def main(fd: int, kernel_pid: int) -> None:
     version = str(torch.__version__)
     lacking = () if was_tried(version) else absent()
     cuda, hip = torch.version.cuda or "", torch.version.hip or ""
-    hello = Hello(os.getpid(), version, lacking, cuda, hip, sys.platform == "linux")
+    hello = Hello(os.getpid(), version, lacking, cuda, hip, system.forks())
     connection.send(pickle.dumps(hello))
-    linux.adopt_orphans()
-    ends, forks = linux.end_of(kernel_pid), set[int]()
+    if not system.forks():
+        return
+    system.adopt_orphans()
+    ends, forks = system.end_of(kernel_pid), set[int]()
     deaths, wake = os.pipe()  # a death writes a byte into it, which wakes us at once
     for fd in (deaths, wake):
         os.set_blocking(fd, False)
@@ -238,5 +251,5 @@ def _reap(forks: set[int]) -> None:
             ended = True
     except ChildProcessError:
         return
-    for orphan in linux.children() - forks if ended else ():
+    for orphan in system.children() - forks if ended else ():
         os.kill(orphan, signal.SIGKILL)  # it is there until we reap it

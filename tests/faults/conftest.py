@@ -85,11 +85,11 @@ def belongings() -> dict[str, int]:
     """What this process and its zygote hold: file descriptors, threads, processes, folders of clusters."""
     import tempfile
 
-    me = psutil.Process()
+    me, forker = psutil.Process(), zygote().process
     return {
         "fds": me.num_fds(),
         "threads": me.num_threads(),
         "processes": len(me.children(recursive=True)),
-        "zygote fds": psutil.Process(zygote().process.pid).num_fds(),
+        "zygote fds": psutil.Process(forker.pid).num_fds() if forker.poll() is None else 0,
         "temp": sum(name.startswith("labkit-") for name in os.listdir(tempfile.gettempdir())),
     }

@@ -177,6 +177,7 @@ def test_a_killed_warden_takes_its_ranks_along_and_says_so():
     cluster.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody forks wardens who could be killed")
 def test_a_cluster_that_is_made_while_everything_is_being_killed_gets_fresh_processes(monkeypatch):
     """A bug: a cluster that met the dying zygote said that its warden was gone. Here the zygote still takes the request
     for a warden, and dies before it forks one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from labkit import Cluster
-from labkit.launch import limits
+from labkit.launch import limits, places
 from labkit.launch.rank_processes import Channels, RankProcesses
 from labkit.launch.warden import Warden
 from tests.waiting import until
@@ -55,7 +56,7 @@ def test_a_container_and_its_processes_count(tmp_path):
     assert limits._processes(tmp_path) > 200
 
 
-def test_kernel_and_warden_do_not_both_wait_until_the_other_reads(tmp_path):
+def test_kernel_and_warden_do_not_both_wait_until_the_other_reads():
     """Would catch a start that only sends: with 279 ranks the socket was full of answers, and nobody read any more."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -68,8 +69,9 @@ def test_kernel_and_warden_do_not_both_wait_until_the_other_reads(tmp_path):
             warden.send(("started", spec["rank"], 10_000 + spec["rank"]))
 
     processes = RankProcesses.__new__(RankProcesses)
-    Channels.__init__(processes, f"ipc://{tmp_path}/wire", Connection(ours.detach()))
-    processes.folder, processes.spec = str(tmp_path), {"environment": "x" * 9000}
+    folder = places.private_folder()  # a short path, since it is a socket's
+    Channels.__init__(processes, f"ipc://{folder}/wire", Connection(ours.detach()))
+    processes.folder, processes.spec = folder, {"environment": "x" * 9000}
     processes.devices, processes.sent_sources = ["cpu"] * 64, set()
     processes.box = SimpleNamespace(wipe=lambda rank: None)
     processes.tails = [SimpleNamespace(path="")] * n_ranks  # type: ignore[list-item]
@@ -81,6 +83,7 @@ def test_kernel_and_warden_do_not_both_wait_until_the_other_reads(tmp_path):
     assert sorted(processes.pids) == list(range(n_ranks))
     processes.hang_up()
     warden.close()
+    shutil.rmtree(folder)
 
 
 @pytest.mark.slow

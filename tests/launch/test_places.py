@@ -25,6 +25,7 @@ from labkit.plan.topology import Links
 from tests.waiting import LONG_S, until
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere zeros are written, since nothing else takes room")
 def test_the_pages_that_processes_share_have_their_room_at_once(tmp_path: Path, monkeypatch) -> None:
     """Would catch files of holes: on a full disk, the first write to one ends the notebook's kernel with SIGBUS; and a
     folder that is left when there is no room."""
@@ -62,10 +63,12 @@ def test_a_folder_that_is_gone_and_a_missing_proc_are_named(tmp_path: Path, monk
         assert [reply.value for reply in cluster.run(lambda group: os.getcwd())] == [str(work)]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(places, "PROC", tmp_path / "proc")
-    with pytest.raises(ValueError, match="proc is not mounted here"):
-        Cluster(1, device="cpu", quiet=True)
+    if sys.platform == "linux":
+        with pytest.raises(ValueError, match="proc is not mounted here"):
+            Cluster(1, device="cpu", quiet=True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no file is without a name")
 def test_what_is_printed_takes_no_room_on_disk_and_a_start_without_room_says_so(tmp_path: Path, monkeypatch) -> None:
     """Would catch 300 KB of prints that fill a small TMPDIR: every later print and every new world fails then; and
     memory that grows with what is printed."""

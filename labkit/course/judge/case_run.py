@@ -1,6 +1,6 @@
-"""A case run: one attempt on one case. Forks the ranks, hands out inputs, collects results, ends every process.
+"""A case run: one attempt on one case. Starts the ranks, hands out inputs, collects results, ends every process.
 
-    fork ranks ─> draw inputs ─> each rank gets its own ─> switch ─> outputs, memory, faults ─> RunRecord
+    start ranks ─> draw inputs ─> each rank gets its own ─> switch ─> outputs, memory, faults ─> RunRecord
 
 A run ends when every rank has reported, when no rank can go on (a deadlock, noticed at once), or when its time is up.
 Each rank is then asked for its stack. Ranks are ended by their process ids, whatever they are doing.
@@ -31,6 +31,7 @@ from labkit.course.judge.run_record import Fault, Memory, RunRecord, Wait
 from labkit.course.judge.sandbox import fingerprint
 from labkit.course.judge.sandboxed_rank import Program, become_rank
 from labkit.course.judge.switch import Flood, Switch
+from labkit.launch import executed, system
 
 RunCase = Callable[[Problem, Program, Case], RunRecord]
 PATIENCE_S = 0.3
@@ -104,29 +105,60 @@ class Ranks:
         self.pids: list[int] = []
         self.lines: list[Connection] = []
         self.dumps: list[int] = []
+        self.spent_before: list[float] = []
         self.faults: dict[int, Fault] = {}
         self.flood = ""
 
     def __enter__(self) -> Ranks:
         return_at_once()  # or free places of large blocks are inherited, which nobody gives back
         trim()
-        parent, known = os.getpid(), fingerprint()  # once for all of them
+        start = self._forking() if system.forks() else self._execute
         for rank in range(self.n_ranks):
             ours, theirs = Pipe()
             read, write = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                for fd in (ours.fileno(), read, *(line.fileno() for line in self.lines), *self.dumps):
-                    os.close(fd)
-                become_rank(theirs, self.problem, self.program, rank, self.n_ranks, parent, write, known)
+            pid = start(rank, ours, theirs, read, write)
             theirs.close()
             os.close(write)
             self.pids.append(pid)
             self.lines.append(ours)
             self.dumps.append(read)
+        if not system.forks():
+            self._await()
+        self.spent_before = [self._spent(pid) for pid in self.pids]
         self.outside = Outside(self.pids)
         self.switch = Switch(self.lines, self.outside.look)
         return self
+
+    def _forking(self) -> Callable[[int, Connection, Connection, int, int], int]:
+        parent, known = os.getpid(), fingerprint()  # once for all of them
+
+        def fork(rank: int, ours: Connection, theirs: Connection, read: int, write: int) -> int:
+            pid = os.fork()
+            if pid == 0:
+                for fd in (ours.fileno(), read, *(line.fileno() for line in self.lines), *self.dumps):
+                    os.close(fd)
+                become_rank(theirs, self.problem, self.program, rank, self.n_ranks, parent, write, known)
+            return pid
+
+        return fork
+
+    def _execute(self, rank: int, ours: Connection, theirs: Connection, read: int, write: int) -> int:
+        keep = theirs.fileno(), write
+        known = self.problem.key, tuple(self.program), rank, self.n_ranks, late.here()
+        return executed.child("labkit.course.judge.executed_rank", "main", *keep, os.getpid(), keep=keep, known=known)
+
+    def _await(self) -> None:
+        for line in self.lines:
+            with contextlib.suppress(EOFError, ConnectionError):  # it has ended, which is told when it is listened to
+                line.recv_bytes()
+
+    @staticmethod
+    def _spent(pid: int) -> float:
+        """Seconds of processor time of this process."""
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            return float(times.user + times.system)
+        return 0.0
 
     def __exit__(self, *_: object) -> None:
         for pid in self.pids:
@@ -203,12 +235,7 @@ class Ranks:
         limit = (
             BURNING_S if self.faults else 1.5 * self.problem.timeout_s
         )  # a slow machine may compute three times as long
-        for rank in ranks:
-            with contextlib.suppress(psutil.Error):
-                spent = psutil.Process(self.pids[rank]).cpu_times()
-                if spent.user + spent.system > limit:
-                    return True
-        return False
+        return any(self._spent(self.pids[rank]) - self.spent_before[rank] > limit for rank in ranks)
 
     def _idle(self, running: dict[Connection, int]) -> bool:
         """True if no rank computes and none has sent anything, in LOOKS looks one after the other.
@@ -217,9 +244,8 @@ class Ranks:
         are not enough either: on a busy machine ranks wait for this process to read their messages."""
         for _ in range(LOOKS):
             for rank in running.values():
-                with contextlib.suppress(psutil.Error):
-                    if psutil.Process(self.pids[rank]).status() in AT_WORK:
-                        return False
+                if system.state(self.pids[rank]) in AT_WORK:
+                    return False
             if wait(list(running), LOOK_S):
                 return False
         return True

@@ -18,10 +18,11 @@ import contextlib
 import ctypes
 import os
 import random
-import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+
+from labkit.launch import system
 
 TICK_S = (0.001, 0.02)
 """The judge's own looks are so far apart, at random."""
@@ -51,7 +52,7 @@ def page_bytes(pid: int) -> int | None:
 @cache
 def libc() -> Any:
     """The C library; None where there is none of Linux's kind."""
-    return ctypes.CDLL(None) if sys.platform == "linux" else None
+    return ctypes.CDLL(None) if system.LINUX else None
 
 
 def return_at_once() -> None:

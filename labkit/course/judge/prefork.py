@@ -1,6 +1,7 @@
 """The prefork server: a process that has imported the judge once, and forks a judge for each attempt.
 
     kernel ──exec──> zygote ──fork──> prefork server ──fork──> judge of one attempt ──fork──> ranks of one case
+    kernel ──exec──> prefork server, which judges itself ──exec──> ranks of one case        where a fork is not safe
 
 It is a fork of the same zygote that clusters are forked from (labkit/launch/zygote.py), so it has torch from the start,
 and it runs nothing of a learner's: a check begins in milliseconds, with a library as it was installed. When the kernel
@@ -30,6 +31,7 @@ import psutil
 
 from labkit.course.judge import late
 from labkit.course.judge.wall_trials import Wall, examined, missing
+from labkit.launch import system
 from labkit.launch.reply import Stopped
 from labkit.launch.zygote import zygote
 
@@ -140,10 +142,8 @@ def _server_of(pid: int) -> PreforkServer:  # by process id: a fork must not use
 
 def main(fd: int, kernel_pid: int) -> None:
     """The server's own life, in a fork of the zygote: each message is an attempt, and its report is sent back."""
-    from labkit.course.judge import walls
-
-    walls.end_with(os.getppid())  # the zygote, which ends with the kernel
-    os.setsid()  # whoever ends this process's group ends all ranks, and nobody else
+    system.end_with(os.getppid())  # the zygote, which ends with the kernel; or the kernel itself
+    system.lead_session()  # whoever ends this process's group ends all ranks, and nobody else
     # As file descriptor 1 the connection is closed in every rank (sandboxed_rank.py), so no attempt can write a report.
     os.dup2(fd, 1)
     os.close(fd)
@@ -156,7 +156,7 @@ def main(fd: int, kernel_pid: int) -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         while psutil.pid_exists(kernel_pid):
             if not kernel.poll(0.5):
-                if not late.here() and time.monotonic() - quiet_since > QUIET_S:
+                if system.forks() and not late.here() and time.monotonic() - quiet_since > QUIET_S:
                     late.fetch()
                 continue
             request = json.loads(kernel.recv_bytes())
@@ -170,13 +170,17 @@ def main(fd: int, kernel_pid: int) -> None:
 
 
 def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> None:
-    """Judge one attempt in a fork, and wait for its end. `notes` are added to its report."""
+    """Judge one attempt in a fork, and wait for its end. `notes` are added to its report.
+
+    Where a fork is not safe this process judges itself: nothing of an attempt runs in it, and each rank is executed."""
     from labkit.course.judge import walls
 
+    if not system.forks():
+        return _send(kernel, {"number": request["number"], **_judged_here(request, notes)})
     server_pid = os.getpid()
     judge_pid = os.fork()
     if judge_pid == 0:
-        walls.end_with(server_pid)
+        system.end_with(server_pid)
         walls.shelter()
         late.raise_at_compiler()
         try:
@@ -193,6 +197,14 @@ def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> Non
     elif status:
         failure = f"the judge ended with {os.waitstatus_to_exitcode(status)}"
         _send(kernel, {"number": request["number"], "failed": failure})
+
+
+def _judged_here(request: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    try:
+        return _judged(request, notes)
+    except late.Late:  # from now on the ranks import it at their start
+        late.fetch()
+        return _judged(request, notes)
 
 
 def _judged(request: dict[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from labkit.launch import system
 from labkit.launch.environment import forget
 
 NOBODY = 65534
@@ -91,7 +92,7 @@ def confine(parent: int, keep: Collection[int] = ()) -> None:
     if rules >= 0:
         os.close(rules)
     _drop_rights(keep_search=read and not all(map(_open_to_all, trees)))
-    end_with(parent)  # a new user forgets the death signal, so it is set last
+    system.end_with(parent)  # a new user forgets the death signal, so it is set last
     _filter(may_open=read)
 
 
@@ -105,21 +106,13 @@ def shelter(folders: Collection[str] = ("/proc", os.devnull)) -> None:
         os.close(rules)
 
 
-def end_with(parent: int) -> None:
-    """End this process when its parent ends, in whatever way that happens."""
-    if sys.platform == "linux":
-        prctl(PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
 # -- limits, files, rights -------------------------------------------------------------------------------------------
 
 
 def _limit() -> None:
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CPU: CPU_S}
     limits[resource.RLIMIT_NOFILE] = OPEN_FILES
-    if sys.platform == "linux":
+    if system.LINUX:
         with open("/proc/self/statm", encoding="ascii") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
         limits |= {resource.RLIMIT_AS: now + ROOM_BYTES, resource.RLIMIT_MSGQUEUE: 0}
@@ -135,7 +128,7 @@ def _limit() -> None:
 def _close(keep: Collection[int]) -> None:
     """Close all that was inherited: another rank's pipe, a file whose position two ranks could tell each other by."""
     with contextlib.suppress(OSError):
-        for fd in map(int, os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")):
+        for fd in map(int, os.listdir("/proc/self/fd" if system.LINUX else "/dev/fd")):
             if fd > 2 and fd not in keep:
                 with contextlib.suppress(OSError):  # the listing itself is over
                     os.close(fd)
@@ -160,7 +153,7 @@ def _open_to_all(folder: str) -> bool:
 def _drop_rights(keep_search: bool) -> None:
     """Become nobody, if this is root, and give up all rights. `keep_search`: but one to read what others may not, for
     packages in root's own folder, behind the wall that leaves only these to be read."""
-    if sys.platform != "linux":
+    if not system.LINUX:
         return
     permitted = rights()[1]
     kept = next((1 << right for right in SEARCH if permitted >> right & 1), 0)
@@ -187,7 +180,7 @@ def rights() -> tuple[int, ...]:
 
 def _rules(trees: Collection[str]) -> int:
     """A Landlock ruleset that refuses all but to read these files and folders; -1 where the kernel has none."""
-    if sys.platform != "linux":
+    if not system.LINUX:
         return -1
     version = _syscall(_CREATE_RULESET, None, 0, 1)
     if version < 1:
@@ -207,7 +200,7 @@ def _rules(trees: Collection[str]) -> int:
 
 def prctl(option: int, value: int) -> int:
     """The system call of that name; -1 where it fails, or is not to be had."""
-    return int(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)) if sys.platform == "linux" else -1
+    return int(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)) if system.LINUX else -1
 
 
 def _syscall(number: int, *args: Any) -> int:
@@ -232,7 +225,7 @@ def _filter(may_open: bool) -> bool:
 @functools.cache
 def _calls(machine: str) -> dict[str, int]:
     """The calls that a confined process may make, by name; none where this machine's calls are not known."""
-    if sys.platform != "linux" or machine not in _MACHINES:
+    if not system.LINUX or machine not in _MACHINES:
         return {}
     with (Path(__file__).parent / "syscalls.csv").open(encoding="utf-8") as file:
         return {row["call"]: int(row[machine]) for row in csv.DictReader(file) if row[machine]}

@@ -8,6 +8,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from html import escape
@@ -193,10 +194,15 @@ def version_of(package: str) -> str:
 def torch_findings(hello: Hello) -> Iterator[Finding]:
     """What the doctor says of torch, from the greeting of the process that has imported it."""
     words = f"labkit was tried with {' and '.join(TRIED)}" if was_tried(hello.torch) else untried(hello.torch)
-    yield Finding("torch", hello.torch, "", f"imported once, by the process that starts all ranks; {words}")
+    once = "imported once, by the process that starts all ranks" if hello.can_fork else "imported anew by each rank"
+    yield Finding("torch", hello.torch, "", f"{once}; {words}")
     for path in hello.absent:
         yield Finding(path, "absent", "", without(path))
-    forked = "from a process that has imported torch once" if hello.can_fork else "each start imports torch anew"
+    forked = (
+        "from a process that has imported torch once"
+        if hello.can_fork
+        else "each rank, warden and judge is executed afresh: on this system a process that has torch bears no fork"
+    )
     yield Finding("start of a rank", "fork" if hello.can_fork else "exec", "", forked)
 
 
@@ -229,10 +235,12 @@ def _walls() -> Finding:
 
 def _rest(pid: int, at_most_s: float = 15.0) -> None:
     """Wait until the process that starts ranks is done with its imports, which would disturb the measurements."""
-    process, deadline, before = psutil.Process(pid), time.monotonic() + at_most_s, -1.0
-    while (now := sum(process.cpu_times()[:2])) > before and time.monotonic() < deadline:
-        before = now
-        time.sleep(0.1)
+    deadline, before = time.monotonic() + at_most_s, -1.0
+    with suppress(psutil.NoSuchProcess):  # where it forks nothing it has ended
+        process = psutil.Process(pid)
+        while (now := sum(process.cpu_times()[:2])) > before and time.monotonic() < deadline:
+            before = now
+            time.sleep(0.1)
 
 
 class _Timing(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import struct
+import sys
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from labkit.course.judge import walls
 from labkit.course.judge.wall_trials import Wall, examined, missing
 from tests.course.judge.escapes import Escape, escapes, stopped
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are those of Linux")
 FEW = ("copied", "program", "teacher")
 """One for each kind of wall: what leaves Python's guards, a system call, a file."""
 
