@@ -101,6 +101,11 @@ class ProcessGroups:
             self.beside = self._beside("world", tuple(range(self.size)))
 
     @property
+    def has_world(self) -> bool:
+        """True while there is a world; False before the ranks have met, and once a program has destroyed its groups."""
+        return dist.is_initialized()
+
+    @property
     def world(self) -> Pair:
         """The pair of all ranks. torch's own error where a program has destroyed its groups."""
         dist.get_backend()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from types import MappingProxyType, ModuleType
 
-NO_WORLD = "Default process group has not been initialized"
 ADVICE = (
     (
         "trying to initialize the default process group twice",
@@ -13,7 +12,7 @@ ADVICE = (
         "as it is.",
     ),
     (
-        NO_WORLD,
+        "Default process group has not been initialized",
         "labkit makes the process group and ends it: leave destroy_process_group() out. The next call makes it anew.",
     ),
     (

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from labkit.launch import places, serialize
-from labkit.launch.advice import NO_WORLD
 from labkit.launch.around import MakesAround
 from labkit.launch.call import Call, error_of, stopped, undelivered
 from labkit.launch.choice import Choice, choose
@@ -233,7 +232,7 @@ class BareCluster:
             if not call.freed:
                 call.release()
                 error = error_of(call) or error
-            if NO_WORLD in error.reason:
+            if any(failure.world_lost for failure in error.errors.values()):
                 self._processes.heal()
             cause = error.errors[error.rank].exception() if error.rank in error.errors else None
             raise error from cause

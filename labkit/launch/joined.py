@@ -178,7 +178,8 @@ class JoinedRanks(Ranks):
         if before is not None:
             self._note(before, "superseded")
             words = "was started a second time by its engine"
-            self._drop(before, Ended(peer.rank, self.pids.get(peer.rank, 0), None, None, None, words), events)
+            pid = self.pids.get(peer.rank, 0)
+            self._drop(before, Ended(peer.rank, pid, None, None, None, words, by_engine=True), events)
         self.peers[peer.rank] = peer
         self._post(peer, "welcome", max(SILENT_S, 2 * self.lost_s))
 
@@ -311,7 +312,7 @@ class JoinedRanks(Ranks):
         self.pids.pop(peer.rank, None)
         self.ended[peer.rank] = ended
         event = Event("ended", peer.rank, (ended,), [])
-        if "engine" in ended.words:
+        if ended.by_engine:
             self.by_engine.append((time.monotonic(), event))
         else:
             events.append(event)

@@ -204,7 +204,7 @@ class Post:
                 if self.up in ready:
                     self._from_notebook()
                 if self.stop_read in ready and self.code < 0:
-                    self._leave(1, BY_ENGINE)
+                    self._leave(1, BY_ENGINE, by_engine=True)
                 if self.busy:
                     self._mirror()
                 if self.lost_at is not None and time.monotonic() - self.lost_at > self.silent_s:
@@ -351,8 +351,8 @@ class Post:
         """The notebook has given this rank up, or the engine has started another one."""
         self.on_refused("the notebook has given this rank up for lost: it ends")
 
-    def _leave(self, code: int, words: str) -> None:
-        self._say("ended", Ended(self.rank, self.pid, None, None, None, words))
+    def _leave(self, code: int, words: str, by_engine: bool = False) -> None:
+        self._say("ended", Ended(self.rank, self.pid, None, None, None, words, by_engine))
         self.code = code
 
     def _end(self) -> None:

@@ -37,6 +37,7 @@ class Failure(NamedTuple):
     pickled: bytes | None
     last_call: str = ""
     device_lost: bool = False  # its GPU answers no more: the rank can compute nothing there, and needs a new process
+    world_lost: bool = False  # its process group is gone: the ranks have to meet again
 
     def __str__(self) -> str:
         if self.collateral:
@@ -73,7 +74,7 @@ def another_is_the_cause(message: str) -> bool:
     return bool(pattern.search(message))
 
 
-def failure_of(error: BaseException, last_call: str, device_lost: bool = False) -> Failure:
+def failure_of(error: BaseException, last_call: str, device_lost: bool = False, world_lost: bool = False) -> Failure:
     """Describe `error` where it happened. The traceback begins, and for bad input ends, at the learner's own lines."""
     report = traceback.TracebackException.from_exception(error)
     while len(report.stack) > 1 and within(report.stack[0].filename).startswith(_OURS):
@@ -91,7 +92,7 @@ def failure_of(error: BaseException, last_call: str, device_lost: bool = False) 
         pickled = None
     meant = likely_name(error) if isinstance(error, AttributeError) else ""
     message = f"{error}; did you mean {meant}?" if meant else str(error)
-    return Failure(type(error).__name__, message, text, wire, pickled, last_call, device_lost)
+    return Failure(type(error).__name__, message, text, wire, pickled, last_call, device_lost, world_lost)
 
 
 @dataclass(frozen=True, repr=False)

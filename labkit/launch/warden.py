@@ -31,7 +31,8 @@ LOOK_S = 0.5
 class Ended(NamedTuple):
     """The end of a rank's process: its exit code or the signal that ended it, and words if memory ran out.
 
-    `words` say what is known of a process that nobody here could reap."""
+    `words` say what is known of a process that nobody here could reap. `by_engine` is True if the engine ended it, or
+    started another in its place: then another rank is the reason."""
 
     rank: int
     pid: int
@@ -39,6 +40,7 @@ class Ended(NamedTuple):
     signal: str | None
     out_of_memory: str | None
     words: str = ""
+    by_engine: bool = False
 
     def __str__(self) -> str:
         if self.words:

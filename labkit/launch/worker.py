@@ -184,7 +184,7 @@ class Rank:
                 value = self._run(frames)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end the call, not the rank
             lost = isinstance(error, RuntimeError) and not device_answers(self.spec["device"])
-            failure = failure_of(error, self.page.last, lost)
+            failure = failure_of(error, self.page.last, lost, not self.groups.has_world)
         seconds = time.perf_counter() - started
         self.page.weigh()
         self._flush()

@@ -32,6 +32,8 @@ from labkit.probe.tracker import has_storage, storage_key
 MEMORY_AFTER, TIMED_AFTER, TIMED_STEPS = 2, 4, 2
 KEPT_STEPS, KEPT_SPANS, KEPT_LINES = 4096, 20_000, 12
 ON_THE_WIRE = ("gloo:", "nccl:", "ncclDevKernel")
+HOST_ALLOCATOR = "DefaultCPUAllocator"
+"""What torch's error is called by if the host has no memory left: a RuntimeError like any other, without a type."""
 
 
 class Sampled:
@@ -53,7 +55,7 @@ class Sampled:
 
     def failed(self, error: BaseException) -> None:
         """Note what was held, if memory ran out."""
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error):
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or HOST_ALLOCATOR in str(error):
             wanted = re.search(r"allocate ([\d.]+) ?(\w*)", str(error))
             self.seen["at_failure"] = {"held": census(), "wanted": " ".join(wanted.groups()) if wanted else ""}
 

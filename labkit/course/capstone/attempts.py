@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -39,6 +38,7 @@ from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of, state_params
 from labkit.plan.wire import sent_per_step
+from labkit.probe.memory import VirtualOutOfMemory
 from labkit.train.config import GPTConfig
 
 ALIKE = 1e-4
@@ -160,10 +160,10 @@ class Said:
     def refused(self, error: WorkerError, done: int) -> Entry:
         """The entry of an attempt that went over the cap; any other error is raised again."""
         failure = error.errors.get(error.rank)
-        if failure is None or failure.kind != "VirtualOutOfMemory":
+        cause = failure.exception() if failure is not None else None
+        if not isinstance(cause, VirtualOutOfMemory):
             raise error
-        wanted = re.search(r"^wanted\s+(.*)$", failure.message, re.MULTILINE)
-        message = f"out of memory on rank {error.rank} in step {done}: {wanted[1] if wanted else failure.message}"
+        message = f"out of memory on rank {error.rank} in step {done}: {cause.wanted}"
         return Entry(**self.common, refused=message)
 
     def judged(self, measured: Mapping[str, Any], held: list[referee.Part], alone: float) -> Entry:
