@@ -317,8 +317,8 @@ def export(
     live: Annotated[
         bool, typer.Option("--live", help="Also pages that compute in the browser; npm fetches them.")
     ] = False,
-    pyodide: Annotated[
-        Path | None, typer.Option(help="Their Python, as npm packs it, for a machine without npm.")
+    npm: Annotated[
+        Path | None, typer.Option(help="A folder with their packages as `npm pack` writes them; nothing is fetched.")
     ] = None,
 ) -> None:
     """Write all labs, as they ran, as a static site: an index, a page each, every widget as a picture."""
@@ -332,7 +332,7 @@ def export(
 
     bar.draw(None, "reading the labs")
     try:
-        pages = write([_find(name) for name in notebook] if notebook else labs(), folder, draw, live, pyodide)
+        pages = write([_find(name) for name in notebook] if notebook else labs(), folder, draw, live, npm)
     finally:
         bar.end(f"the site is in {folder}")
     print(f"{len(pages)} labs in {folder}; open {folder / 'index.html'}")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from labkit.course.exercises.exercise_card import dots
 from labkit.course.export.cells import TEMPLATES, templates
 from labkit.course.export.exercise_page import ExercisePage
-from labkit.course.export.live.build import first_answer, forms, scripts
+from labkit.course.export.live.build import PYODIDE, first_answer, forms, scripts
 from labkit.course.export.page import Page, page_of
 from labkit.course.reading.glossary import PAGE as GLOSSARY, page as glossary
 from labkit.course.reading.verbs import markdown as verbs
@@ -61,16 +61,16 @@ def export(
     folder: Path,
     progress: Callable[[Progress], object] | None = None,
     live: bool = False,
-    pyodide: Path | None = None,
+    npm: Path | None = None,
 ) -> list[Page]:
     """Write the site of these notebooks (stored runs) into `folder`, created if needed. Returns their pages.
 
     The tour that lies beside the first of them comes first on the site. `progress` is called before each page is made.
-    `live` brings pages that compute in the browser, by Python that npm fetches, or `pyodide`, its package.
+    `live` brings pages that compute in the browser, by packages that npm fetches, or that lie in the folder `npm`.
 
     Files of the same names are overwritten, others are left alone. ValueError, before anything is written, if there is
     no notebook, if one has no outputs or does not begin with a title such as `# 03 · Collectives`, if one answers what
-    it has not asked, or if `folder` is a file; and if live pages are wanted and Pyodide is not to be had."""
+    it has not asked, or if `folder` is a file; and if live pages are wanted and a package is not to be had."""
     if not notebooks:
         raise ValueError("no notebooks to export")
     if folder.exists() and not folder.is_dir():
@@ -78,7 +78,7 @@ def export(
     tour = notebooks[0].parent / TOUR
     pages = [page_of(path) for path in dict.fromkeys([*([tour] if tour.is_file() else []), *notebooks])]
     if live:
-        scripts(folder, pyodide)
+        scripts(folder, PYODIDE.files(npm))
     drafts, environment = [*_drafts(pages), *(_live_drafts() if live else [])], templates(_files(pages))
     first = next((page for page in pages if page.path.name == TOUR), None)
     frame = {"tour": first, "has_exercises": any(draft.file == EXERCISES for draft in drafts), "live": live}
