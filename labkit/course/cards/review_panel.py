@@ -18,6 +18,10 @@ from labkit.course.widgets.live import Live
 from labkit.course.widgets.twin import Twin
 from labkit.view.svg import Picture, headline, text
 
+SCRIPT = LINKS + Path(__file__).with_name("review_panel.js").read_text(encoding="utf-8")
+"""The panel in a browser, a module; a page without a kernel uses the same (labkit/course/export/cards_page.py)."""
+STYLE = Path(__file__).with_name("review_panel.css")
+
 
 class Reviews(Protocol):
     """A box of cards (box.py)."""
@@ -59,8 +63,8 @@ class ReviewPanel(Twin, Live):
     come again. Menus choose a tag and a lab. A cell named by a card is a link that opens the lab there. `.card` is
     the present card, `.rated` are the ratings of this panel."""
 
-    _esm = LINKS + Path(__file__).with_name("review_panel.js").read_text()
-    _css = Path(__file__).with_name("review_panel.css")
+    _esm = SCRIPT
+    _css = STYLE
     face = traitlets.Unicode().tag(sync=True)
     answer = traitlets.Unicode().tag(sync=True)
     shown = traitlets.Bool(False).tag(sync=True)

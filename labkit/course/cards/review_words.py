@@ -18,7 +18,7 @@ SENTENCES = MappingProxyType(
         "none": "Nothing is due. {done} done · {days} in a row",
         "rated": "{card}: again in {span}. ",
         "next": "The next card comes in {span}.",
-        "progress": "{due} due, {new} new, {learned} learned, of {all}",
+        "progress": "{all}: {new} new, {begun} begun, {learned} learned; {due} due now",
         "short": "a minute",
     }
 )

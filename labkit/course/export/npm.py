@@ -65,8 +65,8 @@ class Package(NamedTuple):
                 f"npm fetches {self.name} {self.version}, and there is no npm: install it, or {mend}"
             ) from None
         if done.returncode:
-            said = done.stderr.strip()[-300:]
-            raise ValueError(f"npm could not fetch {self.name} {self.version}: {said}. Try once more, or {mend}")
+            reason = done.stderr.strip()[-300:]
+            raise ValueError(f"npm could not fetch {self.name} {self.version}: {reason}. Try once more, or {mend}")
         return folder
 
     def _member(self, packed: tarfile.TarFile, name: str) -> bytes:
