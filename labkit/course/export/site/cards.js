@@ -21,7 +21,8 @@ const FIELDS = {
 };
 
 function reviewsIn(text) { // the reviews of a file; an error in words if it is none
-  const plain = JSON.parse(text);
+  let plain;
+  try { plain = JSON.parse(text); } catch { throw new Error("it is no JSON"); }
   if (!plain || plain.format !== data.format || !Array.isArray(plain.reviews)) throw new Error("it holds no reviews of cards");
   if (plain.version > data.version) throw new Error("a later labkit wrote it");
   plain.reviews.forEach((review, place) => {
@@ -157,7 +158,9 @@ function kernel(box, reviews, changed) {
 const reviews = log(), box = boxOf(reviews);
 const progress = document.getElementById("progress"), message = document.getElementById("message");
 const { model, ask, idle } = kernel(box, reviews, (counts) => { progress.textContent = sentence("progress", counts); });
-render({ model, el: document.getElementById("panel") });
+const panel = document.getElementById("panel");
+panel.replaceChildren(); // what it says to a browser without scripts
+render({ model, el: panel });
 setInterval(() => { if (idle()) ask(model.get("told")); }, 10_000); // a card that was forgotten comes within minutes
 
 document.getElementById("export").addEventListener("click", () => {
