@@ -315,10 +315,10 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where the site goes; it is made if need be.")] = Path("site"),
     notebook: Annotated[list[str] | None, typer.Option("--lab", help="Only this lab; can be given again.")] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Also pages that compute in the browser; npm fetches them.")
+        bool, typer.Option("--live", help="Also cards, and pages that compute in the browser; npm fetches their code.")
     ] = False,
     npm: Annotated[
-        Path | None, typer.Option(help="A folder with their packages as `npm pack` writes them; nothing is fetched.")
+        Path | None, typer.Option(help="A folder with npm's packages as `npm pack` writes them; nothing is fetched.")
     ] = None,
 ) -> None:
     """Write all labs, as they ran, as a static site: an index, a page each, every widget as a picture."""

@@ -216,6 +216,7 @@ def test_what_cannot_be_read_is_put_aside_and_what_is_no_export_is_refused(page,
     page.reload()
     expect(page.locator(".lk-review-told")).to_contain_text("under the name labkit:cards:damaged")
     assert "[{}]" in page.evaluate("localStorage.getItem('labkit:cards:damaged')")
+    assert page.evaluate("localStorage.getItem('labkit:cards')") is None
     review(page, 5)
     good = json.loads(exported(page, tmp_path).read_text())
     one = {**good["reviews"][0], "uid": "0" * 32}

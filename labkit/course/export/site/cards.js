@@ -1,5 +1,5 @@
-// A page that reviews cards without a kernel: the panel is that of the notebook (review_panel.js), what stands behind it
-// is here. Reviews are kept in this browser, in the form of the files that `labkit cards --export` writes.
+// A page that reviews cards without a kernel: the panel is that of the notebook (review_panel.js), what stands behind
+// it is here. Reviews are kept in this browser, in the form of the files that `labkit cards --export` writes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const { replayed, recall, foreseen } = schedule(FSRS, data.scheduler);
 const PLACE = "labkit:cards", DAMAGED = "labkit:cards:damaged", FILE = "labkit_cards.json";
@@ -23,7 +23,8 @@ const FIELDS = {
 function reviewsIn(text) { // the reviews of a file; an error in words if it is none
   let plain;
   try { plain = JSON.parse(text); } catch { throw new Error("it is no JSON"); }
-  if (!plain || plain.format !== data.format || !Array.isArray(plain.reviews)) throw new Error("it holds no reviews of cards");
+  const whole = plain && plain.format === data.format && Array.isArray(plain.reviews);
+  if (!whole) throw new Error("it holds no reviews of cards");
   if (plain.version > data.version) throw new Error("a later labkit wrote it");
   plain.reviews.forEach((review, place) => {
     const wrong = Object.keys(FIELDS).find((field) => !FIELDS[field](review[field]));
@@ -36,16 +37,20 @@ function reviewsIn(text) { // the reviews of a file; an error in words if it is 
 function log() {
   let late = []; // what the browser would not keep lasts as long as this page
   let note = "";
+  let read = { text: null, reviews: [] }; // years of reviews are read once, and then when they change
+  const putAside = (text) => {
+    note = `What this browser had kept cannot be read. It was put aside, under the name ${DAMAGED}. `;
+    localStorage.setItem(DAMAGED, text);
+    localStorage.removeItem(PLACE);
+  };
   const stored = () => {
     let text = null;
     try {
       text = localStorage.getItem(PLACE);
-      return text === null ? [] : reviewsIn(text);
-    } catch {
-      if (text === null) return []; // a browser may forbid it
-      localStorage.setItem(DAMAGED, text);
-      localStorage.removeItem(PLACE);
-      note = `What this browser had kept cannot be read. It was put aside, under the name ${DAMAGED}. `;
+      if (text !== read.text) read = { text, reviews: text === null ? [] : reviewsIn(text) };
+      return read.reviews;
+    } catch { // a browser may forbid it, or the text is damaged
+      try { if (text !== null) putAside(text); } catch { /* there is no room: it stays where it is */ }
       return [];
     }
   };
@@ -69,7 +74,8 @@ function log() {
 function boxOf(reviews) {
   const dayOf = (ms) => new Date(ms).toDateString();
   const cards = () => replayed(reviews.all(), Date.now());
-  const chosen = (tag, lab) => data.cards.filter((card) => (!tag || card.tags.includes(tag)) && (!lab || card.labs.includes(lab)));
+  const chosen = (tag, lab) => data.cards
+    .filter((card) => (!tag || card.tags.includes(tag)) && (!lab || card.labs.includes(lab)));
   const due = (tag, lab) => { // most forgotten first, then new ones, the easier first
     const now = Date.now(), standing = cards();
     const old = chosen(tag, lab).filter((card) => standing.has(card.id) && standing.get(card.id).due <= now);
@@ -80,7 +86,8 @@ function boxOf(reviews) {
     return [...old.sort((a, b) => known.get(a) - known.get(b)), ...fresh.slice(0, Math.max(0, data.new - begun))];
   };
   const rate = (card, rating, seconds) => {
-    const uid = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    const bytes = [...crypto.getRandomValues(new Uint8Array(16))];
+    const uid = bytes.map((byte) => byte.toString(16).padStart(2, "0")).join("");
     reviews.add([{ uid, card, rating, at: new Date().toISOString(), seconds }]);
     return cards().get(card).due;
   };
@@ -94,8 +101,8 @@ function boxOf(reviews) {
     return length;
   };
   const next = (tag, lab) => { // when the next card of those that were begun is due; undefined if there is none
-    const standing = cards();
-    return chosen(tag, lab).filter((card) => standing.has(card.id)).map((card) => standing.get(card.id).due).sort((a, b) => a - b)[0];
+    const standing = cards(), begun = chosen(tag, lab).map((card) => standing.get(card.id)).filter(Boolean);
+    return begun.map((card) => card.due).sort((a, b) => a - b)[0];
   };
   const progress = (tag, lab) => {
     const standing = cards(), begun = chosen(tag, lab).map((card) => standing.get(card.id)).filter(Boolean);

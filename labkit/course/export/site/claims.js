@@ -31,7 +31,8 @@
 
   function offered(claim) { // its own condition if it has one, then those of its topic, which are harder to tell apart
     const others = shuffled(claims.filter((other) => other.condition && other !== claim));
-    const near = others.filter((other) => other.topic === claim.topic), far = others.filter((other) => !near.includes(other));
+    const near = others.filter((other) => other.topic === claim.topic);
+    const far = others.filter((other) => !near.includes(other));
     const conditions = new Set([claim, ...near, ...far].map((one) => one.condition).filter(Boolean));
     return shuffled([...conditions].slice(0, Number(quiz.dataset.offered)));
   }
@@ -55,7 +56,8 @@
     part("proof").replaceChildren();
     const legend = part("conditions").firstElementChild;
     part("conditions").replaceChildren(legend, ...offered(claim).map((words, place) => {
-      const button = Object.assign(document.createElement("button"), { type: "button", textContent: `${place + 1} ${words}` });
+      const button = document.createElement("button");
+      Object.assign(button, { type: "button", textContent: `${place + 1} ${words}` });
       button.addEventListener("click", () => answered(depending, words));
       return button;
     }));
@@ -108,8 +110,8 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.target.closest("input, select")) return;
     if (part("asked").hidden) return;
-    const choices = part("answers").hidden ? part("conditions").hidden ? [] : [...part("conditions").querySelectorAll("button")]
-      : [...part("answers").children];
+    const choices = ["answers", "conditions"].filter((id) => !part(id).hidden)
+      .flatMap((id) => [...part(id).querySelectorAll("button")]);
     const button = choices.find((one, place) => event.key === (one.dataset.answer || `${place + 1}`)[0]);
     if (!button) return;
     event.preventDefault();

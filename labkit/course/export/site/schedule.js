@@ -1,6 +1,7 @@
-// The schedule of cards as labkit/course/cards/box.py has it: the same ratings give the same dates; a test compares both.
-// Memory (stability and difficulty) is ts-fsrs's. The steps of a card that is being learned are those of Python's fsrs:
-// ts-fsrs rounds them to whole minutes. Times are milliseconds since 1970, spans of the settings are seconds.
+// The schedule of cards as labkit/course/cards/box.py has it: the same ratings give the same dates, as a test sees that
+// compares both. Memory (stability and difficulty) is ts-fsrs's. The steps of a card that is being learned are those
+// of Python's fsrs: ts-fsrs rounds them to whole minutes. Times are milliseconds since 1970, spans of the settings are
+// seconds.
 const LEARNING = 1, REVIEW = 2, RELEARNING = 3;
 const FORGOTTEN = 1, HARD = 2, GOOD = 3;
 const DAY_MS = 86_400_000;
