@@ -83,7 +83,7 @@ def test_the_page_has_every_card_with_both_faces(cards, labs):
     assert data["tags"] == sorted(the_deck().tags())
     assert data["labs"] == the_deck().labs()
     assert data["addresses"] == {page.number: page.file for page in labs}
-    assert data["scheduler"] == json.loads(scheduler().to_json())
+    assert data["scheduler"] == json.loads(json.dumps(scheduler().to_dict()))
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_the_page_schedules_as_python_does(ts_fsrs, right):
     asked_of = {
         "package": ts_fsrs["dist/index.umd.js"].decode(),
         "script": (TEMPLATES / "schedule.js").read_text(encoding="utf-8"),
-        "settings": json.loads(right.to_json()),
+        "settings": right.to_dict(),
         "reviews": export_of(reviews)["reviews"],
         "now": (reviews[-1].at + timedelta(days=1)).timestamp() * 1000,
     }
