@@ -12,7 +12,7 @@
 # make test-colab   labkit's core in an environment as Colab's: pip's own report, the tour and three labs; also 5 GB
 # make test-versions  all three, and again with other Pythons: make PYTHON=python3.13 test-versions
 # make gpu       on a machine with a GPU or several: all checks in order, then numbers; half an hour at most; installs nothing
-# make site      one static site: the course, with pages that compute in the browser (npm fetches their Python), and in
+# make site      one static site: the course, with pages that compute in the browser (npm fetches what they run), and in
 #                site/docs the documentation, with a search that needs no server
 # make bench     measure everything on this machine, and write benchmarks/README.md
 # make pictures  those of README and docs/labs.md anew: one run of four ranks, and the screens of what the labs store

@@ -315,10 +315,10 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where the site goes; it is made if need be.")] = Path("site"),
     notebook: Annotated[list[str] | None, typer.Option("--lab", help="Only this lab; can be given again.")] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Also pages that compute in the browser; npm fetches them.")
+        bool, typer.Option("--live", help="Also cards, and pages that compute in the browser; npm fetches their code.")
     ] = False,
-    pyodide: Annotated[
-        Path | None, typer.Option(help="Their Python, as npm packs it, for a machine without npm.")
+    npm: Annotated[
+        Path | None, typer.Option(help="A folder with npm's packages as `npm pack` writes them; nothing is fetched.")
     ] = None,
 ) -> None:
     """Write all labs, as they ran, as a static site: an index, a page each, every widget as a picture."""
@@ -332,7 +332,7 @@ def export(
 
     bar.draw(None, "reading the labs")
     try:
-        pages = write([_find(name) for name in notebook] if notebook else labs(), folder, draw, live, pyodide)
+        pages = write([_find(name) for name in notebook] if notebook else labs(), folder, draw, live, npm)
     finally:
         bar.end(f"the site is in {folder}")
     print(f"{len(pages)} labs in {folder}; open {folder / 'index.html'}")

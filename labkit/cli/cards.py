@@ -15,6 +15,7 @@ from rich.table import Table
 
 from labkit.cli.words import under_way
 from labkit.course.cards.card_faces import TITLES
+from labkit.course.cards.review_words import NEW_A_DAY
 from labkit.course.claims.claims_picture import brief
 from labkit.course.numbers import number_of
 from labkit.view.terminal_table import TerminalTable
@@ -32,12 +33,16 @@ def add_to(app: typer.Typer) -> None:
 def cards(
     tags: Annotated[list[str] | None, typer.Option("--tag", help="Only cards with this tag; may stand twice.")] = None,
     lab: Annotated[str, typer.Option(help="Only cards that this lab shows, 07.")] = "",
-    new: Annotated[int, typer.Option(help="At most so many new cards a day.")] = 10,
+    new: Annotated[int, typer.Option(help="At most so many new cards a day.")] = NEW_A_DAY,
     listed: Annotated[bool, typer.Option("--list", help="List the cards, and ask none.")] = False,
     covers: Annotated[bool, typer.Option("--covers", help="Which card answers which question of the sources.")] = False,
     anki: Annotated[Path | None, typer.Option(help="Write the deck for Anki there, deck.apkg.")] = None,
-    to: Annotated[Path | None, typer.Option("--export", help="Write your reviews there, as JSON.")] = None,
-    source: Annotated[Path | None, typer.Option("--import", help="Take reviews from such a file.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--export", help="Write your reviews there, also for the page of cards.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--import", help="Take reviews from such a file, also from the page's.")
+    ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, and make cards of it.")] = False,
 ) -> None:
     """Review cards: space shows the answer, 1 to 5 say how it went, q ends."""

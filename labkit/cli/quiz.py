@@ -17,7 +17,7 @@ from labkit.course.numbers import number_of
 from labkit.view.units import plural
 
 if TYPE_CHECKING:
-    from labkit.course.claims.claim_quiz import Outcome, Question, Quiz
+    from labkit.course.claims.claim_quiz import Question, Quiz
 
 WORDS = (("t", "true"), ("f", "false"), ("d", "depends"))
 
@@ -86,7 +86,7 @@ def _ask(console: Console, asked: Quiz, prove: bool) -> None:
         with under_way(f"running the proof of {question.claim.id}") if prove else nullcontext():
             outcome = asked.answer(word, condition)
         style = {1.0: "green", 0.5: "yellow", 0.0: "red"}[outcome.points]
-        console.print(_verdict(outcome), style=style, markup=False, highlight=False)
+        console.print(outcome.sentence, style=style, markup=False, highlight=False)
         console.print("\n".join(lines(outcome.proof)[1:]), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -106,13 +106,6 @@ def _choice(console: Console, words: str, choices: dict[str, str]) -> str:
         if typed in choices or typed in choices.values():
             return choices.get(typed, typed)
         console.print(f"type one of {', '.join(choices.values())}, and not {typed!r}", style="yellow", markup=False)
-
-
-def _verdict(outcome: Outcome) -> str:
-    asked = outcome.question
-    verdict = {1.0: "Right", 0.5: "Half right, it depends on something else", 0.0: "No"}[outcome.points]
-    truth = f"it is true where {asked.conditions[asked.right - 1]}" if asked.right else f"it is {asked.truth}"
-    return f"{verdict}: {truth}."
 
 
 def _summary(console: Console, asked: Quiz) -> None:

@@ -28,6 +28,7 @@ import fsrs
 from labkit.course.cards.card import Card
 from labkit.course.cards.card_faces import habits
 from labkit.course.cards.deck import Deck
+from labkit.course.cards.review_words import NEW_A_DAY
 from labkit.course.interview.interview import Interview
 from labkit.course.learner.log import Log
 from labkit.course.learner.reviews import Review, export_of, reviews_of
@@ -118,7 +119,7 @@ class Box:
         standings, now = self.standings(), self.clock()
         return {card.id: 1 - _recall(standings.get(card.id), now) for card in self.deck}
 
-    def due(self, tags: Iterable[str] = (), lab: str = "", new: int = 10) -> list[Card]:
+    def due(self, tags: Iterable[str] = (), lab: str = "", new: int = NEW_A_DAY) -> list[Card]:
         """The cards to ask now: those that are due, most forgotten first, then up to `new` new ones per day.
 
         New cards come in the order of the deck, the easier first. ValueError for a tag that no card has."""
@@ -128,6 +129,14 @@ class Box:
         begun = sum(first.astimezone().date() == now.astimezone().date() for first in self._firsts())
         fresh = sorted((card for card in chosen if card.id not in standings), key=lambda card: card.difficulty)
         return sorted(old, key=lambda card: _recall(standings[card.id], now)) + fresh[: max(0, new - begun)]
+
+    def foreseen(self, id: str) -> tuple[datetime, ...]:
+        """When a card would be due after each rating from 1 to 5, given now. ValueError for an unknown card."""
+        self.deck[id]
+        standing, now = self.standings().get(id), self.clock().astimezone(UTC)
+        memory = standing.memory if standing else fsrs.Card(card_id=0)
+        at = max(now, memory.last_review or now)
+        return tuple(scheduler().review_card(memory, rating, at)[0].due for rating in RATINGS)
 
     def interview(self, minutes: float = 30, level: int = 3, topics: Iterable[str] = ()) -> Interview:
         """A mock interview over this deck, whose questions are drawn by weakness; it begins now."""

@@ -19,7 +19,7 @@ from types import MappingProxyType
 import yaml
 
 from labkit.course.cards.card import Card
-from labkit.course.numbers import number_of
+from labkit.course.numbers import natural, number_of
 from labkit.course.reading.authored import records
 
 
@@ -51,6 +51,10 @@ class Deck:
     def tags(self) -> dict[str, int]:
         """The number of cards with each tag, {tag: count}, the most frequent tag first."""
         return dict(Counter(tag for card in self.cards for tag in card.tags).most_common())
+
+    def labs(self) -> list[str]:
+        """The numbers of the labs that show at least one card, in their order."""
+        return sorted({number_of(cell) for card in self.cards for cell in card.lab}, key=natural)
 
     def of(self, tags: Iterable[str] = (), lab: str = "", hardest: int = 5) -> Deck:
         """The cards that have all of these tags, are shown by this lab ("07"), and are not harder than `hardest`.

@@ -48,6 +48,7 @@ function render({ model, el }) {
   });
   const rates = RATINGS.map((words, place) => {
     const button = made("button", buttons, { type: "button", title: words }, `${place + 1} ${words}`);
+    made("small", button); // when the card would come again
     button.addEventListener("click", () => {
       say({ do: "rate", rating: place + 1 });
       root.focus();
@@ -75,13 +76,16 @@ function render({ model, el }) {
     standing.textContent = model.get("standing");
     told.textContent = model.get("told");
     show.hidden = !card || model.get("shown");
-    for (const button of rates) button.hidden = !card || !model.get("shown");
+    rates.forEach((button, place) => {
+      button.hidden = !card || !model.get("shown");
+      button.lastChild.textContent = model.get("spans")[place] || "";
+    });
   };
   const redraw = () => {
     for (const fill of menus) fill();
     draw();
   };
-  const watched = ["face", "answer", "shown", "standing", "told"].map((name) => `change:${name}`);
+  const watched = ["face", "answer", "shown", "standing", "told", "spans"].map((name) => `change:${name}`);
   for (const each of watched) model.on(each, draw);
   for (const each of ["change:tag", "change:lab"]) model.on(each, redraw);
   draw();

@@ -11,12 +11,16 @@ from typing import Any, Protocol
 import traitlets
 
 from labkit.course.cards.card_faces import back, front, habits
-from labkit.course.numbers import natural, number_of
+from labkit.course.cards.review_words import NEW_A_DAY, counted, sentence, span
 from labkit.course.server.labs import addresses
 from labkit.course.widgets.linked import LINKS
 from labkit.course.widgets.live import Live
 from labkit.course.widgets.twin import Twin
 from labkit.view.svg import Picture, headline, text
+
+SCRIPT = LINKS + Path(__file__).with_name("review_panel.js").read_text(encoding="utf-8")
+"""The panel in a browser, a module; a page without a kernel uses the same (labkit/course/export/cards_page.py)."""
+STYLE = Path(__file__).with_name("review_panel.css")
 
 
 class Reviews(Protocol):
@@ -29,8 +33,11 @@ class Reviews(Protocol):
     def note(self) -> str:
         """Problems with the file; "" if there are none."""
 
-    def due(self, tags: Iterable[str] = (), lab: str = "", new: int = 10) -> Sequence[Any]:
+    def due(self, tags: Iterable[str] = (), lab: str = "", new: int = NEW_A_DAY) -> Sequence[Any]:
         """The cards to ask now."""
+
+    def foreseen(self, id: str) -> Sequence[datetime]:
+        """When a card would be due after each rating."""
 
     def rate(self, id: str, rating: int, seconds: float = 0.0) -> Any:
         """Store a rating; returns the card's schedule."""
@@ -52,29 +59,31 @@ class ReviewPanel(Twin, Live):
     """Asks what is due in a box of cards, one after the other, until nothing is.
 
     space shows the answer; 1 nothing came, 2 only when I saw it, 3 with effort, 4 well, 5 at once. A rating is stored
-    before the next card is shown, so a kernel that dies loses nothing. Menus choose a tag and a lab. A cell named by a
-    card is a link that opens the lab there. `.card` is the present card, `.rated` are the ratings of this panel."""
+    before the next card is shown, so a kernel that dies loses nothing. Below each rating stands when the card would
+    come again. Menus choose a tag and a lab. A cell named by a card is a link that opens the lab there. `.card` is
+    the present card, `.rated` are the ratings of this panel."""
 
-    _esm = LINKS + Path(__file__).with_name("review_panel.js").read_text()
-    _css = Path(__file__).with_name("review_panel.css")
+    _esm = SCRIPT
+    _css = STYLE
     face = traitlets.Unicode().tag(sync=True)
     answer = traitlets.Unicode().tag(sync=True)
     shown = traitlets.Bool(False).tag(sync=True)
     standing = traitlets.Unicode().tag(sync=True)
     told = traitlets.Unicode().tag(sync=True)
+    spans = traitlets.List(traitlets.Unicode()).tag(sync=True)
     tags = traitlets.List(traitlets.Unicode()).tag(sync=True)
     labs = traitlets.List(traitlets.Unicode()).tag(sync=True)
     tag = traitlets.Unicode("").tag(sync=True)
     lab = traitlets.Unicode("").tag(sync=True)
     addresses = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
 
-    def __init__(self, box: Reviews, tag: str = "", lab: str = "", new: int = 10) -> None:
+    def __init__(self, box: Reviews, tag: str = "", lab: str = "", new: int = NEW_A_DAY) -> None:
         """`new`: the most new cards per day. ValueError for a tag or a lab that no card has."""
         self.box, self.new = box, new
         self.card: Any = None
         self.rated: list[tuple[str, int]] = []
         self._since = time.monotonic()
-        labs = sorted({number_of(cell) for card in box.deck for cell in card.lab}, key=natural)
+        labs = box.deck.labs()
         if lab and lab not in labs:
             raise ValueError(f"no card is shown by lab {lab!r}; there are {', '.join(labs)}")
         box.due({tag} if tag else ())  # raises for an unknown tag before anything is shown
@@ -97,8 +106,7 @@ class ReviewPanel(Twin, Live):
         id, seconds = self.card.id, time.monotonic() - self._since
         due = self.box.rate(id, rating, seconds).due
         self.rated.append((id, rating))
-        seconds_until_due = (due - self.box.clock()).total_seconds()
-        self.ask(f"{id}: again in {_span(seconds_until_due)}. ")
+        self.ask(sentence("rated", card=id, span=self._until(due)))
 
     def ask(self, said: str = "") -> None:
         """Show the next card that is due, or how things stand if none is; `said` is put in front of the note."""
@@ -108,10 +116,9 @@ class ReviewPanel(Twin, Live):
             self.shown = False
             self.face = front(self.card) if self.card else str(self.habits())
             self.answer = back(self.card) if self.card else ""
-            streak = self.box.streak()
-            days = f"{streak} day{'' if streak == 1 else 's'} in a row"
-            self.standing = f"{len(due)} to go · {len(self.rated)} done · {days}" if due else (
-                f"Nothing is due. {len(self.rated)} done · {days}")  # fmt: skip
+            self.spans = [self._until(due) for due in self.box.foreseen(self.card.id)] if self.card else []
+            days = counted(self.box.streak(), "day")
+            self.standing = sentence("to_go" if due else "none", due=len(due), done=len(self.rated), days=days)
             self.told = said + self.box.note
         self._since = time.monotonic()
 
@@ -125,10 +132,5 @@ class ReviewPanel(Twin, Live):
         words = f"{len(self.box.deck)} cards to review"
         return Picture(headline(words) + text(4, 42, "They are asked in JupyterLab, or by `labkit cards`."), 54, words)
 
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= 0.95 * size:
-            count = round(seconds / size)
-            return f"{count} {unit}{'' if count == 1 else 's'}"
-    return "a minute"
+    def _until(self, due: datetime) -> str:
+        return span((due - self.box.clock()).total_seconds())

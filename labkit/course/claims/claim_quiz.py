@@ -14,7 +14,7 @@ so they do not give the answer away. "depends" with a wrong condition earns half
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,10 @@ MEANS: Mapping[str, str] = MappingProxyType({HOLDS: TRUE, WRONG: FALSE, CONDITIO
 """The right answer for each verdict of the audit; verdicts without an answer are not asked."""
 OFFERED = 4
 """The number of conditions to choose from."""
+POINTS: Mapping[float, str] = MappingProxyType(
+    {1.0: "Right", 0.5: "Half right, it depends on something else", 0.0: "No"}
+)
+"""What is said of an answer with so many points, before the truth is told."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,30 @@ class Outcome:
     condition: int
     points: float
     proof: Result
+
+    @property
+    def sentence(self) -> str:
+        """What is said of the answer: `No: it is true where ...`."""
+        return f"{POINTS[self.points]}: {truth_of(self.question.stored)}."
+
+
+def truth_of(result: Result) -> str:
+    """The truth about a claim that is asked, in words: `it is false`, or `it is true where ...`."""
+    condition = condition_of(result)
+    return f"it is true where {condition}" if condition else f"it is {MEANS[result.claim.verdict]}"
+
+
+def cells_on(ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """For each of these claims, the cells of labs on it: those named by the cards that its proof supports.
+
+    Claims without a cell are left out."""
+    wanted = set(ids)
+    cells_of: dict[str, dict[str, None]] = {}
+    for card in the_deck() if wanted else ():
+        wrong = card.wrong.claims if card.wrong else ()
+        for id in wanted & {*card.proofs, *wrong}:
+            cells_of.setdefault(id, {}).update(dict.fromkeys(card.lab))
+    return {id: tuple(cells) for id in sorted(cells_of, key=natural) if (cells := cells_of[id])}
 
 
 def judge(question: Question, answer: str, condition: int = 0) -> float:
@@ -143,14 +171,8 @@ class Quiz:
         return outcome
 
     def labs(self) -> dict[str, tuple[str, ...]]:
-        """For each missed claim, the cells of labs on it: those named by the cards that its proof supports."""
-        missed = {outcome.question.claim.id for outcome in self.outcomes if outcome.points < 1}
-        cells_of: dict[str, dict[str, None]] = {}
-        for card in the_deck() if missed else ():
-            wrong = card.wrong.claims if card.wrong else ()
-            for id in missed & {*card.proofs, *wrong}:
-                cells_of.setdefault(id, {}).update(dict.fromkeys(card.lab))
-        return {id: tuple(cells) for id in sorted(cells_of, key=natural) if (cells := cells_of[id])}
+        """For each missed claim, the cells of labs on it."""
+        return cells_on(outcome.question.claim.id for outcome in self.outcomes if outcome.points < 1)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for json."""

@@ -104,9 +104,9 @@ def lines(result: Shown) -> list[str]:
     out = [f"{result.claim.id}  {sign} {word}: {result.claim.claim}", f"    truth: {result.claim.truth}"]
     if not result.agrees and not result.fault:
         out.append(f"    the row says: {result.claim.verdict}")
-    out += [f"    {words}" for words in _remarks(result)]
+    out += [f"    {words}" for words in remarks(result)]
     for setting in result.finding.settings:
-        numbers = f"claimed {asked(setting)}, found {amount(setting.found, setting.unit)} ({_how(setting)})"
+        numbers = f"claimed {asked(setting)}, found {amount(setting.found, setting.unit)} ({how(setting)})"
         out.append(f"    {'✓' if setting.holds else '✗'} {setting.name}: {numbers}")
     return out
 
@@ -116,7 +116,7 @@ def brief(result: Shown) -> str:
     word, sign, _ = verdict_of(result)
     settings = sorted(result.finding.settings, key=lambda setting: not setting.measured)
     others = sorted(settings[1:], key=lambda setting: setting.holds == settings[0].holds)
-    facts = [f"{setting.name}: {amount(setting.found, setting.unit)}, claimed {asked(setting)} ({_how(setting)})"
+    facts = [f"{setting.name}: {amount(setting.found, setting.unit)}, claimed {asked(setting)} ({how(setting)})"
             for setting in (*settings[:1], *others[:1])]  # fmt: skip
     return f"{result.claim.id} {sign} {word}: “{result.claim.claim}”; {'; '.join(facts) or result.finding.said}"
 
@@ -126,13 +126,13 @@ def markdown(results: Sequence[Shown]) -> str:
     rows = ["| id | topic | claim | verdict | truth | measurement | s |", "|---|---|---|---|---|---|--:|"]
     for result in results:
         word, sign, _ = verdict_of(result)
-        tests = [f"{'✓' if s.holds else '✗'} {s.name}: claimed {asked(s)}, found {amount(s.found, s.unit)} ({_how(s)})"
+        tests = [f"{'✓' if s.holds else '✗'} {s.name}: claimed {asked(s)}, found {amount(s.found, s.unit)} ({how(s)})"
                  for s in result.finding.settings]  # fmt: skip
         row = result.claim
         verdict = f"{sign} {word}" + (f" (the row says: {row.verdict})" if not result.agrees else "")
-        remarks = "<br>".join(map(plain, (*_remarks(result), *tests)))
+        proof = "<br>".join(map(plain, (*remarks(result), *tests)))
         cells = (row.id, row.topic, row.claim, verdict, row.truth)
-        rows.append(f"| {' | '.join(map(plain, cells))} | {remarks} | {result.seconds:.2f} |")
+        rows.append(f"| {' | '.join(map(plain, cells))} | {proof} | {result.seconds:.2f} |")
     return "\n".join([plain(tally(results)), "", *rows, ""])
 
 
@@ -203,24 +203,24 @@ def _row(result: Shown) -> str:
 def _tests(result: Shown) -> str:
     """The part that unfolds: remarks, and a table of the settings."""
     settings = result.finding.settings
-    remarks = "".join(f"<p style='margin:.3em 0'>{escape(words)}</p>" for words in _remarks(result))
+    above = "".join(f"<p style='margin:.3em 0'>{escape(words)}</p>" for words in remarks(result))
     if not settings:
-        return remarks
-    ways = " and ".join(dict.fromkeys(map(_how, settings)))
+        return above
+    ways = " and ".join(dict.fromkeys(map(how, settings)))
     head = "".join(f"<th scope='col' style='{INNER}'>{name}</th>" for name in ("setting", "claimed", "found", ""))
     rows = ""
     for setting in settings:
-        numbers = (asked(setting), f"{amount(setting.found, setting.unit)}, {_how(setting)}")
+        numbers = (asked(setting), f"{amount(setting.found, setting.unit)}, {how(setting)}")
         cells = "".join(f"<td style='{INNER}'>{escape(words)}</td>" for words in numbers)
         cells += f"<td style='{INNER};white-space:nowrap'>{'✓ holds' if setting.holds else '✗ fails'}</td>"
         rows += f"<tr style='background:transparent'><th scope='row' style='{INNER};font-weight:normal'>"
         rows += f"{escape(setting.name)}</th>{cells}</tr>"
     opener = f"{len(settings)} setting{'s' * (len(settings) > 1)}, {ways}"
     inner = f"<table style='border-collapse:collapse;width:100%'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
-    return f"<details><summary style='cursor:pointer'>{opener}</summary>{remarks}{inner}</table></details>"
+    return f"<details><summary style='cursor:pointer'>{opener}</summary>{above}{inner}</table></details>"
 
 
-def _remarks(result: Shown) -> list[str]:
+def remarks(result: Shown) -> list[str]:
     """The proof's remarks: the exception that it raised, or its condition and its words, where it has them."""
     if result.fault:
         return [f"the proof raised {result.fault}"]
@@ -228,7 +228,8 @@ def _remarks(result: Shown) -> list[str]:
     return [f"condition: {finding.premise}"] * bool(finding.premise) + [finding.said] * bool(finding.said)
 
 
-def _how(setting: Any) -> str:
+def how(setting: Any) -> str:
+    """How the number of a setting was found: `measured`, or `computed`."""
     return "measured" if setting.measured else "computed"
 
 

@@ -3,7 +3,8 @@
     site/index.html   03_collectives.html   ten_minutes.html   glossary.html
          exercises/index.html   exercises/03_collectives.html
          pictures/03.svg   style/site.css   style/predict.js
-         live/plan.html    pyodide/
+         cards.html  claims.html
+         live/plan.html    pyodide/   ts-fsrs/
 
 It can be opened from a plain folder, and asks no other host for anything. Widgets are pictures; questions work, since
 their answers are stored (labkit/course/export/predictions.py). If they are wanted, live pages compute in the browser
@@ -17,17 +18,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from labkit.course.cards.review_panel import STYLE as PANEL_STYLE
 from labkit.course.exercises.exercise_card import dots
+from labkit.course.export.cards_page import TS_FSRS, CardsPage
 from labkit.course.export.cells import TEMPLATES, templates
+from labkit.course.export.claims_page import ClaimsPage
 from labkit.course.export.exercise_page import ExercisePage
-from labkit.course.export.live.build import first_answer, forms, scripts
+from labkit.course.export.live.build import PYODIDE, first_answer, forms, scripts
 from labkit.course.export.page import Page, page_of
 from labkit.course.reading.glossary import PAGE as GLOSSARY, page as glossary
 from labkit.course.reading.verbs import markdown as verbs
 
 TOUR = "ten_minutes.ipynb"
 INDEX, WORDS, EXERCISES = "index.html", "glossary.html", "exercises/index.html"
-STYLE = ("site.css", "predict.js")
+CARDS, CLAIMS = "cards.html", "claims.html"
+STYLE = ("site.css", "predict.js", "claims.js")
 
 
 class Progress(NamedTuple):
@@ -61,25 +66,27 @@ def export(
     folder: Path,
     progress: Callable[[Progress], object] | None = None,
     live: bool = False,
-    pyodide: Path | None = None,
+    npm: Path | None = None,
 ) -> list[Page]:
     """Write the site of these notebooks (stored runs) into `folder`, created if needed. Returns their pages.
 
     The tour that lies beside the first of them comes first on the site. `progress` is called before each page is made.
-    `live` brings pages that compute in the browser, by Python that npm fetches, or `pyodide`, its package.
+    `live` brings pages that compute in the browser, by packages that npm fetches, or that lie in the folder `npm`.
 
     Files of the same names are overwritten, others are left alone. ValueError, before anything is written, if there is
     no notebook, if one has no outputs or does not begin with a title such as `# 03 · Collectives`, if one answers what
-    it has not asked, or if `folder` is a file; and if live pages are wanted and Pyodide is not to be had."""
+    it has not asked, or if `folder` is a file; and if live pages are wanted and a package is not to be had."""
     if not notebooks:
         raise ValueError("no notebooks to export")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; name a folder for the site")
     tour = notebooks[0].parent / TOUR
     pages = [page_of(path) for path in dict.fromkeys([*([tour] if tour.is_file() else []), *notebooks])]
+    packages = {package: package.files(npm) for package in (PYODIDE, TS_FSRS)} if live else {}
     if live:
-        scripts(folder, pyodide)
-    drafts, environment = [*_drafts(pages), *(_live_drafts() if live else [])], templates(_files(pages))
+        scripts(folder, packages[PYODIDE])
+        _write_all(folder / TS_FSRS.name, packages[TS_FSRS])
+    drafts, environment = [*_drafts(pages), *(_live_drafts(pages) if live else [])], templates(_files(pages))
     first = next((page for page in pages if page.path.name == TOUR), None)
     frame = {"tour": first, "has_exercises": any(draft.file == EXERCISES for draft in drafts), "live": live}
     frame["docs"] = (folder / "docs" / "index.html").is_file()  # make site builds them first
@@ -92,6 +99,7 @@ def export(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     copies = {f"style/{name}": TEMPLATES / name for name in STYLE}
+    copies |= {f"style/{PANEL_STYLE.name}": PANEL_STYLE} if live else {}
     copies |= {f"pictures/{page.number}.svg": page.picture for page in pages if page.picture is not None}
     for name, source in copies.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -109,6 +117,7 @@ def _drafts(pages: Sequence[Page]) -> list[Draft]:
         drafts.append(Draft(page.file, page.name, "page.html.j2", {"page": page}, before, after))
     words = glossary({page.number: page.path.name for page in labs})
     drafts.append(Draft(WORDS, "The words", "words.html.j2", {"words": words}))
+    drafts.append(Draft(CLAIMS, "True, false, or depends", "claims.html.j2", {"claims": ClaimsPage(labs)}))
     return [*drafts, *_exercise_drafts(exercises)]
 
 
@@ -126,14 +135,28 @@ def _exercise_drafts(exercises: Sequence[ExercisePage]) -> list[Draft]:
     return drafts
 
 
-def _live_drafts() -> list[Draft]:
-    """The pages that compute in the browser, each with its first answer."""
+def _write_all(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a package into a folder, without the folders that they have in the package."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / Path(name).name).write_bytes(content)
+
+
+def _live_drafts(pages: Sequence[Page]) -> list[Draft]:
+    """The page of cards, and the pages that compute in the browser, each with its first answer."""
     shown = {"forms": forms()}
+    cards = Draft(CARDS, "Cards", "cards.html.j2", {"cards": CardsPage([page for page in pages if page.number])})
     return [
-        Draft(
-            f"live/{form.name}.html", form.title, "live.html.j2", {**shown, "form": form, "answer": first_answer(form)}
-        )
-        for form in forms()
+        cards,
+        *(
+            Draft(
+                f"live/{form.name}.html",
+                form.title,
+                "live.html.j2",
+                {**shown, "form": form, "answer": first_answer(form)},
+            )
+            for form in forms()
+        ),
     ]
 
 

@@ -102,3 +102,18 @@ def test_two_panels_of_one_box_do_not_get_into_each_others_way(box: Box) -> None
 def test_where_no_widgets_run_a_picture_says_what_is_missing(box: Box) -> None:
     """An export with a hole."""
     assert "4 cards to review" in str(ReviewPanel(box).static())
+
+
+def test_below_each_rating_stands_when_the_card_would_come_again(box: Box) -> None:
+    """A rating that does not do what was foreseen, spans of the card before, a look ahead that counts as a review."""
+    panel = ReviewPanel(box)
+    assert panel.spans == ["1 minute", "1 minute", "6 minutes", "10 minutes", "8 days"]
+    assert box.reviews() == []
+    for rating in range(1, 6):
+        foreseen = box.foreseen("card-0")[rating - 1]
+        assert box.rate("card-0", rating).due == foreseen
+        box.clock.now += timedelta(days=3)  # type: ignore[attr-defined]
+    panel.ask()
+    assert len(panel.spans) == 5
+    with pytest.raises(ValueError, match="no card is called 'card-9'"):
+        box.foreseen("card-9")
