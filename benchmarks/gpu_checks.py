@@ -26,7 +26,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
 SEVERAL = "tests/gpu/test_several_gpus.py"
-OPTIONS = ["-p", "no:cacheprovider", "-p", "no:nbval", "-p", "no:anyio", "-W", "ignore:labkit was tried with torch"]
+OPTIONS = ["-p", "no:cacheprovider", "-p", "no:nbval", "-p", "no:anyio"]
 
 
 def told(command: list[str]) -> str:

@@ -23,8 +23,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TRIED = ("2.13", "2.14")
-"""The releases of torch with which all of labkit's tests have passed."""
+TRIED = ("2.11", "2.13", "2.14")
+"""The releases of torch with which tests of labkit pass: the oldest those of `make check`, the others all."""
 
 
 class UntriedTorch(UserWarning):
@@ -249,6 +249,11 @@ def absent() -> tuple[str, ...]:
     return tuple(path for path in wanted if _look_up(path) is None)
 
 
+def tried() -> str:
+    """The versions of torch that labkit was tried with, in words: "2.13 and 2.14"."""
+    return f"{', '.join(TRIED[:-1])} and {TRIED[-1]}"
+
+
 def was_tried(version: str) -> bool:
     """True for a version whose release labkit was tried with: "2.14.1+cu130" is one of 2.14."""
     return ".".join(version.split(".")[:2]) in TRIED
@@ -272,7 +277,7 @@ def _look_at_version() -> None:
 def untried(version: str) -> str:
     """The warning for a torch version that labkit was not tried with."""
     return (
-        f"labkit was tried with torch {' and '.join(TRIED)}, and this is torch {version}: what uses its private names "
+        f"labkit was tried with torch {tried()}, and this is torch {version}: what uses its private names "
         f'may fail or be left out. If something does, pip install "torch=={TRIED[-1]}.*"'
     )
 
@@ -327,5 +332,5 @@ def _sentence(name: Name) -> str:
     version = importlib.import_module("torch").__version__
     return (
         f"torch {version} has no {name.path}, which labkit needs: {name.use}. Without it {name.without}. labkit was "
-        f'tried with torch {" and ".join(TRIED)}: pip install "torch=={TRIED[-1]}.*"'
+        f'tried with torch {tried()}: pip install "torch=={TRIED[-1]}.*"'
     )
