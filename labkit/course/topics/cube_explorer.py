@@ -20,6 +20,7 @@ class CubeExplorer(Recorded, widgets.VBox):
     ValueError for a rank outside the first layout."""
 
     recorded_over = ("rank",)
+    most_frames = 16  # a cube of many ranks is much text, and each rank lights other parts of it
 
     def __init__(self, layout: Layout | None = None, rank: int = 0):
         layout = layout or Layout(2, 2, 2)

@@ -42,7 +42,8 @@ function render({ model, el }) {
     play.textContent = "pause";
     timer = setInterval(() => (model.get("step") >= last() ? stop() : go(model.get("step") + 1)), 900);
   });
-  const count = made("span", bar, { "aria-live": "polite" });
+  const longest = Math.max(0, ...model.get("words").map((words) => words.length)); // so that no frame moves the next
+  const count = made("span", bar, { "aria-live": "polite", style: `min-width: min(100%, ${longest}ch)` });
   const stage = made("div", root, { class: "lk-film-stage" });
 
   root.addEventListener("keydown", (event) => {

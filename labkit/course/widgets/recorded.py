@@ -52,7 +52,8 @@ class Recorded(Twin):
         shown = [place for place, moment in enumerate(recording) if moment.present]
         if not shown or len({moment.drawing for moment in recording}) < 2:
             return {}
-        name = " and ".join(map(name_of, controls))
+        *others, last = map(name_of, controls)
+        name = f"{', '.join(others)} and {last}" if others else last
         return {
             "film": packed([moment.drawing for moment in recording]),
             "name": f"recording over {name}",
