@@ -145,6 +145,8 @@ def test_a_film_can_be_read_and_used_in_each_width_and_both_colours(site, window
         assert box["x"] + box["width"] <= width
     assert film.locator(".lk-film-stage svg").bounding_box()["width"] >= min(width, 600)
     expect(film.locator(".still")).to_be_hidden()
+    narrow = opened(window, site, TOUR).locator(".lk-film-stage svg")
+    assert narrow.bounding_box()["width"] <= narrow.evaluate("(svg) => svg.viewBox.baseVal.width")
 
 
 def test_on_paper_and_without_scripts_the_picture_stays(site, window, browser):
