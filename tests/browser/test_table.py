@@ -17,7 +17,7 @@ NOTEBOOKS, COURSE = ROOT / "notebooks", ROOT / "labkit/course"
 OF_THE_EXERCISES = {"HintPanel", "ProgressPanel"}  # a test of the journey plays them
 
 
-SHARED = {"Explorer", "FilmPlayer"}
+SHARED = {"Explorer", "FilmPlayer", "Recorded"}
 """Classes that widgets are made from, and that no cell shows."""
 
 

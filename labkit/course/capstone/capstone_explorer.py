@@ -31,6 +31,8 @@ class CapstoneExplorer(Explorer):
     be stopped between two steps. `attempt()` does it at once. `reference` are entries that are drawn as such. Invalid
     input keeps the last valid picture, and shows the reason."""
 
+    recorded_over = ("layout_", "strategy")
+
     def __init__(
         self, tasks: Mapping[str, Task], way: Way, run: Callable[[Task, Way], Any], board: Scores,
         reference: Sequence[Entry] = (),

@@ -2,13 +2,13 @@
 
     site/index.html   03_collectives.html   ten_minutes.html   glossary.html
          exercises/index.html   exercises/03_collectives.html
-         pictures/03.svg   style/site.css   style/predict.js
+         pictures/03.svg   style/site.css   style/predict.js   style/films.js
          cards.html  claims.html
          live/plan.html    pyodide/   ts-fsrs/
 
-It can be opened from a plain folder, and asks no other host for anything. Widgets are pictures; questions work, since
-their answers are stored (labkit/course/export/predictions.py). If they are wanted, live pages compute in the browser
-(labkit/course/export/live/build.py).
+It can be opened from a plain folder, and asks no other host for anything. Questions work, since their answers are
+stored (labkit/course/export/predictions.py), and films of widgets play (labkit/course/widgets/recorded.py); others
+are pictures. If they are wanted, live pages compute in the browser (labkit/course/export/live/build.py).
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from labkit.course.export.claims_page import ClaimsPage
 from labkit.course.export.exercise_page import ExercisePage
 from labkit.course.export.live.build import PYODIDE, first_answer, forms, scripts
 from labkit.course.export.page import Page, page_of
+from labkit.course.export.widget_script import page_script
 from labkit.course.reading.glossary import PAGE as GLOSSARY, page as glossary
 from labkit.course.reading.verbs import markdown as verbs
+from labkit.course.widgets import film_player
 
 TOUR = "ten_minutes.ipynb"
 INDEX, WORDS, EXERCISES = "index.html", "glossary.html", "exercises/index.html"
 CARDS, CLAIMS = "cards.html", "claims.html"
-STYLE = ("site.css", "predict.js", "claims.js")
+STYLE = ("site.css", "predict.js", "claims.js", "model.js", "films.js")
 
 
 class Progress(NamedTuple):
@@ -100,10 +102,13 @@ def export(
         target.write_text(text, encoding="utf-8")
     copies = {f"style/{name}": TEMPLATES / name for name in STYLE}
     copies |= {f"style/{PANEL_STYLE.name}": PANEL_STYLE} if live else {}
+    copies["style/film_player.css"] = Path(film_player.__file__).with_name("film_player.css")
     copies |= {f"pictures/{page.number}.svg": page.picture for page in pages if page.picture is not None}
     for name, source in copies.items():
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source, folder / name)
+    script = page_script(Path(film_player.__file__).with_name("film_player.js"), "filmPlayer")
+    (folder / "style" / "film_player.js").write_text(script, encoding="utf-8")
     return [page for page in pages if page.path in notebooks]
 
 

@@ -66,6 +66,12 @@ class Page:
         return sum(VIEW in output.get("data", {}) for output in outputs)
 
     @property
+    def n_films(self) -> int:
+        """How many of its outputs have a film that the page plays."""
+        outputs = [output for cell in self.cells for output in cell.get("outputs", ())]
+        return sum("film" in output.get("metadata", {}).get("labkit", {}) for output in outputs)
+
+    @property
     def n_questions(self) -> int:
         """How many predictions it asks for."""
         return sum(cell.question is not None for group in self.groups for cell in group.cells)

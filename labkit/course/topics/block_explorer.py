@@ -16,6 +16,9 @@ class BlockExplorer(Explorer):
 
     Arrow keys move a slider. `.picture` shows one unit, tiles, MX and NVFP4 below each other."""
 
+    recorded_over = ("outlier",)
+    most_frames = 9  # a chart takes about 60 ms
+
     def __init__(self, outlier: int = 14, block: int = 32, seed: int = 0) -> None:
         """The outlier is 2^`outlier`. ValueError for a block that is not among those of the slider."""
         if block not in BLOCKS:

@@ -25,6 +25,8 @@ class BottleneckExplorer(Explorer):
     Spans named `data` are time for input. The serial share starts where it fits the recorded steps; `.serial_fit` keeps
     it, and `.splits` the seconds by part. `.picture` is the last valid picture. ValueError for fewer than two sizes."""
 
+    recorded_over = ("ranks",)
+
     def __init__(self, steps: Mapping[int, Recording | Breakdown], data: str = "data") -> None:
         given = steps.items()
         self.splits = {n: step if isinstance(step, Breakdown) else split_of(step, data) for n, step in given}

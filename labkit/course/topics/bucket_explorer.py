@@ -23,6 +23,8 @@ class BucketExplorer(Explorer):
     line says so meanwhile, and the kernel's stop button ends it. `.bucket_bytes` is the shown size, `.picture` the last
     valid picture; invalid input keeps it and shows the reason."""
 
+    recorded_over = ("size",)
+
     def __init__(
         self,
         ready: Sequence[Ready],

@@ -22,6 +22,9 @@ class CheckpointExplorer(Explorer):
     is a line, to be typed (`16 MiB`, empty for none). `.stack` is the shown stack, `.picture` the last valid picture;
     invalid input keeps it and shows the reason."""
 
+    recorded_over = ("length",)
+    most_frames = 18  # a chart takes about 60 ms
+
     def __init__(
         self, stack: Stack, measured: Mapping[int, float] | None = None, cap_bytes: float | None = None
     ) -> None:

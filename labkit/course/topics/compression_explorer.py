@@ -22,6 +22,8 @@ class CompressionExplorer(Explorer):
     bar ticks the box. `.picture` is the last valid picture; invalid input keeps it and shows the reason. ValueError for
     no runs."""
 
+    recorded_over = ("share",)
+
     def __init__(
         self,
         runs: Mapping[tuple[float, bool], Losses],

@@ -25,6 +25,8 @@ class ContextExplorer(Explorer):
     Arrow keys move a slider. "work of each rank" shows the same ranks in order and in zigzag order, up to eight of
     them. What cannot be (more key heads than query heads) keeps the last picture and says the reason."""
 
+    recorded_over = ("seq",)
+
     def __init__(
         self, seq: int = 2**17, heads: int = 64, key_heads: int = 8, n: int = 8, link: str = "nvlink",
         flops_per_s: float = 400e12, width: int = 128, view: str = VIEWS[0],

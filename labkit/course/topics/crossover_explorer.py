@@ -6,7 +6,7 @@ import math
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.recorded import Recorded
 from labkit.plan.collectives import Line
 from labkit.view.lines import laws
 from labkit.view.svg import Drawing
@@ -16,12 +16,16 @@ STEP = 0.01
 """The step of a slider in decades, 2.3%."""
 
 
-class CrossoverExplorer(Twin, widgets.VBox):
+class CrossoverExplorer(Recorded, widgets.VBox):
     """Sliders over the laws of all_reduce, starting at `link` (your own, as measured) and `n_ranks` (2 to 64).
 
     A link outside the sliders' range starts at their end; `.link` is the link that they show. A browser rounds a slider
     to its nearest step as soon as it is drawn. A slider that is within that rounding of its start therefore still means
     the measured number, so that this picture shows the same crossover as all others of this link."""
+
+    recorded_over = ("ranks",)
+    most_frames = 14  # a chart takes about 60 ms
+    live_page = "collectives"
 
     def __init__(self, link: Line, n_ranks: int = 4):
         self.ranks = widgets.IntSlider(min(max(n_ranks, 2), MOST_RANKS), 2, MOST_RANKS, description="ranks")

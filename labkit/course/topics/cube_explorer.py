@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.recorded import Recorded
 from labkit.plan.layout import Layout
 from labkit.view.cube import cube
 from labkit.view.svg import Picture
@@ -13,11 +13,14 @@ MOST = 16
 """The longest axis of the sliders, unless the first layout has a longer one."""
 
 
-class CubeExplorer(Twin, widgets.VBox):
+class CubeExplorer(Recorded, widgets.VBox):
     """Sliders over a Layout and a rank of it, starting at `layout` and `rank`; arrow keys move a slider that has the
     focus. `.layout_` and `.rank` are what they show; a rank that a smaller layout lacks becomes its last one.
 
     ValueError for a rank outside the first layout."""
+
+    recorded_over = ("rank",)
+    most_frames = 16  # a cube of many ranks is much text, and each rank lights other parts of it
 
     def __init__(self, layout: Layout | None = None, rank: int = 0):
         layout = layout or Layout(2, 2, 2)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import traitlets
 from torch import Tensor, nn
 
 from labkit.comm import hops
@@ -110,6 +111,8 @@ def developed(recordings: Sequence[Recording]) -> Film:
 
 class DispatchFilm(FilmPlayer):
     """The steps of a recorded dispatch, one after the other: `.step` is the present one, `.film` what is shown."""
+
+    name = traitlets.Unicode("film of a dispatch to experts").tag(sync=True)
 
     def __init__(self, recordings: Sequence[Recording], step: int = 0) -> None:
         """`recordings` of all ranks, in their order. ValueError if they do not belong together, and for more than 16

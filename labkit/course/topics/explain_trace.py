@@ -22,6 +22,8 @@ class ExplainTrace(Explorer):
     `traces` maps a name that gives nothing away to the merged recording of a run. `.answers` has the last answer for
     each, `.right` how many of them the measurement confirms. ValueError for no traces, and for one without time."""
 
+    recorded_over = ("trace",)
+
     def __init__(self, traces: Mapping[str, Recording]) -> None:
         if not traces:
             raise ValueError("there is no trace to explain: give at least one name and its recording")

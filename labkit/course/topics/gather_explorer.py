@@ -21,6 +21,8 @@ class GatherExplorer(Explorer):
     Starts where the most weights are held. `.film` and `.moment` are what is shown, `.picture` the last picture; a time
     outside the film keeps it and shows the reason. ValueError for no films."""
 
+    recorded_over = ("slider",)
+
     def __init__(self, films: Mapping[str, GatherFilm]) -> None:
         if not films:
             raise ValueError("give at least one recorded film, {'prefetch 1': probe.film}")

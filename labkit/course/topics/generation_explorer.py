@@ -22,6 +22,9 @@ class GenerationExplorer(Explorer):
     "most rows" moves rows to the most that fit into memory and keep the latency, rounded down to a place of the slider.
     A field that is no time keeps the last picture and shows the reason."""
 
+    recorded_over = ("rows",)
+    most_frames = 13  # a chart takes about 60 ms
+
     def __init__(
         self, model: str = "llama3-70b", device: str = "h100", tp: int = 8, tokens: int = 4096, rows: int = 16,
         latency_s: float = 0.02,

@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.course.widgets.explorer import in_a_row
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.recorded import Recorded
 from labkit.probe.grads import GradientTable
 from labkit.train.formats import FORMATS, Format
 from labkit.view.histogram import histogram
@@ -18,11 +18,14 @@ ALL, MOST = "all layers", 32
 FLOATS = tuple(entry for entry in FORMATS.values() if not entry.integer)
 
 
-class GradientHistogram(Twin, widgets.VBox):
+class GradientHistogram(Recorded, widgets.VBox):
     """A slider for the loss scale (a power of two, 0 to 32), and menus of formats and layers, over a GradientTable.
 
     Left and right arrow keys move the slider. The axis stays fixed while the gradients move along it. `formats` are the
     choices of the menu. ValueError for a table without gradients, or a first format that is not among them."""
+
+    recorded_over = ("scale",)
+    most_frames = 11  # a chart takes about 100 ms
 
     def __init__(
         self,

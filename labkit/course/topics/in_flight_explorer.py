@@ -20,6 +20,9 @@ class InFlightExplorer(Explorer):
     invalid number the reason is shown, and the last picture stays. `.pick` is what is shown, `.picture` the last valid
     picture."""
 
+    recorded_over = ("name",)
+    live_page = "schedule"
+
     def __init__(self, first: Pick | None = None, measured: Mapping[Pick, Sequence[Steps]] | None = None) -> None:
         self.pick, self.measured = first or Pick("1f1b", 4, 32), dict(measured or {})
         names = [name for name, _ in LAWS]

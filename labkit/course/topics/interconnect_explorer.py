@@ -42,6 +42,8 @@ class InterconnectExplorer(Explorer):
     and can be stopped; `measure()` does it at once. `.picture` is the last valid picture; invalid input keeps it and
     shows the reason."""
 
+    recorded_over = ("way", "place")
+
     def __init__(self, shape: Any, recipe: Recipe, layout: Layout, intra: Link, inter: Link, apart_: bool = False):
         self.shape, self.recipe, self.names = shape, recipe, (intra.name, inter.name)
         self.measured: dict[Setting, Breakdown] = {}

@@ -25,6 +25,8 @@ class LoRAExplorer(Explorer):
     just that is shown; `quality` has the losses of real runs. A typed width replaces the model's; for an impossible
     one, or a rank above it, the reason is shown, and `.picture` stays the last valid picture."""
 
+    recorded_over = ("rank",)
+
     def __init__(
         self,
         shape: ModelShape,

@@ -21,6 +21,9 @@ class LossScaleExplorer(Explorer):
     trained. If it gives up (no scale is small enough), the picture ends there and a line says why. ValueError for a run
     without steps."""
 
+    recorded_over = ("interval",)
+    most_frames = 16  # a chart takes about 60 ms
+
     def __init__(self, run: Sequence[bool | float], rule: LossScale | None = None):
         rule = rule or LossScale()
         if not run:

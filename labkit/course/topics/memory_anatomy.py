@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.course.widgets.explorer import in_two_columns
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.recorded import Recorded
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.devices import DEVICES
 from labkit.plan.hardware import Hardware
@@ -26,7 +26,7 @@ OWN, MOST_ROWS = "the lab's GPT", 64
 ONE = Layout()
 
 
-class MemoryAnatomy(Twin, widgets.VBox):
+class MemoryAnatomy(Recorded, widgets.VBox):
     """Controls over predict_memory on one device: model, rows, sequence, optimizer, precision, checkpointing, device.
 
     `shape`: a preset's name, or a ModelShape or GPTConfig of your own; `device`: a preset's name, or a name and bytes;
@@ -34,6 +34,9 @@ class MemoryAnatomy(Twin, widgets.VBox):
     them, it is drawn beside its prediction. The button adds such a measurement by rehearsing the step on fake tensors;
     the kernel's stop button ends that. For invalid settings the reason is shown, and the last picture stays. `.shape`
     and `.recipe` are what the controls show. ValueError for an unknown preset."""
+
+    recorded_over = ("rows",)
+    live_page = "memory"
 
     def __init__(
         self,

@@ -26,6 +26,9 @@ class PipelinePlayer(Explorer):
     `.schedule` and `.spans` are what is shown. A rank's cost is the forward time of one micro-batch on it, shared by
     its stages."""
 
+    recorded_over = ("action",)
+    live_page = "schedule"
+
     def __init__(self, first: Pick | None = None, measured: Sequence[Sequence[Span]] = ()) -> None:
         first, self.measured = first or Pick("1f1b", 4, 8), [list(spans) for spans in measured]
         self.schedule, self.spans = first.schedule, list[Span]()

@@ -32,6 +32,9 @@ class PlannerPanel(Explorer):
     typed if the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown,
     `.picture` the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown case."""
 
+    recorded_over = ("plan",)
+    live_page = "plan"
+
     def __init__(self, case: design_cases.DesignCase | str = "eight") -> None:
         self.case = design_cases.case(case)
         self.found: Sequence[Plan] = ()

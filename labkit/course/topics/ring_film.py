@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traitlets
+
 from labkit.course.widgets.film_player import FilmPlayer
 from labkit.probe.film import Film
 from labkit.view.film import frame, strip
@@ -12,6 +14,8 @@ class RingFilm(FilmPlayer):
     """Shows `film` one step at a time. Resting the pointer on a box or an arrow shows ranks and bytes. `.step` is the
     present step, `.static()` the whole film as one picture. ValueError for a film of more than 16 ranks, with what to
     do then."""
+
+    name = traitlets.Unicode("film of a collective").tag(sync=True)
 
     def __init__(self, film: Film):
         self.film = film

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.recorded import Recorded
 from labkit.plan.devices import DEVICES
 from labkit.plan.hardware import PRECISIONS, Hardware
 from labkit.plan.roofline import operations, setting_in
@@ -15,11 +15,14 @@ from labkit.view.svg import Drawing
 MOST_ROWS = 64
 
 
-class RooflineExplorer(Twin, widgets.VBox):
+class RooflineExplorer(Recorded, widgets.VBox):
     """Menus of devices and precisions and a slider of rows, over the ops of `shape` (GPT-2 if none is given).
 
     `hardware`: the name of a preset to begin with, or your own Hardware (as measured), which then comes first in the
     menu. `.chosen` is the shown Hardware. ValueError for an unknown preset or precision, and rows not in 1 to 64."""
+
+    recorded_over = ("rows",)
+    most_frames = 10  # a chart takes about 60 ms
 
     def __init__(
         self,

@@ -23,6 +23,9 @@ class RouterExplorer(Explorer):
     Sixteen experts, 256 tokens of each rank. Arrow keys move a slider. `.picture` shows rows by expert and who waits.
     ValueError for a choice that is not on a menu."""
 
+    recorded_over = ("skew",)
+    most_frames = 16
+
     def __init__(
         self, skew: float = 0.5, top_k: int = 2, capacity: float | None = None, n_ranks: int = 4, seed: int = 0
     ) -> None:

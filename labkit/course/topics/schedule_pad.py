@@ -140,6 +140,9 @@ class SchedulePad(Explorer):
     schedule, line, column and mend are shown, and the last picture stays. `.schedule` is what is shown, `.ran` the last
     run of it, None before."""
 
+    recorded_over = ("name",)
+    live_page = "schedule"
+
     def __init__(self, first: str = "1f1b") -> None:
         """Begin with a published schedule for 4 ranks and 8 micro-batches."""
         self.schedule = published(first)
@@ -152,6 +155,10 @@ class SchedulePad(Explorer):
         self.name.observe(lambda _: self.fill(), "value")
         self.button.on_click(lambda _: self.run())
         super().__init__([in_a_row([self.name, self.button]), self.text], [self.text])
+
+    def kept(self) -> dict[str, Any]:
+        """The film over the published schedules; none once it has run, since another schedule forgets the run."""
+        return {} if self.ran else super().kept()
 
     def fill(self) -> None:
         """Put the chosen published schedule into the text area."""

@@ -29,6 +29,8 @@ class SplitExplorer(Explorer):
     law while its sizes are shown. `.layer` is the shown layer, `.picture` the last valid picture; invalid input keeps
     it, and shows what is wrong and what would be valid."""
 
+    recorded_over = ("direction", "rank")
+
     def __init__(
         self, layer: SplitLayer | None = None, measured: Mapping[str, Mapping[str, Ledger]] | None = None
     ) -> None:

@@ -19,6 +19,9 @@ class StaleExplorer(Explorer):
     `runs` are recorded runs, drawn on the map. `.picture` is the last valid picture; a curvature that is no number
     keeps it and shows the reason."""
 
+    recorded_over = ("staleness",)
+    most_frames = 9  # a chart takes about 60 ms
+
     def __init__(
         self, runs: Sequence[Seen] = (), staleness: int = 4, lr: float = 0.1, curvature: float = 1.0, steps: int = 80
     ) -> None:

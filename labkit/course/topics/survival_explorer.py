@@ -22,6 +22,10 @@ class SurvivalExplorer(Explorer):
     "best" moves the interval to the law's; "play" simulates 2,000 failures of the chosen job and puts the run on the
     picture as a dot. A field that is no number keeps the last picture and shows the reason."""
 
+    recorded_over = ("interval",)
+    most_frames = 14  # a chart takes about 60 ms
+    live_page = "checkpoint"
+
     def __init__(
         self, n_devices: int = LLAMA3_DEVICES, interval_s: float = 1000.0, copy_s: float = 3.0, write_s: float = 60.0,
         restart_s: float = 300.0, device_mtbf_s: float = LLAMA3_DEVICE_MTBF_S,

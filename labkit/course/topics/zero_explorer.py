@@ -26,6 +26,9 @@ class ZeROExplorer(Explorer):
     are drawn while `state` is shown. `device`: a preset's name, or a name and its bytes. `.state` is the shown state,
     `.picture` the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown preset."""
 
+    recorded_over = ("stage",)
+    live_page = "memory"
+
     def __init__(
         self,
         state: ModelState | None = None,

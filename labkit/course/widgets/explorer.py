@@ -7,16 +7,16 @@ from html import escape
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.recorded import Recorded
 from labkit.view.svg import Drawing
 
 
-class Explorer(Twin, widgets.VBox):
+class Explorer(Recorded, widgets.VBox):
     """A subclass makes its controls, and returns in `drawn()` the picture that they describe.
 
     It is drawn now and whenever one of `controls` changes. If `drawn` raises ValueError, the reason is shown,
     `.picture` stays the last valid one, and `.is_valid` is False. `note` is a line (HTML) above the picture, which
-    `drawn` may set; it is empty otherwise."""
+    `drawn` may set; it is empty otherwise. `recorded_over` names controls over which a film is stored (recorded.py)."""
 
     def __init__(self, rows: Iterable[widgets.Widget], controls: Iterable[widgets.Widget]) -> None:
         """`rows` stand above the picture; `controls` are those widgets in them that draw it again."""
@@ -49,6 +49,12 @@ class Explorer(Twin, widgets.VBox):
             self.said.value = escape(f"{error}: the picture is the last one that made sense")
         finally:
             self._at_work = False
+
+    def frame(self) -> Drawing:
+        """The picture for the present controls, drawn when they moved. ValueError if they are invalid."""
+        if not self.is_valid:
+            raise ValueError(self.said.value)
+        return self.static()
 
     def static(self) -> Drawing:
         """The last picture, for an export."""

@@ -16,7 +16,7 @@ function render({ model, el }) {
     class: "lk-film",
     tabindex: 0,
     role: "group",
-    "aria-label": "film of a collective: left and right arrow keys step, Home and End jump",
+    "aria-label": `${model.get("name")}: left and right arrow keys step, Home and End jump`,
   });
   const bar = made("div", root, { class: "lk-film-bar" });
   const button = (words, label, act) => {
@@ -42,8 +42,9 @@ function render({ model, el }) {
     play.textContent = "pause";
     timer = setInterval(() => (model.get("step") >= last() ? stop() : go(model.get("step") + 1)), 900);
   });
-  const count = made("span", bar, { "aria-live": "polite" });
-  const stage = made("div", root, {});
+  const longest = Math.max(0, ...model.get("words").map((words) => words.length)); // so that no frame moves the next
+  const count = made("span", bar, { "aria-live": "polite", style: `min-width: min(100%, ${longest}ch)` });
+  const stage = made("div", root, { class: "lk-film-stage" });
 
   root.addEventListener("keydown", (event) => {
     const jump = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
@@ -61,7 +62,9 @@ function render({ model, el }) {
     slider.value = step;
     back.setAttribute("aria-disabled", step === 0); // not disabled: that would take the focus, and with it the keys
     next.setAttribute("aria-disabled", step === last());
-    count.textContent = `step ${step} of ${last()}`;
+    const words = model.get("words")[step] || `step ${step} of ${last()}`; // the values of a control, or a number
+    count.textContent = words;
+    slider.setAttribute("aria-valuetext", words);
   };
   model.on("change:step", draw);
   model.on("change:frames", draw);

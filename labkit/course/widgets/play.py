@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.recorded import Recorded
 from labkit.view.svg import Drawing, Picture, text
 from labkit.view.units import seconds_text
 
 
-class Play(Twin, widgets.VBox):
+class Play(Recorded, widgets.VBox):
     """`draw(**values) -> Drawing` with a control for each of its arguments: `Play(draw, log2_bytes=(6, 24, 16))`.
 
     A control is an ipywidgets widget with a value, or (lowest, highest, first) for a slider of whole numbers. `draw`
     runs now and whenever a control was released; meanwhile a line says so, and the kernel's stop button ends it.
-    `.values` is what the controls show, `.picture` the last picture.
+    `.values` is what the controls show, `.picture` the last picture. `recorded_over` names controls over which a film
+    is stored with the output; name some only if `draw` computes, since it is then called for each of their values.
 
     The picture is the value of a widget and not printed output. So a notebook that is run without a browser needs no
     Output widget, through which clients that run notebooks can lose a reply (jupyter/nbclient issue 312)."""
 
-    def __init__(self, draw: Callable[..., Drawing], **controls: Any):
-        self.draw = draw
+    def __init__(self, draw: Callable[..., Drawing], recorded_over: Sequence[str] = (), **controls: Any):
+        self.draw, self.recorded_over, self.is_valid = draw, tuple(recorded_over), False
         self.controls = {name: _control(name, control) for name, control in controls.items()}
         self.said, self.shown = widgets.HTML(), widgets.HTML()
         self.picture: Drawing | None = None
@@ -41,11 +42,11 @@ class Play(Twin, widgets.VBox):
 
     def redraw(self) -> None:
         """Draw for the present controls. An error is shown, and the picture before it stays."""
-        self.said.value = "<i>running ...</i>"
+        self.said.value, self.is_valid = "<i>running ...</i>", False
         started = time.perf_counter()
         try:
             self.picture = self.draw(**self.values)
-            self.shown.value = str(self.picture)
+            self.shown.value, self.is_valid = str(self.picture), True
             self.said.value = f"<small>in {seconds_text(time.perf_counter() - started)}</small>"
         except KeyboardInterrupt:
             self.said.value = "stopped"
@@ -53,6 +54,16 @@ class Play(Twin, widgets.VBox):
         except Exception as error:
             first = str(error).partition("\n")[0]
             self.said.value = f"<b>{type(error).__name__}</b>: {escape(first)}"
+
+    def moved(self) -> list[Any]:
+        """The controls that a film goes over."""
+        return [self.controls[name] for name in self.recorded_over]
+
+    def frame(self) -> Drawing:
+        """The picture for the present controls. ValueError if there was an error instead."""
+        if not self.is_valid:
+            raise ValueError(self.said.value)
+        return self.static()
 
     def static(self) -> Drawing:
         """The last picture, for an export; a line if there is none."""

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import nbformat
@@ -16,13 +17,18 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from labkit.course.exercises.catalogue import problems
-from labkit.course.export.cells import drawn, html
+from labkit.course.export.cells import drawn, html, templates
 from labkit.course.export.export import EXERCISES, Progress, export
 from labkit.course.export.gallery import gallery
 from labkit.course.export.links import relinked
+from labkit.course.export.live.answers import PAGES
+from labkit.course.export.page import page_of
 from labkit.course.export.predictions import groups
+from labkit.course.widgets.packed import packed
 from labkit.course.widgets.predict import Predict
 from labkit.course.widgets.twin import metadata_of
+from labkit.view.svg import Picture
+from tests.course.widgets.recordings import all_recorded
 
 ROOT = Path(__file__).resolve().parents[3]
 LABS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
@@ -68,6 +74,40 @@ def test_the_sentences_of_the_index_are_those_of_the_page_of_labs():
     cell = r'\[<img src="labs/(\w+)\.svg"[^>]* alt="([^"]*)">\]\([^)]*\)<br>\*\*\[.*?\]\([^)]*\)\*\*<br>(.*?) \|'
     assert {number: (does, picture) for number, picture, does in re.findall(cell, page)} == gallery()
     assert list(gallery()) == [lab.name.split("_")[0] for lab in LABS]
+
+
+def test_a_film_is_on_its_page_with_what_it_goes_over_and_the_page_that_answers_more(tmp_path):
+    """Would catch a film that is lost on its way to the page, quotes that end its words, and a link to nowhere."""
+    kept = {
+        "film": packed(["<svg>1</svg>", "<svg>2</svg>"]),
+        "name": 'recording over a\'s "b"',
+        "at": 1,
+        "live": "memory",
+    }
+    kept["over"] = {"name": "a", "words": ['a\'s "1"', "<2>"]}
+    picture = Picture("", 10, "no matter")
+    output = new_output("display_data", {"text/html": picture.html()}, metadata=metadata_of(kept))
+    cells = [new_markdown_cell("# 90 · Films"), new_code_cell("films", outputs=[output])]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "90_films.ipynb")
+    page = page_of(tmp_path / "90_films.ipynb")
+    for live, links in ((True, 1), (False, 0)):
+        text = (
+            templates({}).get_template("page.html.j2").render(page=page, root="", live=live, title="90", file="90.html")
+        )
+        figure = re.search(r"<figure [^>]*data-film[^>]*>", text)
+        assert figure
+        words = re.search(r'data-words="([^"]*)"', figure[0])
+        assert words
+        assert json.loads(unescape(words[1])) == kept["over"]["words"]
+        assert kept["film"] in figure[0]
+        assert text.count('href="live/memory.html">in this browser') == links
+        assert text.count('aria-label="no matter"') == 1
+
+
+def test_each_film_leads_to_a_live_page_that_there_is(tmp_path):
+    """Would catch an explorer that names a page which was renamed."""
+    pages = {widget.live_page for widget in all_recorded(tmp_path)}
+    assert {""} < pages <= {"", *PAGES}
 
 
 def test_the_exercises_are_pages_with_folded_hints_and_solutions(tmp_path):
@@ -215,6 +255,7 @@ def test_the_command_writes_the_labs_that_it_is_asked_for(tmp_path):
     assert names == {
         "kept.txt", "index.html", "glossary.html", "claims.html", "ten_minutes.html",
         "style/site.css", "style/predict.js", "style/claims.js",
+        "style/film_player.css", "style/film_player.js", "style/model.js", "style/films.js",
         "exercises/index.html", "pictures/02.svg", "pictures/03.svg",
         *(f"{folder}{title}.html" for title in titles for folder in ("", "exercises/")),
     }  # fmt: skip

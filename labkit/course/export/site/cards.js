@@ -119,16 +119,11 @@ function boxOf(reviews) {
 
 // What stands behind the panel in place of a kernel (review_panel.py): the same values, set by the same messages.
 function kernel(box, reviews, changed) {
-  const values = { tags: data.tags, labs: data.labs, addresses: data.addresses, tag: "", lab: "" };
-  const listeners = new Map();
+  const model = pageModel({ tags: data.tags, labs: data.labs, addresses: data.addresses, tag: "", lab: "" });
   let card = null, done = 0, since = 0;
-  const update = (some) => {
-    const names = Object.keys(some).filter((name) => values[name] !== some[name]);
-    Object.assign(values, some);
-    for (const name of names) for (const listener of listeners.get(`change:${name}`) || []) listener();
-  };
+  const update = (values) => Object.entries(values).forEach(([name, value]) => model.set(name, value));
   const ask = (before = "") => {
-    const { tag, lab } = values, due = box.due(tag, lab), now = Date.now();
+    const tag = model.get("tag"), lab = model.get("lab"), due = box.due(tag, lab), now = Date.now();
     card = due[0] || null;
     const next = card ? null : box.next(tag, lab);
     update({
@@ -145,19 +140,12 @@ function kernel(box, reviews, changed) {
   const send = (message) => { // what review_panel.py hears
     if (card === null) return;
     if (message.do === "show") update({ shown: true });
-    if (message.do !== "rate" || !values.shown) return;
+    if (message.do !== "rate" || !model.get("shown")) return;
     const { id } = card, due = box.rate(id, message.rating, (performance.now() - since) / 1000);
     done += 1;
     ask(sentence("rated", { card: id, span: span(due - Date.now()) }));
   };
-  const model = {
-    get: (name) => values[name],
-    set: (name, value) => update({ [name]: value }),
-    save_changes: () => ask(),
-    on: (event, listener) => listeners.set(event, [...(listeners.get(event) || []), listener]),
-    off: (event, listener) => listeners.set(event, (listeners.get(event) || []).filter((other) => other !== listener)),
-    send,
-  };
+  Object.assign(model, { send, save_changes: () => ask() }); // a menu has another choice
   ask();
   return { model, ask, idle: () => card === null };
 }
