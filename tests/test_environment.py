@@ -214,7 +214,7 @@ def test_what_the_dependencies_depend_on_is_pinned_too():
     found = {
         name for name, _ in seen if not name.startswith(("nvidia-", "cuda-", "triton"))
     }  # what a GPU's torch brings
-    assert len(found) > 80, "the walk over the dependencies ended too early"
+    assert len(found) > 40, "the walk over the dependencies ended too early"
     assert found <= set(PINS), f"not pinned: {sorted(found - set(PINS))}"
 
 

@@ -249,7 +249,7 @@ def absent() -> tuple[str, ...]:
     return tuple(path for path in wanted if _look_up(path) is None)
 
 
-def tried() -> str:
+def tried_versions() -> str:
     """The versions of torch that labkit was tried with, in words: "2.13 and 2.14"."""
     return f"{', '.join(TRIED[:-1])} and {TRIED[-1]}"
 
@@ -277,7 +277,7 @@ def _look_at_version() -> None:
 def untried(version: str) -> str:
     """The warning for a torch version that labkit was not tried with."""
     return (
-        f"labkit was tried with torch {tried()}, and this is torch {version}: what uses its private names "
+        f"labkit was tried with torch {tried_versions()}, and this is torch {version}: what uses its private names "
         f'may fail or be left out. If something does, pip install "torch=={TRIED[-1]}.*"'
     )
 
@@ -332,5 +332,5 @@ def _sentence(name: Name) -> str:
     version = importlib.import_module("torch").__version__
     return (
         f"torch {version} has no {name.path}, which labkit needs: {name.use}. Without it {name.without}. labkit was "
-        f'tried with torch {tried()}: pip install "torch=={TRIED[-1]}.*"'
+        f'tried with torch {tried_versions()}: pip install "torch=={TRIED[-1]}.*"'
     )

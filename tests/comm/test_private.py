@@ -217,7 +217,7 @@ def test_doctor_tells_whether_this_torch_was_tried():
     from labkit.launch.zygote import Hello
 
     known, *_ = torch_findings(Hello(1, metadata.version("torch"), (), "", "", True))
-    assert names.tried() in known.why
+    assert names.tried_versions() in known.why
     new, lacking, *_ = torch_findings(Hello(1, "2.99.0", ("torch._scaled_mm",), "", "", True))
     assert "this is torch 2.99.0" in new.why
     assert (lacking.name, lacking.value, "fp32" in lacking.why) == ("torch._scaled_mm", "absent", True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from labkit.comm.group import Group
-from labkit.comm.private import tried, untried, was_tried, without
+from labkit.comm.private import tried_versions, untried, was_tried, without
 from labkit.course.judge.prefork import prefork_server
 from labkit.course.judge.wall_trials import missing
 from labkit.launch.ask_gpus import facts_here
@@ -193,7 +193,7 @@ def version_of(package: str) -> str:
 
 def torch_findings(hello: Hello) -> Iterator[Finding]:
     """What the doctor says of torch, from the greeting of the process that has imported it."""
-    words = f"labkit was tried with {tried()}" if was_tried(hello.torch) else untried(hello.torch)
+    words = f"labkit was tried with {tried_versions()}" if was_tried(hello.torch) else untried(hello.torch)
     once = "imported once, by the process that starts all ranks" if hello.can_fork else "imported anew by each rank"
     yield Finding("torch", hello.torch, "", f"{once}; {words}")
     for path in hello.absent:
