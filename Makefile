@@ -8,7 +8,8 @@
 # make test-all  everything, 40 minutes
 # make test-newest  the tests of make check and the tour with today's newest packages, in an environment of its own; CI
 #                never runs it: it fetches the newest torch, on Linux with CUDA, 5 GB
-# make test-oldest  the same tests with the oldest packages that pyproject.toml takes, chosen by uv; also 5 GB
+# make test-oldest  the same tests, but for style and types, with the oldest packages that pyproject.toml takes, chosen by
+#                uv; also 5 GB
 # make test-colab   labkit's core in an environment as Colab's: pip's own report, the tour and three labs; also 5 GB
 # make test-versions  all three, and again with other Pythons: make PYTHON=python3.13 test-versions
 # make gpu       on a machine with a GPU or several: all checks in order, then numbers; half an hour at most; installs nothing
@@ -69,8 +70,8 @@ test-oldest: BIN := $(OLDEST)/bin
 test-oldest:
 	$(PYTHON) -m venv $(OLDEST)
 	$(BIN)/python -m pip install uv
-	$(BIN)/uv pip install --python $(BIN)/python --resolution lowest-direct --editable '.[all,test,dev]'
-	$(PYTEST) -m "$(QUICK)" $(MORE)
+	$(BIN)/uv pip install --python $(BIN)/python --resolution lowest-direct --editable '.[all,test]'
+	$(PYTEST) -m "$(QUICK)" --ignore tests/test_lint.py $(MORE)
 
 test-colab:
 	$(PYTHON) -m venv $(COLAB)

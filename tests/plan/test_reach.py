@@ -75,9 +75,9 @@ def test_one_attention_over_ranks_holds_what_was_predicted(kind, n, rows, heads,
     """Would catch a block that stays for a hop too long, y kept twice or not at all, and scores that are forgotten."""
     real = run_fake(lambda group: held(group, kind, rows, heads, keys, tokens, dtype), n).value
     law = predicted(kind, n, rows, heads, keys, tokens, dtype.itemsize)
-    assert law[1] == real[1]
-    exact = kind == "ulysses" and (keys == heads or torch.__version__ >= "2.12")  # 2.11 holds 0.6% more of shared keys
-    assert (law[0], law[2]) == pytest.approx((real[0], real[2]), rel=0.0 if exact else 0.05)
+    near = 0.0 if keys == heads or torch.__version__ >= "2.12" else 0.01  # 2.11 holds other blocks of shared keys
+    assert law[1] == pytest.approx(real[1], rel=near)
+    assert (law[0], law[2]) == pytest.approx((real[0], real[2]), rel=near if kind == "ulysses" else 0.05)
 
 
 STEPS = [
