@@ -70,7 +70,7 @@ test-oldest: BIN := $(OLDEST)/bin
 test-oldest:
 	$(PYTHON) -m venv $(OLDEST)
 	$(BIN)/python -m pip install uv
-	$(BIN)/uv pip install --python $(BIN)/python --resolution lowest-direct --editable '.[all,test]'
+	$(BIN)/uv pip install --python $(BIN)/python --resolution lowest-direct --editable '.[all,test,dev]'
 	$(PYTEST) -m "$(QUICK)" --ignore tests/test_lint.py $(MORE)
 
 test-colab:
